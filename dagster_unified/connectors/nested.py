@@ -10,6 +10,8 @@ from typing import Any, Required, TypedDict
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.connectors.exact_times import json_decoder
+
 Plain = Callable[[Any], Any]
 
 
@@ -51,6 +53,11 @@ def json_type(kind: pa.DataType) -> Any:
     if pa.types.is_decimal(kind):
         return Decimal
     return datetime if pa.types.is_timestamp(kind) else _PYTHON[kind]
+
+
+def from_json(kind: pa.DataType) -> Callable[[bytes], Any]:
+    """What makes values of an Arrow type of texts of JSON; raises `ValueError` where one does not fit."""
+    return json_decoder(json_type(kind))
 
 
 def _of_field(field: pa.Field) -> Any:

@@ -92,6 +92,7 @@ def test_what_is_answered_with_200_is_in_the_log(tmp_path):
         ('{"number": "one", "at": null}', "Expected `int`, got `str` - at `$.number`"),
         ('[{"number": 1, "at": null}, {"at": null}]', "missing required field `number` - at `$[1]`"),
         ('{"number": 1, "at": "yesterday"}', "at `$.at`"),
+        ('{"number": 1, "at": "2024-01-01T00:00:00.1234567Z"}', "is finer than microseconds"),
         ('{"number": 9223372036854775808, "at": null}', "number"),
         ("not JSON", "JSON is malformed"),
         ("", "truncated"),

@@ -1,7 +1,8 @@
 """Fetches what a statement asks for, by column: from DuckDB as Arrow, from other databases as Python's values.
 
-DuckDB makes Arrow batches while it runs a query. What it has columns of for which Arrow and Python's driver give
-different values, such as intervals, comes by the driver. Knows no record types.
+DuckDB makes Arrow batches while it runs a query. Only with columns of which Arrow has less than Python's driver, such
+as nested ones, rows come by the driver, and then times as texts: it would cut them off, and has no infinite ones. Knows
+no record types.
 """
 
 from __future__ import annotations
@@ -21,21 +22,28 @@ _ROWS = 10_000
 _ALIKE = {
     *("BOOLEAN", "TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"),
     *("FLOAT", "DOUBLE", "DECIMAL", "VARCHAR", "JSON", "UUID", "ENUM", "BLOB"),
-    *("DATE", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE"),
+    *("HUGEINT", "DATE", "INTERVAL", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE"),
+    *("TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS"),
 }
-"""DuckDB's types whose values Arrow has as Python has them."""
+"""DuckDB's types of whose values Arrow has all."""
 
 
 def fetched(connection: sa.Connection, asked: sa.Select[Any]) -> Iterator[Sequence[Column]]:
     """The columns of some rows after the other; raises SQLAlchemy's errors."""
     with _driver_errors(connection):
         if connection.dialect.name == "duckdb":
-            relation = _relation(connection, asked)
+            duckdb: Any = connection.connection.driver_connection
+            statement = str(asked.compile(connection, compile_kwargs={"literal_binds": True}))
+            relation = duckdb.sql(statement)  # it has not run yet
             if all(str(kind).partition("(")[0] in _ALIKE for kind in relation.types):
                 reader = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader  # before DuckDB 2
                 for batch in reader(_ROWS):
                     yield batch.columns
                 return
+            result = duckdb.execute(f"SELECT {_with_texts(relation)} FROM ({statement}) AS asked")
+            while rows := result.fetchmany(_ROWS):
+                yield list(zip(*rows, strict=True))
+            return
         for rows in _rows(connection, asked):
             yield list(zip(*rows, strict=True))
 
@@ -50,10 +58,26 @@ def _rows(connection: sa.Connection, asked: sa.Select[Any]) -> Iterator[Sequence
         yield rows
 
 
-def _relation(connection: sa.Connection, asked: sa.Select[Any]) -> Any:
-    """What DuckDB is asked, which has not run yet."""
-    duckdb: Any = connection.connection.driver_connection
-    return duckdb.sql(str(asked.compile(connection, compile_kwargs={"literal_binds": True})))
+def _with_texts(relation: Any) -> str:
+    """The columns of what DuckDB is asked, with texts for times and dates, and for intervals their microseconds."""
+    texts = []
+    for column, kind in zip(relation.columns, map(str, relation.types), strict=True):
+        name = _quoted(column)
+        if kind.startswith(("DATE", "TIMESTAMP")):
+            texts.append(f"CAST({name} AS VARCHAR) AS {name}")
+        elif kind == "INTERVAL":  # one with months has no length
+            months = f"datepart('year', {name}) <> 0 OR datepart('month', {name}) <> 0"
+            length = f"CASE WHEN {months} THEN CAST({name} AS VARCHAR) ELSE CAST(epoch_us({name}) AS VARCHAR) END"
+            texts.append(f"{length} AS {name}")
+        elif "TIMESTAMP_NS" in kind:
+            texts.append(f"CAST({name} AS JSON) AS {name}")
+    return f"* REPLACE ({', '.join(texts)})" if texts else "*"
+
+
+def _quoted(name: str) -> str:
+    """A name in SQL, as it is written."""
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
 
 
 @contextmanager

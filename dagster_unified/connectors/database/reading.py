@@ -17,7 +17,8 @@ from uuid import UUID
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.nested import json_type
+from dagster_unified.connectors.exact_times import check_microseconds, python_times
+from dagster_unified.connectors.nested import from_json, json_type
 from dagster_unified.connectors.splits import Malformed
 from dagster_unified.records import RecordType, shorten
 
@@ -26,7 +27,8 @@ Column = Sequence[Any]
 
 _Convert = Callable[[Any], Any]
 
-_REFUSED = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, pa.ArrowException)
+REFUSED = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, pa.ArrowException)
+"""What is raised for a value that does not fit."""
 
 _PLAIN: dict[pa.DataType, type] = {
     pa.bool_(): bool,
@@ -41,6 +43,9 @@ _PLAIN: dict[pa.DataType, type] = {
 """The class of a field's values that Arrow takes as they are: times without a zone as UTC, and others in UTC."""
 
 _NONE = type(None)
+
+MONTHS = "it has months, which have no length; cast it to a text, or to a number of seconds, in a query"
+"""Why an interval of a database is no duration."""
 
 _TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{6})?$"
 
@@ -58,10 +63,10 @@ class ReadField:
         return [cls(field, _converter(field.type)) for field in records.schema]
 
     def array(self, column: Column) -> pa.Array:
-        """The values in the field's Arrow type; raises one of `_REFUSED` for what it does not hold."""
+        """The values in the field's Arrow type; raises one of `REFUSED` for what it does not hold."""
         try:
             found = self._of_arrow(column) if isinstance(column, pa.Array) else self._of_values(column)
-        except _REFUSED as error:
+        except REFUSED as error:
             raise ValueError(f"field '{self.field.name}': {error}") from error
         if found.null_count and not self.field.nullable:
             raise ValueError(f"field '{self.field.name}': it is null, and its type does not allow None")
@@ -77,14 +82,14 @@ class ReadField:
             values = [None if value is None else self.convert(value) for value in values]
         found = pa.array(values, kind)
         # a time of another zone may be in a year that Python does not have, once it is in UTC
-        return _in_years(found) if pa.types.is_timestamp(kind) else found
+        return python_times(found) if pa.types.is_timestamp(kind) else found
 
     def _of_arrow(self, column: pa.Array) -> pa.Array:
         kind = self.field.type
         if not _holds(kind, column.type):
             return self._of_values(column.to_pylist())
         if pa.types.is_temporal(column.type):
-            column = _in_years(column)
+            column = python_times(column)
         # not safe, as Python's float(): a whole number of 2**53 or more is rounded
         return column.cast(kind, safe=not pa.types.is_floating(kind))
 
@@ -95,7 +100,7 @@ def converted(
     """Some rows, by column, in the columns of the records; and those that do not fit."""
     try:
         arrays = [field.array(column) for field, column in zip(fields, columns, strict=True)]
-    except _REFUSED as error:
+    except REFUSED as error:
         size = len(columns[0])
         if size > 1:
             yield from converted([column[: size // 2] for column in columns], fields, place)
@@ -108,15 +113,17 @@ def converted(
 
 def _content(columns: Sequence[Column], fields: Sequence[ReadField]) -> str:
     """A row, as JSON."""
-    row = {field.field.name: _first(column) for field, column in zip(fields, columns, strict=True)}
+    row = {field.field.name: first(column) for field, column in zip(fields, columns, strict=True)}
     return msgspec.json.encode(row, enc_hook=str).decode()
 
 
-def _first(column: Any) -> Any:
+def first(column: Any) -> Any:
+    """The first value of a column, as JSON takes it."""
     if not isinstance(column, pa.Array):
         return column[0]
     # Python has not all of Arrow's times
-    return (column.cast(pa.string()) if pa.types.is_temporal(column.type) else column)[0].as_py()
+    is_time = pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
+    return (column.cast(pa.string()) if is_time else column)[0].as_py()
 
 
 def _holds(field: pa.DataType, column: pa.DataType) -> bool:
@@ -133,26 +140,6 @@ def _holds(field: pa.DataType, column: pa.DataType) -> bool:
     return bool(column == field)
 
 
-def _in_years(times: pa.Array) -> pa.Array:
-    """Days, or times in microseconds; infinite ones as Python's drivers give them: the first and the last it has."""
-    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
-
-    whole, kind = (pa.int32(), date) if pa.types.is_date(times.type) else (pa.int64(), datetime)
-    low, high = (pa.scalar(value, times.type).value for value in (kind.min, kind.max))
-    numbers, endless = times.view(whole), 2 ** (whole.bit_width - 1) - 1
-
-    def fit() -> bool:
-        return bool(pc.all(pc.and_(pc.greater_equal(numbers, low), pc.less_equal(numbers, high))).as_py() is not False)
-
-    if fit():
-        return times
-    for infinite, value in ((endless, high), (-endless, low)):
-        numbers = pc.if_else(pc.equal(numbers, infinite), pa.scalar(value, whole), numbers)
-    if not fit():
-        raise ValueError("it is a time outside of the years 1 to 9999")
-    return numbers.view(times.type)
-
-
 def _times(texts: Sequence[str | None]) -> pa.Array | None:
     """Times without a zone, if all are written as SQLite's functions and SQLAlchemy write them."""
     import pyarrow.compute as pc
@@ -160,7 +147,7 @@ def _times(texts: Sequence[str | None]) -> pa.Array | None:
     found = pa.array(texts, pa.string())
     if pc.all(pc.match_substring_regex(found, _TIME)).as_py():
         try:
-            return _in_years(found.cast(pa.timestamp("us")))
+            return python_times(found.cast(pa.timestamp("us")))
         except pa.ArrowInvalid:  # it has a day or an hour that there is not: the one that has it is refused
             return None
     return None
@@ -169,13 +156,13 @@ def _times(texts: Sequence[str | None]) -> pa.Array | None:
 def _converter(kind: pa.DataType) -> _Convert:
     """What makes a value of a type of what drivers give for it, such as a text for a time."""
     if pa.types.is_nested(kind):
-        return _nested(json_type(kind))
+        return _nested(kind)
     if pa.types.is_decimal(kind):
         return lambda v: Decimal(str(v)) if isinstance(v, float) else Decimal(v)
     if pa.types.is_timestamp(kind):
         return lambda v: _moment(v, kind.tz is not None)
     if pa.types.is_duration(kind):
-        return lambda v: v if isinstance(v, timedelta) else timedelta(microseconds=_whole(v))
+        return _duration
     if pa.types.is_date(kind):
         return _day
     if pa.types.is_integer(kind):
@@ -193,9 +180,13 @@ def _refuse(value: Any, what: str) -> Any:
     raise TypeError(f"{shorten(value)} is not {what}")
 
 
-def _nested(python: Any) -> _Convert:
-    decode = msgspec.json.Decoder(python).decode
-    return lambda v: decode(v) if isinstance(v, (str, bytes)) else msgspec.convert(v, python)
+def _nested(kind: pa.DataType) -> _Convert:
+    python, decode = json_type(kind), from_json(kind)
+    return lambda v: decode(_in_bytes(v)) if isinstance(v, (str, bytes)) else msgspec.convert(v, python)
+
+
+def _in_bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
 
 
 def _whole(value: Any) -> Any:
@@ -206,6 +197,19 @@ def _whole(value: Any) -> Any:
     return int(value) if is_whole else _refuse(value, "an int")
 
 
+def _duration(value: Any) -> timedelta:
+    if isinstance(value, pa.MonthDayNano):
+        if value.months:
+            raise ValueError(MONTHS)
+        micros, rest = divmod(value.nanoseconds, 1000)
+        return timedelta(value.days, microseconds=micros) if not rest else _refuse(value, "whole microseconds")
+    if isinstance(value, str):  # of DuckDB
+        if not value.removeprefix("-").isdecimal():
+            raise ValueError(f"'{value}': {MONTHS}")
+        value = int(value)
+    return value if isinstance(value, timedelta) else timedelta(microseconds=_whole(value))
+
+
 def _day(value: Any) -> Any:
     if isinstance(value, str):
         return date.fromisoformat(value)
@@ -214,7 +218,10 @@ def _day(value: Any) -> Any:
 
 
 def _moment(value: Any, zoned: bool) -> datetime:
-    moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        check_microseconds(value)
+        value = datetime.fromisoformat(value)
+    moment = value
     if not isinstance(moment, datetime):
         raise TypeError(f"{shorten(value)} is not a time")
     if moment.tzinfo is None:

@@ -13,7 +13,7 @@ from dagster_unified.connectors.bounds import whole_numbers
 from dagster_unified.connectors.database.connection import Database
 from dagster_unified.connectors.database.fetching import fetched
 from dagster_unified.connectors.database.reading import ReadField, converted
-from dagster_unified.connectors.database.types import fits
+from dagster_unified.connectors.database.types import fits, spelled
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource, cuts
 from dagster_unified.errors import PipelineError, SourceError, nearest
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _PART = "rows"
 """The one part of a table, with offset 0 before and 1 after it was read."""
+
+_FLOAT = 4
+"""The number of FLOAT in the protocol of MySQL."""
 
 _DAY = timedelta(days=1)
 
@@ -156,6 +159,8 @@ class DatabaseSource(SplitSource[Out]):
         fields = ReadField.of(self.records)
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
             asked = self._statement(split, self._held(connection), connection.dialect.name)
+            if connection.dialect.name in ("mariadb", "mysql"):
+                asked = self._in_double(connection, asked)
             for columns in fetched(connection, asked.limit(most)):
                 yield from converted(columns, fields, self._place)
 
@@ -175,6 +180,19 @@ class DatabaseSource(SplitSource[Out]):
             if split.high is not None:
                 asked = asked.where(column < split.high)
         return asked.where(*pushed)
+
+    def _in_double(self, connection: sa.Connection, asked: sa.Select[Any]) -> sa.Select[Any]:
+        """The statement with numbers of single precision made double: MariaDB sends only six digits of them."""
+        import sqlalchemy as sa
+
+        floats = [field.name for field in self.records.schema if field.type == pa.float64()]
+        described = connection.execute(asked.limit(0)).cursor.description if floats else ()
+        single = {name for name, code, *_ in described if code == _FLOAT}
+        if not single:
+            return asked
+        columns = [self._column(name) for name in self.records.names]
+        exact = [c * sa.literal_column("1e0") if c.name in single else c for c in columns]
+        return asked.with_only_columns(*[one.label(c.name) for one, c in zip(exact, columns, strict=True)])
 
     def _pushed(self, held: dict[str, Any], dialect: str) -> list[Any]:
         """What a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
@@ -240,8 +258,8 @@ class DatabaseSource(SplitSource[Out]):
                 )
             if not fits(field.type, held[field.name], connection.dialect.name, reading=True):
                 raise SourceError(
-                    f"{self._where}: column '{field.name}' of {self._place} is {held[field.name]}, and cannot be read"
-                    f" as the field's {field.type}; declare another type, or cast it in a query"
+                    f"{self._where}: column '{field.name}' of {self._place} is {spelled(held[field.name])}, and cannot"
+                    f" be read as the field's {field.type}; declare another type, or cast it in a query"
                 )
 
     @property

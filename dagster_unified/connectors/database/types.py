@@ -62,6 +62,7 @@ def fits(kind: pa.DataType, held: Any, dialect: str, reading: bool = False) -> b
     are, a float in one of single precision, and a time in one that has less than microseconds.
     """
     import sqlalchemy as sa
+    from sqlalchemy.dialects import postgresql
 
     accepted: dict[pa.DataType, tuple[Any, ...]] = {
         pa.bool_(): (sa.Boolean, sa.Integer),
@@ -86,7 +87,29 @@ def fits(kind: pa.DataType, held: Any, dialect: str, reading: bool = False) -> b
         types = accepted.get(kind, (sa.String, sa.JSON))
     if reading and (kind == pa.float64() or pa.types.is_decimal(kind)):
         types = (*types, sa.Numeric, sa.Float, sa.Integer)
+    if reading and dialect == "duckdb":
+        if pa.types.is_duration(kind):
+            types = (*types, sa.Interval, postgresql.INTERVAL)
+        if pa.types.is_nested(kind) and _is_nested(held):
+            return True
     return isinstance(held, (*types, sa.types.NullType))
+
+
+def _is_nested(held: Any) -> bool:
+    """Whether a column of DuckDB holds lists, records or maps; of which values, the rows will say."""
+    import sqlalchemy as sa
+
+    return isinstance(held, sa.ARRAY) or type(held).__name__ in ("FixedArray", "Struct", "Map")
+
+
+def spelled(held: Any) -> str:
+    """A column's type, for messages; SQLAlchemy has no text for some."""
+    import sqlalchemy as sa
+
+    try:
+        return str(held)
+    except sa.exc.CompileError:
+        return type(held).__name__
 
 
 def _is_coarse(held: Any, dialect: str) -> bool:

@@ -6,13 +6,15 @@ splits nor positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.nested import json_type
+from dagster_unified.connectors.database.reading import MONTHS, REFUSED, first
+from dagster_unified.connectors.exact_times import python_times
+from dagster_unified.connectors.nested import from_json
 from dagster_unified.connectors.postgres.names import quoted
 from dagster_unified.connectors.splits import Malformed
 from dagster_unified.records import RecordType, shorten
@@ -86,10 +88,12 @@ class ReadField:
         if self.type == "numeric":
             return f"{name}::text AS {name}"
         if self.type == "interval":
-            return f"(EXTRACT(EPOCH FROM {name}) * 1000000)::int8 AS {name}"
+            return f"{_length(name)} AS {name}"
         if self.type == "interval[]":
-            each = "(EXTRACT(EPOCH FROM each) * 1000000)::int8"
+            each = _length("each")
             return f"CASE WHEN {name} IS NOT NULL THEN ARRAY(SELECT {each} FROM unnest({name}) AS each) END AS {name}"
+        if base in ("inet", "_inet"):  # a cast to text adds the mask that its own text leaves out
+            return f"{name}::text::{self.type} AS {name}" if base == "_inet" else f"abbrev({name}) AS {name}"
         if self.type == "timestamptz" and base == "timestamp":
             return f"{name} AT TIME ZONE 'UTC' AS {name}"
         return name if base == self.type else f"{name}::{self.type} AS {name}"
@@ -99,17 +103,39 @@ class ReadField:
         if not self.nullable and column.null_count:
             raise ValueError("it is null, and its type does not allow None")
         if self.type == "json":
-            decode = msgspec.json.Decoder(json_type(self.arrow)).decode
-            return pa.array([None if text is None else decode(text) for text in column.to_pylist()], self.arrow)
+            decode = from_json(self.arrow)
+            return pa.array(
+                [None if text is None else decode(text.encode()) for text in column.to_pylist()], self.arrow
+            )
         if self.type == "interval":
-            return column.cast(pa.int64()).cast(self.arrow)
+            return _durations(column)
         if self.type == "interval[]":
-            return column.cast(pa.list_(pa.int64())).cast(self.arrow)
+            try:
+                lists = [None if row is None else [t and int(t) for t in row] for row in column.to_pylist()]
+            except ValueError:
+                raise ValueError(MONTHS) from None
+            return pa.array(lists, pa.list_(pa.int64())).cast(self.arrow)
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            column = python_times(column)
         return column if column.type == self.arrow else column.cast(self.arrow)
 
     @staticmethod
     def _simple(kind: pa.DataType) -> str | None:
         return "numeric" if pa.types.is_decimal(kind) else _TYPES.get(kind)
+
+
+def _length(interval: str) -> str:
+    """The microseconds of an interval, as a text; the interval itself where it has months, which have no length."""
+    months = f"EXTRACT(YEAR FROM {interval}) <> 0 OR EXTRACT(MONTH FROM {interval}) <> 0"
+    micros = f"trunc(EXTRACT(EPOCH FROM {interval})::numeric * 1000000)::text"
+    return f"CASE WHEN {months} THEN {interval}::text ELSE {micros} END"
+
+
+def _durations(column: pa.Array) -> pa.Array:
+    try:
+        return column.cast(pa.int64()).cast(pa.duration("us"))
+    except pa.ArrowInvalid:
+        raise ValueError(MONTHS) from None
 
 
 def _has_binary(kind: pa.DataType) -> bool:
@@ -119,11 +145,34 @@ def _has_binary(kind: pa.DataType) -> bool:
     return kind in (pa.binary(), pa.duration("us"))
 
 
+def flattened(fields: Iterable[ReadField]) -> list[str]:
+    """A column with the first field whose array has several dimensions, which come as one list; none without arrays."""
+    arrays = [field.name for field in fields if field.type.endswith("[]")]
+    cases = [f"WHEN array_ndims({quoted(name)}) > 1 THEN {_literal(name)}" for name in arrays]
+    return [f"CASE {' '.join(cases)} END AS flattened"] if cases else []
+
+
+def _literal(text: str) -> str:
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"
+
+
+def _check_flattened(columns: Sequence[pa.Array]) -> None:
+    for column in columns:
+        for name in column.drop_null().to_pylist():
+            raise ValueError(f"field '{name}': it is an array of several dimensions; declare a list of lists")
+
+
+def _by_field(batch: pa.RecordBatch, fields: Sequence[ReadField]) -> Iterator[tuple[ReadField, pa.Array]]:
+    return zip(fields, batch.columns[: len(fields)], strict=True)
+
+
 def converted(batch: pa.RecordBatch, fields: list[ReadField], place: str) -> Iterator[pa.RecordBatch | Malformed]:
     """A batch in the columns of the records, and the rows of it that do not fit."""
     try:
-        columns = [field.converted(column) for field, column in zip(fields, batch.columns, strict=True)]
-    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+        _check_flattened(batch.columns[len(fields) :])
+        columns = [field.converted(column) for field, column in _by_field(batch, fields)]
+    except REFUSED as error:
         if batch.num_rows > 1:
             half = batch.num_rows // 2
             yield from converted(batch.slice(0, half), fields, place)
@@ -136,10 +185,11 @@ def converted(batch: pa.RecordBatch, fields: list[ReadField], place: str) -> Ite
 
 def _malformed(batch: pa.RecordBatch, fields: list[ReadField], place: str, error: Exception) -> Malformed:
     """A row that does not fit, and the first of its fields that does not."""
-    for field, column in zip(fields, batch.columns, strict=True):
+    row = {field.name: first(column) for field, column in _by_field(batch, fields)}
+    content = msgspec.json.encode(row, enc_hook=str).decode()
+    for field, column in _by_field(batch, fields):
         try:
             field.converted(column)
-        except (ValueError, TypeError, msgspec.MsgspecError) as found:
-            content = msgspec.json.encode(batch.to_pylist()[0], enc_hook=str).decode()
+        except REFUSED as found:
             return Malformed(place, content, f"field '{field.name}': {shorten(str(found))[1:-1]}")
-    return Malformed(place, "", str(error))
+    return Malformed(place, content, str(error))

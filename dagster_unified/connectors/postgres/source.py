@@ -17,7 +17,7 @@ import pyarrow as pa
 from dagster_unified.connectors.bounds import whole_numbers
 from dagster_unified.connectors.postgres.connection import GivesConnection, PostgresConnection, errors_of
 from dagster_unified.connectors.postgres.names import TableName, quoted
-from dagster_unified.connectors.postgres.reading import ReadField, converted
+from dagster_unified.connectors.postgres.reading import ReadField, converted, flattened
 from dagster_unified.connectors.postgres.snapshots import Snapshot, export, keep
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.splits import Malformed, Offsets, Range, SplitSource, cuts
@@ -442,7 +442,8 @@ class PostgresSource(SplitSource[Out]):
         return {name: base for name, (base, _) in held.items()}
 
     def _columns(self, bases: dict[str, str]) -> str:
-        return ", ".join(field.expression(bases[field.name]) for field in ReadField.of(self.records))
+        fields = ReadField.of(self.records)
+        return ", ".join([*(field.expression(bases[field.name]) for field in fields), *flattened(fields)])
 
     @property
     def _from(self) -> str:

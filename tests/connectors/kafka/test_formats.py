@@ -92,6 +92,70 @@ def test_json_that_does_not_fit_says_why(value, reason):
         decoded(JsonFormat(), Item, value)
 
 
+class Seen(NamedTuple):
+    at: datetime
+    took: timedelta | None = None
+    earlier: dict[datetime, list[tuple[date, datetime]]] = {}
+    share: float = 0.0
+
+
+FINE, FINER = "2024-01-01T00:00:00.123456000Z", "2024-01-01T00:00:00.9999999Z"
+
+
+@pytest.mark.parametrize(
+    ("value", "finer"),
+    [
+        (f'{{"at": "{FINE}", "share": 0.30000000000000004}}', None),
+        (f'{{"at": "{FINE}", "took": "PT1.000001S", "note": "{FINER}"}}', None),  # a field that nobody reads
+        (f'{{"at": "{FINER}"}}', FINER),
+        (f'{{"at": "{FINE}", "took": "PT0.0000001S"}}', "PT0.0000001S"),
+        (f'{{"at": "{FINE}", "earlier": {{"{FINER}": []}}}}', FINER),
+        (f'{{"at": "{FINE}", "earlier": {{"{FINE}": [["2024-01-01", "{FINER}"]]}}}}', FINER),
+    ],
+)
+def test_a_time_that_is_finer_than_microseconds_is_not_rounded(value, finer):
+    if finer is None:
+        assert decoded(JsonFormat(), Seen, value.encode())[0].at.microsecond == 123456
+    else:
+        with pytest.raises(ValueError, match=f"'{finer}' is finer than microseconds.*declare a str"):
+            decoded(JsonFormat(), Seen, value.encode())
+
+
+def test_a_text_of_avro_that_is_finer_than_microseconds_is_not_rounded():
+    form = AvroFormat({"type": "record", "name": "Moment", "fields": [{"name": "at", "type": "string"}]})
+    assert decoded(form, Moment, avro(form.schema, {"at": FINE}))[0].at.microsecond == 123456
+    with pytest.raises(ValueError, match=f"'{FINER}' is finer than microseconds"):
+        decoded(form, Moment, avro(form.schema, {"at": FINER}))
+
+
+class Moment(NamedTuple):
+    at: datetime
+
+
+class Length(NamedTuple):
+    seconds: int
+    nanos: int
+
+
+class Exact(NamedTuple):
+    at: Length
+    took: Length | None
+
+
+def test_times_of_protobuf_that_are_finer_than_microseconds_are_read_in_parts(measured):
+    full = measured(sensor="a", at={"seconds": 5, "nanos": 123456789}, took={"seconds": -1, "nanos": -7})
+    value = full.SerializeToString()
+    with pytest.raises(ValueError, match="a Timestamp with 123456789 nanoseconds is finer than microseconds"):
+        decoded(ProtobufFormat(measured), Moment, value)
+    with pytest.raises(ValueError, match="a Duration with -7 nanoseconds is finer"):
+        decoded(ProtobufFormat(measured), NamedTuple("Took", [("took", timedelta)]), value)
+    form, kind = ProtobufFormat(measured), record_type(Exact, "here")
+    assert decoded(form, Exact, value) == [Exact(Length(5, 123456789), Length(-1, -7))]
+    spelled = form.value_type(kind, kind.names, "here")
+    written = form.encoder(spelled)([[{"seconds": 5, "nanos": 123456789}], [{"seconds": -1, "nanos": -7}]])
+    assert measured.FromString(written[0]) == measured(at=full.at, took=full.took)
+
+
 def test_raw_values_are_bytes_or_text():
     assert decoded(RawFormat(), bytes, b"\xff") == [b"\xff"]
     assert decoded(RawFormat(), str, "ü".encode()) == ["ü"]

@@ -1,5 +1,6 @@
 """What a source reads of a real database: types, snapshots, splits, partitions, and new rows while others commit."""
 
+import json
 import re
 import signal
 import threading
@@ -613,6 +614,70 @@ def test_bytes_and_durations_in_lists_come_back(postgres):
     sink = PostgresSink("arrays", postgres)
     write(sink, values)
     assert everything(PostgresSource("arrays", Arrays, postgres)) == values
+
+
+class Odd(NamedTuple):
+    id: int
+    at: datetime | None
+    day: date | None
+    took: timedelta | None
+    numbers: list[int] | None
+    times: list[timedelta] | None
+    notes: dict[str, datetime] | None
+    counts: dict[str, int] | None
+    address: str | None
+
+
+ODD = [
+    ("at", "'infinity'", "it is infinite, or outside of the years 1 to 9999"),
+    ("at", "'0044-03-15 BC'", "it is infinite, or outside of the years 1 to 9999"),
+    ("day", "'-infinity'", "it is infinite, or outside of the years 1 to 9999"),
+    ("day", "'20000-01-01'", "it is infinite, or outside of the years 1 to 9999"),
+    ("took", "'1 mon'", "it has months, which have no length"),
+    ("took", "'1000000 years'", "it has months, which have no length"),
+    ("times", "ARRAY['1 s', '1 year'::interval]", "it has months, which have no length"),
+    ("numbers", "ARRAY[[1, 2], [3, 4]]", "it is an array of several dimensions"),
+    ("notes", """'{"a": "2024-01-01T00:00:00.123456789Z"}'""", "is finer than microseconds"),
+    ("counts", """'{"a": 12345678901234567890123}'""", "too large"),
+]
+FITS = [
+    ("at", "'9999-12-31 23:59:59.999999'", datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)),
+    ("day", "'0001-01-01'", date(1, 1, 1)),
+    ("took", "'-1 day 2 hours'", timedelta(days=-1, hours=2)),
+    ("took", "'2147483647 days'", None),
+    (
+        "times",
+        "ARRAY['1 s', '-36:00:00.000001'::interval]",
+        [timedelta(seconds=1), -timedelta(hours=36, microseconds=1)],
+    ),
+    ("numbers", "'[0:1]={1,2}'", [1, 2]),
+    ("address", "'10.0.0.1'", "10.0.0.1"),
+    ("address", "'10.1.0.0/16'", "10.1.0.0/16"),
+]
+
+
+def test_what_python_has_no_value_for_makes_a_row_malformed(postgres):
+    """A time of PostgreSQL may be infinite, an interval have months, and an array more dimensions than its type."""
+    execute(
+        postgres,
+        "CREATE TABLE odd (id int, at timestamptz, day date, took interval, numbers int[], times interval[], notes"
+        " jsonb, counts json, address inet)",
+        *[f"INSERT INTO odd (id, {name}) VALUES ({n}, {value})" for n, (name, value, _) in enumerate([*FITS, *ODD])],
+    )
+    found = everything(PostgresSource("odd", Odd, postgres, on_malformed="divert"))
+    rows_ = {row.id: row for row in found if isinstance(row, Odd)}
+    malformed = [one for one in found if isinstance(one, Malformed)]
+    fitting = [(number, name, value) for number, (name, _, value) in enumerate(FITS) if value is not None]
+    assert [(number, getattr(rows_[number], name)) for number, name, _ in fitting] == [(n, v) for n, _, v in fitting]
+    assert len(rows_) == len(fitting)
+    too_long = next(number for number, (_, _, value) in enumerate(FITS) if value is None)
+    wanted = {len(FITS) + number: (name, reason) for number, (name, _, reason) in enumerate(ODD)}
+    wanted[too_long] = ("took", "")
+    said = {json.loads(one.content)["id"]: one.reason for one in malformed}
+    assert said.keys() == wanted.keys()
+    for number, (name, reason) in wanted.items():
+        assert f"field '{name}'" in said[number]
+        assert reason in said[number]
 
 
 class Raw(NamedTuple):

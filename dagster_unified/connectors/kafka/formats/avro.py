@@ -12,7 +12,6 @@ from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 from msgspec import inspect as mi
 
 from dagster_unified.connectors.kafka.formats.base import Decode, Encode, ValueFormat, framing, unframed
@@ -23,6 +22,7 @@ from dagster_unified.connectors.kafka.formats.values import (
     columns,
     converted,
     each,
+    from_plain,
     in_32_bits,
     inside,
     needed,
@@ -92,9 +92,9 @@ class AvroFormat(ValueFormat):
 
     def decoder(self, python: Any) -> Decode:
         given, registry = self._given(), self.registry
-        schema = None if given is None else _parsed(given, {})
+        schema, convert = None if given is None else _parsed(given, {}), from_plain(python)
         if registry is None:
-            return lambda value: msgspec.convert(_read(value, schema, None), python)
+            return lambda value: convert(_read(value, schema, None))
         from fastavro import parse_schema
 
         known: dict[int, Any] = {}
@@ -103,7 +103,7 @@ class AvroFormat(ValueFormat):
             number, content = unframed(value)
             if number not in known:
                 known[number] = parse_schema(registry.avro(number))
-            return msgspec.convert(_read(content, known[number], schema), python)
+            return convert(_read(content, known[number], schema))
 
         return registered
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
+from dagster_unified.connectors.exact_times import json_decoder
 from dagster_unified.connectors.kafka.formats.base import Decode, Encode, ValueFormat, unframed
 from dagster_unified.connectors.kafka.formats.values import Column, columns, inside, needed
 from dagster_unified.errors import PipelineError
@@ -25,10 +26,10 @@ _KEYS = (
 class JsonFormat(ValueFormat):
     """Values are JSON: an object with the record's fields, or, for a record that is a plain value, that value.
 
-    A tuple is an array. A datetime or date is in ISO 8601, bytes are in Base64, a Decimal is a number or a text, and is
-    written as a text. Reading ignores fields that the record does not have, and a field whose type allows None may be
-    missing. With `framed` each value begins with the number of its schema in a registry, as Confluent's serializers
-    write it; such values can only be read.
+    A tuple is an array. A datetime or date is in ISO 8601, and not finer than microseconds; bytes are in Base64; a
+    Decimal is a number or a text, and is written as a text. Reading ignores fields that the record does not have, and
+    a field whose type allows None may be missing. With `framed` each value begins with the number of its schema in a
+    registry, as Confluent's serializers write it; such values can only be read.
 
     There is an example at `KafkaSource`.
     """
@@ -38,7 +39,7 @@ class JsonFormat(ValueFormat):
     holds_nan = False
 
     def decoder(self, python: Any) -> Decode:
-        decode = msgspec.json.Decoder(python).decode
+        decode = json_decoder(python)
         return decode if not self.framed else lambda value: decode(unframed(value)[1])
 
     def check_writing(self, kind: RecordType, where: str) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from msgspec import inspect as mi
 
 from dagster_unified.connectors.kafka.formats.base import Decode, Encode, ValueFormat, framing, unframed
@@ -18,6 +17,7 @@ from dagster_unified.connectors.kafka.formats.values import (
     columns,
     converted,
     each,
+    from_plain,
     in_32_bits,
     inside,
     needed,
@@ -42,7 +42,8 @@ class ProtobufFormat(ValueFormat):
 
     In reading, a field that the message does not hold is None where the record allows it, and else its default; in
     writing, a field that is None is left out, and has to be `optional` or a message. Of well-known types a `Timestamp`
-    is a datetime, a `Duration` a timedelta, and a wrapper the value in it; an enum's value is its name, for a `str` or
+    is a datetime, a `Duration` a timedelta, either of them not finer than microseconds, or a record with the fields
+    `seconds` and `nanos`; and a wrapper is the value in it. An enum's value is its name, for a `str` or
     an `Enum`, and of several names for one number the first, or the one that the `Enum` has. With `framed` each value
     begins with the number of its schema in a registry, and with the message's place in it, as Confluent's serializers
     write it: to write such values, give the `registry`. The driver then registers the class's file for `subject`, which
@@ -91,7 +92,7 @@ class ProtobufFormat(ValueFormat):
 
     def decoder(self, python: Any) -> Decode:
         descriptor, make = _message(self._files, self.message)
-        read = _of_message(descriptor, (), mi.type_info(python))
+        read, convert = _of_message(descriptor, (), mi.type_info(python)), from_plain(python)
         parse, framed, place = make.FromString, self.framed, self._place
 
         def decode(value: bytes) -> Any:
@@ -99,7 +100,7 @@ class ProtobufFormat(ValueFormat):
                 found, value = _message_place(unframed(value)[1])
                 if found != place:
                     raise ValueError(f"it is another message of its schema, the one at {list(found)}")
-            return msgspec.convert(read(parse(value)), python)
+            return convert(read(parse(value)))
 
         return decode
 
@@ -185,16 +186,18 @@ def _value_field(field: FieldDescriptor) -> FieldDescriptor | None:
 
 
 def _of_message(descriptor: Descriptor, above: tuple[str, ...], info: mi.Type) -> Read:
+    kind, _ = needed(info)
     known = _WELL_KNOWN.get(descriptor.full_name)
-    if known is not None:
+    if known is not None and not _in_parts(descriptor, kind):
         return known
     if descriptor.full_name in above:  # a message within itself has no record type
         return lambda message: None
     within = (*above, descriptor.full_name)
-    kind, _ = needed(info)
     types = {field.encode_name: field.type for field in kind.fields} if isinstance(kind, mi.StructType) else {}
     fields = []
     for field in descriptor.fields:
+        if types and field.name not in types:
+            continue
         of_field, nullable = needed(types.get(field.name, _ANY))
         fields.append((field.name, field.has_presence, nullable, _of_field(field, within, of_field)))
 
@@ -211,6 +214,11 @@ def _of_message(descriptor: Descriptor, above: tuple[str, ...], info: mi.Type) -
 
 
 _ANY = mi.AnyType()
+
+
+def _in_parts(message: Descriptor, kind: mi.Type) -> bool:
+    """Whether a record has the seconds and the nanoseconds of a time, and not the time."""
+    return isinstance(kind, mi.StructType) and message.full_name in (_TIMESTAMP, _DURATION)
 
 
 def _of_field(field: FieldDescriptor, above: tuple[str, ...], kind: mi.Type) -> Read:
@@ -245,6 +253,16 @@ def _names(enum: EnumDescriptor) -> dict[int, str]:
     return {value.number: value.name for value in reversed(enum.values)}
 
 
+def _micros(message: Any) -> Any:
+    """The same time or duration; raises `ValueError` where Python's class would cut it off."""
+    if message.nanos % 1000:
+        raise ValueError(
+            f"a {message.DESCRIPTOR.name} with {message.nanos} nanoseconds is finer than microseconds, which is all"
+            " that a time has; declare a record with its seconds and nanos, two ints, to read it as it is"
+        )
+    return message
+
+
 def _wrapped(message: Any) -> Any:
     return message.value
 
@@ -256,8 +274,8 @@ _WRAPPERS = tuple(
 _TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
 
 _WELL_KNOWN: dict[str, Read] = {
-    _TIMESTAMP: lambda message: message.ToDatetime(timezone.utc),
-    _DURATION: lambda message: message.ToTimedelta(),
+    _TIMESTAMP: lambda message: _micros(message).ToDatetime(timezone.utc),
+    _DURATION: lambda message: _micros(message).ToTimedelta(),
     **dict.fromkeys(_WRAPPERS, _wrapped),
 }
 
@@ -327,7 +345,7 @@ def _for_value(info: mi.Type, field: FieldDescriptor, above: tuple[str, ...], wh
     if message.full_name in _WRAPPERS:
         convert = _scalar(kind, message.fields_by_name["value"], where)
         return lambda value: {"value": value if convert is None else convert(value)}
-    if not isinstance(kind, mi.StructType) or message.full_name in _WELL_KNOWN:
+    if not isinstance(kind, mi.StructType) or (message.full_name in _WELL_KNOWN and not _in_parts(message, kind)):
         raise _unfit(kind, field, where)
     names = [one.encode_name for one in kind.fields]
     found = _record([(one.encode_name, one.type) for one in kind.fields], message, above, where)

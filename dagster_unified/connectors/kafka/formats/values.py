@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import inspect as mi
 
+from dagster_unified.connectors.exact_times import check_each, times_in
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.records import RecordType, shorten
 
@@ -124,6 +125,18 @@ def _respelled(value: Any, python: Any) -> Any:
         return value
     hints = typing.get_type_hints(python, include_extras=True)
     return kind(**{name: _respelled(getattr(value, name), hints[name]) for name in kind.__struct_fields__})
+
+
+def from_plain(python: Any) -> Convert:
+    """What makes values of this type of plain ones; raises `ValueError` for texts of times that it would cut off."""
+    times = times_in(mi.type_info(python))
+
+    def convert(value: Any) -> Any:
+        if times is not None:
+            check_each(times(value))
+        return msgspec.convert(value, python)
+
+    return convert
 
 
 def without_none(python: Any) -> Any:

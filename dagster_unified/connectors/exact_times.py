@@ -1,0 +1,150 @@
+"""Times as Python's classes have them: to the microsecond, in the years 1 to 9999.
+
+Other systems have finer ones, which Python and msgspec would cut off or round, later ones, and infinite ones. Knows no
+format, and nothing of where times come from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, datetime
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from msgspec import inspect as mi
+
+_FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
+_FINER_IN_JSON = re.compile(rb"\.(?:(?<=:\d\d\.)\d{6}\d*[1-9]|\d{6}\d*[1-9]S)")
+
+Decode = Callable[[Any], Any]
+"""Makes a value of JSON."""
+
+Check = Callable[[Any], Iterator[str]]
+"""Gives the texts of times in a plain value, such as msgspec decodes without a type."""
+
+
+def check_microseconds(text: str) -> None:
+    """Raises `ValueError` for the text of a time or a duration that is finer than microseconds."""
+    if _FINER.search(text):
+        raise ValueError(
+            f"'{text}' is finer than microseconds, which is all that a time has; declare a str to read it as it is"
+        )
+
+
+def check_each(texts: Iterable[str]) -> None:
+    """Raises `ValueError` where one of these texts is finer than microseconds."""
+    for text in texts:
+        check_microseconds(text)
+
+
+def json_decoder(python: Any) -> Decode:
+    """What decodes JSON to this type; raises `ValueError` for times that msgspec would round."""
+    decode, times = msgspec.json.Decoder(python).decode, times_in(mi.type_info(python))
+    if times is None:
+        return decode
+
+    def exact(value: bytes) -> Any:
+        found = decode(value)
+        if may_be_finer(value):
+            check_each(times(msgspec.json.decode(value)))
+        return found
+
+    return exact
+
+
+def python_times(times: pa.Array) -> pa.Array:
+    """The same days, or times in microseconds; raises `ValueError` where Python's classes do not have one of them."""
+    if pa.types.is_timestamp(times.type):
+        try:
+            times = times.cast(pa.timestamp("us", times.type.tz))
+        except pa.ArrowInvalid:
+            if times.type.unit == "ns":
+                raise ValueError(
+                    "it is finer than microseconds, which is all that a time has; cast it to a text to read it as it is"
+                ) from None
+            raise _outside() from None
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+    whole, kind = (pa.int32(), date) if pa.types.is_date(times.type) else (pa.int64(), datetime)
+    low, high = (pa.scalar(value, times.type).value for value in (kind.min, kind.max))
+    numbers = times.view(whole)
+    inside = pc.and_(pc.greater_equal(numbers, low), pc.less_equal(numbers, high))
+    if pc.all(inside).as_py() is False:
+        raise _outside()
+    return times
+
+
+def _outside() -> ValueError:
+    return ValueError(
+        "it is infinite, or outside of the years 1 to 9999, which times are in; give another value for it in a query"
+    )
+
+
+def may_be_finer(json: bytes) -> bool:
+    """Whether some text in JSON looks like a time, or a duration, that is finer than microseconds."""
+    return _FINER_IN_JSON.search(json) is not None
+
+
+def times_in(info: mi.Type) -> Check | None:
+    """What finds the texts of times in a plain value of this type; None where it has no times."""
+    if isinstance(info, mi.Metadata):
+        return times_in(info.type)
+    if isinstance(info, (mi.DateTimeType, mi.TimeDeltaType)):
+        return _text
+    if isinstance(info, mi.UnionType):
+        return next((found for kind in info.types if (found := times_in(kind)) is not None), None)
+    if isinstance(info, (mi.StructType, mi.DataclassType, mi.NamedTupleType, mi.TypedDictType)):
+        members = {field.encode_name: found for field in info.fields if (found := times_in(field.type)) is not None}
+        return _in_members(members) if members else None
+    if isinstance(info, mi.TupleType):
+        return _in_places([times_in(item) for item in info.item_types])
+    if isinstance(info, (mi.ListType, mi.VarTupleType)):
+        item = times_in(info.item_type)
+        return item and _in_items(item)
+    if isinstance(info, mi.DictType):
+        return _in_entries(times_in(info.key_type), times_in(info.value_type))
+    return None
+
+
+def _text(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+
+
+def _in_members(members: dict[str, Check]) -> Check:
+    def found(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            for name, check in members.items():
+                yield from check(value.get(name))
+
+    return found
+
+
+def _in_places(places: Sequence[Check | None]) -> Check | None:
+    def found(value: Any) -> Iterator[str]:
+        for one, check in zip(value or (), places, strict=False):
+            if check is not None:
+                yield from check(one)
+
+    return found if any(places) else None
+
+
+def _in_items(item: Check) -> Check:
+    def found(value: Any) -> Iterator[str]:
+        for one in value or ():
+            yield from item(one)
+
+    return found
+
+
+def _in_entries(key: Check | None, item: Check | None) -> Check | None:
+    def found(value: Any) -> Iterator[str]:
+        for name, one in (value or {}).items():
+            if key is not None:
+                yield from key(name)
+            if item is not None:
+                yield from item(one)
+
+    return None if key is None and item is None else found
