@@ -170,9 +170,19 @@ class RecordType:
         """The records of an Arrow batch whose first columns are this type's."""
         columns = []
         for i, decode in enumerate(_decoders(self.python)):
-            values = batch.column(i).to_pylist()
+            values = self._values(i, batch.column(i))
             columns.append(values if decode is None else self._decoded(i, decode, values))
         return self.records(columns)
+
+    def _values(self, index: int, column: pa.Array) -> list[Any]:
+        try:
+            found: list[Any] = column.to_pylist()
+        except OverflowError as error:
+            raise RecordTypeError(
+                f"field '{self.names[index]}' of {type_name(self.python)}: a value is a time outside of the years 1 to"
+                " 9999, which times are in; give another value for it where it comes from"
+            ) from error
+        return found
 
     def check_members(self, batch: pa.RecordBatch) -> None:
         """Raises `RecordTypeError` for a value of an enum's column that is no member's."""

@@ -6,6 +6,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,6 +112,24 @@ def test_a_value_that_does_not_fit_names_the_field_and_the_record():
         RecordTypeError, match=r"field 'a' of Inner is declared int, and is 'one' \(str\) in Inner\(a='one', b=None\)"
     ):
         record_type(Inner).to_batch([Inner("one", None)])
+
+
+class Far(NamedTuple):
+    at: datetime | None
+    days: list[date]
+
+
+@pytest.mark.parametrize(("field", "values"), [("at", (2**58, [0])), ("days", (None, [0, 2**30]))])
+def test_a_time_that_python_does_not_have_names_the_field(field, values):
+    kind = record_type(Far)
+    at, days = values
+    times = pa.array([at], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    lists = pa.ListArray.from_arrays([0, len(days)], pa.array(days, pa.int32()).cast(pa.date32()))
+    batch = pa.RecordBatch.from_arrays([times, lists], kind.names)
+    with pytest.raises(
+        RecordTypeError, match=f"field '{field}' of Far: a value is a time outside of the years 1 to 9999"
+    ):
+        kind.from_batch(batch)
 
 
 def test_none_in_a_field_that_does_not_allow_it_says_how_to_allow_it():

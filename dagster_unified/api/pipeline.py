@@ -86,7 +86,8 @@ class Pipeline(GraphBuilder):
         default on a terminal and in a notebook.
 
         Raises `PipelineError` and `ConfigurationError` before anything runs; what fails later is raised by the handle's
-        `result()`.
+        `result()`. A program that ends before waits for the job; where the job then fails, the program says why, and
+        ends with 1.
         """
         from dagster_unified.execution.job import Environment, execute
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 SQUEEZED = r"[\s\"]+"
 """What a line of a file has more or less of than its row written anew, where nothing else differs."""
 
-_TIME = r"^\s*[+-]?\d{4,6}-\d{1,2}(?!.*\.\d{6}\d*[1-9])"
+_TIME = r"^\s*\d{4}-\d{1,2}(?!.*\.\d{6}\d*[1-9])"
 _ZONE = r"[T ].*([A-Za-z]|[+-]\d[\d:]*)\s*$"
-_DATE = r"^\s*[+-]?\d{4,6}-\d{1,2}-\d{1,2}([T ][0:.]*Z?)?\s*$"
+_DATE = r"^\s*\d{4}-\d{1,2}-\d{1,2}([T ][0:.]*Z?)?\s*$"
 
 _FINER = (37, 28, 19)
 """Digits behind the point with which a decimal is compared, as many as there is room for."""
@@ -78,12 +78,20 @@ def unfit(field: pa.Field, path: str) -> Iterator[Check]:
         yield _misfit(field.type, path), partial(_is_unfit, field.type)
 
 
+def _bounds(kind: pa.DataType) -> tuple[str, str]:
+    """The first and the last day or time that Python has, in SQL."""
+    if pa.types.is_date(kind):
+        return "DATE'0001-01-01'", "DATE'9999-12-31'"
+    zone, name = ("", "TIMESTAMP_NTZ") if kind.tz is None else ("Z", "TIMESTAMP")
+    return f"{name}'0001-01-01 00:00:00{zone}'", f"{name}'9999-12-31 23:59:59.999999{zone}'"
+
+
 def _misfit(kind: pa.DataType, path: str) -> str:
     if pa.types.is_timestamp(kind):
         zone = "" if kind.tz is not None else " and without a zone"
-        return f"field '{path}' is not a time in ISO 8601, to the microsecond{zone}"
+        return f"field '{path}' is not a time in ISO 8601, to the microsecond{zone}, in the years 1 to 9999"
     if pa.types.is_date(kind):
-        return f"field '{path}' is not a date such as 2024-01-31"
+        return f"field '{path}' is not a date such as 2024-01-31, in the years 1 to 9999"
     return f"field '{path}' is not a number of at most {kind.scale} digits behind the point and {kind.precision} in all"
 
 
@@ -99,7 +107,7 @@ def _is_unfit(kind: pa.DataType, text: Column) -> Column:
         ]
         fits = F.coalesce(*kept, F.lit(True))
     else:
-        fits = text.rlike(_DATE if pa.types.is_date(kind) else _TIME)
+        fits = text.rlike(_DATE if pa.types.is_date(kind) else _TIME) & value.between(*map(F.expr, _bounds(kind)))
         if pa.types.is_timestamp(kind) and kind.tz is None:
             fits &= ~text.rlike(_ZONE)
     return text.isNotNull() & (value.isNull() | ~fits)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -40,6 +45,10 @@ JobStatus = Literal["RUNNING", "FINISHED", "FAILED", "CANCELED"]
 
 POLL = 0.1
 """Seconds between two attempts to cancel what Spark runs."""
+
+
+_unseen: list[JobHandle] = []
+"""Jobs that have failed, while nobody has asked yet how they ended."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,8 @@ class JobHandle:
     @property
     def status(self) -> JobStatus:
         """Whether the job runs, or how it has ended."""
+        if self._status == "FAILED":
+            self._seen()
         return self._status
 
     def metrics(self) -> JobMetrics:
@@ -151,6 +162,7 @@ class JobHandle:
         if not self.await_termination(timeout):
             raise TimeoutError(f"{self.plan.name} still runs after {timeout}")
         if self._error is not None:
+            self._seen()
             raise self._error
         if self._status == "CANCELED":
             raise CancelledError(f"{self.plan.name} was cancelled; what it had not committed is not")
@@ -169,7 +181,19 @@ class JobHandle:
             self._error = error
         finally:
             self._runtime = timedelta(seconds=time.monotonic() - begun)
+            if self._error is not None:
+                _unseen.append(self)
             self._status = ended
+
+    def _seen(self) -> None:
+        with suppress(ValueError):
+            _unseen.remove(self)
+
+    def _tell_failure(self) -> None:
+        if isinstance(self._error, UnifiedError):
+            sys.stderr.write(f"the job has failed: {self._error}\n")
+        else:
+            traceback.print_exception(self._error)
 
     def _stream(self, spark: SparkSession) -> JobStatus:
         ended = StreamingJob(self.plan, spark, Start(self.job_id), self._tell).run(self._cancelled.is_set)
@@ -229,6 +253,21 @@ class JobHandle:
             )
         if self._shown is not None:
             self._shown.show(event)
+
+
+@atexit.register
+def _fail_unseen() -> None:
+    """Where a program ends without a look at a job that failed: say why, and end it as one that has failed.
+
+    A script may end with `pipeline.execute()`, and whoever runs it should not take it for done.
+    """
+    for handle in _unseen:
+        handle._tell_failure()
+    if _unseen:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _sum(before: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int]:

@@ -38,6 +38,10 @@ CASES = [
     ("at", 1706702400, TIME),
     ("at", 2024, TIME),
     ("at", "noon", TIME),
+    ("at", "20000-01-01T00:00:00Z", TIME),
+    ("at", "9999-12-31T23:59:59-01:00", TIME),
+    ("at", "0000-12-31T23:59:59Z", TIME),
+    ("at", "-0044-03-15T12:00:00Z", TIME),
     ("day", "2024-01-31", NOON.date()),
     ("day", "2024-1-3", date(2024, 1, 3)),
     ("day", "2024-01-31T00:00:00.000Z", NOON.date()),
@@ -45,6 +49,10 @@ CASES = [
     ("day", "2024-02-31", DATE),
     ("day", 19753, DATE),
     ("day", 2024, DATE),
+    ("day", "0001-01-01", date(1, 1, 1)),
+    ("day", "9999-12-31", date(9999, 12, 31)),
+    ("day", "10000-01-01", DATE),
+    ("day", "0000-12-31", DATE),
     ("money", "1.10", Decimal("1.1")),
     ("money", 12, Decimal(12)),
     ("money", "1.5e3", Decimal(1500)),
@@ -99,7 +107,7 @@ def test_a_time_with_a_zone_is_none_without(spark, tmp_path, text):
     source = CsvSource(str(tmp_path / "rows.csv"), Naive, name="rows", on_malformed="divert")
     rows = source.settled().read(spark).collect()
     assert [row["__malformed"] and row["__malformed"]["reason"] for row in rows] == [
-        f"field 'at' {TIME}, to the microsecond and without a zone", None, None
+        f"field 'at' {TIME}, to the microsecond and without a zone, in the years 1 to 9999", None, None
     ]  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Jobs that run in this process, without Dagster."""
 
+import subprocess
+import sys
 import time
 from datetime import timedelta
 from typing import NamedTuple
@@ -155,3 +157,27 @@ def test_an_unbounded_stream_is_read_until_the_program_has_enough(spark, tmp_pat
     assert found.job.status == "CANCELED"
     with pytest.raises(PipelineError, match="nothing is written anywhere"):
         pipeline.plan()
+
+
+SCRIPT = """
+from dagster_unified.api import Pipeline
+from dagster_unified.errors import UnifiedError
+
+def halves(name):
+    built = Pipeline(name)
+    built.from_collection([1, 0]).map(lambda number: 1 / number, float).print()
+    return built.execute(master="local[1]")
+
+try:
+    halves("handled").result()
+except UnifiedError:
+    pass
+halves("unseen")
+"""
+
+
+def test_a_program_that_ends_without_a_look_at_its_job_fails_as_the_job_does():
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("the job has failed: unseen: stage 'collection', operator 'map': ZeroDivisionError")
+    assert "handled" not in ended.stderr
