@@ -8,6 +8,7 @@ import pytest
 
 from dagster_unified.api import (
     CoFlatMapFunction,
+    ContinuousEventTimeTrigger,
     EventTimeSessionWindows,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
@@ -74,6 +75,21 @@ def test_sessions_go_on_from_a_snapshot():
     assert (second.num_event_time_timers(), sorted(second.keys())) == (2, ["a", "b"])
     second.process_element(Order("a", 2), 500)
     assert sorted(second.process_watermark(2000)) == [Order("a", 3), Order("b", 9)]
+
+
+def test_sessions_that_merge_first_after_a_snapshot_keep_when_they_fire():
+    """The trigger's state is that of a job before, which this one meets for the first time where two windows merge."""
+
+    def build(stream):
+        sessions = stream.key_by("shop").window(EventTimeSessionWindows.with_gap(SECOND))
+        return sessions.trigger(ContinuousEventTimeTrigger.of(SECOND / 2)).sum("amount")
+
+    first, second = OneInputHarness(build, Order), OneInputHarness(build, Order)
+    first.process_element(Order("a", 1), 100)
+    second.restore(first.snapshot())
+    second.process_element(Order("a", 2), 300)
+    assert second.process_watermark(500) == [Order("a", 3)]
+    assert second.process_watermark(1299) == [Order("a", 3), Order("a", 3)]
 
 
 class Latest(KeyedProcessFunction):

@@ -72,6 +72,7 @@ class OperatorTriggerContext(OnMergeContext):
 
     def merge_partitioned_state(self, descriptor: StateDescriptor[Any]) -> None:
         scope, into = self._scope, self._scope.window
+        state: State = scope.bind(descriptor)  # first: what is there from before the job started has no type yet
         found = []
         for window in self._merged:
             scope.window = window
@@ -81,7 +82,6 @@ class OperatorTriggerContext(OnMergeContext):
         scope.window = into
         if not found:
             return
-        state: State = scope.bind(descriptor)
         try:
             state.merge(found)
         except UnsupportedError as error:
