@@ -295,7 +295,7 @@ MALFORMED = "__malformed"
 def fitting(source: str) -> Column:
     """A condition on a frame with `MALFORMED` that is true for a row that fits.
 
-    A row that does not fit raises an error that says where it is.
+    A row that does not fit raises an error that says where it is. A later condition does not hide it (`opaque`).
     """
     from pyspark.sql import functions as F
 
@@ -303,7 +303,19 @@ def fitting(source: str) -> Column:
         F.lit("dagster_unified.errors.MalformedInputError: "),
         F.to_json(F.struct(F.lit(source).alias("source"), F.col(f"{MALFORMED}.*"))),
     )
-    return F.when(F.col(MALFORMED).isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
+    return F.when(F.col(MALFORMED).isNull(), F.lit(True)).otherwise(F.raise_error(opaque(message)).cast("boolean"))
+
+
+def opaque(value: Column) -> Column:
+    """The same value, of which Catalyst assumes that it may be another one when it is asked again.
+
+    So the checks of rows stay where they are: Catalyst would evaluate the conditions of later filters first, or in the
+    reader, and leave rows out before they are checked; and from a check it would infer what holds of columns that are
+    renamed later, which takes twice the time and memory for each of them.
+    """
+    from pyspark.sql import functions as F
+
+    return F.when(F.spark_partition_id() >= 0, value)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

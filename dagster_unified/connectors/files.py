@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dagster_unified.connectors import spark_log
-from dagster_unified.connectors.base import MALFORMED, SparkSource, fitting, spark_schema
+from dagster_unified.connectors.base import MALFORMED, SparkSource, fitting, opaque, spark_schema
 from dagster_unified.connectors.bounds import PathTemplate
 from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields
@@ -327,9 +327,9 @@ class TextSource(_FileSource[Out]):
         text = F.coalesce(F.col(_CORRUPT), self._line(F.struct(*names)))
         problem = F.when(
             reason.isNotNull(),
-            F.struct(F.col("_metadata.file_path").alias("file"), text.alias("row"), reason.alias("reason")),
+            F.struct(F.col("_metadata.file_path").alias("file"), text.alias("row"), opaque(reason).alias("reason")),
         )
-        values = [converted(F.col(field.name), field.type).alias(field.name) for field in self.records.schema]
+        values = [converted(F.col(field.name), field) for field in self.records.schema]
         if self.on_malformed != "fail":
             return frame.select(*values, problem.alias(MALFORMED))
         return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*values)

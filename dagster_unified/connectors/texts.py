@@ -56,8 +56,12 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind))
 
 
-def converted(value: Column, kind: pa.DataType) -> Column:
-    """The value of a type whose texts are in place of it; null where one does not fit."""
+def converted(column: Column, field: pa.Field) -> Column:
+    """The column of a field whose texts are in place of it; null where one does not fit."""
+    return column if _as_text(field.type) == field.type else _value(column, field.type).alias(field.name)
+
+
+def _value(value: Column, kind: pa.DataType) -> Column:
     from pyspark.sql import functions as F
 
     if _as_text(kind) == kind:
@@ -65,11 +69,11 @@ def converted(value: Column, kind: pa.DataType) -> Column:
     if _is_text(kind):
         return value.try_cast(_spark_type(kind))
     if pa.types.is_struct(kind):
-        members = [converted(value[field.name], field.type).alias(field.name) for field in kind]
+        members = [_value(value[field.name], field.type).alias(field.name) for field in kind]
         return F.when(value.isNotNull(), F.struct(*members))
     if pa.types.is_list(kind):
-        return F.transform(value, lambda element: converted(element, kind.value_type))
-    return F.transform_values(value, lambda _, item: converted(item, kind.item_type))
+        return F.transform(value, lambda element: _value(element, kind.value_type))
+    return F.transform_values(value, lambda _, item: _value(item, kind.item_type))
 
 
 def unfit(field: pa.Field, path: str) -> Iterator[Check]:
