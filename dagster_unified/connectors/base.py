@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
     from upath import UPath
 
+    from dagster_unified.connectors.bounds import Hull
+
 
 class SparkSource(Source[Out]):
     """A source that Spark reads."""
@@ -45,6 +47,9 @@ class SparkSource(Source[Out]):
     bound: bool = False
     behind: Position = Unread()
     """What was read of it before: it reads what comes after."""
+
+    _hull: Hull | None = None
+    """What several partitions cover, where they are read together."""
 
     @abstractmethod
     def read(self, spark: SparkSession) -> DataFrame:
@@ -122,16 +127,26 @@ class SparkSource(Source[Out]):
         """
         from pyspark.sql import functions as F
 
-        from dagster_unified.connectors.bounds import within
+        from dagster_unified.connectors.bounds import hull, within
 
         slices = [source.slice for source in bounded if source.slice is not None]
         if self.partition_columns and self.reads_all():
-            return within(self.read(spark), self.partition_columns, slices, self.name)
+            together = copy.copy(self)
+            together._hull = hull(self.partition_columns, slices)
+            return within(together.read(spark), self.partition_columns, slices, self.name)
         frames = [
             source.read_partition(spark).withColumn(PARTITION_INDEX, F.lit(number))
             for number, source in enumerate(bounded)
         ]
         return functools.reduce(lambda some, more: some.unionByName(more), frames)
+
+    def covered(self) -> Hull:
+        """What the partitions that are read cover, so that a reader may leave out the rest; Spark looks closer."""
+        from dagster_unified.connectors.bounds import hull
+
+        if self._hull is not None:
+            return self._hull
+        return {} if self.slice is None else hull(self.partition_columns, [self.slice])
 
     def reads_all(self) -> bool:
         """Whether `read` gives the same rows for every partition: only columns say which partition a row is in."""

@@ -9,13 +9,13 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from string import Formatter
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import MALFORMED, fitting
+from dagster_unified.connectors.base import MALFORMED, fitting, opaque
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
 from dagster_unified.operators.layout import PARTITION_INDEX
@@ -233,6 +233,8 @@ def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known
 _TIMES = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.is_string)
 
 
+_DAY, _TICK = timedelta(days=1), timedelta(microseconds=1)
+
 Hull: TypeAlias = Mapping[str, "TimeRange | frozenset[str]"]
 """Of columns, the time or the keys that partitions cover: no row of theirs has a value beyond."""
 
@@ -250,6 +252,19 @@ def hull(columns: Mapping[str, str], slices: Sequence[Slice]) -> Hull:
         elif not times:
             found[column] = frozenset(bound for bound in bounds if isinstance(bound, str))
     return found
+
+
+def in_folder(frame: DataFrame, column: str, bounds: TimeRange | frozenset[str]) -> Column:
+    """Whether a text or a number that a folder's name has may be one that partitions cover."""
+    from pyspark.sql import functions as F
+
+    text = F.col(column).cast("string")
+    if not isinstance(bounds, TimeRange):
+        return text.isNull() | text.isin(sorted(bounds))
+    # a day more on each side: dates and times without a zone are those of some zone
+    first, last = (bounds.start - _DAY).date().isoformat(), (bounds.end + _DAY - _TICK).date().isoformat()
+    day = F.substring(text, 1, 10)
+    return text.isNull() | ~day.rlike(r"^\d{4}-\d{2}-\d{2}$") | day.between(first, last)
 
 
 def whole_numbers(keys: Collection[str]) -> list[int]:
@@ -299,7 +314,7 @@ def _kept(
         row = F.struct(
             F.lit("").alias("file"),
             text.alias("row"),
-            F.lit(f"field '{column}' does not say the partition").alias("reason"),
+            opaque(F.lit(f"field '{column}' does not say the partition")).alias("reason"),
         )
         problem = F.coalesce(problem, F.when(unknown, row.cast(frame.schema[MALFORMED].dataType) if diverts else row))
         known = [so_far & (inside | unknown) for so_far, (_, inside) in zip(known, outcomes, strict=True)]

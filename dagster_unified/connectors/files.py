@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.base import MALFORMED, SparkSource, fitting, opaque, spark_schema
-from dagster_unified.connectors.bounds import PathTemplate
+from dagster_unified.connectors.bounds import PathTemplate, in_folder
 from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields
 from dagster_unified.connectors.folder import Folder
@@ -292,7 +292,17 @@ class TextSource(_FileSource[Out]):
     def _read(self, spark: SparkSession, paths: list[str], options: Mapping[str, Any] | None = None) -> DataFrame:
         schema, own = self._permissive()
         reader = spark.read.format(self.format).schema(schema).options(**own, **(options or {}))
-        return self._checked(reader.load(paths))
+        return self._checked(self._in_folders(reader.load(paths)))
+
+    def _in_folders(self, frame: DataFrame) -> DataFrame:
+        """The rows of folders such as day=2024-01-01 that may belong to the partitions that are read.
+
+        Behind the checks of rows it would be too late for Spark to leave the other folders alone.
+        """
+        covered = self.covered()
+        for name in covered.keys() & (folder_columns(Folder(self.path)) if covered else set()):
+            frame = frame.where(in_folder(frame, name, covered[name]))
+        return frame
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
         return self.unread(self._checked(self._stream(spark, *self._permissive(), folder)))

@@ -20,7 +20,6 @@ import msgspec
 
 from dagster_unified.connectors.alignment import held_back
 from dagster_unified.connectors.base import SparkSource
-from dagster_unified.connectors.bounds import Hull, hull
 from dagster_unified.connectors.paths import put
 from dagster_unified.connectors.positions import (
     OffsetsRead,
@@ -95,8 +94,6 @@ class SplitSource(SparkSource[Out]):
 
     _range: Range | None = None
     _watermarks: UPath | None = None
-    _hull: Hull | None = None
-    """What several partitions cover, where they are read together."""
 
     @property
     @abstractmethod
@@ -125,18 +122,6 @@ class SplitSource(SparkSource[Out]):
     def at(self, moment: datetime) -> Offsets:
         """Where the records of a moment or later begin; the end of a part that has none."""
         raise NotImplementedError(f"{type(self).__name__} says that it finds times, and has no `at`")
-
-    def covered(self) -> Hull:
-        """What the partitions that are read cover, so that a server may leave out the rest; Spark looks closer."""
-        if self._hull is not None:
-            return self._hull
-        return {} if self.slice is None else hull(self.partition_columns, [self.slice])
-
-    def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
-        together = copy.copy(self)
-        slices = [source.slice for source in bounded if source.slice is not None]
-        together._hull = hull(self.partition_columns, slices)
-        return super(SplitSource, together).read_partitions(spark, bounded)
 
     @abstractmethod
     def splits(self, start: Offsets, end: Offsets) -> Sequence[Any]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import csv
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -25,6 +29,7 @@ from tests.jobs.flown import flown
 # Busy on the first days of January; quiet for more than a month, and back; shared by two flights with one schedule; a
 # handful more.
 TAILS = ("N14228", "N725MQ", "N24211", "N3ALAA", "N13989", "N523JB", "N14148")
+ROOT = Path(__file__).parents[2]
 TEXTS = {name for name, kind in get_type_hints(RawFlight).items() if kind in (str, str | None)}
 
 
@@ -177,3 +182,14 @@ def _raw(row):
     return RawFlight(
         **{name: None if text == "NA" else text if name in TEXTS else int(text) for name, text in row.items()}
     )
+
+
+def test_the_readmes_command_runs_the_year(tmp_path):
+    """As a user runs it: a process of its own, Spark's own settings, the command line, Dagster."""
+    places = {"DAGSTER_UNIFIED_DATA": f"{tmp_path}/data", "DAGSTER_UNIFIED_OUTPUT": f"{tmp_path}/tables"}
+    environment = {**os.environ, **places, "DAGSTER_HOME": str(tmp_path)}
+    command = [str(Path(sys.executable).with_name("dagster-unified")), "run", "jobs.flight_delays"]
+    for one in ([sys.executable, "-m", "jobs.data"], [*command, "-D", "execution.runtime-mode=BATCH"]):
+        subprocess.run(one, cwd=ROOT, env=environment, check=True, timeout=300)
+    totals = DeltaTable(f"{tmp_path}/tables/carrier_delays").to_pyarrow_table().to_pylist()
+    assert sum(row["flights"] for row in totals) == 327_346  # those that have arrived
