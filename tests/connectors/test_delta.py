@@ -1,5 +1,6 @@
 """The Delta sink on Spark: what each mode leaves in the table, once, whatever is repeated."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dagster_unified.connectors.delta.committer import DeltaFile
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
 from dagster_unified.operators.layout import PARTITION_INDEX
+from dagster_unified.records import record_type
 from tests.depth import examples
 from tests.writing import written
 
@@ -104,6 +106,104 @@ def test_a_null_in_a_column_that_takes_none_is_an_error_and_nothing_is_written(w
     with pytest.raises(SinkError, match="has the column 'shop', which may not be null, and the records have no such"):
         write([("pen", 1)], "third", "item string, amount long", mode="append")
     assert table() == [A]
+
+
+def made(folder, features=(), configuration=None, columns=None):
+    """A table as another program may have made it: with features of Delta that `deltalake` does not make itself."""
+    write_deltalake(folder, pa.table({"shop": ["a"], "item": ["pen"], "amount": pa.array([1], pa.int64())}))
+    entry = folder / "_delta_log" / "00000000000000000000.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    for action in actions:
+        if "protocol" in action:
+            reader = [name for name in features if name in ("deletionVectors", "columnMapping")]
+            action["protocol"] = {
+                "minReaderVersion": 3 if reader else 1,
+                "minWriterVersion": 7,
+                "writerFeatures": list(features),
+                **({"readerFeatures": reader} if reader else {}),
+            }
+        if "metaData" in action:
+            action["metaData"]["configuration"] = configuration or {}
+            schema = json.loads(action["metaData"]["schemaString"])
+            for field in schema["fields"]:
+                field["metadata"] = (columns or {}).get(field["name"], {})
+            action["metaData"]["schemaString"] = json.dumps(schema)
+    entry.write_text("\n".join(map(json.dumps, actions)))
+
+
+MAPPED = {
+    name: {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": f"c{number}"}
+    for number, name in enumerate(Stock._fields, 1)
+}
+INVARIANT = json.dumps({"expression": {"expression": "amount > 0"}})
+
+
+@pytest.mark.parametrize(
+    ("given", "mode", "says"),
+    [
+        ((["checkConstraints"], {"delta.constraints.some": "amount > 0"}), "append", r"the constraint 'some' \(amount"),
+        (
+            (["invariants"], {}, {"amount": {"delta.invariants": INVARIANT}}),
+            "append",
+            "a condition on the column 'amou",
+        ),
+        (
+            (["generatedColumns"], {}, {"amount": {"delta.generationExpression": "5"}}),
+            "overwrite",
+            r"computes the column 'amount' \(5\)",
+        ),
+        ((["columnMapping"], {"delta.columnMapping.mode": "name"}, MAPPED), "append", "other names in its files"),
+        ((["columnMapping"], {"delta.columnMapping.mode": "name"}, MAPPED), "upsert", "other names in its files"),
+        ((["appendOnly"], {"delta.appendOnly": "true"}), "overwrite", "is append-only"),
+        ((["deletionVectors"], {"delta.enableDeletionVectors": "true"}), "overwrite", "deletion vectors"),
+        ((["rowTracking", "domainMetadata"], {}), "append", "Unsupported table features required"),
+    ],
+)
+def test_a_table_that_asks_for_more_than_files_is_refused_and_not_broken(write, tmp_path, given, mode, says):
+    """Nobody checks the rows of files that are added to a table, and a wrong entry of its log is there to stay."""
+    made(tmp_path / "table", *given)
+    key = {"key": ("item",)} if mode == "upsert" else {}
+    with pytest.raises(SinkError, match=says):
+        write([("b", "pen", -1)], mode=mode, **key)
+    assert DeltaTable(str(tmp_path / "table")).version() == 0
+
+
+def test_rows_are_added_to_a_table_with_deletion_vectors_and_change_data(write, tmp_path):
+    features = ["deletionVectors", "changeDataFeed", "appendOnly"]
+    made(tmp_path / "table", features, dict.fromkeys(["delta.enableChangeDataFeed", "delta.appendOnly"], "true"))
+    write([B], mode="append")
+    assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
+
+
+@pytest.mark.parametrize(("of_table", "of_sink"), [("shop", ()), ((), "shop"), ("item", "shop")])
+def test_a_table_with_other_partitions_is_refused(write, table, of_table, of_sink):
+    """A file that does not say its partition would have null there."""
+    write([A], "first", mode="append", partition_by=of_table)
+    with pytest.raises(SinkError, match=r"is partitioned by \w+, and the sink by \w+; give partition_by="):
+        write([B], "second", mode="append", partition_by=of_sink)
+    assert table() == [A]
+    write([B], "third", mode="append", partition_by=of_table)
+    assert table() == [A, B]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("text", ["", "__HIVE_DEFAULT_PARTITION__"])
+def test_a_text_that_is_none_in_a_partition_is_refused(write, table, mode, text):
+    options = {"mode": mode, "partition_by": "shop", **({"key": "shop"} if mode == "upsert" else {})}
+    with pytest.raises(Exception, match=r"SinkError: sink 'table': field 'shop' is an empty text, or __HIVE"):
+        write([A._replace(shop=text)], **options)
+    strange = [Stock(shop, shop or "none", 1) for shop in (None, " ", "a/b", "a%b", "a=b", "ü", ".", "a\nb", "null")]
+    write(strange, "second", **options)
+    assert table() == sorted(strange, key=str)
+
+
+class Raw(NamedTuple):
+    raw: bytes
+
+
+def test_a_table_is_not_partitioned_by_what_a_folder_cannot_say():
+    with pytest.raises(PipelineError, match="partition_by='raw': the name of a folder cannot say a binary"):
+        DeltaSink("/tables/stock", partition_by="raw").check(record_type(Raw))
 
 
 def test_a_key_goes_with_upsert():

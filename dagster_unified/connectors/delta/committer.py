@@ -47,9 +47,13 @@ _COMMITS_PER_LOG_CLEANUP = 100
 _ATTEMPTS = 5
 """How often a store is asked for what it breaks off each time."""
 
+_REFUSALS = ("Unsupported table features", "append-only")
+"""What deltalake says of a commit that no other attempt makes."""
+
 T = TypeVar("T")
 
-_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""The folder of rows without a value in a column that a table is partitioned by."""
 
 
 class DeltaFile(Committable, frozen=True, kw_only=True):
@@ -96,7 +100,8 @@ class DeltaCommitter(Committer[DeltaFile]):
     ) -> Self:
         """The committer of the table at a path, which is created if need be.
 
-        Raises `SinkError` where its columns are not the stream's.
+        Raises `SinkError` where its columns or partitions are not the sink's, or where it asks more of who writes to it
+        than that they add files.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
@@ -110,7 +115,7 @@ class DeltaCommitter(Committer[DeltaFile]):
             _create(path, schema, partition_by, storage_options)
             table = opened()
         committer = cls(table, path, mode, key, partition_by, sink, schema)
-        committer._check_columns()
+        committer._check_table()
         return committer
 
     def last_version(self, name: str) -> int | None:
@@ -118,7 +123,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         # what another process has committed in between.
         if not self._is_current:
             self._update()
-            self._check_columns()
+            self._check_table()
             self._is_current = True
         appended = None if self._log is None else self._log.transactions.get(name)
         return self._table.transaction_version(name) if appended is None else appended
@@ -146,14 +151,21 @@ class DeltaCommitter(Committer[DeltaFile]):
         transactions += [Transaction(o, (self._table.transaction_version(o) or 0) + 1) for o in owners]
         properties = CommitProperties(app_transactions=transactions)
         files = [file for commit in commits for file in commit.committables]
+        adds = [self._add(file) for file in files]
+        upserts = self._mode == "upsert" and bool(files)
+        removes = [] if upserts else [*undone, *self._replaced(adds, [commit.identity for commit in commits])]
+        if removes and "deletionVectors" in (self._table.protocol().writer_features or ()):
+            raise SinkError(
+                f"sink '{self._sink}': files of the table at {self._path} may have deletion vectors, and cannot be"
+                " removed without knowing them; write to another table, or drop its feature deletionVectors"
+            )
         self._is_current, self._log = False, None
         try:
-            if self._mode == "upsert" and files:
+            if upserts:
                 self._merge(files, properties)
             else:
-                adds = [self._add(file) for file in files]
                 self._table.create_write_transaction(
-                    [*adds, *undone, *self._replaced(adds, [commit.identity for commit in commits])],
+                    [*adds, *removes],
                     "append",
                     self._table.schema(),
                     partition_by=list(self._partition_by) or None,
@@ -161,6 +173,11 @@ class DeltaCommitter(Committer[DeltaFile]):
                     post_commithook_properties=self._hooks(),
                 )
         except CommitFailedError as error:
+            if any(refusal in str(error) for refusal in _REFUSALS):
+                raise SinkError(
+                    f"sink '{self._sink}': the table at {self._path} cannot be written to: {error}; write to another"
+                    " table, or change this one"
+                ) from error
             raise CommitConflictError(f"Delta table at {self._path}: {error}; another write was first") from error
         except OSError as error:
             if not is_in_object_store(self._path) or isinstance(error, (FileNotFoundError, PermissionError)):
@@ -178,8 +195,30 @@ class DeltaCommitter(Committer[DeltaFile]):
             elif not committed and not self._holds(data_folder(attempt)):
                 remove_tree(self._path / data_folder(attempt))
 
+    def _check_table(self) -> None:
+        """Raises `SinkError` where the sink cannot write to the table as it is, or not any more."""
+        self._check_columns()
+        metadata = self._table.metadata()
+        held, given = tuple(metadata.partition_columns), self._partition_by
+        if held != given and self._mode != "upsert":  # a file that does not say its partition has null there
+            raise SinkError(
+                f"sink '{self._sink}': the table at {self._path} is partitioned by {', '.join(held) or 'nothing'}, and"
+                f" the sink by {', '.join(given) or 'nothing'}; give partition_by={held!r}, or write to another table"
+            )
+        reason = _asks_more(self._table) if self._mode != "upsert" else None
+        mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
+        if mapped:
+            reason = "gives its columns other names in its files (column mapping)"
+        elif self._mode != "append" and metadata.configuration.get("delta.appendOnly") == "true":
+            reason = "is append-only"
+        if reason is not None:
+            raise SinkError(
+                f"sink '{self._sink}': the table at {self._path} {reason}, and mode='{self._mode}' cannot keep to that;"
+                " write to another table, or change this one"
+            )
+
     def _check_columns(self) -> None:
-        """Raises `SinkError` where the table's columns are not the stream's, or not any more."""
+        """Raises `SinkError` where the table's columns are not the stream's."""
         in_table = pa.schema(self._table.schema().to_arrow())
         given, held = spark_schema(self._schema), spark_schema(in_table)
         for column in given:
@@ -296,7 +335,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         for folder in file.path.split("/")[:-1]:
             name, is_column, value = folder.partition("=")
             if is_column:
-                values[name] = None if value == _NO_PARTITION else unquote(value)
+                values[name] = None if value == NO_PARTITION else unquote(value)
         return AddAction(file.path, file.bytes, values, _now(), True, json.dumps({"numRecords": file.rows}))
 
     def _undone(self, identity: WriteIdentity) -> list[RemoveAction]:
@@ -337,6 +376,19 @@ class DeltaCommitter(Committer[DeltaFile]):
             )
 
         return [_remove(row) for row in active_files(self._table) if goes(row)]
+
+
+def _asks_more(table: DeltaTable) -> str | None:
+    """What a table asks of its rows, which nobody checks who only adds files."""
+    for name, value in table.metadata().configuration.items():
+        if name.startswith("delta.constraints."):
+            return f"has the constraint '{name.removeprefix('delta.constraints.')}' ({value})"
+    for column in table.schema().fields:
+        if "delta.invariants" in column.metadata:
+            return f"has a condition on the column '{column.name}'"
+        if "delta.generationExpression" in column.metadata:
+            return f"computes the column '{column.name}' ({column.metadata['delta.generationExpression']})"
+    return None
 
 
 def _create(
@@ -417,7 +469,7 @@ def _columns_with_nulls(metadata: pq.FileMetaData) -> set[str]:
 def _null_folders(path: str) -> set[str]:
     """The columns that a table is partitioned by and that are null in a file."""
     folders = (folder.partition("=") for folder in path.split("/")[:-1])
-    return {name for name, _, value in folders if value == _NO_PARTITION}
+    return {name for name, _, value in folders if value == NO_PARTITION}
 
 
 def active_files(table: DeltaTable) -> list[dict[str, Any]]:

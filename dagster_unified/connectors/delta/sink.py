@@ -14,6 +14,7 @@ import pyarrow as pa
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import WriteAttempt, WriteIdentity
 from dagster_unified.connectors.delta.committer import (
+    NO_PARTITION,
     DeltaCommitter,
     DeltaFile,
     active_files,
@@ -51,7 +52,9 @@ class DeltaSink(SparkSink[object, DeltaFile]):
     partitions had written. `upsert` merges: a row of a key that a partition no longer gives stays.
 
     Raises `PipelineError` for a `key` or `partition_by` that is no field of the record, for `upsert` without a key, and
-    for a field of type `timedelta`, which Delta cannot hold.
+    for a field of type `timedelta`, which Delta cannot hold. A table with other columns or partitions, or one that asks
+    more of its writers than to add files, such as a constraint, a computed column or mapped column names, is a
+    `SinkError` before anything is written; so is an empty text in a column of `partition_by`, which means none there.
 
     Examples:
         >>> totals = sales.key_by("shop").sum("amount")
@@ -111,6 +114,12 @@ class DeltaSink(SparkSink[object, DeltaFile]):
                 raise PipelineError(
                     f"field '{column.name}' is a timedelta, which Delta cannot hold; map it to seconds or milliseconds"
                 )
+            unsaid = pa.types.is_binary(column.type) or pa.types.is_nested(column.type)
+            if unsaid and column.name in self.partition_by:
+                raise PipelineError(
+                    f"partition_by='{column.name}': the name of a folder cannot say a {column.type}; choose a field"
+                    " that is a text, a number, a bool or a time"
+                )
 
     def committer(self, schema: pa.Schema) -> DeltaCommitter:
         return DeltaCommitter.of_table(
@@ -124,6 +133,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         return str(self.path)
 
     def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[DeltaFile]]:
+        frame = self._with_partitions_told(frame)
         if self.mode == "upsert":
             staged = self.path / upsert_folder(attempts[0])
             self._last_per_key(frame).write.mode("overwrite").parquet(for_spark(staged))
@@ -151,6 +161,22 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         finally:
             remove_tree(staged)
         return files
+
+    def _with_partitions_told(self, frame: DataFrame) -> DataFrame:
+        """The same rows; a text fails that stands for no value in a table's partitions."""
+        from pyspark.sql import functions as F
+
+        for name in self.partition_by:
+            if frame.schema[name].dataType.typeName() == "string":
+                message = (
+                    f"dagster_unified.errors.SinkError: sink '{self.name}': field '{name}' is an empty text, or"
+                    f" {NO_PARTITION}, and either is none in a table that is partitioned by it; write None, or another"
+                    " text"
+                )
+                problem = F.raise_error(F.lit(message)).cast("string")
+                value = F.when(F.col(name).isin("", NO_PARTITION), problem).otherwise(F.col(name))
+                frame = frame.withColumn(name, value)
+        return frame
 
     def _last_per_key(self, frame: DataFrame) -> DataFrame:
         """One row per key: of several partitions the last partition's, within one the last that was emitted."""
