@@ -381,8 +381,9 @@ class CsvSource(TextSource[Out]):
     quotes is missing as well, as it is to pandas; where it is given, `""` is an empty text. With `header` the first
     line names the columns, and must name them in the order of the record's fields. A datetime without a zone is in UTC.
     A text may be in quotes, with quotes in it doubled, as RFC 4180 has it and most programs write it; `escape` is
-    another character that stands before them, such as a backslash. A row is one line: a text with a line break in it
-    makes its row malformed.
+    another character that stands before them, such as a backslash. A row is one line, and a text with a line break in
+    it makes its row malformed. With `multi_line` such a text is read, and each file by one task; in a file whose lines
+    end with CR LF, these two in a text become LF.
 
     A row that does not fit its record type fails the run with `MalformedInputError`, which names file and line. With
     `on_malformed="drop"` such rows are left out and counted; with `"divert"` they are kept in a table of their own.
@@ -406,10 +407,12 @@ class CsvSource(TextSource[Out]):
         delimiter: str = ",",
         null_value: str = "",
         escape: str = '"',
+        multi_line: bool = False,
         monitor: bool = False,
         max_files_per_trigger: int | None = None,
     ) -> None:
         super().__init__(path, record, name, on_malformed, monitor, max_files_per_trigger)
+        self.multi_line = multi_line
         if len(escape) != 1:
             raise PipelineError(f"source '{self.name}': escape is one character, not {escape!r}")
         self.header, self.delimiter, self.null_value, self.escape = header, delimiter, null_value, escape
@@ -421,6 +424,7 @@ class CsvSource(TextSource[Out]):
             **self._dialect(),
             "header": self.header,
             "enforceSchema": "false" if self.header else "true",
+            **({"multiLine": "true"} if self.multi_line else {}),
         }
 
     def _dialect(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import CsvSource, FileSink, Pipeline
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import MalformedInputError, PipelineError
 from tests.depth import examples
 
 TEXTS = [
@@ -131,6 +131,34 @@ def test_another_program_reads_what_is_written(run_on_spark, tmp_path):
     assert sorted((int(number), text, maybe) for number, text, maybe in found) == [
         (line.number, line.text, line.maybe or "") for line in lines
     ]
+
+
+BROKEN = [
+    Line(number, text, None)
+    for number, text in enumerate(
+        ["two\nlines", "\n", "a\n\nb", "two\r\nlines", "\r", 'q"\n"q', "end\n", "1,a\n2,b", "one"]
+    )
+]
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_texts_of_several_lines_are_read_where_that_is_said(request, tmp_path, ending, mode):
+    with (tmp_path / "lines.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator=ending)
+        writer.writerow(Line._fields)
+        writer.writerows(BROKEN)
+    run = request.getfixturevalue("run_on_spark" if mode == "BATCH" else "run_streaming")
+    source = CsvSource(str(tmp_path / "lines.csv"), Line, name="lines", multi_line=True)
+    # Spark reads a break in a text that is as those of the file's lines as one character
+    assert read(run, tmp_path, source) == [line._replace(text=line.text.replace(ending, "\n")) for line in BROKEN]
+
+
+def test_the_line_of_a_row_of_several_lines_is_its_first(run_on_spark, tmp_path):
+    (tmp_path / "lines.csv").write_text('number,text,maybe\n1,"a\nb",c\nmany,"d\ne",f\n')
+    source = CsvSource(str(tmp_path / "lines.csv"), Line, name="lines", multi_line=True)
+    with pytest.raises(MalformedInputError, match=r"lines\.csv, line 4: cannot be read as Line"):
+        read(run_on_spark, tmp_path, source)
 
 
 class Raw(NamedTuple):
