@@ -117,8 +117,12 @@ READINGS = st.lists(
 
 
 def comparable(summaries):
-    """With NaN as text, which equals itself."""
-    return {sensor: one._replace(share=str(one.share)) for sensor, one in summaries.items()}
+    """With NaN as text, which equals itself; of 0.0 and -0.0 either is the largest."""
+
+    def text(share):
+        return None if share is None else str(share + 0.0)
+
+    return {sensor: one._replace(share=text(one.share)) for sensor, one in summaries.items()}
 
 
 def last_of_each(records):
