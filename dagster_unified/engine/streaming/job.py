@@ -485,8 +485,6 @@ class StreamingJob:
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             "spark.sql.streaming.minBatchesToRetain": str(options.retained),
             MAX_ROWS: "50000",
-            # over a source's checks of every column it takes minutes and gigabytes
-            "spark.sql.constraintPropagation.enabled": "false",
         }
         manager = self._file_manager()
         if manager is not None:
