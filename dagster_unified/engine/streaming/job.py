@@ -485,6 +485,8 @@ class StreamingJob:
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             "spark.sql.streaming.minBatchesToRetain": str(options.retained),
             MAX_ROWS: "50000",
+            # each micro-batch is planned anew, and what Spark infers of the columns of many lanes does not help it
+            "spark.sql.constraintPropagation.enabled": "false",
         }
         manager = self._file_manager()
         if manager is not None:
