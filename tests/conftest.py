@@ -45,7 +45,7 @@ LONGEST_FIRST = (
 )
 """Folders whose tests start first, so that two workers end at about the same time."""
 
-A_DAY = {"kills": 1, "kits": 1, "clusters": 1, "stories": 1, "brokers": 1, "demos": 1}
+A_DAY = {"kills": 1, "kits": 1, "clusters": 1, "stories": 1, "brokers": 1}
 """How many a day of what is marked `rotates`, by the name of its group; at night all of it."""
 
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.spark
-@pytest.mark.rotates("demos")
+@pytest.mark.rotates("stories")
 @pytest.mark.parametrize("demo", ["demo-streaming", "demo-handover", "demo-kafka"])
 def test_a_demonstration_ends_with_equal_tables(demo, tmp_path):
     environment = {
