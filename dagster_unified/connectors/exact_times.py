@@ -17,6 +17,7 @@ from msgspec import inspect as mi
 
 _FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
 _FINER_IN_JSON = re.compile(rb"\.(?:(?<=:\d\d\.)\d{6}\d*[1-9]|\d{6}\d*[1-9]S)")
+"""What looks like a time, or a duration, that is finer than microseconds."""
 
 Decode = Callable[[Any], Any]
 """Makes a value of JSON."""
@@ -39,16 +40,21 @@ def check_each(texts: Iterable[str]) -> None:
         check_microseconds(text)
 
 
-def json_decoder(python: Any) -> Decode:
-    """What decodes JSON to this type; raises `ValueError` for times that msgspec would round."""
-    decode, times = msgspec.json.Decoder(python).decode, times_in(mi.type_info(python))
+def json_decoder(python: Any, lines: bool = False) -> Decode:
+    """What decodes JSON to this type, or to a list of it, one a line.
+
+    It raises `ValueError` for times that msgspec would round.
+    """
+    typed, untyped = msgspec.json.Decoder[Any](python), msgspec.json.Decoder[Any]()
+    decode, decode_plain = (typed.decode_lines, untyped.decode_lines) if lines else (typed.decode, untyped.decode)
+    times = times_in(mi.type_info(list[python] if lines else python))
     if times is None:
         return decode
 
-    def exact(value: bytes) -> Any:
+    def exact(value: bytes | str) -> Any:
         found = decode(value)
-        if may_be_finer(value):
-            check_each(times(msgspec.json.decode(value)))
+        if _FINER_IN_JSON.search(value.encode() if isinstance(value, str) else value):
+            check_each(times(decode_plain(value)))
         return found
 
     return exact
@@ -80,11 +86,6 @@ def _outside() -> ValueError:
     return ValueError(
         "it is infinite, or outside of the years 1 to 9999, which times are in; give another value for it in a query"
     )
-
-
-def may_be_finer(json: bytes) -> bool:
-    """Whether some text in JSON looks like a time, or a duration, that is finer than microseconds."""
-    return _FINER_IN_JSON.search(json) is not None
 
 
 def times_in(info: mi.Type) -> Check | None:

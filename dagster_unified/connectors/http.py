@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
-from msgspec import inspect as mi
 
-from dagster_unified.connectors.exact_times import check_each, may_be_finer, times_in
+from dagster_unified.connectors.exact_times import json_decoder
 from dagster_unified.connectors.kafka.formats import JsonFormat
 from dagster_unified.connectors.secrets import Value, deferred, resolved
 from dagster_unified.connectors.written_ahead import WrittenAheadSource
@@ -133,18 +132,16 @@ class HttpSource(WrittenAheadSource[Out]):
     def _decoder(self) -> Callable[[bytes, bool], list[Out]]:
         """What makes the records of a body, which has one a line where that is true."""
         kind = JsonFormat().value_type(self.records, self.records.names, f"source '{self.name}'")
-        one = msgspec.json.Decoder[Any](kind.python)
-        many = msgspec.json.Decoder[Any](list[kind.python])  # type: ignore[name-defined]
-        times, plain = times_in(mi.type_info(list[kind.python])), msgspec.json.Decoder[Any]()  # type: ignore[name-defined]
+        one, by_line = json_decoder(kind.python), json_decoder(kind.python, lines=True)
+        many = json_decoder(list[kind.python])  # type: ignore[name-defined]
 
         def decode(body: bytes, lines: bool) -> list[Out]:
             if lines:
-                found = one.decode_lines(body)
+                found = by_line(body)
+            elif body.lstrip()[:1] == b"[":
+                found = many(body)
             else:
-                found = many.decode(body) if body.lstrip()[:1] == b"[" else [one.decode(body)]
-            if times is not None and may_be_finer(body):
-                again = plain.decode_lines(body) if lines else plain.decode(body)
-                check_each(times(again if isinstance(again, list) else [again]))
+                found = [one(body)]
             columns = kind.to_batch(found).columns
             return self.records.from_batch(pa.RecordBatch.from_arrays(columns, schema=self.records.schema))
 

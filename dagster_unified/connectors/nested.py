@@ -55,7 +55,7 @@ def json_type(kind: pa.DataType) -> Any:
     return datetime if pa.types.is_timestamp(kind) else _PYTHON[kind]
 
 
-def from_json(kind: pa.DataType) -> Callable[[bytes], Any]:
+def from_json(kind: pa.DataType) -> Callable[[str | bytes], Any]:
     """What makes values of an Arrow type of texts of JSON; raises `ValueError` where one does not fit."""
     return json_decoder(json_type(kind))
 

@@ -7,7 +7,7 @@ no record types.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,17 +32,7 @@ def fetched(connection: sa.Connection, asked: sa.Select[Any]) -> Iterator[Sequen
     """The columns of some rows after the other; raises SQLAlchemy's errors."""
     with _driver_errors(connection):
         if connection.dialect.name == "duckdb":
-            duckdb: Any = connection.connection.driver_connection
-            statement = str(asked.compile(connection, compile_kwargs={"literal_binds": True}))
-            relation = duckdb.sql(statement)  # it has not run yet
-            if all(str(kind).partition("(")[0] in _ALIKE for kind in relation.types):
-                reader = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader  # before DuckDB 2
-                for batch in reader(_ROWS):
-                    yield batch.columns
-                return
-            result = duckdb.execute(f"SELECT {_with_texts(relation)} FROM ({statement}) AS asked")
-            while rows := result.fetchmany(_ROWS):
-                yield list(zip(*rows, strict=True))
+            yield from _of_duckdb(connection, asked)
             return
         for rows in _rows(connection, asked):
             yield list(zip(*rows, strict=True))
@@ -58,11 +48,26 @@ def _rows(connection: sa.Connection, asked: sa.Select[Any]) -> Iterator[Sequence
         yield rows
 
 
-def _with_texts(relation: Any) -> str:
+def _of_duckdb(connection: sa.Connection, asked: sa.Select[Any]) -> Iterator[Sequence[Column]]:
+    duckdb: Any = connection.connection.driver_connection
+    statement = str(asked.compile(connection, compile_kwargs={"literal_binds": True}))
+    relation = duckdb.sql(statement)  # it has not run yet
+    if all(str(kind).partition("(")[0] in _ALIKE for kind in relation.types):
+        reader = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader  # before DuckDB 2
+        for batch in reader(_ROWS):
+            yield batch.columns
+        return
+    quoted = connection.dialect.identifier_preparer.quote_identifier
+    result = duckdb.execute(f"SELECT {_with_texts(relation, quoted)} FROM ({statement}) AS asked")
+    while rows := result.fetchmany(_ROWS):
+        yield list(zip(*rows, strict=True))
+
+
+def _with_texts(relation: Any, quoted: Callable[[str], str]) -> str:
     """The columns of what DuckDB is asked, with texts for times and dates, and for intervals their microseconds."""
     texts = []
     for column, kind in zip(relation.columns, map(str, relation.types), strict=True):
-        name = _quoted(column)
+        name = quoted(column)
         if kind.startswith(("DATE", "TIMESTAMP")):
             texts.append(f"CAST({name} AS VARCHAR) AS {name}")
         elif kind == "INTERVAL":  # one with months has no length
@@ -72,12 +77,6 @@ def _with_texts(relation: Any) -> str:
         elif "TIMESTAMP_NS" in kind:
             texts.append(f"CAST({name} AS JSON) AS {name}")
     return f"* REPLACE ({', '.join(texts)})" if texts else "*"
-
-
-def _quoted(name: str) -> str:
-    """A name in SQL, as it is written."""
-    doubled = name.replace('"', '""')
-    return f'"{doubled}"'
 
 
 @contextmanager

@@ -182,11 +182,7 @@ def _refuse(value: Any, what: str) -> Any:
 
 def _nested(kind: pa.DataType) -> _Convert:
     python, decode = json_type(kind), from_json(kind)
-    return lambda v: decode(_in_bytes(v)) if isinstance(v, (str, bytes)) else msgspec.convert(v, python)
-
-
-def _in_bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
+    return lambda v: decode(v) if isinstance(v, (str, bytes)) else msgspec.convert(v, python)
 
 
 def _whole(value: Any) -> Any:
@@ -221,10 +217,9 @@ def _moment(value: Any, zoned: bool) -> datetime:
     if isinstance(value, str):
         check_microseconds(value)
         value = datetime.fromisoformat(value)
-    moment = value
-    if not isinstance(moment, datetime):
+    if not isinstance(value, datetime):
         raise TypeError(f"{shorten(value)} is not a time")
-    if moment.tzinfo is None:
-        return moment.replace(tzinfo=timezone.utc) if zoned else moment
-    moment = moment.astimezone(timezone.utc)
+    if value.tzinfo is None:
+        return value.replace(tzinfo=timezone.utc) if zoned else value
+    moment = value.astimezone(timezone.utc)
     return moment if zoned else moment.replace(tzinfo=None)

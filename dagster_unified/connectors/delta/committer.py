@@ -151,8 +151,8 @@ class DeltaCommitter(Committer[DeltaFile]):
         transactions += [Transaction(o, (self._table.transaction_version(o) or 0) + 1) for o in owners]
         properties = CommitProperties(app_transactions=transactions)
         files = [file for commit in commits for file in commit.committables]
-        adds = [self._add(file) for file in files]
         upserts = self._mode == "upsert" and bool(files)
+        adds = [] if upserts else [self._add(file) for file in files]
         removes = [] if upserts else [*undone, *self._replaced(adds, [commit.identity for commit in commits])]
         if removes and "deletionVectors" in (self._table.protocol().writer_features or ()):
             raise SinkError(
@@ -205,12 +205,7 @@ class DeltaCommitter(Committer[DeltaFile]):
                 f"sink '{self._sink}': the table at {self._path} is partitioned by {', '.join(held) or 'nothing'}, and"
                 f" the sink by {', '.join(given) or 'nothing'}; give partition_by={held!r}, or write to another table"
             )
-        reason = _asks_more(self._table) if self._mode != "upsert" else None
-        mapped = metadata.configuration.get("delta.columnMapping.mode", "none") != "none"
-        if mapped:
-            reason = "gives its columns other names in its files (column mapping)"
-        elif self._mode != "append" and metadata.configuration.get("delta.appendOnly") == "true":
-            reason = "is append-only"
+        reason = _asks_more(self._table, self._mode)
         if reason is not None:
             raise SinkError(
                 f"sink '{self._sink}': the table at {self._path} {reason}, and mode='{self._mode}' cannot keep to that;"
@@ -378,9 +373,16 @@ class DeltaCommitter(Committer[DeltaFile]):
         return [_remove(row) for row in active_files(self._table) if goes(row)]
 
 
-def _asks_more(table: DeltaTable) -> str | None:
-    """What a table asks of its rows, which nobody checks who only adds files."""
-    for name, value in table.metadata().configuration.items():
+def _asks_more(table: DeltaTable, mode: str) -> str | None:
+    """What a table asks of who writes to it, and a sink with this mode does not do."""
+    configuration = table.metadata().configuration
+    if configuration.get("delta.columnMapping.mode", "none") != "none":
+        return "gives its columns other names in its files (column mapping)"
+    if mode != "append" and configuration.get("delta.appendOnly") == "true":
+        return "is append-only"
+    if mode == "upsert":  # deltalake writes the rows, and checks them
+        return None
+    for name, value in configuration.items():
         if name.startswith("delta.constraints."):
             return f"has the constraint '{name.removeprefix('delta.constraints.')}' ({value})"
     for column in table.schema().fields:

@@ -104,9 +104,7 @@ class ReadField:
             raise ValueError("it is null, and its type does not allow None")
         if self.type == "json":
             decode = from_json(self.arrow)
-            return pa.array(
-                [None if text is None else decode(text.encode()) for text in column.to_pylist()], self.arrow
-            )
+            return pa.array([None if text is None else decode(text) for text in column.to_pylist()], self.arrow)
         if self.type == "interval":
             return _durations(column)
         if self.type == "interval[]":
@@ -146,21 +144,22 @@ def _has_binary(kind: pa.DataType) -> bool:
 
 
 def flattened(fields: Iterable[ReadField]) -> list[str]:
-    """A column with the first field whose array has several dimensions, which come as one list; none without arrays."""
-    arrays = [field.name for field in fields if field.type.endswith("[]")]
-    cases = [f"WHEN array_ndims({quoted(name)}) > 1 THEN {_literal(name)}" for name in arrays]
+    """Where there are arrays, a column with the place of the field whose array has several dimensions.
+
+    Such an array comes as one list.
+    """
+    arrays = [(place, field.name) for place, field in enumerate(fields) if field.type.endswith("[]")]
+    cases = [f"WHEN array_ndims({quoted(name)}) > 1 THEN {place}" for place, name in arrays]
     return [f"CASE {' '.join(cases)} END AS flattened"] if cases else []
 
 
-def _literal(text: str) -> str:
-    doubled = text.replace("'", "''")
-    return f"'{doubled}'"
-
-
-def _check_flattened(columns: Sequence[pa.Array]) -> None:
-    for column in columns:
-        for name in column.drop_null().to_pylist():
-            raise ValueError(f"field '{name}': it is an array of several dimensions; declare a list of lists")
+def _check_flattened(batch: pa.RecordBatch, fields: Sequence[ReadField]) -> None:
+    if batch.num_columns == len(fields):
+        return
+    places = batch.columns[-1].drop_null()
+    if len(places):
+        name = fields[places[0].as_py()].name
+        raise ValueError(f"field '{name}': it is an array of several dimensions; declare a list of lists")
 
 
 def _by_field(batch: pa.RecordBatch, fields: Sequence[ReadField]) -> Iterator[tuple[ReadField, pa.Array]]:
@@ -170,7 +169,7 @@ def _by_field(batch: pa.RecordBatch, fields: Sequence[ReadField]) -> Iterator[tu
 def converted(batch: pa.RecordBatch, fields: list[ReadField], place: str) -> Iterator[pa.RecordBatch | Malformed]:
     """A batch in the columns of the records, and the rows of it that do not fit."""
     try:
-        _check_flattened(batch.columns[len(fields) :])
+        _check_flattened(batch, fields)
         columns = [field.converted(column) for field, column in _by_field(batch, fields)]
     except REFUSED as error:
         if batch.num_rows > 1:
