@@ -451,6 +451,9 @@ class KeyedProcessStep(KeyedStep):
 _SHORT = 8
 """Records of a key; where they are fewer on average, going from key to key costs more than it saves."""
 
+_SAME_KEY = object()
+"""In the place of a key's value, before each of its records but the first."""
+
 
 class ReduceOperator(KeyedOperator):
     """Combines a key's records. One update per record with incremental updates, else one result at the end of a bundle.
@@ -505,8 +508,10 @@ class ReduceOperator(KeyedOperator):
             self._update(held, starts, records)
         else:
             self._update_by_run(held, starts, records)
-        updates = self.out.records
-        self.state.put("value", keys, [updates[first + end - 1] for end in (*starts[1:], len(records))])
+        updates = self.out.records if first == 0 else self.out.records[first:]
+        latest = [updates[start - 1] for start in starts[1:]]
+        latest.append(updates[-1])
+        self.state.put("value", keys, latest)
         self.out.timestamps += timestamps
         after()
 
@@ -514,15 +519,14 @@ class ReduceOperator(KeyedOperator):
         """Emit one update for each record; `held` are the values of the keys, and `starts` where their runs begin."""
         function, out = self.function, self.out.records
         emit, first = out.append, len(out)
-        begins = bytearray(len(records))
-        for start in starts:
-            begins[start] = 1
-        values = iter(held)
+        before: list[Any] = [_SAME_KEY] * len(records)
+        for start, one in zip(starts, held, strict=True):
+            before[start] = one
         value = record = None
         try:
-            for record, begin in zip(records, begins, strict=True):
-                if begin:
-                    value = next(values)
+            for record, own in zip(records, before, strict=True):
+                if own is not _SAME_KEY:
+                    value = own
                 value = record if value is None else function(value, record)
                 emit(value)
         except Exception as error:

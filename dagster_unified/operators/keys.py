@@ -17,8 +17,8 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.column_hashes import integer_hashes, text_hashes
 from dagster_unified.operators.failures import placed
-from dagster_unified.operators.integer_hashes import integer_hashes
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.records import shorten
 
@@ -136,6 +136,10 @@ def key_groups(
     columns = key_columns(batch, keyed, layout, where)
     if len(columns) == 1 and keyed.decode is None and pa.types.is_int64(columns[0].type):
         return _groups_of(integer_hashes(columns[0]), count)
+    if len(columns) == 1 and keyed.decode is None and pa.types.is_string(columns[0].type) and _many(columns[0]):
+        hashes = text_hashes(columns[0])
+        if hashes is not None:
+            return _groups_of(hashes, count)
     if len(columns) == 1 and not pa.types.is_nested(columns[0].type):
         spread = columns[0].dictionary_encode()
         values = spread.dictionary.to_pylist()
@@ -144,6 +148,16 @@ def key_groups(
             return _groups(decoded(keyed, values, where), count).take(spread.indices)
         return pa.array([_group(key, keyed, count, known, where) for key in values], pa.int32()).take(spread.indices)
     return _groups(decoded(keyed, key_values(columns), where), count)
+
+
+_SAMPLE = 4096
+"""Rows that tell whether a batch has many keys."""
+
+
+def _many(keys: pa.Array) -> bool:
+    """Whether hardly any key comes twice."""
+    sample = keys.slice(0, _SAMPLE)
+    return 2 * len(sample.unique()) > len(sample)
 
 
 def _groups(keys: Sequence[Hashable], count: int) -> pa.Array:

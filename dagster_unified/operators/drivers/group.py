@@ -102,7 +102,7 @@ class _OpenPage:
 
     blocks: Blocks
     contents: dict[int, Content] = field(default_factory=dict)
-    spans: dict[int, _Span] = field(default_factory=dict)
+    stored: dict[int, _Stored] = field(default_factory=dict)
     changed: bool = False
 
     @classmethod
@@ -116,7 +116,7 @@ class _OpenPage:
 
     def keys_read(self) -> int:
         """How many of them were decoded."""
-        return sum(self.blocks.entries[block].keys for block in (*self.contents, *self.spans))
+        return sum(self.blocks.entries[block].keys for block in (*self.contents, *self.stored))
 
     def typical_size(self) -> int:
         """Its bytes, if no block were much larger than the others, as where one key has much more than others."""
@@ -124,7 +124,7 @@ class _OpenPage:
 
     def missing(self, blocks: Iterable[int]) -> list[int]:
         """Those of some blocks that were not decoded."""
-        return sorted(block for block in set(blocks) if block not in self.contents and block not in self.spans)
+        return sorted(block for block in set(blocks) if block not in self.contents and block not in self.stored)
 
     def put(self, block: int, entry: Page, data: msgspec.Raw) -> None:
         """Replace a block."""
@@ -134,13 +134,11 @@ class _OpenPage:
             self.changed = True
 
 
-class _Span(NamedTuple):
-    """Where the values of a block are in the group's column, and its keys."""
+class _Stored(NamedTuple):
+    """The keys of a block whose values are in the group's column, also as they are stored."""
 
-    start: int
-    end: int
     keys: list[Hashable]
-    stored: msgspec.Raw
+    encoded: msgspec.Raw
 
 
 class Group:
@@ -181,8 +179,8 @@ class Group:
                 found = self.codec.decode_values(page.blocks.data[block], name)
                 if found is None:
                     return False
-                start, end = column.extend(found.keys, found.values)
-                page.spans[block] = _Span(start, end, found.keys, found.stored)
+                column.extend(found.keys, found.values)
+                page.stored[block] = _Stored(found.keys, found.stored)
         return True
 
     def load(self, keys: Sequence[Hashable]) -> list[Content]:
@@ -229,14 +227,13 @@ class Group:
         if column is None:
             return
         for page in self.pages.values():
-            for block, span in page.spans.items():
-                values = column.values[span.start : span.end]
-                states = {key: {column.name: value} for key, value in zip(span.keys, values, strict=True)}
+            for block, stored in page.stored.items():
+                states = {key: {column.name: column.values[key]} for key in stored.keys}
                 page.contents[block] = Content(states)
                 self.keys.update(states)
-            page.spans.clear()
-        for key, value in column.created():
-            self.keys[key] = {column.name: value}
+            page.stored.clear()
+        for key in column.created:
+            self.keys[key] = {column.name: column.values[key]}
             self.created.append(key)
 
     def _places(self, keys: Sequence[Hashable]) -> Iterator[tuple[_OpenPage, Iterable[int]]]:
@@ -357,18 +354,19 @@ class Group:
         events, moments = list(event_timers.pending()), list(processing_timers.pending())
         held = [(timestamp, key, record) for key, elements in self.held.items() for timestamp, record in elements]
         if self.column is not None:
-            return Columns((self.column.name,), list(self.column.places), [self.column.values], events, moments, held)
+            values = self.column.values
+            return Columns((self.column.name,), list(values), [list(values.values())], events, moments, held)
         return Content(self.keys, events, moments, held, large=True)
 
     def _make_room(self) -> list[Content]:
         """Make pages, and blocks of pages, for the keys that have come; return what was read for it."""
-        created = self.created if self.column is None else self.column.created_keys()
+        created = self.created if self.column is None else self.column.created
         if not created and self.index.wanted <= len(self.index.pages):
             return []
         found: list[Content] = []
         before = sum(page.keys for number, page in enumerate(self.index.pages) if number not in self.pages)
         before += sum(page.keys() - page.keys_read() for page in self.pages.values())
-        count = before + len(self.keys if self.column is None else self.column.places)
+        count = before + len(self.keys if self.column is None else self.column.values)
         if self._pages_for(count) > len(self.index.pages):
             found += self.load_all()
             self.split(count)
@@ -417,21 +415,15 @@ class Group:
 
     def _write_column(self, column: KeyedColumn) -> None:
         """As `_write`, where each key has one state and nothing else. Keys that were read are not encoded again."""
-        created: dict[tuple[int, int], tuple[list[Hashable], list[Any]]] = {}
-        for key, value in column.created():
-            keys, values = created.setdefault(self._block_of(key), ([], []))
-            keys.append(key)
-            values.append(value)
+        created: dict[tuple[int, int], list[Hashable]] = {}
+        for key in column.created:
+            created.setdefault(self._block_of(key), []).append(key)
         for number, page in self.pages.items():
-            for block, span in page.spans.items():
-                more = created.get((number, block))
-                values = column.values[span.start : span.end]
-                if more is None:
-                    data = self.codec.encode_values(column.name, span.stored, values)
-                else:
-                    values += more[1]
-                    data = self.codec.encode_values(column.name, span.keys + more[0], values)
-                page.put(block, Page(len(values)), data)
+            for block, stored in page.stored.items():
+                more = created.get((number, block), [])
+                keys = stored.keys + more if more else stored.keys
+                data = self.codec.encode_values(column.name, keys if more else stored.encoded, column.held(keys))
+                page.put(block, Page(len(keys)), data)
 
     def _put(self, page: _OpenPage, block: int, content: Content) -> None:
         data = self.codec.encode(content, self._write_chunk, self._read_chunk)

@@ -199,7 +199,7 @@ class KeyGroups:
         if arrived.broadcast:
             self._broadcast(group, arrived.broadcast, given.leads)
         if arrived.own:
-            self._records(group, arrived.own, given.sorted_by_key)
+            self._records(group, arrived.own, given)
 
     @contextmanager
     def _opened(self, store: GroupStore, watermark: int) -> Iterator[Group]:
@@ -229,19 +229,20 @@ class KeyGroups:
             self.running.drain(FLUSH)
         group.store.write_page(BROADCAST, self.broadcast.encode(self.operator.broadcast))
 
-    def _records(self, group: Group, batches: Sequence[pa.RecordBatch], sorted_by_key: bool) -> None:
+    def _records(self, group: Group, batches: Sequence[pa.RecordBatch], given: MicroBatch) -> None:
         batch = pa.concat_batches(batches)
         layout, where = self.program.input, self.operator.where
         if self.operator.takes_batches:
             self.operator.process_batch(batch, group.store)
             self.running.drain(FLUSH)
             return
-        if sorted_by_key:
+        if given.sorted_by_key:
             keys, starts = runs(batch, self.keyed, layout, where)
         else:
             batch, keys, starts = sorted_runs(batch, self.keyed, layout, where)
         records, timestamps = self._read(batch)
-        self._touched += keys
+        if given.epoch is not None:
+            self._touched += keys
         if type(keys[0]) in _PLAIN or len(set(keys)) == len(keys):
             self.grouped.process(group, keys, starts, records, timestamps)
             return

@@ -11,7 +11,7 @@ place are seen.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -124,49 +124,35 @@ class StateBackend(ABC):
 
 
 class KeyedColumn:
-    """One state of many keys, one value each, where keys have no other: a value is found by its place."""
+    """One state of many keys, one value each, where keys have no other."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.values: list[Any] = []
-        self.places: dict[Hashable, int] = {}
-        self._created: list[Hashable] = []
-        self._found: tuple[Sequence[Hashable], list[int | None]] = ((), [])
+        self.values: dict[Hashable, Any] = {}
+        self.created: list[Hashable] = []
+        """The keys that had no value when they were taken."""
 
-    def extend(self, keys: Sequence[Hashable], values: Sequence[Any]) -> tuple[int, int]:
-        """Takes keys that it does not have; returns from where to where their values are."""
-        start = len(self.values)
-        self.values += values
-        self.places.update(zip(keys, range(start, len(self.values)), strict=True))
-        return start, len(self.values)
+        self._taken: list[Any] = []
+
+    def extend(self, keys: Sequence[Hashable], values: Sequence[Any]) -> None:
+        """Takes keys that it does not have, and their values."""
+        self.values.update(zip(keys, values, strict=True))
 
     def take(self, keys: Sequence[Hashable]) -> list[Any]:
         """The values of some keys, None where there is none."""
-        places = list(map(self.places.get, keys))
-        self._found = (keys, places)
-        values = self.values
-        return [None if place is None else values[place] for place in places]
+        self._taken = list(map(self.values.get, keys))
+        return self._taken
 
     def put(self, keys: Sequence[Hashable], replacing: Sequence[Any]) -> None:
         """Replaces the values of keys that were taken last."""
-        taken, places = self._found
-        assert taken is keys
-        values = self.values
-        for place, value, key in zip(places, replacing, keys, strict=True):
-            if place is not None:
-                values[place] = value
-                continue
-            self.places[key] = len(values)
-            values.append(value)
-            self._created.append(key)
+        count = len(self.values)
+        self.values.update(zip(keys, replacing, strict=True))
+        if len(self.values) > count:
+            self.created += [key for key, value in zip(keys, self._taken, strict=True) if value is None]
 
-    def created_keys(self) -> list[Hashable]:
-        """The keys that had no value when they were taken."""
-        return self._created
-
-    def created(self) -> Iterator[tuple[Hashable, Any]]:
-        """These, and the values that they have now."""
-        return ((key, self.values[self.places[key]]) for key in self._created)
+    def held(self, keys: Sequence[Hashable]) -> list[Any]:
+        """The values of some keys that have one."""
+        return list(map(self.values.__getitem__, keys))
 
 
 class KeyedStateBackend(StateBackend):

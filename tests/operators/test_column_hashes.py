@@ -1,10 +1,10 @@
-"""The hashes of a column of integers are those of its keys one by one: state is found by them, for ever."""
+"""The hashes of a column of integers or texts are those of its keys one by one: state is found by them, for ever."""
 
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.operators.integer_hashes import integer_hashes
+from dagster_unified.operators.column_hashes import LONGEST_TEXT, integer_hashes, text_hashes
 from dagster_unified.operators.keys import key_hashes
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -22,3 +22,17 @@ def test_numbers_where_their_encoding_changes_have_their_hashes():
     assert integer_hashes(pa.array(keys, pa.int64())).to_pylist() == key_hashes(keys)
     for number in keys:
         assert integer_hashes(pa.array([number], pa.int64())).to_pylist() == key_hashes([number])
+
+
+SHORT = st.text(st.characters(codec="utf-8"), max_size=LONGEST_TEXT).filter(lambda t: len(t.encode()) <= LONGEST_TEXT)
+
+
+@given(st.lists(st.one_of(SHORT, st.text("ab\0", max_size=9))), st.integers(0, 3))
+def test_the_hashes_of_a_column_of_texts_are_those_of_its_keys(keys, start):
+    assert text_hashes(pa.array(keys, pa.string()).slice(start)).to_pylist() == key_hashes(keys[start:])
+
+
+def test_a_text_that_is_too_long_has_no_hash_with_the_others():
+    keys = ["a", "b" * LONGEST_TEXT]
+    assert text_hashes(pa.array(keys)).to_pylist() == key_hashes(keys)
+    assert text_hashes(pa.array([*keys, "c" * (LONGEST_TEXT + 1)])) is None
