@@ -254,6 +254,11 @@ def hull(columns: Mapping[str, str], slices: Sequence[Slice]) -> Hull:
     return found
 
 
+def in_any_zone(bounds: TimeRange) -> TimeRange:
+    """What may be meant by bounds where values have no time zone: dates and times are then those of some zone."""
+    return TimeRange(bounds.start - _DAY, bounds.end + _DAY)
+
+
 def in_folder(frame: DataFrame, column: str, bounds: TimeRange | frozenset[str]) -> Column:
     """Whether a text or a number that a folder's name has may be one that partitions cover."""
     from pyspark.sql import functions as F
@@ -261,8 +266,8 @@ def in_folder(frame: DataFrame, column: str, bounds: TimeRange | frozenset[str])
     text = F.col(column).cast("string")
     if not isinstance(bounds, TimeRange):
         return text.isNull() | text.isin(sorted(bounds))
-    # a day more on each side: dates and times without a zone are those of some zone
-    first, last = (bounds.start - _DAY).date().isoformat(), (bounds.end + _DAY - _TICK).date().isoformat()
+    meant = in_any_zone(bounds)
+    first, last = meant.start.date().isoformat(), (meant.end - _TICK).date().isoformat()
     day = F.substring(text, 1, 10)
     return text.isNull() | ~day.rlike(r"^\d{4}-\d{2}-\d{2}$") | day.between(first, last)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime, timedelta, timezone
+from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.bounds import whole_numbers
+from dagster_unified.connectors.bounds import in_any_zone, whole_numbers
 from dagster_unified.connectors.database.connection import Database
 from dagster_unified.connectors.database.fetching import fetched
 from dagster_unified.connectors.database.reading import ReadField, converted
@@ -34,8 +34,6 @@ _PART = "rows"
 
 _FLOAT = 4
 """The number of FLOAT in the protocol of MySQL."""
-
-_DAY = timedelta(days=1)
 
 
 class DatabaseSplit(msgspec.Struct, frozen=True):
@@ -293,8 +291,8 @@ def _within(column: sa.ColumnClause[Any], bounds: TimeRange | frozenset[str]) ->
             return moment.date()
         return moment if getattr(kind, "timezone", False) else moment.replace(tzinfo=None)
 
-    # a day more on each side: dates and times without a zone are those of some zone
-    return sa.and_(column >= bound(bounds.start - _DAY), column < bound(bounds.end + 2 * _DAY))
+    meant = in_any_zone(bounds)
+    return column.between(bound(meant.start), bound(meant.end))
 
 
 def _is_odd(column: sa.ColumnClause[Any], kind: Any) -> Any:

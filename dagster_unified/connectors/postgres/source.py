@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.bounds import whole_numbers
+from dagster_unified.connectors.bounds import in_any_zone, whole_numbers
 from dagster_unified.connectors.postgres.connection import GivesConnection, PostgresConnection, errors_of
 from dagster_unified.connectors.postgres.names import TableName, quoted
 from dagster_unified.connectors.postgres.reading import ReadField, converted, flattened
@@ -41,7 +41,6 @@ _FIRST = -(2**63)
 """The offset before all rows."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_DAY = timedelta(days=1)
 
 _WHOLE = ("int2", "int4", "int8")
 _QUERY = re.compile(r"\s*(SELECT|WITH|VALUES|TABLE)\s", re.IGNORECASE)
@@ -487,8 +486,8 @@ def _within(
             return f"({column} >= {to_millis(bounds.start)} AND {column} < {to_millis(bounds.end)})"
         if base not in ("timestamptz", "timestamp", "date"):
             return None
-        # a day more on each side: dates and times without a zone are those of some zone
-        return f"({column} >= {_literal(bounds.start - _DAY)} AND {column} < {_literal(bounds.end + _DAY)})"
+        meant = in_any_zone(bounds)
+        return f"({column} >= {_literal(meant.start)} AND {column} < {_literal(meant.end)})"
     if base in _WHOLE:
         keys = [str(number) for number in whole_numbers(bounds)]
     elif base in ("text", "varchar", "bpchar") and (
