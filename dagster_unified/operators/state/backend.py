@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import inspect as mi
@@ -130,9 +131,7 @@ class KeyedColumn:
         self.name = name
         self.values: dict[Hashable, Any] = {}
         self.created: list[Hashable] = []
-        """The keys that had no value when they were taken."""
-
-        self._taken: list[Any] = []
+        """The keys that were put and had no value before."""
 
     def extend(self, keys: Sequence[Hashable], values: Sequence[Any]) -> None:
         """Takes keys that it does not have, and their values."""
@@ -140,15 +139,14 @@ class KeyedColumn:
 
     def take(self, keys: Sequence[Hashable]) -> list[Any]:
         """The values of some keys, None where there is none."""
-        self._taken = list(map(self.values.get, keys))
-        return self._taken
+        return list(map(self.values.get, keys))
 
     def put(self, keys: Sequence[Hashable], replacing: Sequence[Any]) -> None:
-        """Replaces the values of keys that were taken last."""
+        """Replaces the values of some keys."""
         count = len(self.values)
         self.values.update(zip(keys, replacing, strict=True))
-        if len(self.values) > count:
-            self.created += [key for key, value in zip(keys, self._taken, strict=True) if value is None]
+        created = list(islice(reversed(self.values), len(self.values) - count))  # a dict has what is new at its end
+        self.created += reversed(created)
 
     def held(self, keys: Sequence[Hashable]) -> list[Any]:
         """The values of some keys that have one."""
