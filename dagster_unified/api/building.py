@@ -21,6 +21,7 @@ from dagster_unified.graph.operator_state import check_operator_state
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.targets import check_targets, written
+from dagster_unified.operators.functions.iterations import iteration_listeners
 from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ class GraphBuilder:
         return nodes
 
     def _add(self, kind: type[N], upstream: list[Upstream], name: str, **attributes: Any) -> N:
+        if not self.is_body:
+            self._check_hears_of_no_epochs(name, attributes.get("function"))
         timestamped = attributes.pop("timestamped", None)
         if timestamped is None:
             timestamped = any(self._nodes[u.node].timestamped for u in upstream)
@@ -132,6 +135,14 @@ class GraphBuilder:
         self._nodes.append(node)
         self._edges += [Edge(u.node, node.id, u.partitioning or Partitioning(), u.tag) for u in upstream]
         return node
+
+    def _check_hears_of_no_epochs(self, operator: str, function: object) -> None:
+        listener = next(iteration_listeners(function), None)
+        if listener is not None:
+            raise PipelineError(
+                f"{self.name}: operator '{operator}': {type(listener).__name__} hears of the epochs of an iteration,"
+                " and there are none here; use it in the body of an iteration"
+            )
 
     def _found_mistake(self, node: int, mistake: RecordTypeError) -> None:
         """Keeps a mistake in an output type until the graph is complete, so that all of them are reported at once."""

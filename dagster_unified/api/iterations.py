@@ -23,6 +23,7 @@ from dagster_unified.graph import nodes
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.iterations import check_staleness
 from dagster_unified.graph.nodes import (
+    ExchangeKind,
     Graph,
     HeadNode,
     IterationNode,
@@ -111,6 +112,25 @@ class IterationConfig:
     name: str | None = None
     uid: str | None = None
     staleness: int = 0
+
+    def __post_init__(self) -> None:
+        if self.operator_life_cycle not in LifeCycle.__members__:
+            known = " or ".join(LifeCycle.__members__)
+            raise PipelineError(f"IterationConfig: operator_life_cycle is {known}, not {self.operator_life_cycle!r}")
+        if self.parallelism is not None and not _is_count(self.parallelism, 1):
+            raise PipelineError(f"IterationConfig: parallelism must be at least 1, not {self.parallelism!r}")
+        if not _is_count(self.staleness, 0):
+            raise PipelineError(
+                "IterationConfig: staleness is how many epochs a subtask may be ahead, 0 or more, not"
+                f" {self.staleness!r}"
+            )
+        for what, given in (("name", self.name), ("uid", self.uid)):
+            if given is not None and not (isinstance(given, str) and given):
+                raise PipelineError(f"IterationConfig: {what} is a text that is not empty, not {given!r}")
+
+
+def _is_count(given: object, least: int) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool) and given >= least
 
 
 @dataclass(frozen=True)
@@ -345,6 +365,7 @@ def iterate_delta(
     untyped = [stream for stream in given if isinstance(stream, UntypedStream)]
     if untyped:
         return untyped[0]
+    _check_config(config)
     delta = _Delta(solution_set, workset, body, max_rounds, config, combine)
     (found,) = iterate_bounded_streams_until_termination([delta.first], [delta.initial], delta, config)
     return found
@@ -515,8 +536,8 @@ class _Delta(IterationBody):
                 f"{self.where}: its body has to be a DeltaFunction or a BatchDeltaFunction, such as MyFunction(), not"
                 f" {function!r}"
             )
-        if max_rounds is not None and max_rounds < 1:
-            raise PipelineError(f"{self.where}: max_rounds must be at least 1, not {max_rounds}")
+        if max_rounds is not None and not _is_count(max_rounds, 1):
+            raise PipelineError(f"{self.where}: max_rounds must be at least 1, not {max_rounds!r}")
         if config.operator_life_cycle == "PER_ROUND":
             raise PipelineError(
                 f"{self.where}: a solution set lives over all rounds; leave operator_life_cycle as it is"
@@ -627,6 +648,14 @@ def _key_types(key: Key, records: RecordType) -> list[pa.DataType]:
     return [key.computed.arrow] if key.computed is not None else [records.schema.field(n).type for n in key.fields]
 
 
+_SAID = {
+    ExchangeKind.BROADCAST: "broadcast()",
+    ExchangeKind.GLOBAL: "global_()",
+    ExchangeKind.CUSTOM: "partition_custom(...)",
+}
+"""Exchanges that say which subtasks have a record; the others only spread records."""
+
+
 class _Builder:
     """Builds an iteration: its body, and the operator that it is in its pipeline."""
 
@@ -640,6 +669,7 @@ class _Builder:
     ) -> None:
         if not isinstance(body, IterationBody):
             raise PipelineError(f"an iteration needs an IterationBody, not {body!r}")
+        _check_config(config)
         self.author, self.config, self.bounded = body, config, bounded
         self.name = body.name if isinstance(body, _Delta) else config.name or type(body).__name__
         _check_streams(f"iteration '{self.name}'", "variables", variables)
@@ -647,6 +677,12 @@ class _Builder:
         _check_streams(f"iteration '{self.name}'", "data", data.not_replayed)
         self.variables, self.replayed = list(variables), list(data.replayed)
         self.inputs = [*self.variables, *self.replayed, *data.not_replayed]
+        for one in self.inputs:
+            if not isinstance(one, DataStream):
+                raise PipelineError(
+                    f"iteration '{self.name}': variables and data are lists of streams, and one of them is {one!r};"
+                    " give pipeline.from_collection([...]), or call broadcast() in the body"
+                )
         if not self.variables:
             raise PipelineError(
                 f"iteration '{self.name}': there is no variable; a loop needs a stream that is fed back"
@@ -657,15 +693,6 @@ class _Builder:
             raise PipelineError(f"{self.where}: {_INSTEAD[IterationNode][1]}")
         if any(stream._pipeline is not self.outer for stream in self.inputs):
             raise PipelineError(f"{self.where}: its variables and its data belong to different pipelines")
-        if config.operator_life_cycle not in LifeCycle.__members__:
-            known = " or ".join(LifeCycle.__members__)
-            raise PipelineError(f"{self.where}: operator_life_cycle is {known}, not {config.operator_life_cycle!r}")
-        if config.parallelism is not None and config.parallelism < 1:
-            raise PipelineError(f"{self.where}: parallelism must be at least 1, not {config.parallelism}")
-        if config.staleness < 0:
-            raise PipelineError(
-                f"{self.where}: staleness is how many epochs a subtask may be ahead, 0 or more, not {config.staleness}"
-            )
         if config.staleness and not bounded:
             raise PipelineError(
                 f"{self.where}: a round of an unbounded iteration waits for what comes in, and no subtask is ahead of"
@@ -746,6 +773,7 @@ class _Builder:
         """The stream of the body that stands for one of the outside."""
         variable = number < len(self.variables)
         what = "variable" if variable else "data"
+        self._check_exchange(what, stream, "call it on the stream that the body is given")
         node = self.builder._add(
             HeadNode,
             [],
@@ -761,9 +789,21 @@ class _Builder:
         return DataStream(self.builder, node.id)
 
     def _tail(self, role: Role, number: int, stream: DataStream[Any]) -> None:
-        upstream = [replace(u, partitioning=None) for u in stream._upstream]
         name = role.value if role is Role.CRITERIA else f"{role.value} {number}"
+        behind = "behind the iteration" if role is Role.OUTPUT else "on the variable in the body"
+        self._check_exchange(name, stream, f"call it {behind}")
+        upstream = [replace(u, partitioning=None) for u in stream._upstream]
         self.builder._add(TailNode, upstream, name, records=stream._records(name), role=role, number=number)
+
+    def _check_exchange(self, what: str, stream: DataStream[Any], instead: str) -> None:
+        """Raises where a stream says which subtasks have its records, and ends before there are any."""
+        for upstream in stream._upstream:
+            kind = upstream.partitioning.kind if upstream.partitioning is not None else None
+            if kind in _SAID:
+                raise PipelineError(
+                    f"{self.where}: {what} ends with {_SAID[kind]}, which brings records to the subtasks of the operator"
+                    f" behind it, and there is none; {instead}"
+                )
 
     def _check(self, result: IterationBodyResult, before: int) -> None:
         if not isinstance(result, IterationBodyResult):
@@ -818,6 +858,13 @@ def _check_streams(where: str, what: str, given: object) -> None:
     """Raises where something is not a list of streams."""
     if isinstance(given, (DataStream, str)) or not isinstance(given, Sequence):
         raise PipelineError(f"{where}: {what} is a list of streams, such as [stream], not {given!r}")
+
+
+def _check_config(given: object) -> None:
+    if not isinstance(given, IterationConfig):
+        raise PipelineError(
+            f"an iteration needs an IterationConfig, such as IterationConfig(staleness=1), not {given!r}"
+        )
 
 
 def _keyed(key: Key | None) -> str:

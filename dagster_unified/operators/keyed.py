@@ -22,7 +22,7 @@ from dagster_unified.operators.functions.iterations import IterationListener, it
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.blocks import Block
-from dagster_unified.operators.program.epochs import Emitting
+from dagster_unified.operators.program.epochs import Emitting, tell
 from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
@@ -359,7 +359,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
         for listener in self.listeners:
             told = self._told()
             try:
-                listener.on_epoch_watermark_incremented(epoch, told, told)
+                tell(listener.on_epoch_watermark_incremented, epoch, emitted=told)
             except Exception as error:
                 what = f"the end of epoch {epoch} of key {self.key!r}"
                 raise user_failure(error, self.where, listener.on_epoch_watermark_incremented, what) from error
@@ -368,7 +368,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
         for listener in self.listeners:
             told = self._told()
             try:
-                listener.on_iteration_terminated(told, told)
+                tell(listener.on_iteration_terminated, emitted=told)
             except Exception as error:
                 what = f"the end of the iteration of key {self.key!r}"
                 raise user_failure(error, self.where, listener.on_iteration_terminated, what) from error

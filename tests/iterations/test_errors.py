@@ -133,8 +133,53 @@ def test_inputs_that_cannot_be():
         iterations.iterate_bounded_streams_until_termination([numbers], [], same)
     with pytest.raises(PipelineError, match="give it streams of an iteration's body"):
         iterations.for_each_round([Pipeline("loops").from_collection([1])], lambda inputs: inputs)
-    with pytest.raises(PipelineError, match="an iteration has at least one round, not 0"):
-        iterations.TerminateOnMaxIter(0)
+    for rounds in (0, "3", 2.5, True):
+        with pytest.raises(PipelineError, match=f"an iteration has at least one round, not {rounds!r}"):
+            iterations.TerminateOnMaxIter(rounds)
+    with pytest.raises(PipelineError, match="tol is a number, not 'small'"):
+        iterations.TerminateOnMaxIterOrTol(3, "small")
+    with pytest.raises(PipelineError, match="variables and data are lists of streams, and one of them is 3"):
+        iterations.iterate_bounded_streams_until_termination([3], [], Body(same))
+    with pytest.raises(PipelineError, match="an iteration needs an IterationConfig"):
+        iterations.iterate_bounded_streams_until_termination([numbers], [], Body(same), {"parallelism": 1})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"staleness": 1.5}, "staleness is how many epochs a subtask may be ahead, 0 or more, not 1.5"),
+        ({"staleness": None}, "staleness is how many .* not None"),
+        ({"parallelism": "2"}, "parallelism must be at least 1, not '2'"),
+        ({"operator_life_cycle": None}, "operator_life_cycle is ALL_ROUND or PER_ROUND, not None"),
+        ({"name": 3}, "name is a text that is not empty, not 3"),
+        ({"uid": ""}, "uid is a text that is not empty, not ''"),
+    ],
+)
+def test_a_configuration_that_cannot_be(given, message):
+    with pytest.raises(PipelineError, match=message):
+        iterations.IterationConfig(**given)
+
+
+def test_what_hears_of_epochs_is_refused_outside_a_body():
+    numbers = Pipeline("loops").from_collection([1])
+    for refused in (
+        lambda: numbers.flat_map(iterations.TerminateOnMaxIter(3)),
+        lambda: iterations.all_reduce(numbers, max),
+        lambda: iterations.forward_inputs_of_last_round(numbers),
+        lambda: iterations.combine(numbers.key_by(lambda n: n, key_type=int), max),
+        lambda: numbers.flat_map(Listening()),
+    ):
+        with pytest.raises(PipelineError, match="hears of the epochs of an iteration, and there are none here"):
+            refused()
+
+
+def test_an_exchange_with_no_operator_behind_it_is_refused():
+    with pytest.raises(PipelineError, match=r"data ends with broadcast\(\), .* call it on the stream that the body"):
+        built(same, data=[lambda pipeline: pipeline.from_collection([1]).broadcast()])
+    with pytest.raises(PipelineError, match=r"feedback 0 ends with global_\(\), .* on the variable in the body"):
+        built(lambda v, d: Result([v[0].global_()], [v[0]]))
+    with pytest.raises(PipelineError, match=r"output 0 ends with broadcast\(\), .* behind the iteration"):
+        built(lambda v, d: Result([v[0]], [v[0].broadcast()]))
 
 
 def test_an_operator_that_lives_for_one_round_hears_of_no_epochs():

@@ -8,12 +8,18 @@ from dagster_unified.api import (
     ArrowListStateDescriptor,
     BroadcastProcessFunction,
     CheckpointedFunction,
+    CoMapFunction,
+    FilterFunction,
     FlatMapFunction,
+    KeyedProcessFunction,
+    MapFunction,
     MapStateDescriptor,
     OutputTag,
     Pipeline,
+    ProcessFunction,
     iterations,
 )
+from dagster_unified.errors import UserFunctionError
 from dagster_unified.testing import run_pipeline
 from tests.iterations.programs import PROGRAMS
 
@@ -346,3 +352,87 @@ def test_batches_are_joined_by_a_table_whichever_way_operators_live(life_cycle):
 
     pipeline, (out,) = iterate([1], build, data, operator_life_cycle=life_cycle)
     assert results(pipeline, out) == [6, 11]
+
+
+SEEN = OutputTag("seen", int)
+
+
+class Counted(iterations.IterationListener[int]):
+    """Emits to a side output how many records came in the round."""
+
+    count = 0
+
+    def take(self, value: int) -> int:
+        self.count += 1
+        return value
+
+    def on_epoch_watermark_incremented(self, epoch_watermark, context, collector):
+        context.output(SEEN, self.count)
+        self.count = 0
+
+
+class CountedMap(MapFunction[int, int], Counted):
+    map = Counted.take
+
+
+class CountedFilter(FilterFunction[int], Counted):
+    def filter(self, value: int) -> bool:
+        return self.take(value) > 1
+
+
+class CountedFlatMap(FlatMapFunction[int, int], Counted):
+    def flat_map(self, value: int) -> list[int]:
+        return [self.take(value)]
+
+
+class CountedBoth(CoMapFunction[int, int, int], Counted):
+    map1 = map2 = Counted.take
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize(
+    "counting",
+    [
+        lambda s: s.map(CountedMap(), int),
+        lambda s: s.filter(CountedFilter()),
+        lambda s: s.flat_map(CountedFlatMap(), int),
+        lambda s: s.connect(s.filter(lambda n: False)).map(CountedBoth(), int),
+    ],
+)
+def test_any_function_that_listens_has_side_outputs(counting, mode):
+    def build(variables, data):
+        counted = counting(variables[0]).set_parallelism(1)
+        further = counted.map(lambda n: n - 1, int).filter(lambda n: n > 0)
+        return iterations.IterationBodyResult([further], [counted.get_side_output(SEEN)])
+
+    pipeline, (out,) = iterate([1, 2, 3], build)
+    out.print("out")
+    assert run_pipeline(pipeline, mode).sinks["out"] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("method", "keyed"),
+    [
+        ("on_epoch_watermark_incremented", False),
+        ("on_epoch_watermark_incremented", True),
+        ("on_iteration_terminated", False),
+    ],
+)
+def test_a_listener_that_returns_what_it_should_emit_is_an_error(method, keyed):
+    base = KeyedProcessFunction if keyed else ProcessFunction
+
+    def process_element(self, value, ctx):
+        return [value]
+
+    listener = type("Returning", (base, iterations.IterationListener), {"process_element": process_element})
+    setattr(listener, method, lambda self, *_: [7])
+
+    def build(variables, data):
+        stream = variables[0].key_by(lambda n: n, key_type=int) if keyed else variables[0]
+        returned = stream.process(listener(), int)
+        return iterations.IterationBodyResult([returned.filter(lambda n: False)], [returned])
+
+    pipeline, (out,) = iterate([1], build)
+    out.print("out")
+    with pytest.raises(UserFunctionError, match=r"returned \[7\], which goes nowhere; emit with collector.collect"):
+        run_pipeline(pipeline, "BATCH")

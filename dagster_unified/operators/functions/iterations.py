@@ -87,6 +87,11 @@ def iteration_listeners(function: Any) -> Iterator[IterationListener[Any]]:
         yield from iteration_listeners(part)
 
 
+def _check_rounds(what: str, given: object) -> None:
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise PipelineError(f"{what}: an iteration has at least one round, not {given!r}")
+
+
 class TerminateOnMaxIter(FlatMapFunction[Any, int], IterationListener[int]):
     """Termination criteria: the iteration ends after so many rounds. Flink ML: `TerminateOnMaxIter`.
 
@@ -96,8 +101,7 @@ class TerminateOnMaxIter(FlatMapFunction[Any, int], IterationListener[int]):
     in_all_rounds = True
 
     def __init__(self, max_iter: int) -> None:
-        if max_iter < 1:
-            raise PipelineError(f"TerminateOnMaxIter: an iteration has at least one round, not {max_iter}")
+        _check_rounds("TerminateOnMaxIter", max_iter)
         self.max_iter = max_iter
 
     def flat_map(self, value: Any) -> list[int]:
@@ -122,8 +126,9 @@ class TerminateOnMaxIterOrTol(FlatMapFunction[float, int], IterationListener[int
     in_all_rounds = True
 
     def __init__(self, max_iter: int, tol: float) -> None:
-        if max_iter < 1:
-            raise PipelineError(f"TerminateOnMaxIterOrTol: an iteration has at least one round, not {max_iter}")
+        _check_rounds("TerminateOnMaxIterOrTol", max_iter)
+        if not isinstance(tol, (int, float)) or isinstance(tol, bool):
+            raise PipelineError(f"TerminateOnMaxIterOrTol: tol is a number, not {tol!r}")
         self.max_iter, self.tol = max_iter, tol
         self.value = inf
 

@@ -1,12 +1,14 @@
-"""What an `IterationListener` is given: where it emits to, and the key that it is called for."""
+"""How an `IterationListener` is called, and what it is given: where it emits to, and the key it is called for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext
+from dagster_unified.records import shorten
 
 if TYPE_CHECKING:
     from dagster_unified.operators.keyed import Collector
@@ -32,3 +34,12 @@ class Emitting(EpochContext, EpochCollector[Any]):
                 " that overrides open()"
             )
         return self._key[0]
+
+
+def tell(method: Callable[..., object], *what: int, emitted: Emitting) -> None:
+    """Calls a listener's method; raises `TypeError` where it returns what it should emit, which would be lost."""
+    returned = method(*what, emitted, emitted)
+    if returned is not None:
+        raise TypeError(
+            f"{method.__name__} returned {shorten(returned)}, which goes nowhere; emit with collector.collect(record)"
+        )

@@ -22,7 +22,7 @@ from dagster_unified.operators.keyed import Collector, KeyedOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics, Registry
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
-from dagster_unified.operators.program.epochs import Emitting
+from dagster_unified.operators.program.epochs import Emitting, tell
 from dagster_unified.operators.program.fusion import FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, Place
@@ -131,13 +131,13 @@ class RunningProgram:
         """No record of this epoch of an iteration comes any more: functions that listen emit what they have for it."""
 
         def ended(one: IterationListener[Any], emitted: Emitting) -> None:
-            one.on_epoch_watermark_incremented(epoch, emitted, emitted)
+            tell(one.on_epoch_watermark_incremented, epoch, emitted=emitted)
 
         self._tell(ended, f"the end of epoch {epoch}")
 
     def end_of_iteration(self) -> None:
         """The iteration that the program is part of has ended."""
-        self._tell(lambda one, emitted: one.on_iteration_terminated(emitted, emitted), "the end of the iteration")
+        self._tell(lambda one, emitted: tell(one.on_iteration_terminated, emitted=emitted), "the end of the iteration")
 
     def _tell(self, call: Callable[[IterationListener[Any], Emitting], None], what: str) -> None:
         """Tells the functions that listen, each after those before it in the chain; their driver tells a keyed head."""
