@@ -801,8 +801,8 @@ class _Builder:
             kind = upstream.partitioning.kind if upstream.partitioning is not None else None
             if kind in _SAID:
                 raise PipelineError(
-                    f"{self.where}: {what} ends with {_SAID[kind]}, which brings records to the subtasks of the operator"
-                    f" behind it, and there is none; {instead}"
+                    f"{self.where}: {what} ends with {_SAID[kind]}, which brings records to the subtasks of the"
+                    f" operator behind it, and there is none; {instead}"
                 )
 
     def _check(self, result: IterationBodyResult, before: int) -> None:
