@@ -15,6 +15,7 @@ from dagster_unified.connectors.file_sink import FileSink
 from dagster_unified.errors import CancelledError
 from dagster_unified.execution.job import POLL, Environment, JobHandle, execute
 from dagster_unified.operators.functions.type_variables import T
+from dagster_unified.operators.layout import declared
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class CollectedRecords(Generic[T]):
             ended = self.job.await_termination(timedelta(seconds=POLL))
             for file in self._arrived():
                 for batch in pq.ParquetFile(file).iter_batches():
-                    yield from self._records.from_batch(batch.cast(self._records.schema))
+                    yield from self._records.from_batch(declared(batch.columns, self._records.schema))
                 file.unlink()  # a stream that never ends would fill the disk
         try:
             self.job.result()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dagster_unified.operators.addresses import Address
+from dagster_unified.operators.layout import declared
 from dagster_unified.operators.program.spec import Program
 
 PACKED = pa.schema([("lane", pa.int32()), ("group", pa.int32()), ("seq", pa.int64()), ("data", pa.binary())])
@@ -131,7 +132,7 @@ class Packer:
         waiting = self._waiting.get(place)
         if waiting is None:
             waiting = self._waiting[place] = _Waiting(route, ahead, subtask, [])
-        waiting.batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        waiting.batches.append(declared(arrays, schema))
         self._rows += batch.num_rows
 
     def flush(self, at_least: int = 1) -> Iterator[pa.RecordBatch]:

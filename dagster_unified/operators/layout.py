@@ -156,7 +156,7 @@ def combine(schema: pa.Schema, index: int, batch: pa.RecordBatch) -> pa.RecordBa
     size = batch.num_rows
     missing = pa.nulls(size, pa.string())
     if schema.names[0] != OUTPUT:
-        return pa.RecordBatch.from_arrays([*batch.columns, missing], schema=schema)
+        return declared([*batch.columns, missing], schema)
     own = output_column(index)
     arrays: list[pa.Array] = [pa.repeat(pa.scalar(index, pa.int32()), size)]
     arrays += [

@@ -10,8 +10,10 @@ import pyarrow as pa
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.failures import placed, user_failure
 from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.layout import declared as declared_columns
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.step import BlockStep, Place
+from dagster_unified.operators.state.columns import same_type
 from dagster_unified.records import RecordType
 
 
@@ -103,8 +105,8 @@ def in_declared_types(
             arrays = result.columns
         else:
             columns = [(result.column(f.name), f.type) for f in schema]
-            arrays = [column if column.type == declared else column.cast(declared) for column, declared in columns]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+            arrays = [column if same_type(column.type, kind) else column.cast(kind) for column, kind in columns]
+        batch = declared_columns(arrays, schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise RecordTypeError(f"{where}: the {what} does not fit {output.describe()}: {error}") from error
     nulls = any(column.null_count for column in arrays)

@@ -15,7 +15,8 @@ from dagster_unified.errors import MissingRequirementError, RecordTypeError, Uns
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column, replay
 from dagster_unified.graph.nodes import BOUNDS
-from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
+from dagster_unified.operators.state.columns import same_type
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.windows.assigners import MergingWindowAssigner
 from dagster_unified.operators.windows.context import ByEventTime
@@ -49,11 +50,10 @@ def run_native(
         for name, given in _tables(node, pipeline, table, arriving, looked_up, marks).items():
             connection.register(name, given)
         result = connection.sql(_statement(node, pipeline, layout, columns)).to_arrow_table()
-    wanted = pa.Table.from_arrays(
-        [result.column(f.name).cast(f.type) for f in node.records.schema], names=list(node.records.names)
-    ).combine_chunks()
+    given = [(result.column(f.name).combine_chunks(), f.type) for f in node.records.schema]
+    columns = [column if same_type(column.type, kind) else column.cast(kind) for column, kind in given]
     times = result.column(TIMESTAMP).to_pylist() if node.timestamped else [None] * result.num_rows
-    records = [r for b in wanted.to_batches() for r in node.records.from_batch(b)]
+    records = node.records.from_batch(declared(columns, node.records.schema))
     return list(zip(records, times, strict=True))
 
 

@@ -29,7 +29,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Key
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.lanes import encode
-from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.layout import TIMESTAMP, declared
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program.spec import BroadcastInput, Program
 
@@ -236,12 +236,11 @@ class RegionFrames:
         records = self._streams.inputs.united(self.plan.graph.broadcast_inputs(node_id), given.layout)
         if given.layout.timestamped:
             records = records.orderBy(TIMESTAMP)
-        table = records.toArrow().cast(given.layout.schema)
+        batches = [declared(b.columns, given.layout.schema) for b in records.toArrow().to_batches()]
+        table = pa.Table.from_batches(batches, given.layout.schema)
         if given.layout.timestamped:
             ship = _lasting_until(ship, pc.max(table.column(TIMESTAMP)).as_py())
-        data = tuple(
-            encode(pa.RecordBatch.from_arrays(b.columns, schema=given.layout.schema)) for b in table.to_batches()
-        )
+        data = tuple(encode(b) for b in batches)
         return replace(ship, broadcast=replace(given, data=data))
 
 

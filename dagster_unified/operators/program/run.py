@@ -19,7 +19,7 @@ from dagster_unified.operators.failures import placed, user_failure
 from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.keyed import Collector, KeyedOperator
-from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
 from dagster_unified.operators.metrics import Metrics, Registry
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.epochs import Emitting, tell
@@ -344,6 +344,6 @@ class RunningProgram:
                     else pa.array(block.timestamps, pa.int64())
                 )
             arrays += [key.column(block.records()) for key in layout.keys]
-            self._emit(number, pa.RecordBatch.from_arrays(arrays, schema=schema))
+            self._emit(number, declared(arrays, schema))
 
         return consume
