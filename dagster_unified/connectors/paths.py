@@ -35,6 +35,8 @@ def storage_path(path: str, what: str) -> UPath:
         found = UPath(path, use_listings_cache=False) if _SCHEME.match(path) else UPath(path)
     except (ValueError, ImportError) as error:
         raise ConfigurationError(f"{what}: {path!r} cannot be used: {error}") from error
+    if found.protocol == "file":
+        return UPath(found.path)  # a file system's own path, which can be renamed and linked
     return found if _SCHEME.match(path) else found.expanduser().absolute()
 
 

@@ -58,6 +58,7 @@ def arranged(where: str, table: pa.Table, key: Sequence[str], timers: pa.Table |
         rows = table.select(schema.names).cast(schema)
     except (pa.ArrowException, OverflowError) as error:
         raise StateError(f"{where}: a value does not fit the state's column: {error}") from error
+    rows = _with_plain_keys(where, rows, key)
     keys = _keys(rows, key)
     if None in keys and not any(field.metadata[ROLE] == b"broadcast" for field in schema if field.metadata):
         raise StateError(f"{where}: a row has no key; fill in {', '.join(key)}, or leave the row out")
@@ -67,15 +68,43 @@ def arranged(where: str, table: pa.Table, key: Sequence[str], timers: pa.Table |
     return rows if timers is None else _with_timers(where, rows, keys, key, timers)
 
 
+def _with_plain_keys(where: str, rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The rows with 0.0 for the key -0.0, as records have it; raises for nan, which equals nothing."""
+    for name in key:
+        column = rows[name]
+        if pa.types.is_floating(column.type):
+            if pc.any(pc.is_nan(column)).as_py():
+                raise _nan_key(where, name)
+            place = rows.schema.get_field_index(name)
+            rows = rows.set_column(place, rows.schema.field(place), pc.add(column, pa.scalar(0.0)))
+    return rows
+
+
 def arranged_frame(where: str, frame: DataFrame, key: Sequence[str], timers: DataFrame | None) -> DataFrame:
-    """As `arranged`, of a DataFrame; its keys have to be distinct."""
+    """As `arranged`, of a DataFrame: Spark computes it once more, to look for rows that are no state."""
     from pyspark.sql import functions as F
 
-    rows = _cast_frame(frame, state_schema(where, from_spark(frame.schema.json()), key))
+    given = from_spark(frame.schema.json())
+    for field in given:
+        if pa.types.is_decimal(field.type) and not _keeps_digits(field.type):
+            raise StateError(
+                f"{where}: column '{field.name}' is a {field.type}, and state has decimal128(38, 18): cast it, and so"
+                " say what becomes of digits that it has no place for"
+            )
+    rows = _cast_frame(frame, state_schema(where, given, key), key)
+    _check_keys(where, rows, key)
     if timers is None:
         return rows
     times = from_spark(timers.schema.json())
     _check_timers(where, times.names, key)
+    _check_moments(where, times.field("timestamp").type, 0)
+    if "domain" in times.names:
+        wrong = timers.where(~F.coalesce(F.col("domain").isin(list(DOMAINS)), F.lit(False))).select("domain").first()
+        if wrong is not None:
+            raise _no_domain(where, wrong["domain"])
+    for name in (*key, "timestamp"):
+        if timers.where(F.col(name).isNull()).first() is not None:
+            raise StateError(f"{where}: a timer has no {name}; fill it in, or leave the timer out")
     declared = {name: rows.schema[name].dataType for name in key}
     domain = F.col("domain") if "domain" in times.names else F.lit("event")
     moment = F.unix_millis("timestamp") if pa.types.is_timestamp(times.field("timestamp").type) else F.col("timestamp")
@@ -95,16 +124,60 @@ def arranged_frame(where: str, frame: DataFrame, key: Sequence[str], timers: Dat
     return rows.drop(EVENT_TIMERS, PROCESSING_TIMERS).join(lists, list(key), "full")
 
 
-def _cast_frame(frame: DataFrame, schema: pa.Schema) -> DataFrame:
+def _keeps_digits(kind: pa.Decimal128Type) -> bool:
+    """Whether each decimal of a type is one of those that state has."""
+    return bool(kind.scale <= 18 and kind.precision - kind.scale <= 20)
+
+
+def _check_keys(where: str, rows: DataFrame, key: Sequence[str]) -> None:
+    """Raises `StateError` where a row has no key, nan, or one that another row has."""
+    from pyspark.sql import functions as F
+
+    broadcast = any((field.metadata or {}).get(ROLE.decode()) == "broadcast" for field in rows.schema)
+    found = rows.groupBy(*[F.col(f"`{name}`") for name in key]).count()
+    nothing = F.lit(True)
+    for name in key:
+        nothing = nothing & F.col(f"`{name}`").isNull()
+    if not broadcast and found.where(nothing).first() is not None:
+        raise StateError(f"{where}: a row has no key; fill in {', '.join(key)}, or leave the row out")
+    for name in key:
+        if rows.schema[name].dataType.typeName() == "double" and found.where(F.isnan(f"`{name}`")).first() is not None:
+            raise _nan_key(where, name)
+    twice = found.where("count > 1").first()
+    if twice is not None:
+        parts = [twice[name] for name in key]
+        raise StateError(
+            f"{where}: several rows have the key {parts[0] if len(parts) == 1 else tuple(parts)!r}; give each key one"
+            " row"
+        )
+
+
+def _nan_key(where: str, name: str) -> StateError:
+    return StateError(f"{where}: the key '{name}' of a row is nan, which equals nothing; leave the row out")
+
+
+def _no_domain(where: str, domain: object) -> StateError:
+    return StateError(f"{where}: a timer has the domain '{domain}', and it is 'event' or 'processing'")
+
+
+def _cast_frame(frame: DataFrame, schema: pa.Schema, key: Sequence[str]) -> DataFrame:
+    """The columns in their types; -0.0 as a key is 0.0, as everywhere in Spark."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
     wanted = StructType.fromJson(json.loads(to_spark(schema)))
-    return frame.select(*[F.col(f"`{f.name}`").cast(f.dataType).alias(f.name) for f in wanted.fields])
+    columns = {f.name: F.col(f"`{f.name}`").cast(f.dataType) for f in wanted.fields}
+    for name in key:
+        if wanted[name].dataType.typeName() == "double":
+            columns[name] = columns[name] + F.lit(0.0)
+    return frame.select(*[column.alias(name) for name, column in columns.items()])
 
 
 def state_schema(where: str, schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
     """The columns of an operator's table, with their roles, for a table with these columns."""
+    doubled = [name for name, count in Counter(schema.names).items() if count > 1]
+    if doubled:
+        raise StateError(f"{where}: several columns have the name '{doubled[0]}'; give each another")
     for name in key:
         if name not in schema.names:
             raise StateError(
@@ -188,15 +261,21 @@ def _with_timers(
 ) -> pa.Table:
     _check_timers(where, timers.schema.names, key)
     fields = [rows.schema.field(name) for name in key]
-    own = pa.Table.from_arrays([timers[f.name].cast(f.type) for f in fields], schema=pa.schema(fields))
+    try:
+        own = pa.Table.from_arrays([timers[f.name].cast(f.type) for f in fields], schema=pa.schema(fields))
+    except pa.ArrowException as error:
+        raise StateError(f"{where}: the key of a timer does not fit the state's: {error}") from error
+    own = _with_plain_keys(where, own, key)
     owners, size = _keys(own, key), timers.num_rows
     domains = timers["domain"].to_pylist() if "domain" in timers.schema.names else ["event"] * size
+    if None in owners:
+        raise StateError(f"{where}: a timer has no key; fill in {', '.join(key)}, or leave the timer out")
     generations = timers["generation"].to_pylist() if "generation" in timers.schema.names else [0] * size
     wrong = sorted({str(domain) for domain in domains} - DOMAINS.keys())
     if wrong:
-        raise StateError(f"{where}: a timer has the domain '{wrong[0]}', and it is 'event' or 'processing'")
+        raise _no_domain(where, wrong[0])
     found: Mapping[str, list[tuple[int, Hashable, int]]] = {column: [] for column in DOMAINS.values()}
-    for owner, domain, moment, generation in zip(owners, domains, _moments(timers), generations, strict=True):
+    for owner, domain, moment, generation in zip(owners, domains, _moments(where, timers), generations, strict=True):
         found[DOMAINS[domain]].append((moment, owner, generation))
     known = set(keys)
     fresh = {owner: place for place, owner in reversed(list(enumerate(owners))) if owner not in known}
@@ -211,8 +290,17 @@ def _with_timers(
     return rows
 
 
-def _moments(timers: pa.Table) -> list[int]:
+def _check_moments(where: str, kind: pa.DataType, missing: int) -> None:
+    if missing or not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
+        what = "None" if missing else f"of type {kind}"
+        raise StateError(
+            f"{where}: the timestamp of a timer is {what}; give a timestamp, or whole milliseconds since the epoch"
+        )
+
+
+def _moments(where: str, timers: pa.Table) -> list[int]:
     column = timers["timestamp"]
+    _check_moments(where, column.type, column.null_count)
     if pa.types.is_timestamp(column.type):
         column = pc.cast(column, pa.timestamp("ms", column.type.tz), safe=False)
     found: list[int] = column.cast(pa.int64()).to_pylist()
@@ -223,5 +311,7 @@ def millis(moment: datetime | int) -> int:
     """A moment in milliseconds since the epoch; a datetime without a time zone is in UTC."""
     if isinstance(moment, int):
         return moment
+    if not isinstance(moment, datetime):
+        raise StateError(f"expected a datetime or milliseconds since the epoch, and was given {moment!r}")
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
     return int(aware.timestamp() * 1000)

@@ -157,6 +157,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return [*self.operators, *feedback, *self.handed_on]
 
 
+class _Written(msgspec.Struct, frozen=True):
+    """What every format's manifest says of itself."""
+
+    format: int
+    library: str
+
+
 def folder_of(uid: str) -> str:
     """The folder of an operator: its uid, where a path can have it."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", uid)
@@ -179,8 +186,12 @@ def new_attempt() -> str:
     return f"operators-{uuid4().hex[:12]}"
 
 
-def commit(folder: UPath, manifest: Manifest) -> None:
-    """Writes the manifest, which makes the savepoint; the tables of other attempts are removed."""
+def commit(folder: UPath, manifest: Manifest, replaces: Callable[[Manifest], bool] = lambda _: False) -> None:
+    """Writes the manifest, which makes the savepoint; the tables of other attempts are removed.
+
+    Raises `StateError` where another writer has made one meanwhile that this one does not replace.
+    """
+    check_free(str(folder), "savepoint", replaces)
     _put(folder, manifest)
     kept = {PurePosixPath(one.folder).parts[0] for one in manifest.tables()}
     for other in folder.iterdir():
@@ -215,14 +226,15 @@ def read(path: str | UPath) -> tuple[UPath, Manifest]:
             f"there is no savepoint in {folder}: it has no {NAME}, which is written last; was it written to its end?"
         ) from None
     try:
+        written = msgspec.json.decode(data, type=_Written)
+        if written.format != FORMAT:
+            raise StateError(
+                f"{folder / NAME} is of a savepoint in format {written.format}, and this version reads {FORMAT}; use"
+                f" the version that wrote it, {written.library}"
+            )
         found = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateError(f"{folder / NAME} is damaged: {error}; take the savepoint again") from error
-    if found.format != FORMAT:
-        raise StateError(
-            f"{folder / NAME} is of a savepoint in format {found.format}, and this version reads {FORMAT}; use the"
-            f" version that wrote it, {found.library}"
-        )
     if found.checksum != _checksum(found):
         raise StateError(
             f"{folder / NAME} is damaged: its checksum is another; copy it again, or take the savepoint again"

@@ -131,6 +131,26 @@ def test_a_run_starts_from_state_that_was_made_of_dataframes(spark, run_on_spark
     assert rows(f"{tmp_path}/table") == EXPECTED
 
 
+def test_dataframes_that_are_no_state_are_refused(spark):
+    def given(state, timers=None):
+        frames = [None if rows is None else spark.createDataFrame(pa.table(rows)) for rows in (state, timers)]
+        return Savepoint.new("p").with_state("o", frames[0], "k", timers=frames[1])
+
+    fine, times = {"k": ["a"], "v": [1]}, {"k": ["a"], "timestamp": [1]}
+    long = pa.array([Decimal("0.123456789012345678901")], pa.decimal128(30, 24))
+    for state, timers, message in (
+        ({"k": ["a", "a"], "v": [1, 2]}, None, "several rows have the key 'a'; give each key one row"),
+        ({"k": ["a", None], "v": [1, 2]}, None, "a row has no key; fill in k"),
+        ({"k": [float("nan")], "v": [1]}, None, "the key 'k' of a row is nan"),
+        ({"k": ["a"], "v": long}, None, "column 'v' is a decimal128.30, 24., and state has decimal128.38, 18."),
+        (fine, times | {"domain": ["Event"]}, "a timer has the domain 'Event', and it is 'event' or 'processing'"),
+        (fine, times | {"timestamp": [1.7]}, "the timestamp of a timer is of type double"),
+        (fine, times | {"k": pa.array([None], pa.string())}, "a timer has no k; fill it in"),
+    ):
+        with pytest.raises(StateError, match=message):
+            given(state, timers)
+
+
 def test_what_a_run_has_left_is_read_changed_and_started_from(run, run_on_spark, tmp_path):
     pipeline = totals(f"{tmp_path}/table")
     run(pipeline, {"execution.savepoint.path": f"{tmp_path}/left"})

@@ -1,17 +1,21 @@
 """Savepoints as tables, read, changed and written without an engine."""
 
 import json
+import math
 import random
 from datetime import datetime, timezone
+from enum import Enum, IntEnum
+from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
 
 from dagster_unified.api import KeyedProcessFunction, MapStateDescriptor, Pipeline, RuntimeContext, ValueStateDescriptor
 from dagster_unified.errors import StateError
+from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, KeyShape, StateTable
-from dagster_unified.state import EverythingRead, Savepoint, Unread
+from dagster_unified.state import EverythingRead, Savepoint, Unread, manifest
 from dagster_unified.state.schemas import from_spark, to_spark
 from tests.depth import SEED
 
@@ -227,6 +231,28 @@ def test_a_copy_of_a_checkpoint_without_tables_is_an_error_that_says_so(tmp_path
             " not event time a domain, 'event' or 'processing'",
         ),
         (
+            lambda new: new.with_state("counts", COUNTS, timers=pa.table({"f0": ["a"], "timestamp": ["noon"]})),
+            "shops: operator 'counts': the timestamp of a timer is of type string; give a timestamp, or whole"
+            " milliseconds since the epoch",
+        ),
+        (
+            lambda new: new.with_state(
+                "counts", COUNTS, timers=pa.table({"f0": ["a"], "timestamp": pa.array([None], pa.int64())})
+            ),
+            "shops: operator 'counts': the timestamp of a timer is None; give a timestamp, or whole milliseconds since"
+            " the epoch",
+        ),
+        (
+            lambda new: new.with_state(
+                "counts", COUNTS, timers=pa.table({"f0": pa.array([None], pa.string()), "timestamp": [1]})
+            ),
+            "shops: operator 'counts': a timer has no key; fill in f0, or leave the timer out",
+        ),
+        (
+            lambda new: new.with_state("counts", COUNTS.append_column("count", COUNTS["count"])),
+            "shops: operator 'counts': several columns have the name 'count'; give each another",
+        ),
+        (
             lambda new: new.with_state("counts", [1]),
             "shops: operator 'counts': expected an Arrow table or a DataFrame, and was given list",
         ),
@@ -241,6 +267,105 @@ def test_what_is_no_state_of_the_pipeline_is_an_error_when_it_is_given(change, m
     with pytest.raises(StateError) as raised:
         change(Savepoint.new(shops()))
     assert str(raised.value) == message
+
+
+def test_keys_are_those_that_records_have():
+    state = pa.table({"k": [-0.0, 1.0], "v": [1, 2]})
+    table = Savepoint.new("p").with_state("o", state, "k").keyed_state("o")
+    assert [math.copysign(1, key) for key in table["k"].to_pylist()] == [1, 1]
+    with pytest.raises(StateError, match="the key 'k' of a row is nan, which equals nothing; leave the row out"):
+        Savepoint.new("p").with_state("o", pa.table({"k": [math.nan], "v": [1]}), "k")
+
+
+class Place(NamedTuple):
+    city: str
+
+
+class Street(NamedTuple):
+    city: str
+    number: int
+
+
+@pytest.mark.parametrize(
+    ("stored", "declared", "message"),
+    [
+        (int, float, "is keyed by 'key' of type float, and the savepoint by int64; key it as it was"),
+        (Street, Place, "is keyed by 'key' of type Place, and the savepoint by struct<city: string"),
+    ],
+)
+def test_a_key_is_not_migrated_since_equal_ones_would_not_be_found(stored, declared, message):
+    before, after = (StateTable("p: operator 'o'", KeyShape(("key",), key), str, {}, {}) for key in (stored, declared))
+    with pytest.raises(StateError, match=message):
+        after.check(before.schema)
+
+
+class Old(NamedTuple):
+    bought: int
+    sold: int
+    at: datetime
+
+
+class New(NamedTuple):
+    sold: int
+    bought: int
+    at: datetime
+
+
+def test_values_that_arrow_cannot_hold_do_not_change_their_fields_without_a_word():
+    old, new = TypedColumn("state 'v'", Old), TypedColumn("state 'v'", New)
+    aware, naive = (Old(1, 2, datetime(2026, 1, 1, tzinfo=zone)) for zone in (timezone.utc, None))
+    assert new.decode(*old.encode([aware])) == [New(2, 1, aware.at)]
+    with pytest.raises(StateError, match=r"state 'v': it is declared New, .* with 1 values that Arrow cannot hold"):
+        new.decode(*old.encode([aware, naive]))
+
+
+def test_a_number_that_is_no_float_is_not_widened():
+    stored, declared = TypedColumn("state 'v'", dict[int, int]), TypedColumn("state 'v'", dict[float, float])
+    assert declared.decode(*stored.encode([{1: 2}])) == [{1.0: 2.0}]
+    with pytest.raises(StateError, match="state 'v': 9007199254740993 is not a float, and the nearest is another"):
+        declared.decode(*stored.encode([{2**53: 1, 2**53 + 1: 2}]))
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Size(IntEnum):
+    SMALL = 1
+
+
+def test_what_is_no_member_of_an_enum_names_the_state():
+    texts = TypedColumn("state 'v'", str)
+    with pytest.raises(StateError, match="state 'v': 'blue' is not a value of Color"):
+        TypedColumn("state 'v'", Color).decode(*texts.encode(["blue"]))
+    with pytest.raises(StateError, match="state 'v' is declared Size, and the savepoint has string"):
+        TypedColumn("state 'v'", Size).check(pa.string())
+
+
+def test_a_savepoint_is_written_to_a_url_of_a_local_file(tmp_path):
+    made = Savepoint.new("p").with_state("o", pa.table({"k": ["a"], "v": [1]}), "k").write(f"file://{tmp_path}/one")
+    assert made.keyed_state("o").to_pylist() == Savepoint.read(f"{tmp_path}/one").keyed_state("o").to_pylist()
+
+
+def test_of_two_writers_to_one_path_the_second_is_told(tmp_path, monkeypatch):
+    made = Savepoint.new("p").with_state("o", pa.table({"k": ["a"], "v": [1]}), "k")
+    commit = manifest.commit
+
+    def behind_another(folder, found):
+        monkeypatch.setattr(manifest, "commit", commit)
+        made.write(f"{tmp_path}/one")
+        commit(folder, found)
+
+    monkeypatch.setattr(manifest, "commit", behind_another)
+    with pytest.raises(StateError, match=r"there is a savepoint in .*/one already"):
+        Savepoint.new("p").with_state("o", pa.table({"k": ["a"], "v": [2]}), "k").write(f"{tmp_path}/one")
+    assert Savepoint.read(f"{tmp_path}/one").keyed_state("o")["v"].to_pylist() == [1]
+
+
+def test_a_later_format_says_which_version_reads_it(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"format": 2, "library": "9.9"}')
+    with pytest.raises(StateError, match=r"in format 2, and this version reads 1; use the version that wrote it, 9\.9"):
+        Savepoint.read(str(tmp_path))
 
 
 def test_without_the_pipeline_the_key_has_to_be_said():

@@ -128,5 +128,5 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
         positions={uid: position for stage in stages for uid, position in stage.positions.items()},
     )
     run.check()
-    manifests.commit(folder, found)
+    manifests.commit(folder, found, lambda held: _replaces(run, held))
     return found

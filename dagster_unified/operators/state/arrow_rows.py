@@ -16,7 +16,7 @@ from dagster_unified.errors import StateError
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.columns import TypedColumn, check_members, same_type
-from dagster_unified.operators.state.migration import migration
+from dagster_unified.operators.state.migration import FILL_IN, migration
 from dagster_unified.records import RecordType, type_name
 
 
@@ -60,7 +60,7 @@ class ArrowRows:
         try:
             arrays = [self._array(rows, field) for field in self.schema]
         except ValueError as error:
-            raise StateError(f"{self.what}: {error}; fill it in, or make it optional again") from error
+            raise StateError(f"{self.what}: {error}") from error
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def check(self, stored: pa.Schema) -> None:
@@ -93,7 +93,9 @@ class ArrowRows:
             return array.take(pa.repeat(pa.scalar(0), len(rows)))
         stored = rows[field.name].combine_chunks()
         if stored.null_count and not field.nullable:
-            raise ValueError(f"field '{field.name}' may not be None any more, and is None {stored.null_count} times")
+            raise ValueError(
+                f"field '{field.name}' may not be None any more, and is None {stored.null_count} times; {FILL_IN}"
+            )
         if stored.type == field.type:
             return stored
         if same_type(stored.type, field.type):

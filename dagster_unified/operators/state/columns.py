@@ -14,7 +14,7 @@ import pyarrow as pa
 from msgspec import inspect as mi
 
 from dagster_unified.errors import RecordTypeError, StateError
-from dagster_unified.operators.state.migration import Convert, migration, takes_none
+from dagster_unified.operators.state.migration import FILL_IN, Convert, migration, takes_none
 from dagster_unified.records import arrow_of, decoder, encoder, holds, type_name
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -67,11 +67,21 @@ class TypedColumn:
             else:
                 convert = self.migration(array.type)
                 values = [None if v is None else convert(v) for v in array.to_pylist()]
-        except ValueError as error:
-            raise StateError(f"{self.what}: {error}; fill it in, or make it optional again") from error
+            self._check_order(array.type, encoded)
+        except (ValueError, RecordTypeError) as error:
+            raise StateError(f"{self.what}: {error}") from error
         for place, data in encoded.items():
             values[place] = self.decoded(data)
         return values
+
+    def _check_order(self, stored: pa.DataType, encoded: Encoded) -> None:
+        """Raises where values are msgpack, which has a record's fields by their place, and the places are others."""
+        by_place = holds(self._info, mi.NamedTupleType)
+        if encoded and by_place and self.arrow is not None and not _in_place(stored, self.arrow):
+            raise ValueError(
+                f"it is declared {type_name(self.python)}, and the savepoint has {stored}, with {len(encoded)} values"
+                " that Arrow cannot hold; keep the type as it was"
+            )
 
     def decoded(self, data: bytes) -> Any:
         """One value that was kept as msgpack."""
@@ -145,6 +155,17 @@ def same_type(one: pa.DataType, other: pa.DataType) -> bool:
     return bool(one == other)
 
 
+def _in_place(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether the fields that two types have in the same place have one name, at any depth."""
+    if pa.types.is_struct(one) and pa.types.is_struct(other):
+        return all(a.name == b.name and _in_place(a.type, b.type) for a, b in zip(one, other, strict=False))
+    if pa.types.is_list(one) and pa.types.is_list(other):
+        return _in_place(one.value_type, other.value_type)
+    if pa.types.is_map(one) and pa.types.is_map(other):
+        return _in_place(one.key_type, other.key_type) and _in_place(one.item_type, other.item_type)
+    return True
+
+
 def check_members(array: pa.Array, info: Any) -> None:
     """Raises `ValueError` for a None in a record, list or map whose type does not allow it."""
     if isinstance(info, mi.Metadata):
@@ -169,5 +190,5 @@ def check_members(array: pa.Array, info: Any) -> None:
 
 def _check_member(array: pa.Array, info: mi.Type, what: str) -> None:
     if array.null_count and not takes_none(info):
-        raise ValueError(f"{what} may not be None any more, and is None {array.null_count} times")
+        raise ValueError(f"{what} may not be None any more, and is None {array.null_count} times; {FILL_IN}")
     check_members(array, info)

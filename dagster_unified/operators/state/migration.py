@@ -18,6 +18,9 @@ from dagster_unified.records import decoder_of
 
 Convert = Callable[[Any], Any]
 
+FILL_IN = "fill it in, or make it optional again"
+"""What to do about a value that is missing."""
+
 
 def migration(stored: pa.DataType, declared: mi.Type) -> Convert | None:
     """What turns a stored value into the declared type; None where nothing does."""
@@ -34,7 +37,8 @@ def migration(stored: pa.DataType, declared: mi.Type) -> Convert | None:
     if isinstance(declared, mi.DictType):
         return _of_dict(stored, declared)
     if isinstance(declared, mi.EnumType):
-        return decoder_of(declared) if _is_scalar(stored) else None
+        members = {type(member.value) for member in declared.cls}
+        return decoder_of(declared) if any(_is_scalar(stored, member) for member in members) else None
     return _of_scalar(stored, declared)
 
 
@@ -53,13 +57,19 @@ def _of_scalar(stored: pa.DataType, declared: mi.Type) -> Convert | None:
     if isinstance(declared, mi.FloatType):
         if pa.types.is_float64(stored):
             return _same
-        return float if pa.types.is_int64(stored) else None
+        return _widened if pa.types.is_int64(stored) else None
     if isinstance(declared, mi.DateTimeType) and pa.types.is_timestamp(stored):
         return _naive if declared.tz is False else _in_utc
     for kind, is_that in _SCALARS:
         if isinstance(declared, kind) and is_that(stored):
             return _same
     return None
+
+
+def _widened(value: int) -> float:
+    if int(float(value)) != value:
+        raise ValueError(f"{value} is not a float, and the nearest is another number; keep it an int")
+    return float(value)
 
 
 def _in_utc(value: datetime) -> datetime:
@@ -71,8 +81,8 @@ def _naive(value: datetime) -> datetime:
     return _in_utc(value).replace(tzinfo=None)
 
 
-def _is_scalar(stored: pa.DataType) -> bool:
-    return bool(pa.types.is_string(stored) or pa.types.is_int64(stored))
+def _is_scalar(stored: pa.DataType, python: type) -> bool:
+    return bool(pa.types.is_string(stored) if python is str else pa.types.is_int64(stored))
 
 
 def _same(value: Any) -> Any:
@@ -126,7 +136,7 @@ def _member(convert: Convert, info: mi.Type, what: str) -> Convert:
 
     def required(value: Any) -> Any:
         if value is None:
-            raise ValueError(f"{what} may not be None any more, and is None")
+            raise ValueError(f"{what} may not be None any more, and is None; {FILL_IN}")
         return convert(value)
 
     return required

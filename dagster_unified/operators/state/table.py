@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from dagster_unified.errors import StateError, nearest
 from dagster_unified.operators.state.chunks import Chunked, LargeList
-from dagster_unified.operators.state.columns import Encoded, TypedColumn
+from dagster_unified.operators.state.columns import Encoded, TypedColumn, same_type
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.pages import Columns, Content
-from dagster_unified.records import shorten
+from dagster_unified.records import shorten, type_name
 
 EVENT_TIMERS, PROCESSING_TIMERS, HELD, ENCODED = "__event_timers", "__processing_timers", "__held_back", "__encoded"
 
@@ -245,6 +245,11 @@ class StateTable:
                 raise StateError(
                     f"{self.where} is keyed by {', '.join(self._keys)}, and the savepoint's columns are"
                     f" {', '.join(stored.names)}; key it as it was, or give it another uid"
+                )
+            if name in stored.names and not _is_key(stored.field(name).type, self._keys[name].arrow):
+                raise StateError(
+                    f"{self.where} is keyed by '{name}' of type {type_name(self._keys[name].python)}, and the savepoint"
+                    f" by {stored.field(name).type}; key it as it was, or give it another uid"
                 )
         roles = {f.name: (f.metadata or {}).get(ROLE) for f in stored if f.name not in known}
         lost = [name for name, role in roles.items() if role == b"key"]
@@ -517,3 +522,8 @@ def _timers_of(batch: pa.RecordBatch, name: str, keys: Sequence[Hashable]) -> li
     flat = lists.flatten()
     timestamps, generations = flat.field("timestamp").to_pylist(), flat.field("generation").to_pylist()
     return list(zip(timestamps, _owners(lists, keys), generations, strict=True))
+
+
+def _is_key(stored: pa.DataType, declared: pa.DataType | None) -> bool:
+    """Whether stored keys are those of records: where their type is another, equal ones need not be found."""
+    return declared is None or same_type(stored, declared)
