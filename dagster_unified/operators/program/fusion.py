@@ -56,8 +56,8 @@ class FusedChain:
     loops: list[tuple[int, str] | None] = field(default_factory=list)
     """For each loop in the compiled code, in order, the clause whose result it iterates, if it is one's.
 
-    A result that fails while it is iterated (a generator's) is reported at no clause's line, but at its loop's
-    instruction.
+    A result that fails while it is iterated (a generator's), or that cannot be iterated, is reported at no clause's
+    line, but at its loop's instruction.
     """
 
     def locate(self, trace: TracebackType | None) -> tuple[int, Any] | None:
@@ -72,12 +72,13 @@ class FusedChain:
         return None
 
     def _iterating(self, trace: TracebackType) -> tuple[int, str] | None:
-        loops = [i.offset for i in dis.get_instructions(trace.tb_frame.f_code) if i.opname == "FOR_ITER"]
-        return (
-            self.loops[loops.index(trace.tb_lasti)]
-            if trace.tb_lasti in loops and len(loops) == len(self.loops)
-            else None
-        )
+        """The clause whose result was being iterated; the first loop begins where the comprehension is called."""
+        instructions = list(dis.get_instructions(trace.tb_frame.f_code))
+        for name, loops in (("FOR_ITER", self.loops), ("GET_ITER", self.loops[1:])):
+            offsets = [i.offset for i in instructions if i.opname == name]
+            if trace.tb_lasti in offsets and len(offsets) == len(loops):
+                return loops[offsets.index(trace.tb_lasti)]
+        return None
 
 
 def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list[int]], None]) -> FusedChain:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Any
+from operator import length_hint
+from typing import Any, ClassVar
 
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.state.backend import Declared, KeyedStateBackend
@@ -20,6 +21,9 @@ class Contents(ABC):
 
     stored_type: Any
     """What one window holds."""
+
+    starts_from_nothing: ClassVar[bool] = False
+    """Whether no elements have a result, too."""
 
     @abstractmethod
     def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
@@ -36,6 +40,10 @@ class Contents(ABC):
     @abstractmethod
     def empty(self) -> Any:
         """What a window holds that was purged and stays."""
+
+    @abstractmethod
+    def is_empty(self, held: Any) -> bool:
+        """Whether a window holds nothing, so that its function is not called. Flink: `WindowOperator.onEventTime`."""
 
     @abstractmethod
     def elements(self, held: Any) -> Iterable[Any]:
@@ -71,6 +79,9 @@ class Elements(Contents):
     def empty(self) -> Any:
         return []
 
+    def is_empty(self, held: Any) -> bool:
+        return held is None or len(held) == 0
+
     def elements(self, held: Any) -> Iterable[Any]:
         whole: Iterable[Any] = held
         return whole
@@ -96,6 +107,9 @@ class _OneValue(Contents):
     def empty(self) -> Any:
         return None
 
+    def is_empty(self, held: Any) -> bool:
+        return held is None
+
 
 class Reduced(_OneValue):
     """The elements, reduced by a function."""
@@ -108,11 +122,12 @@ class Reduced(_OneValue):
         return record if held is None else self._checked(self._reduce(held, record))
 
     def add_all(self, held: Any, records: Sequence[Any]) -> Any:
+        rest = iter(records)
         try:
-            made = reduce(self._reduce, records) if held is None else reduce(self._reduce, records, held)
+            made = reduce(self._reduce, rest) if held is None else reduce(self._reduce, rest, held)
             return self._checked(made)
         except Exception as error:
-            raise self._failed(error, records[0]) from error
+            raise self._failed(error, records[len(records) - length_hint(rest) - 1]) from error
 
     def combined(self, held: list[Any]) -> Any:
         return self._checked(reduce(self._reduce, held)) if held else None
@@ -127,6 +142,8 @@ class Reduced(_OneValue):
 
 class Aggregated(_OneValue):
     """The elements' accumulator."""
+
+    starts_from_nothing = True
 
     def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend) -> None:
         super().__init__(spec, where, state, "the accumulator of a window", spec.accumulator_type)
@@ -188,7 +205,9 @@ class Evicted(Elements):
 
     def elements(self, held: Any) -> Iterable[Any]:
         elements = [record for record, _ in held]
-        return self._value.folded(elements) if elements and self._value is not None else elements
+        if self._value is None or not (elements or self._value.starts_from_nothing):
+            return elements
+        return self._value.folded(elements)
 
 
 def contents_of(spec: Windowing, where: str, state: KeyedStateBackend) -> Contents:

@@ -116,7 +116,7 @@ class WindowOperator(KeyedProcessOperator):
             return
         windows = self.state.current.get(CONTENTS) or {}
         held = windows.get(window)
-        if held is None:
+        if self.contents.is_empty(held):
             return
         if result.is_fire():
             self._emit(window, held, windows)
