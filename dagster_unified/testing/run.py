@@ -28,6 +28,7 @@ from dagster_unified.graph.segments import segments
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import decoded, key_columns
 from dagster_unified.operators.lanes import encode
@@ -123,14 +124,17 @@ def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, lis
     for node in reading:
         name = node.reads
         if name in inputs:
-            found[node.id] = list(inputs[name])
+            given = inputs[name]
         elif isinstance(node.source, CollectionSource):
-            found[node.id] = list(node.source.data)
+            given = node.source.data
         else:
             raise PipelineError(
                 f"{decided.name}: source '{name}' reads {node.source.describe()}, which the harness does not; give its"
                 f" records as inputs={{'{name}': [...]}}"
             )
+        declared = node.source.records
+        with placed(f"{decided.name}: source '{name}'"):
+            found[node.id] = list(declared.from_batch(declared.to_batch(list(given))))  # as Spark hands them over
     return found
 
 

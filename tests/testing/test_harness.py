@@ -1,6 +1,7 @@
 """What users get for their own tests: both modes in memory, and the comparison of their ends."""
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import NamedTuple
 
 import pytest
@@ -328,3 +329,12 @@ def test_state_that_is_not_of_its_declared_type_is_an_error():
     pipeline.from_collection(READINGS, Reading).key_by("room").process(Mistyped()).print()
     with pytest.raises(UnifiedError, match=r"'Mistyped'.*'mean'"):
         run_pipeline(pipeline, "STREAMING")
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_functions_are_given_a_sources_records_in_their_declared_types(mode):
+    pipeline = Pipeline("types")
+    given = [(datetime(2020, 1, 1), 1, bytearray(b"x"))]
+    stream = pipeline.from_collection(given, tuple[datetime, float, bytes], name="given")
+    stream.map(lambda r: f"{r[0].tzinfo} {r[1]!r} {r[2]!r}", str).print("out")
+    assert run_pipeline(pipeline, mode).sinks["out"] == ["UTC 1.0 b'x'"]
