@@ -4,7 +4,7 @@ Spark's own source lists the whole folder in every micro-batch, keeps each name 
 position from outside. So the library lists, and shows Spark only what is new:
 
     <folder>/chunks/_spark_metadata/<n>.compact    the chunks that are there, as the log of a file sink
-    <folder>/chunks/<number>-<token>/              a chunk: a folder to Spark, with its files as the log of a sink
+    <folder>/chunks/<number>/                      a chunk: a folder to Spark, with its files as the log of a sink
     <folder>/names/<number>                        the names of the files in many chunks, up to that one
 
 Where `<folder>` is in a bucket, `_spark_metadata` is in a folder of the driver's machine: Spark looks there a hundred
@@ -12,7 +12,8 @@ times a second, and a job that starts writes it anew.
 
 A chunk is the "file" that Spark's source finds and logs; reading it, Spark takes its files from the log in it, and does
 not list them again. One chunk is one micro-batch's: of two at once Spark would list the folders and find nothing. A
-chunk never changes, so that an epoch that is run again, or gone back to, reads what it read.
+chunk never changes, so that an epoch that is run again, or gone back to, reads what it read. Each number is given once:
+a process that was paused, and lists when the job has gone on elsewhere, is refused, and shows Spark no file twice.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tempfile import TemporaryDirectory
 from threading import RLock, Thread
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 import msgspec
 
-from dagster_unified.connectors import spark_log
+from dagster_unified.connectors import conditional, spark_log
 from dagster_unified.connectors.folder import File, Folder
 from dagster_unified.connectors.paths import children, for_spark, is_local, path_text, put, remove_tree, url
+from dagster_unified.errors import StageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,7 +54,7 @@ _BLOCK = 256
 _GUARD = "not-a-chunk-of-its-own.gz"
 """A file that cannot be read, which Spark would meet if it ever listed a chunk."""
 
-_CHUNK = re.compile(r"/chunks/(\d{10})-[0-9a-f]{6}$")
+_CHUNK = re.compile(r"/chunks/(\d{10})$")
 
 _EARLIER = "earlier"
 """The file with what was read before there were chunks."""
@@ -218,21 +219,26 @@ class Chunks:
         self._log = (self.path if index is None else index) / _LOG
         self._below = f"{root}/"
         found = self.path.iterdir() if self.path.exists() else ()
-        whole = (path.name for path in found if "-" in path.name and (path / _LOG / "0").exists())
-        self._by_number = {int(name.partition("-")[0]): name for name in whole}
-        self._token = uuid4().hex[:6]
+        self._numbers = sorted(int(path.name) for path in found if path.name.isdigit() and _log_of(path).exists())
 
     def numbers(self) -> list[int]:
         """The numbers of the chunks."""
-        return sorted(self._by_number)
+        return list(self._numbers)
 
     def add(self, files: Sequence[File], url_of: Callable[[str], str]) -> int:
-        """Write a chunk, and give its number."""
-        number = max(self._by_number, default=-1) + 1
-        chunk = self.path / f"{number:010d}-{self._token}"
+        """Write a chunk, and give its number; raises `StageError` where another process has given it meanwhile."""
+        number = self._last() + 1
+        chunk = self._chunk(number)
         put(chunk / _GUARD, b"Spark reads one chunk at a time.")
-        put(chunk / _LOG / "0", _log(_status(url_of(file.name), file.size, file.changed) for file in files))
-        self._by_number[number] = chunk.name
+        log = _log(_status(url_of(file.name), file.size, file.changed) for file in files)
+        try:
+            conditional.write(_log_of(chunk), log, None)
+        except FileExistsError:
+            raise StageError(
+                f"{self.folder.parent.parent.name}: another process of this job has listed {self._below} meanwhile, so"
+                " this one was paused, or that one is; it stops here, and the job goes on after its last epoch"
+            ) from None
+        self._numbers.append(number)
         if number % _BLOCK == _BLOCK - 1:
             names = self._names(number - _BLOCK + 1, number)
             put(self._block(number), zlib.compress("\0".join(names).encode(*_UTF8)))
@@ -243,7 +249,7 @@ class Chunks:
         earlier = self.folder / "names" / _EARLIER
         if earlier.exists():
             yield from _unpacked(earlier)
-        yield from self._names(0, max(self._by_number, default=-1) if until is None else until)
+        yield from self._names(0, self._last() if until is None else until)
 
     def are_shown(self) -> bool:
         """Whether Spark finds the chunks."""
@@ -254,7 +260,7 @@ class Chunks:
         log = self._log
         found = log.iterdir() if log.exists() else ()
         versions = sorted(int(path.stem) for path in found if path.suffix == ".compact")
-        entries = [_status(url(for_spark(self.path / self._by_number[number])), 0, number) for number in numbers]
+        entries = [_status(url(for_spark(self._chunk(number))), 0, number) for number in numbers]
         # a number that ends in 9 is Spark's for a file that stands for all before it
         put(log / f"{(versions[-1] if versions else -1) + 10}.compact", _log(entries))
         for version in versions[:-2]:
@@ -268,12 +274,23 @@ class Chunks:
                 yield from _unpacked(self._block(end))
                 number = end + 1
             else:
-                for entry in spark_log.entries(self.path / self._by_number[number] / _LOG / "0"):
+                for entry in spark_log.entries(_log_of(self._chunk(number))):
                     yield spark_log.path_of(entry.path).removeprefix(self._below)
                 number += 1
 
+    def _last(self) -> int:
+        return self._numbers[-1] if self._numbers else -1
+
+    def _chunk(self, number: int) -> UPath:
+        return self.path / f"{number:010d}"
+
     def _block(self, number: int) -> UPath:
         return self.folder / "names" / f"{number:010d}"
+
+
+def _log_of(chunk: UPath) -> UPath:
+    """The log of a chunk, which makes it one."""
+    return chunk / _LOG / "0"
 
 
 def _logs(checkpoint: UPath, folder: UPath) -> Iterator[UPath]:

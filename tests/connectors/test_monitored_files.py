@@ -16,11 +16,11 @@ from upath import UPath
 
 from dagster_unified.api import CsvSource, JsonSource, ParquetSource, Pipeline, PrintSink
 from dagster_unified.connectors import listing, spark_log
-from dagster_unified.connectors.folder import Folder
+from dagster_unified.connectors.folder import File, Folder
 from dagster_unified.connectors.positions import FilesRead, PartitionsRead, Position
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.errors import StateError
+from dagster_unified.errors import StageError, StateError
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
 from tests.connectors.test_positions import BERLIN, Query, read_batch
@@ -471,3 +471,21 @@ def test_a_record_within_a_record_that_lacks_a_field_is_malformed(spark, tmp_pat
     pq.write_table(pa.Table.from_batches([trips.to_batch([Trip(1)])]), tmp_path / "in.parquet")
     read = ParquetSource(str(tmp_path / "in.parquet"), Trip).read(spark)
     assert [record for batch in read.toArrow().to_batches() for record in trips.from_batch(batch)] == [Trip(1)]
+
+
+def test_a_process_that_was_paused_lists_nothing_that_another_one_has_listed(tmp_path):
+    folder, root = UPath(tmp_path / "job/sources/in"), str(tmp_path / "in")
+
+    def add(chunks, name):
+        return chunks.add([File(name, 1, 0)], lambda name: f"file://{root}/{name}")
+
+    paused = listing.Chunks(folder, root)
+    paused.show([add(paused, "1.csv")])
+    other = listing.Chunks(folder, root)
+    other.show([add(other, "2.csv")])
+    shown = sorted(path.name for path in (folder / "chunks/_spark_metadata").iterdir())
+    with pytest.raises(StageError, match=r"job: another process of this job has listed .*/in/ meanwhile"):
+        add(paused, "2.csv")
+    assert sorted(path.name for path in (folder / "chunks/_spark_metadata").iterdir()) == shown
+    assert list(listing.Chunks(folder, root).names()) == ["1.csv", "2.csv"]
+    assert add(other, "3.csv") == 2
