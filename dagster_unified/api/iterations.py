@@ -48,6 +48,8 @@ from dagster_unified.operators.functions.iterations import (
     IterationListener,
     TerminateOnMaxIter,
     TerminateOnMaxIterOrTol,
+    hears_of_epochs,
+    is_count,
     iteration_listeners,
 )
 from dagster_unified.operators.functions.type_variables import K, S, T
@@ -117,9 +119,9 @@ class IterationConfig:
         if self.operator_life_cycle not in LifeCycle.__members__:
             known = " or ".join(LifeCycle.__members__)
             raise PipelineError(f"IterationConfig: operator_life_cycle is {known}, not {self.operator_life_cycle!r}")
-        if self.parallelism is not None and not _is_count(self.parallelism, 1):
+        if self.parallelism is not None and not is_count(self.parallelism, 1):
             raise PipelineError(f"IterationConfig: parallelism must be at least 1, not {self.parallelism!r}")
-        if not _is_count(self.staleness, 0):
+        if not is_count(self.staleness, 0):
             raise PipelineError(
                 "IterationConfig: staleness is how many epochs a subtask may be ahead, 0 or more, not"
                 f" {self.staleness!r}"
@@ -127,10 +129,6 @@ class IterationConfig:
         for what, given in (("name", self.name), ("uid", self.uid)):
             if given is not None and not (isinstance(given, str) and given):
                 raise PipelineError(f"IterationConfig: {what} is a text that is not empty, not {given!r}")
-
-
-def _is_count(given: object, least: int) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool) and given >= least
 
 
 @dataclass(frozen=True)
@@ -442,12 +440,12 @@ class _BodyBuilder(GraphBuilder):
                 f"{where}: a body has one parallelism; use IterationConfig(parallelism={node.parallelism}), or"
                 " set_parallelism(1) where there is to be one subtask only"
             )
-        if per_round and next(iteration_listeners(node.user_function), None) is not None:
+        if per_round and hears_of_epochs(node.user_function):
             raise PipelineError(
                 f"{where}: an operator that lives for one round hears of no epochs; move it out of for_each_round, or"
                 " use the life cycle ALL_ROUND"
             )
-        if isinstance(node, nodes.ReduceNode) and next(iteration_listeners(node.function), None) is not None:
+        if isinstance(node, nodes.ReduceNode) and hears_of_epochs(node.function):
             raise PipelineError(
                 f"{where}: a reduce function hears of no epochs; use process, with the value in its state"
             )
@@ -536,7 +534,7 @@ class _Delta(IterationBody):
                 f"{self.where}: its body has to be a DeltaFunction or a BatchDeltaFunction, such as MyFunction(), not"
                 f" {function!r}"
             )
-        if max_rounds is not None and not _is_count(max_rounds, 1):
+        if max_rounds is not None and not is_count(max_rounds, 1):
             raise PipelineError(f"{self.where}: max_rounds must be at least 1, not {max_rounds!r}")
         if config.operator_life_cycle == "PER_ROUND":
             raise PipelineError(

@@ -51,7 +51,7 @@ from dagster_unified.operators.functions.base import (
 )
 from dagster_unified.operators.functions.batches import KeyedBatchFunction
 from dagster_unified.operators.functions.checkpoints import checkpointed
-from dagster_unified.operators.functions.iterations import iteration_listeners
+from dagster_unified.operators.functions.iterations import hears_of_epochs
 from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_state
 from dagster_unified.operators.functions.type_variables import B, K, KeyOut, R, T, W
 from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
@@ -620,8 +620,7 @@ class DataStream(Generic[T]):
                 f"got {tag!r}"
             )
         node = self._operator("get_side_output")
-        listens = next(iteration_listeners(node.user_function), None) is not None
-        if not node.has_side_outputs and not listens:
+        if not node.has_side_outputs and not hears_of_epochs(node.user_function):
             raise PipelineError(
                 f"{self._where('get_side_output')}: '{node.name}' is a {type(node).__name__.removesuffix('Node')} and "
                 "has no side outputs; use process(...)"

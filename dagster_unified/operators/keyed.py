@@ -508,8 +508,8 @@ class ReduceOperator(KeyedOperator):
             self._update(held, starts, records)
         else:
             self._update_by_run(held, starts, records)
-        updates = self.out.records if first == 0 else self.out.records[first:]
-        latest = [updates[start - 1] for start in starts[1:]]
+        updates = self.out.records
+        latest = [updates[first + start - 1] for start in starts[1:]]
         latest.append(updates[-1])
         self.state.put("value", keys, latest)
         self.out.timestamps += timestamps

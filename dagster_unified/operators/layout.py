@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.state.columns import same_type
 from dagster_unified.records import RecordType, record_type, shorten
 
 TIMESTAMP = "__ts"
@@ -103,6 +104,12 @@ def declared(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
         loose = pa.RecordBatch.from_arrays(columns, names=schema.names)
         return pa.ipc.read_record_batch(loose.serialize(), schema)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def cast(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """Columns of any origin in their declared types; raises Arrow's errors for values that do not fit."""
+    given = zip(columns, schema.types, strict=True)
+    return declared([column if same_type(column.type, kind) else column.cast(kind) for column, kind in given], schema)
 
 
 _record_type = lru_cache(maxsize=256)(record_type)

@@ -9,11 +9,9 @@ import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.failures import placed, user_failure
-from dagster_unified.operators.layout import TIMESTAMP
-from dagster_unified.operators.layout import declared as declared_columns
+from dagster_unified.operators.layout import TIMESTAMP, cast
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.step import BlockStep, Place
-from dagster_unified.operators.state.columns import same_type
 from dagster_unified.records import RecordType
 
 
@@ -101,16 +99,10 @@ def in_declared_types(
                 f" {declared.type}; cast it in the function, or change the declared type"
             )
     try:
-        if same:
-            arrays = result.columns
-        else:
-            columns = [(result.column(f.name), f.type) for f in schema]
-            arrays = [column if same_type(column.type, kind) else column.cast(kind) for column, kind in columns]
-        batch = declared_columns(arrays, schema)
+        batch = cast([result.column(name) for name in schema.names], schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise RecordTypeError(f"{where}: the {what} does not fit {output.describe()}: {error}") from error
-    nulls = any(column.null_count for column in arrays)
-    for column, declared in zip(arrays, schema, strict=True) if nulls else ():
+    for column, declared in zip(batch.columns, schema, strict=True):
         if column.null_count and not declared.nullable:
             raise RecordTypeError(
                 f"{where}: field '{declared.name}' is None in the {what}, and its type does not allow None;"

@@ -9,6 +9,9 @@ import json
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import reduce
+from math import isnan
+from operator import and_, or_
 from typing import TYPE_CHECKING, TypeGuard
 
 import pyarrow as pa
@@ -64,7 +67,7 @@ def arranged(where: str, table: pa.Table, key: Sequence[str], timers: pa.Table |
         raise StateError(f"{where}: a row has no key; fill in {', '.join(key)}, or leave the row out")
     if len(set(keys)) < len(keys):
         [(twice, _)] = Counter(keys).most_common(1)
-        raise StateError(f"{where}: several rows have the key {twice!r}; give each key one row")
+        raise _doubled_key(where, twice)
     return rows if timers is None else _with_timers(where, rows, keys, key, timers)
 
 
@@ -98,15 +101,9 @@ def arranged_frame(where: str, frame: DataFrame, key: Sequence[str], timers: Dat
     times = from_spark(timers.schema.json())
     _check_timers(where, times.names, key)
     _check_moments(where, times.field("timestamp").type, 0)
-    if "domain" in times.names:
-        wrong = timers.where(~F.coalesce(F.col("domain").isin(list(DOMAINS)), F.lit(False))).select("domain").first()
-        if wrong is not None:
-            raise _no_domain(where, wrong["domain"])
-    for name in (*key, "timestamp"):
-        if timers.where(F.col(name).isNull()).first() is not None:
-            raise StateError(f"{where}: a timer has no {name}; fill it in, or leave the timer out")
-    declared = {name: rows.schema[name].dataType for name in key}
     domain = F.col("domain") if "domain" in times.names else F.lit("event")
+    _check_rows_of_timers(where, timers.withColumn("domain", domain), key)
+    declared = {name: rows.schema[name].dataType for name in key}
     moment = F.unix_millis("timestamp") if pa.types.is_timestamp(times.field("timestamp").type) else F.col("timestamp")
     generation = F.col("generation") if "generation" in times.names else F.lit(0)
     timer = F.struct(moment.cast("long").alias("timestamp"), generation.cast("long").alias("generation"))
@@ -134,22 +131,40 @@ def _check_keys(where: str, rows: DataFrame, key: Sequence[str]) -> None:
     from pyspark.sql import functions as F
 
     broadcast = any((field.metadata or {}).get(ROLE.decode()) == "broadcast" for field in rows.schema)
-    found = rows.groupBy(*[F.col(f"`{name}`") for name in key]).count()
-    nothing = F.lit(True)
-    for name in key:
-        nothing = nothing & F.col(f"`{name}`").isNull()
-    if not broadcast and found.where(nothing).first() is not None:
+    columns = [F.col(f"`{name}`") for name in key]
+    floats = [name for name in key if rows.schema[name].dataType.typeName() == "double"]
+    wrong = [F.col("count") > 1, *[F.isnan(f"`{name}`") for name in floats]]
+    if not broadcast:
+        wrong.append(reduce(and_, [column.isNull() for column in columns]))
+    found = rows.groupBy(*columns).count().where(reduce(or_, wrong)).first()
+    if found is None:
+        return
+    parts = tuple(found[name] for name in key)
+    if not broadcast and set(parts) == {None}:
         raise StateError(f"{where}: a row has no key; fill in {', '.join(key)}, or leave the row out")
-    for name in key:
-        if rows.schema[name].dataType.typeName() == "double" and found.where(F.isnan(f"`{name}`")).first() is not None:
+    for name in floats:
+        if isnan(found[name]):
             raise _nan_key(where, name)
-    twice = found.where("count > 1").first()
-    if twice is not None:
-        parts = [twice[name] for name in key]
-        raise StateError(
-            f"{where}: several rows have the key {parts[0] if len(parts) == 1 else tuple(parts)!r}; give each key one"
-            " row"
-        )
+    raise _doubled_key(where, parts[0] if len(parts) == 1 else parts)
+
+
+def _check_rows_of_timers(where: str, timers: DataFrame, key: Sequence[str]) -> None:
+    """Raises `StateError` where a timer lacks something, or has no domain that there is."""
+    from pyspark.sql import functions as F
+
+    given = (*key, "timestamp", "domain")
+    lacking = reduce(or_, [F.col(name).isNull() for name in given])
+    found = timers.where(lacking | ~F.col("domain").isin(list(DOMAINS))).first()
+    if found is None:
+        return
+    if found["domain"] not in DOMAINS:
+        raise _no_domain(where, found["domain"])
+    name = next(name for name in given if found[name] is None)
+    raise StateError(f"{where}: a timer has no {name}; fill it in, or leave the timer out")
+
+
+def _doubled_key(where: str, key: object) -> StateError:
+    return StateError(f"{where}: several rows have the key {key!r}; give each key one row")
 
 
 def _nan_key(where: str, name: str) -> StateError:

@@ -18,7 +18,7 @@ from zlib import crc32
 import msgspec
 from msgspec.structs import replace
 
-from dagster_unified.connectors.paths import remove_tree, storage_path
+from dagster_unified.connectors.paths import put, remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
 from dagster_unified.errors import StateError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
@@ -202,12 +202,7 @@ def commit(folder: UPath, manifest: Manifest, replaces: Callable[[Manifest], boo
 def _put(folder: UPath, manifest: Manifest) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(replace(manifest, checksum=_checksum(manifest))), indent=1)
-    if folder.protocol in ("", "file"):
-        staged = folder / f".{NAME}.new"
-        staged.write_bytes(text)
-        staged.replace(folder / NAME)
-    else:
-        (folder / NAME).write_bytes(text)  # a put is atomic
+    put(folder / NAME, text)
 
 
 def read(path: str | UPath) -> tuple[UPath, Manifest]:

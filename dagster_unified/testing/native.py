@@ -15,8 +15,7 @@ from dagster_unified.errors import MissingRequirementError, RecordTypeError, Uns
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column, replay
 from dagster_unified.graph.nodes import BOUNDS
-from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
-from dagster_unified.operators.state.columns import same_type
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, cast
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.windows.assigners import MergingWindowAssigner
 from dagster_unified.operators.windows.context import ByEventTime
@@ -50,10 +49,9 @@ def run_native(
         for name, given in _tables(node, pipeline, table, arriving, looked_up, marks).items():
             connection.register(name, given)
         result = connection.sql(_statement(node, pipeline, layout, columns)).to_arrow_table()
-    given = [(result.column(f.name).combine_chunks(), f.type) for f in node.records.schema]
-    columns = [column if same_type(column.type, kind) else column.cast(kind) for column, kind in given]
+    given = [result.column(name).combine_chunks() for name in node.records.names]
     times = result.column(TIMESTAMP).to_pylist() if node.timestamped else [None] * result.num_rows
-    records = node.records.from_batch(declared(columns, node.records.schema))
+    records = node.records.from_batch(cast(given, node.records.schema))
     return list(zip(records, times, strict=True))
 
 

@@ -1,7 +1,6 @@
 """A window that holds nothing does not fire (Flink: `WindowOperator`); one whose elements are evicted first does."""
 
 from datetime import timedelta
-from typing import NamedTuple
 
 import pytest
 
@@ -17,29 +16,20 @@ from dagster_unified.api import (
     Trigger,
     TriggerResult,
     TumblingEventTimeWindows,
-    WatermarkStrategy,
 )
 from dagster_unified.errors import UserFunctionError
 from dagster_unified.testing import run_pipeline
+from tests.operators.test_triggers import MODES, Row, results, windowed
 
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+HUNDRED = TumblingEventTimeWindows.of(timedelta(milliseconds=100))
 WINDOWS = pytest.mark.parametrize(
     "windows",
-    [
-        EventTimeSessionWindows.with_gap(timedelta(milliseconds=10)),
-        TumblingEventTimeWindows.of(timedelta(milliseconds=100)),
-    ],
+    [EventTimeSessionWindows.with_gap(timedelta(milliseconds=10)), HUNDRED],
     ids=["sessions", "tumbling"],
 )
 
 
-class R(NamedTuple):
-    k: str
-    at: int
-    v: int
-
-
-class TwoEach(Trigger[R, TimeWindow]):
+class TwoEach(Trigger[Row, TimeWindow]):
     """Fires and purges with each two elements, and at the window's end."""
 
     count = ReducingStateDescriptor("count", lambda a, b: a + b, int)
@@ -71,12 +61,12 @@ class TwoEach(Trigger[R, TimeWindow]):
         ctx.delete_event_time_timer(window.max_timestamp())
 
 
-class Largest(ProcessWindowFunction[R, str, str, TimeWindow]):
+class Largest(ProcessWindowFunction[Row, str, str, TimeWindow]):
     def process(self, key, context, elements):
-        return [f"{key} {max(e.v for e in elements)} of {len(elements)}"]
+        return [f"{key} {max(e.amount for e in elements)} of {len(elements)}"]
 
 
-class Count(AggregateFunction[R, int, int]):
+class Count(AggregateFunction[Row, int, int]):
     def create_accumulator(self):
         return 0
 
@@ -97,18 +87,14 @@ class AllAfter(Evictor):
 
 class SmallBefore(Evictor):
     def evict_before(self, elements, window):
-        return [entry for entry in elements if entry[0].v > 4]
+        return [entry for entry in elements if entry[0].amount > 4]
 
 
 def printed(mode, windows, rows, build):
-    pipeline = Pipeline("windows")
-    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda r: r.at)
-    stream = pipeline.from_collection(rows, R).assign_timestamps_and_watermarks(strategy)
-    build(stream.key_by("k").window(windows)).print("out")
-    return sorted(run_pipeline(pipeline, mode).sinks["out"])
+    return sorted(results(build(windowed(rows, windows)), mode))
 
 
-ROWS = [R("a", 1, 5), R("a", 2, 7), R("b", 3, 3)]
+ROWS = [Row("a", 1, 5), Row("a", 2, 7), Row("b", 3, 3)]
 
 
 @MODES
@@ -127,20 +113,18 @@ def test_a_window_that_an_evictor_has_emptied_does_not_fire(windows, mode):
 
 @MODES
 def test_an_aggregate_has_a_result_where_an_evictor_drops_each_element(mode):
-    windows = TumblingEventTimeWindows.of(timedelta(milliseconds=100))
-    assert printed(mode, windows, ROWS, lambda w: w.evictor(SmallBefore()).aggregate(Count())) == [0, 2]
+    assert printed(mode, HUNDRED, ROWS, lambda w: w.evictor(SmallBefore()).aggregate(Count())) == [0, 2]
 
 
 @MODES
 def test_a_reduce_that_fails_names_the_record_that_it_failed_with(mode):
     def add(one, other):
-        if other.v == 7:
+        if other.amount == 7:
             raise ValueError("seven")
         return one
 
-    windows = TumblingEventTimeWindows.of(timedelta(milliseconds=100))
-    with pytest.raises(UserFunctionError, match=r"ValueError: seven, .*on R\(k='a', at=2, v=7\)"):
-        printed(mode, windows, [*ROWS, R("a", 4, 1)], lambda w: w.reduce(add))
+    with pytest.raises(UserFunctionError, match=r"ValueError: seven, .*on Row\(key='a', at=2, amount=7\)"):
+        printed(mode, HUNDRED, [*ROWS, Row("a", 4, 1)], lambda w: w.reduce(add))
 
 
 @MODES

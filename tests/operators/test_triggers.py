@@ -59,10 +59,14 @@ class Sum(AggregateFunction):
 ROWS = [Row("a", 0, 1), Row("a", 3, 9), Row("a", 7, 2), Row("a", 12, 3)]
 
 
-def windows(trigger, rows=ROWS, assigner=TEN):
+def windowed(rows=ROWS, assigner=TEN):
     by_at = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
     stream = Pipeline("p").from_collection(rows, Row).assign_timestamps_and_watermarks(by_at)
-    return stream.key_by("key").window(assigner).trigger(trigger)
+    return stream.key_by("key").window(assigner)
+
+
+def windows(trigger, rows=ROWS, assigner=TEN):
+    return windowed(rows, assigner).trigger(trigger)
 
 
 def results(made, mode, **how):

@@ -19,7 +19,7 @@ from dagster_unified.graph.iterations import body_on
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.addresses import Address, Anywhere, ByKey, ByPartitioner
-from dagster_unified.operators.functions.iterations import iteration_listeners
+from dagster_unified.operators.functions.iterations import hears_of_epochs
 from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.program.spec import Output, Program
@@ -133,7 +133,7 @@ class _Compiler:
             outlets=tuple(self._outlet_of(port) for port in one.outputs),
             broadcast=self._slot(head.id, True) if head.has_broadcast_input else None,
             groups=groups,
-            listens=any(next(iteration_listeners(f), None) is not None for f in functions),
+            listens=any(map(hears_of_epochs, functions)),
         )
 
     def _groups(self, head: g.Node) -> int:

@@ -87,8 +87,18 @@ def iteration_listeners(function: Any) -> Iterator[IterationListener[Any]]:
         yield from iteration_listeners(part)
 
 
+def hears_of_epochs(function: Any) -> bool:
+    """Whether a function of the author's, or one in it, hears of epochs."""
+    return next(iteration_listeners(function), None) is not None
+
+
+def is_count(given: object, least: int) -> bool:
+    """Whether something is a whole number, `least` or more."""
+    return isinstance(given, int) and not isinstance(given, bool) and given >= least
+
+
 def _check_rounds(what: str, given: object) -> None:
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+    if not is_count(given, 1):
         raise PipelineError(f"{what}: an iteration has at least one round, not {given!r}")
 
 

@@ -17,7 +17,7 @@ from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.failures import placed, user_failure
 from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
-from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
+from dagster_unified.operators.functions.iterations import IterationListener, hears_of_epochs, iteration_listeners
 from dagster_unified.operators.keyed import Collector, KeyedOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
 from dagster_unified.operators.metrics import Metrics, Registry
@@ -273,7 +273,7 @@ class RunningProgram:
         chain = {index: step}
         while True:
             children = self._children(index)
-            listens = next(iteration_listeners(self.program.steps[index].function), None) is not None
+            listens = hears_of_epochs(self.program.steps[index].function)
             if len(children) != 1 or listens or (index, None) in self._consumers:
                 return chain
             (index,) = children

@@ -76,8 +76,9 @@ class TypedColumn:
 
     def _check_order(self, stored: pa.DataType, encoded: Encoded) -> None:
         """Raises where values are msgpack, which has a record's fields by their place, and the places are others."""
-        by_place = holds(self._info, mi.NamedTupleType)
-        if encoded and by_place and self.arrow is not None and not _in_place(stored, self.arrow):
+        if not encoded or self.arrow is None or _in_place(stored, self.arrow):
+            return
+        if holds(self._info, mi.NamedTupleType):
             raise ValueError(
                 f"it is declared {type_name(self.python)}, and the savepoint has {stored}, with {len(encoded)} values"
                 " that Arrow cannot hold; keep the type as it was"
