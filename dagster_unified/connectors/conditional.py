@@ -11,13 +11,14 @@ import hashlib
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
-
-from upath import UPath
 
 from dagster_unified.connectors.paths import is_local, put, read_whole
 from dagster_unified.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 ATTEMPTS = 6
 """How often a file is written of which the store says that another write is under way."""
