@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Decoder = Callable[[Any], Any]
+Copy = Callable[[Any], Any]
 
 VALUE = "value"
 """The column of a record that is a plain value."""
@@ -183,6 +184,11 @@ class RecordType:
                 " 9999, which times are in; give another value for it where it comes from"
             ) from error
         return found
+
+    def copier(self) -> Copy | None:
+        """What copies a record so that a change of the one is none of the other; None where records cannot change."""
+        fit = _columns(self.python)[0].fit if self.shape == "value" else _shape(self.python)
+        return fit.copied if fit.mutable else None
 
     def check_members(self, batch: pa.RecordBatch) -> None:
         """Raises `RecordTypeError` for a value of an enum's column that is no member's."""

@@ -14,16 +14,20 @@ import datetime as dt
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
 from itertools import chain
 from numbers import Integral, Rational, Real
 from operator import attrgetter
 from types import NoneType
 from typing import Any, get_args
 
+from msgspec import Struct
 from msgspec import inspect as mi
+from msgspec.structs import force_setattr
 
 Codec = Callable[[mi.Type, "list[Any]"], "list[Any]"]
 """What values of one scalar type are once they have been stored and read again. Raises for what cannot be stored."""
@@ -147,6 +151,10 @@ class Fit(ABC):
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         """As `misfit`, of values of these kinds, none of which is None."""
 
+    def copied(self, value: Any) -> Any:
+        """The value with nothing in it that changes with the original. What does not fit is returned as it is."""
+        return value
+
     def _refused(self, values: Collection[Any], refused: set[type]) -> Misfit | None:
         return next((Misfit(v, self.name) for v in values if type(v) in refused), None)
 
@@ -249,6 +257,12 @@ class _ItemsFit(Fit):
         found = self.item.misfit(list(chain.from_iterable(values)))
         return None if found is None else found.at("[]")
 
+    def copied(self, value: Any) -> Any:
+        items: Iterable[Any] = value
+        if not self.mutable or not isinstance(value, self._container):
+            return value
+        return self._container(map(self.item.copied, items) if self.item.mutable else items)
+
 
 class _DictFit(Fit):
     mutable = True
@@ -267,6 +281,13 @@ class _DictFit(Fit):
         found = self._value.misfit([entry for value in values for entry in value.values()])
         return None if found is None else found.at(".values()")
 
+    def copied(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        keys: Iterable[Any] = map(self._key.copied, value) if self._key.mutable else value
+        values: Iterable[Any] = map(self._value.copied, value.values()) if self._value.mutable else value.values()
+        return dict(zip(keys, values, strict=True))
+
 
 class RecordFit(Fit):
     """Records of a class, or tuples of one length. Another class does as well where it has the same fields."""
@@ -276,6 +297,7 @@ class RecordFit(Fit):
         self._python, self._names = python, names
         self.by_position = isinstance(python, type) and issubclass(python, tuple)
         self.fields: list[tuple[str, Fit]] = []
+        self._mutable_fields: list[tuple[int, str, Fit]] = []
         if not self.by_position:
             frozen = getattr(
                 getattr(python, "__dataclass_params__", None) or getattr(python, "__struct_config__", None),
@@ -288,6 +310,9 @@ class RecordFit(Fit):
         """Gives it its fields, which may have this very type themselves."""
         self.fields = fields
         self.mutable = self.mutable or any(fit.mutable for _, fit in fields)
+        self._mutable_fields = [
+            (i, name, fit) for i, (name, (_, fit)) in enumerate(zip(self._names, fields, strict=True)) if fit.mutable
+        ]
 
     def shape_misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         """The first value that has not these fields."""
@@ -322,6 +347,46 @@ class RecordFit(Fit):
                 return found.at(path)
         return None
 
+    def copied(self, value: Any) -> Any:
+        kind: Any = type(value)
+        if kind is not self._python and not self._has_fields(kind):
+            return value
+        if self.by_position:
+            return self._copied_tuple(value)
+        made = _shallow(kind)(value)
+        for _, name, fit in self._mutable_fields:
+            _set(made, name, fit.copied(getattr(value, name)))
+        return made
+
+    def _copied_tuple(self, value: tuple[Any, ...]) -> Any:
+        items = list(value)
+        for i, _, fit in self._mutable_fields:
+            if i < len(items):
+                items[i] = fit.copied(items[i])
+        return tuple.__new__(type(value), items)
+
+
+@lru_cache(maxsize=1024)
+def _shallow(kind: type) -> Callable[[Any], Any]:
+    """What makes a record of this class with the same values; its `__init__` is not called."""
+    if hasattr(kind, "__copy__") or any(getattr(base, "__slots__", ()) for base in kind.__mro__):
+        return copy
+
+    def copied(record: Any) -> Any:  # as copy does, in a third of its time
+        made: Any = object.__new__(kind)
+        made.__dict__.update(record.__dict__)
+        return made
+
+    return copied
+
+
+def _set(record: Any, name: str, value: Any) -> None:
+    """Sets a field, also of a frozen record."""
+    if isinstance(record, Struct):
+        force_setattr(record, name, value)
+    else:
+        object.__setattr__(record, name, value)
+
 
 class _ChoiceFit(Fit):
     """One of several types."""
@@ -338,6 +403,12 @@ class _ChoiceFit(Fit):
             (Misfit(v, self.name) for v in values if type(v) in odd and all(m.misfit((v,)) for m in self._members)),
             None,
         )
+
+    def copied(self, value: Any) -> Any:
+        if not self.mutable or type(value) in self.exact:
+            return value
+        member = next((m for m in self._members if m.mutable and m.misfit((value,)) is None), None)
+        return value if member is None else member.copied(value)
 
 
 class _EnumFit(Fit):

@@ -44,6 +44,7 @@ def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOpt
     """The options of keyed operators."""
     return KeyedOptions(
         incremental_updates=execution.incremental_updates,
+        object_reuse=execution.object_reuse,
         processing_time=execution.processing_time,
         processing_time_at_end=execution.processing_time_at_end,
         end_of_input_chain=execution.end_of_input_chain,

@@ -57,6 +57,7 @@ class Execution:
     processing_time_at_end: str
     end_of_input_chain: int
     chaining: bool
+    object_reuse: bool
     parallelism: int | None
     goes_on: bool
     """Whether the end of the data is not the end of the input: the run leaves its state in a savepoint."""
@@ -141,6 +142,7 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
         processing_time_at_end=configuration["pipeline.processing-time.end-of-input"],
         end_of_input_chain=configuration["pipeline.event-time.end-of-input-chain"],
         chaining=configuration["pipeline.operator-chaining.enabled"],
+        object_reuse=configuration["pipeline.object-reuse"],
         parallelism=configuration["parallelism.default"],
         goes_on=configuration["execution.savepoint.path"] is not None,
         starts_from=configuration["execution.state-recovery.path"],

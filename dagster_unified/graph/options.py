@@ -319,6 +319,13 @@ OPTIONS: tuple[Option, ...] = (
         "Whether operators joined by forward exchanges run in one task.",
     ),
     Option(
+        "pipeline.object-reuse",
+        "bool",
+        False,
+        "Whether an operator is given the very records that others emitted. Faster where records can change (lists,"
+        " dicts, classes that are not frozen), and only right where no function changes one.",
+    ),
+    Option(
         "parallelism.default",
         "count",
         None,

@@ -190,7 +190,7 @@ class AsyncStep(BlockStep):
             return user_failure(error, place.where, calls.function.async_invoke, record)
 
         def consume(block: Block) -> None:
-            out = Collector()
+            out = Collector(place.copies)
             timestamps = block.timestamps or [None] * block.size
             loop.run_until_complete(
                 calls.run(block.records(), lambda number, found: out.emit_all(found, timestamps[number]), failed)

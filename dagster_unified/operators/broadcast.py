@@ -21,7 +21,7 @@ from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import Function, OutputTag, RuntimeContext, SideOutput, TimerService
 from dagster_unified.operators.functions.keyed import NoKey
 from dagster_unified.operators.functions.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
-from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.epochs import Emitting
@@ -365,7 +365,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
     def __init__(self, operator: BroadcastOperator) -> None:
         self._operator = operator
         self.current: int | None = None
-        self.out = Collector()
+        self.out = operator.collector()
         self.applied = Metrics()
         """What was measured with the state of keys: they are this instance's own, so it always counts."""
 

@@ -195,7 +195,7 @@ class DeltaOperator(KeyedOperator):
         self, keys: Sequence[Hashable], held: Sequence[Any], workset: Sequence[Sequence[Any]]
     ) -> dict[Hashable, Any]:
         """Calls the function, and returns the changes."""
-        update, send = self.function.update, self.out.records.extend
+        update, send = self.function.update, self.out.emit_records
         changes: dict[Hashable, Any] = {}
         key, work = None, ()
         try:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, islice
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from dagster_unified.operators.functions.base import KeyedProcessFunction, Outpu
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.program.blocks import Block
+from dagster_unified.operators.program.blocks import Block, Copies
 from dagster_unified.operators.program.epochs import Emitting, tell
 from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
@@ -36,6 +37,9 @@ class KeyedOptions:
     """The options that change what a keyed operator does (the option keys are in `graph/options.py`)."""
 
     incremental_updates: bool = False
+    object_reuse: bool = False
+    """Whether operators are given the very records that others emitted, also those that can change."""
+
     processing_time: str = "ALLOW"
     processing_time_at_end: str = "FIRE_AND_QUIESCE"
     end_of_input_chain: int = 16
@@ -61,9 +65,14 @@ def _forbidden() -> int:
 
 
 class Collector:
-    """Collects what an operator emits, main output and side outputs apart, until its driver takes it."""
+    """Collects what an operator emits, main output and side outputs apart, until its driver takes it.
 
-    def __init__(self) -> None:
+    Records that can change are copied: the function may change them, or the state that they are, before they go on.
+    """
+
+    def __init__(self, copies: Copies | None = None) -> None:
+        self._copies = copies or {}
+        self._copy = self._copies.get(None)
         self.records: list[Any] = []
         self.timestamps: list[int | None] = []
         self.side: dict[str, tuple[list[Any], list[int | None]]] = {}
@@ -78,17 +87,28 @@ class Collector:
         """Takes what a process function returned or yields."""
         if emitted is None:
             return
+        copy = self._copy
         for record in emitted:
             if type(record) is tuple and len(record) == 2 and isinstance(record[0], OutputTag):
                 self.emit_side(record[0], record[1], timestamp)
             else:
-                self.records.append(record)
+                self.records.append(record if copy is None else copy(record))
                 self.timestamps.append(timestamp)
+
+    def emit(self, record: Any, timestamp: int | None) -> None:
+        """Takes one record for the main output."""
+        self.records.append(record if self._copy is None else self._copy(record))
+        self.timestamps.append(timestamp)
+
+    def emit_records(self, records: Iterable[Any]) -> None:
+        """Takes records for the main output, without their timestamps."""
+        self.records += records if self._copy is None else map(self._copy, records)
 
     def emit_side(self, tag: OutputTag[Any], record: Any, timestamp: int | None) -> None:
         """Takes one record for a side output."""
+        copy = self._copies.get(tag.name)
         records, timestamps = self.side.setdefault(tag.name, ([], []))
-        records.append(record)
+        records.append(record if copy is None else copy(record))
         timestamps.append(timestamp)
 
     def emit_batch(
@@ -149,6 +169,9 @@ class KeyedOperator:
     emits_state = False
     """Whether what it emits is its state as well."""
 
+    copies: Copies = MappingProxyType({})
+    """What copies what it emits."""
+
     takes_batches = False
     """Whether it takes records as an Arrow batch of many keys, and keeps state in pages of its own."""
 
@@ -207,6 +230,15 @@ class KeyedOperator:
         """Makes `key` current."""
         self.key = key
         self.state.select(key)
+
+    def copy_with(self, copies: Copies) -> None:
+        """Called once before `open`, with what copies the records that it emits."""
+        self.copies = copies
+        self.out = self.collector()
+
+    def collector(self) -> Collector:
+        """A new one for what it emits."""
+        return Collector(self.copies)
 
     def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
         """The records of its input, from their columns."""
@@ -465,7 +497,8 @@ class ReduceOperator(KeyedOperator):
 
     @property
     def one_value(self) -> str | None:
-        return "value" if self.options.incremental_updates and len(self.state.descriptors) == 1 else None
+        plain = self.options.incremental_updates and not self.copies and len(self.state.descriptors) == 1
+        return "value" if plain else None
 
     def __init__(
         self,
@@ -554,13 +587,12 @@ class ReduceOperator(KeyedOperator):
         try:
             if self.options.incremental_updates:
                 held = state.get("value")
-                updates = list(
+                updates = (
                     accumulate(records, self.function)
                     if held is None
-                    else accumulate(records, self.function, initial=held)
+                    else islice(accumulate(records, self.function, initial=held), 1, None)
                 )
-                state["value"] = updates[-1]
-                self.out.records += updates if held is None else updates[1:]
+                self.out.emit_records(self._kept(updates))
                 self.out.timestamps += timestamps
             else:
                 held = state.get("value")
@@ -573,10 +605,16 @@ class ReduceOperator(KeyedOperator):
                 error, self.where, self.user_function, _operands(error, state.get("value"), records)
             ) from error
 
+    def _kept(self, updates: Iterable[Any]) -> Iterator[Any]:
+        """Passes updates of the current key on, the last of which is its state."""
+        value = None
+        for value in updates:
+            yield value
+        self.state.current["value"] = value
+
     def finish_bundle(self) -> None:
         if not self.options.incremental_updates and "value" in self.state.current:
-            self.out.records.append(self.state.current["value"])
-            self.out.timestamps.append(self._last.pop(self.key, None))
+            self.out.emit(self.state.current["value"], self._last.pop(self.key, None))
 
 
 @dataclass(frozen=True)

@@ -304,7 +304,7 @@ class MergeOperator(ReduceOperator):
                 held = record if held is None else merge(held, record)
             updates.append(held)
         self.state.put("value", keys, updates)
-        self.out.records += updates
+        self.out.emit_records(updates)
         self.out.timestamps += [None] * len(keys)
         after()
 

@@ -19,10 +19,10 @@ class ProcessStep(BlockStep):
     def consumer(self, place: Place) -> Consumer:
         function: ProcessFunction[Any, Any] = self.function
         place.open(function)
-        context = _Context(place.options.readable(place.clock))
+        context = _Context(place.options.readable(place.clock), Collector(place.copies))
 
         def consume(block: Block) -> None:
-            out = context.out = Collector()
+            out = context.out = Collector(place.copies)
             timestamps = block.timestamps or [None] * block.size
             record = None
             try:
@@ -40,10 +40,10 @@ class ProcessStep(BlockStep):
 class _Context(ProcessFunction.Context, NoTimers):
     """The context of a non-keyed process function: time, side outputs, and no timers."""
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int], out: Collector) -> None:
         self._clock = clock
         self.current: int | None = None
-        self.out = Collector()
+        self.out = out
 
     def timestamp(self) -> int | None:
         return self.current

@@ -135,7 +135,8 @@ class Driven:
         Returns when its earliest processing-time timer is due.
         """
         if self._groups is None:
-            self.running.push_records([record for record, _ in own], [time for _, time in own])
+            if own:
+                self.running.push(to_batch(self.program.pipeline, self.program.input, own))
             self.running.flush()
             return None
         batches = [to_batch(self.program.pipeline, self.program.input, own)] if own else []

@@ -248,6 +248,7 @@ def test_one_unbounded_source_makes_the_pipeline_stream():
         ("pipeline.processing-time.end-of-input", "IGNORE", "IGNORE"),
         ("pipeline.event-time.end-of-input-chain", "0", 0),
         ("pipeline.operator-chaining.enabled", False, False),
+        ("pipeline.object-reuse", "true", True),
         ("parallelism.default", " 4 ", 4),
     ],
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.failures import placed
-from dagster_unified.records import RecordType
+from dagster_unified.records import Copy, RecordType
 
 
 class Block:
@@ -42,9 +42,15 @@ class Block:
         """As Arrow, where nobody has asked for Python records yet."""
         return self._batch if self._records is None else None
 
-    def at(self, timestamps: Sequence[int | None]) -> Block:
+    def at(self, timestamps: Sequence[int | None] | None) -> Block:
         """The same records with these event times."""
         return Block(self._records, self._batch, timestamps, self._kind, self._where)
+
+    def copied(self, copy: Copy) -> Block:
+        """The same, with records of its own."""
+        if self._records is None:
+            return self.at(self.timestamps)
+        return Block(list(map(copy, self._records)), None, self.timestamps, self._kind, self._where)
 
     def records(self) -> list[Any]:
         """As Python records."""
@@ -64,6 +70,9 @@ class Block:
 
 
 Consumer = Callable[[Block], None]
+
+Copies = Mapping[str | None, Copy]
+"""What copies the records of an operator's outputs, by tag, None for the main one; not of those that cannot change."""
 
 
 def encoded(block: Block, kind: RecordType, where: str) -> pa.RecordBatch:

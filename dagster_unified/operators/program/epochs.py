@@ -21,8 +21,7 @@ class Emitting(EpochContext, EpochCollector[Any]):
         self.out, self._key = out, key
 
     def collect(self, value: Any) -> None:
-        self.out.records.append(value)
-        self.out.timestamps.append(None)
+        self.out.emit(value, None)
 
     def output(self, tag: OutputTag[Any], value: Any) -> None:
         self.out.emit_side(tag, value, None)

@@ -15,7 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from dagster_unified.records import Copy
 
 MARK = "<fused chain>"
 
@@ -27,6 +30,9 @@ class Clause(ABC):
     """One stateless operator, as the code that it becomes."""
 
     function: Callable[..., Any]
+
+    copy: Copy | None = None
+    """Copies what the function gives, where that can change: the function may have kept it."""
 
     one_to_one: ClassVar[bool] = False
     """Whether each record becomes what the function returns for it."""
@@ -109,7 +115,7 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
         value = f"v{current}"
         if clause.one_to_one and i == last and not track:
             where[-1] = (i, value)
-            element = f"f{i}({value})"
+            element = f"f{i}({value})" if clause.copy is None else f"c{i}(f{i}({value}))"
             break
         where[len(body)] = (i, value)
         current += clause.gives_records
@@ -117,6 +123,8 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
         body += [f"        {line}" for line in clause.lines(f"f{i}", value, element)]
         if clause.iterates:
             loops.append((i, value))
+        if clause.copy is not None:
+            body.append(f"        for {element} in (c{i}({element}),)")
         if clause.assigns:
             body.append(f"        if not note{i}(t)")
     if track:
@@ -129,6 +137,7 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
     for position, found in where.items():
         origin[first + 1 + position] = found
     namespace: dict[str, Any] = {f"f{i}": c.function for i, c in enumerate(clauses)}
+    namespace |= {f"c{i}": c.copy for i, c in enumerate(clauses)}
     namespace["seen"] = seen
     exec(compile("\n".join(lines), MARK, "exec"), namespace)
     return FusedChain(namespace["fused"], origin, loops)

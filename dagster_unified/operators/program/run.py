@@ -8,6 +8,7 @@ Knows no kind of step, no driver and no engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,13 +22,14 @@ from dagster_unified.operators.functions.iterations import IterationListener, he
 from dagster_unified.operators.keyed import Collector, KeyedOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
 from dagster_unified.operators.metrics import Metrics, Registry
-from dagster_unified.operators.program.blocks import Block, Consumer, encoded
+from dagster_unified.operators.program.blocks import Block, Consumer, Copies, encoded
 from dagster_unified.operators.program.epochs import Emitting, tell
 from dagster_unified.operators.program.fusion import FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.watermarks import Generated, Mark, slowest
+from dagster_unified.records import Copy, RecordType
 
 FLUSH = 8192
 """Records that a keyed operator collects before they go down the chain."""
@@ -63,6 +65,7 @@ class RunningProgram:
             self._consumers.setdefault((output.step, output.tag), []).append(self._leave(number, output))
         try:
             self._build(-1)
+            self._keep_apart()
         except BaseException:
             self.close()
             raise
@@ -70,14 +73,6 @@ class RunningProgram:
     def push(self, batch: pa.RecordBatch) -> None:
         """Runs one batch of the input stream through the program."""
         self._send(-1, None, self._block(batch, self.program.input))
-
-    def push_records(self, records: list[Any], timestamps: Sequence[int | None]) -> None:
-        """As `push`, for records that are Python's already."""
-        self._send(
-            -1,
-            None,
-            Block(records, None, timestamps if self.program.input.timestamped else None, self.program.input.records),
-        )
 
     def broadcast(self, batch: pa.RecordBatch, leads: bool) -> None:
         """Passes a batch of broadcast records to the head."""
@@ -116,7 +111,7 @@ class RunningProgram:
         if out.side:
             count += sum(len(records) for records, _ in out.side.values())
         if count >= at_least:
-            self.keyed.out = Collector()
+            self.keyed.out = self.keyed.collector()
             if self.keyed.emits_state and self._children(0):
                 self._check_emitted(out.records)
             for tag, block in out.blocks():
@@ -143,7 +138,7 @@ class RunningProgram:
         """Tells the functions that listen, each after those before it in the chain; their driver tells a keyed head."""
         self.flush()
         for index, listener in self._listening:
-            step, emitted = self.program.steps[index], Emitting(Collector())
+            step, emitted = self.program.steps[index], Emitting(Collector(self._copies(index)))
             where = self.program.where(step)
             try:
                 call(listener, emitted)
@@ -233,6 +228,38 @@ class RunningProgram:
                 self._listen(last)
             self._build(last)
 
+    def _keep_apart(self) -> None:
+        """Gives each of several operators that read one output records of its own, so that it may change them.
+
+        What leaves comes before them, and is encoded by then.
+        """
+        for (parent, tag), consumers in self._consumers.items():
+            records = next((self.program.steps[i].input for i in self._children(parent) if self._reads(i, tag)), None)
+            copy = None if records is None else self._copier(records)
+            if copy is None:
+                continue
+            leaving = sum((one.step, one.tag) == (parent, tag) for one in self.program.outputs)
+            for number in range(leaving, len(consumers) - 1):
+                consumers[number] = partial(_copied, consumers[number], copy)
+
+    def _reads(self, index: int, tag: str | None) -> bool:
+        return self.program.steps[index].tag == tag
+
+    def _copier(self, records: RecordType) -> Copy | None:
+        return None if self.program.options.object_reuse else records.copier()
+
+    def _copies(self, index: int) -> Copies:
+        """What copies the records that a step emits, of those outputs that are read."""
+        read = {one.tag: one.layout.records for one in self.program.outputs if one.step == index}
+        for child in map(self.program.steps.__getitem__, self._children(index)):
+            if child.input is not None:
+                read[child.tag] = child.input
+        own = self.program.steps[index]
+        if own.output is None:  # its records are not its own, but those that it was given
+            read.pop(None, None)
+        copies = {tag: self._copier(records) for tag, records in read.items()}
+        return {tag: copy for tag, copy in copies.items() if copy is not None}
+
     def _listen(self, index: int) -> None:
         self._listening += [(index, one) for one in iteration_listeners(self.program.steps[index].function)]
 
@@ -251,6 +278,8 @@ class RunningProgram:
             context=context,
             closing=self._closing,
             flushing=self._flushing,
+            copy=None if step.input is None else self._copier(step.input),
+            copies=self._copies(index),
             generated=self._generated,
             broadcast=None if self.program.broadcast is None else self.program.broadcast.layout,
             table=lambda: self._table,
@@ -259,6 +288,7 @@ class RunningProgram:
 
     def _open_keyed(self, step: KeyedStep, place: Place) -> None:
         self.keyed = step.operator(place)
+        self.keyed.copy_with(place.copies)
         self._closing.append(self.keyed)
         try:
             self.keyed.open(place.context)
@@ -284,7 +314,10 @@ class RunningProgram:
 
     def _fused(self, chain: dict[int, FusedStep]) -> Consumer:
         steps = list(chain.values())
-        clauses = [step.clause(self._place(index)) for index, step in chain.items()]
+        clauses = [
+            replace(step.clause(self._place(index)), copy=self._copies(index).get(None))
+            for index, step in chain.items()
+        ]
         alone = steps[0] if len(steps) == 1 else None
         compiled: dict[bool, FusedChain] = {}
         last = next(reversed(chain))
@@ -347,3 +380,7 @@ class RunningProgram:
             self._emit(number, declared(arrays, schema))
 
         return consume
+
+
+def _copied(consumer: Consumer, copy: Copy, block: Block) -> None:
+    consumer(block.copied(copy))

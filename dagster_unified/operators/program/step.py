@@ -16,10 +16,10 @@ from dagster_unified.operators.functions.base import Function, RuntimeContext
 from dagster_unified.operators.functions.checkpoints import CheckpointListener, listeners
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.program.blocks import Block, Consumer
+from dagster_unified.operators.program.blocks import Block, Consumer, Copies
 from dagster_unified.operators.program.fusion import Clause
 from dagster_unified.operators.watermarks import Generated
-from dagster_unified.records import RecordType
+from dagster_unified.records import Copy, RecordType
 
 if TYPE_CHECKING:
     from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions
@@ -48,6 +48,9 @@ class Place:
     flushing: list[Callable[[], None]]
     """What is called where a micro-batch or a partition ends, the first first: steps emit what they hold of it."""
 
+    copy: Copy | None
+    """What copies a record that the step is given; None where it cannot change."""
+
     generated: list[tuple[str, Generated]] | None
     """Takes the watermark generators that run, by the uid of their assigner; None where no driver asks them."""
 
@@ -56,6 +59,9 @@ class Place:
 
     table: Callable[[], pa.Table]
     """The broadcast records of a head that takes them as a table."""
+
+    copies: Copies
+    """What copies the records that the step emits."""
 
     send: Callable[[str | None, Block], None]
     """Takes what the step emits: on its main output (None), or on the side output of this tag."""

@@ -30,6 +30,7 @@ from dagster_unified.operators.windows.merging import MergingWindows
 from dagster_unified.operators.windows.spec import CONTENTS, Windowing
 from dagster_unified.operators.windows.strategies import strategy_of
 from dagster_unified.operators.windows.triggers import TriggerResult
+from dagster_unified.records import Copy
 
 TIMERS = {TimeDomain.EVENT_TIME: "window timers", TimeDomain.PROCESSING_TIME: "window clock timers"}
 
@@ -41,10 +42,19 @@ class WindowOperator(KeyedProcessOperator):
     """What the assigner is given."""
 
     def __init__(
-        self, where: str, spec: Windowing, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
+        self,
+        where: str,
+        spec: Windowing,
+        options: KeyedOptions,
+        clock: Callable[[], int],
+        metrics: Metrics,
+        copy: Copy | None = None,
     ) -> None:
         super().__init__(where, spec, options, clock, metrics)  # type: ignore[arg-type]
         self.spec = spec
+        self.copy = copy
+        """What copies an element for each of several windows; None where it cannot change."""
+
         self.contents = contents_of(spec, where, self.state)
         self._evicted = self.contents if isinstance(self.contents, Evicted) else None
         window: Any = spec.assigner.window_type

@@ -10,4 +10,4 @@ class WindowStep(KeyedStep):
     """`window` with its trigger, evictor and function."""
 
     def operator(self, place: Place) -> WindowOperator:
-        return WindowOperator(place.where, self.function, place.options, place.clock, place.metrics)
+        return WindowOperator(place.where, self.function, place.options, place.clock, place.metrics, place.copy)

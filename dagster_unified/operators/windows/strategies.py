@@ -57,14 +57,16 @@ class PerElement(Strategy):
             moment = MIN_TIMESTAMP
         operator.at(timestamp)
         skipped = True
-        for assigned in spec.assigner.assign_windows(record, moment, operator.assigning):
+        assigned_windows = spec.assigner.assign_windows(record, moment, operator.assigning)
+        copy = operator.copy if len(assigned_windows) > 1 else None
+        for assigned in assigned_windows:
             window = assigned if merging is None else merging.merged(assigned)
             if operator.is_late(window):
                 continue
             skipped = False
             windows = operator.windows()
             held = windows.get(window)
-            added = operator.contents.add(held, record, timestamp)
+            added = operator.contents.add(held, record if copy is None else copy(record), timestamp)
             if added is not held:
                 windows[window] = added
             operator.act(spec.trigger.on_element(record, timestamp, window, operator.triggers.of(window)), window)
@@ -108,8 +110,9 @@ class Panes(_ManyAtOnce):
                 end += 1
             windows: Sequence[Any] = assign(records[start], timestamps[start], assigning)
             if windows and windows[0].max_timestamp() > operator.watermark:
+                copy, run = operator.copy if len(windows) > 1 else None, records[start:end]
                 for window in windows:
-                    operator.add_all(window, records[start:end])
+                    operator.add_all(window, run if copy is None else list(map(copy, run)))
             else:
                 self._one_by_one.process(records[start:end], timestamps[start:end])
             start = end
