@@ -647,24 +647,42 @@ def rolling(kind: str, field: str | int | None) -> Callable[[Any, Any], Any]:
 
     Where `field` is None, the record is the value. `sum`, `min` and `max` keep the other fields of the first record;
     `min_by` and `max_by` give the whole record, the first of equal ones (Flink: `ComparableAggregator`,
-    `SumAggregator`).
+    `SumAggregator`). Not-a-number is the largest of all numbers, as Java and Spark have it.
     """
     if field is None:
         return _PLAIN[kind]
     get: Callable[[Any], Any] = (lambda r: r[field]) if isinstance(field, int) else (lambda r: getattr(r, field))
     if kind == "min_by":
-        return lambda a, b: b if get(b) < get(a) else a
+        return lambda a, b: b if is_less(get(b), get(a)) else a
     if kind == "max_by":
-        return lambda a, b: b if get(b) > get(a) else a
+        return lambda a, b: b if is_less(get(a), get(b)) else a
     combine = _PLAIN[kind]
     return lambda a, b: _with(a, field, combine(get(a), get(b)))
 
 
-def _add(a: Any, b: Any) -> Any:
+def add(a: Any, b: Any) -> Any:
+    """The sum."""
     return a + b
 
 
-_PLAIN: dict[str, Callable[[Any, Any], Any]] = {"sum": _add, "min": min, "max": max, "min_by": min, "max_by": max}
+def is_less(a: Any, b: Any) -> bool:
+    """Whether `a` comes before `b`, where not-a-number comes after all numbers."""
+    return bool(a < b or (b != b and a == a))
+
+
+def least(a: Any, b: Any) -> Any:
+    """The smaller one, the first of equal ones."""
+    return b if is_less(b, a) else a
+
+
+def greatest(a: Any, b: Any) -> Any:
+    """The larger one, the first of equal ones."""
+    return b if is_less(a, b) else a
+
+
+_PLAIN: dict[str, Callable[[Any, Any], Any]] = {
+    "sum": add, "min": least, "max": greatest, "min_by": least, "max_by": greatest
+}  # fmt: skip
 
 
 def _with(record: Any, field: str | int, value: Any) -> Any:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.functions.base import ReduceFunction
-from dagster_unified.operators.keyed import KeyedOperator, ReduceOperator, ReduceStep
+from dagster_unified.operators.keyed import KeyedOperator, ReduceOperator, ReduceStep, add, greatest, least
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.step import BlockStep, Place
@@ -243,23 +243,11 @@ def _or_nan(name: str, unknown: str) -> Made:
 # How partials merge, of which both are there
 
 
-def _add(a: Any, b: Any) -> Any:
-    return a + b
-
-
 def _add_decimals(a: Any, b: Any) -> Any:
     return EXACT.add(a, b)
 
 
-def _min(a: Any, b: Any) -> Any:
-    return b if b < a or a != a else a
-
-
-def _max(a: Any, b: Any) -> Any:
-    return b if b > a or b != b else a
-
-
-MERGING: dict[str, Callable[[Any, Any], Any]] = {"count": _add, "sum": _add, "min": _min, "max": _max}
+MERGING: dict[str, Callable[[Any, Any], Any]] = {"count": add, "sum": add, "min": least, "max": greatest}
 
 
 class MergePartials(ReduceFunction[Any]):

@@ -1,7 +1,9 @@
 """The rolling family: `reduce`, `sum`, `min`, `max`, `min_by`, `max_by`."""
 
+import math
 from dataclasses import dataclass
 from functools import reduce
+from itertools import permutations
 from typing import NamedTuple
 
 import pytest
@@ -94,3 +96,21 @@ def test_a_failure_shows_both_records(mode):
         ),
     ):
         rolled("reduce", refuse, mode=mode)
+
+
+class Reading(NamedTuple):
+    shop: str
+    value: float
+    number: int
+
+
+@pytest.mark.parametrize("order", list(permutations([1.0, math.nan, 3.0])))
+@pytest.mark.parametrize(
+    ("method", "expected"), [("min", 1.0), ("max", math.nan), ("min_by", 1.0), ("max_by", math.nan)]
+)
+def test_not_a_number_is_the_largest_number_in_any_order(order, method, expected):
+    data = [Reading("a", value, number) for number, value in enumerate(order)]
+    (found,) = rolled(method, "value", mode="BATCH", data=data)
+    assert repr(found.value) == repr(expected)
+    if method.endswith("by"):
+        assert repr(order[found.number]) == repr(expected)
