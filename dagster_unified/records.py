@@ -26,7 +26,7 @@ import pyarrow as pa
 from msgspec import inspect as mi
 
 from dagster_unified.errors import RecordTypeError
-from dagster_unified.values import Fit, Misfit, RecordFit, described, fit_of
+from dagster_unified.values import Fit, Misfit, RecordFit, class_of, described, fit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -386,7 +386,7 @@ def _decoder(info: mi.Type) -> Decoder | None:
         inner = _decoder(next(t for t in info.types if not isinstance(t, mi.NoneType)))
         return None if inner is None else lambda v: None if v is None else inner(v)
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
-        return _struct_decoder(info.cls, [(f.name, _decoder(f.type)) for f in info.fields])
+        return _struct_decoder(class_of(info), [(f.name, _decoder(f.type)) for f in info.fields])
     if isinstance(info, mi.TupleType):
         return _struct_decoder(lambda *values: values, [(f"f{i}", _decoder(t)) for i, t in enumerate(info.item_types)])
     if isinstance(info, (mi.ListType, mi.VarTupleType)):
@@ -459,6 +459,12 @@ def record_type(python: Any, where: str = "record") -> RecordType:
         )
     info = inspected(python, where, "a record type")
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
+        if typing.get_origin(python) is not None:
+            name = class_of(info).__name__
+            raise RecordTypeError(
+                f"{where}: {type_name(python)} is no class of its own, which a record's type has to be; declare one,"
+                f" such as `class Of{name}({type_name(python)})`, or use a class that is not generic"
+            )
         fields = [_field(f.name, f.type, f"{where}: field '{f.name}' of {type_name(python)}") for f in info.fields]
         if not fields:
             raise RecordTypeError(f"{where}: {type_name(python)} has no fields")

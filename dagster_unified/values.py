@@ -23,7 +23,7 @@ from itertools import chain
 from numbers import Integral, Rational, Real
 from operator import attrgetter
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from msgspec import Struct
 from msgspec import inspect as mi
@@ -436,6 +436,11 @@ class _LiteralFit(Fit):
         return next((Misfit(v, self.name) for v in values if (type(v), v) not in self._allowed), None)
 
 
+def class_of(info: mi.NamedTupleType | mi.DataclassType | mi.StructType) -> Any:
+    """What makes records of an inspected class, which may be a generic one that is given its types."""
+    return get_origin(info.cls) or info.cls
+
+
 def fit_of(info: mi.Type, codec: Codec, widens: bool) -> Fit:
     """The check that values are of a type, as msgspec inspected it.
 
@@ -484,7 +489,7 @@ class _Builder:
         held = self._records.get((id(info), nullable))
         if held is None:
             names = tuple(f.name for f in info.fields)
-            held = self._records[(id(info), nullable)] = RecordFit(described(info), nullable, info.cls, names)
+            held = self._records[(id(info), nullable)] = RecordFit(described(info), nullable, class_of(info), names)
             held.complete([(f".{f.name}", self.of(f.type)) for f in info.fields])
         return held
 

@@ -9,7 +9,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -334,3 +334,28 @@ def test_a_column_of_another_type_is_an_error(array, python, words):
     pipeline.from_collection([1]).map_batches(batch_of(array), output_type=python).print("out")
     with pytest.raises(RecordTypeError, match=words):
         run_pipeline(pipeline, "BATCH")
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Box(Generic[T]):
+    value: T
+
+
+class Pair(NamedTuple, Generic[T]):
+    value: T
+
+
+@dataclass(frozen=True)
+class Boxes(Box[list[int]]):
+    nested: Box[int]
+    pair: Pair[str]
+
+
+def test_a_generic_class_is_a_records_type_by_a_class_of_its_own():
+    with pytest.raises(RecordTypeError, match=r"Box\[int\] is no class of its own.*class OfBox\("):
+        record_type(Box[int])
+    boxes = [Boxes([1, 2], Box(3), Pair("a"))]
+    assert record_type(Boxes).from_batch(record_type(Boxes).to_batch(boxes)) == boxes
