@@ -420,6 +420,22 @@ def shorten(value: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
+def not_in_a_key(info: mi.Type) -> str | None:
+    """The part of a type which no key has, since it can change or has no fixed length; None where there is none."""
+    parts: Iterable[mi.Type] = ()
+    if isinstance(info, (mi.ListType, mi.DictType, mi.VarTupleType)):
+        return described(info)
+    if isinstance(info, mi.UnionType):
+        parts = info.types
+    elif isinstance(info, mi.TupleType):
+        parts = info.item_types
+    elif isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
+        if class_of(info).__hash__ is None:
+            return type_name(info.cls)
+        parts = [field.type for field in info.fields]
+    return next(filter(None, map(not_in_a_key, parts)), None)
+
+
 def is_model(info: mi.Type) -> bool:
     """Whether a type is a pydantic model; does not import pydantic."""
     return isinstance(info, mi.CustomType) and hasattr(info.cls, "__pydantic_fields__")

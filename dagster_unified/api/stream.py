@@ -65,7 +65,7 @@ from dagster_unified.operators.windows import (
     WindowAssigner,
 )
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
-from dagster_unified.records import RecordType, arrow_type, inspected, return_type, type_name
+from dagster_unified.records import RecordType, arrow_type, inspected, not_in_a_key, return_type, type_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -843,11 +843,9 @@ class DataStream(Generic[T]):
     def _check_key_field(self, records: RecordType, name: str) -> None:
         _check_field(records, name, self._where("key_by"))
         kind = records.schema.field(name).type
-        if pa.types.is_nested(kind) and not pa.types.is_struct(kind):
-            raise PipelineError(
-                f"{self._where('key_by')}: field '{name}' is a {kind}, which cannot be a key; "
-                "use a scalar field or a tuple of them"
-            )
+        if pa.types.is_nested(kind):
+            info = mi.type_info(records.type_of(name))
+            _check_can_be_key(info, f"{self._where('key_by')}: field '{name}' is a {kind}, which cannot be a key")
 
     def _check_key_type(self, key_type: Any, given: list[pa.DataType], what: str) -> None:
         where = self._where("key_by")
@@ -880,8 +878,7 @@ class DataStream(Generic[T]):
                 "give such records a key, or filter them out"
             )
         arrow = arrow_type(info, where)
-        if pa.types.is_nested(arrow) and not pa.types.is_struct(arrow):
-            raise RecordTypeError(f"{where}: a {type_name(python)} cannot be a key; use a scalar or a tuple")
+        _check_can_be_key(info, f"{where}: a {type_name(python)} cannot be a key")
         return Key(computed=ComputedKey(function, python, arrow, where))
 
     def _exchange(self, kind: ExchangeKind, key: Key | None = None, partitioner: Any = None) -> DataStream[T]:
@@ -1259,6 +1256,15 @@ def _name_of(function: Any, default: str) -> str:
 
 def _naming(function: Any) -> Naming:
     return Naming.FUNCTION if _name_of(function, "") else Naming.LIBRARY
+
+
+def _check_can_be_key(info: mi.Type, what: str) -> None:
+    part = not_in_a_key(info)
+    if part is not None:
+        raise RecordTypeError(
+            f"{what}, since {part} can change or has no fixed length; use a scalar, a tuple, or a NamedTuple or frozen"
+            " class of these"
+        )
 
 
 def _check_field(records: RecordType, name: str, where: str) -> None:

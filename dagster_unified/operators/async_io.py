@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic
@@ -15,6 +15,7 @@ from dagster_unified.operators.functions.type_variables import In, Out
 from dagster_unified.operators.keyed import Collector
 from dagster_unified.operators.program.blocks import Block, Consumer
 from dagster_unified.operators.program.step import BlockStep, Place
+from dagster_unified.records import shorten
 
 
 class AsyncFunction(Function, ABC, Generic[In, Out]):
@@ -140,6 +141,7 @@ class AsyncCalls:
         finally:
             for one in callers:
                 one.cancel()
+            await asyncio.gather(*callers, return_exceptions=True)
         if self.ordered:
             for number, kept in enumerate(results):
                 emit(number, kept or ())
@@ -151,7 +153,7 @@ class AsyncCalls:
             try:
                 return await asyncio.wait_for(self._attempted(record), self.timeout.total_seconds())
             except TimeoutError:
-                return list(self.function.timeout(record))
+                return _records(self.function.timeout(record), "timeout")
         except Exception as error:
             raise failed(error, record) from error
 
@@ -159,12 +161,12 @@ class AsyncCalls:
         """The results of the first call that is not to be repeated."""
         retry = self.retry
         if retry is None:
-            return list(await self.function.async_invoke(record))
+            return await self._invoked(record)
         import asyncio
 
         for _ in range(retry.max_attempts - 1):
             try:
-                found = list(await self.function.async_invoke(record))
+                found = await self._invoked(record)
             except Exception as error:
                 if not retry.exception_predicate(error):
                     raise
@@ -172,7 +174,19 @@ class AsyncCalls:
                 if not retry.result_predicate(found):
                     return found
             await asyncio.sleep(retry.backoff.total_seconds())
-        return list(await self.function.async_invoke(record))
+        return await self._invoked(record)
+
+    async def _invoked(self, record: Any) -> list[Any]:
+        call: Any = self.function.async_invoke(record)
+        if not isinstance(call, Awaitable):
+            raise TypeError(f"async_invoke returned {shorten(call)}, which cannot be awaited; write `async def`")
+        return _records(await call, "async_invoke")
+
+
+def _records(found: Any, method: str) -> list[Any]:
+    if not isinstance(found, Iterable):
+        raise TypeError(f"{method} returned {shorten(found)}; return a list of records, which may be empty")
+    return list(found)
 
 
 class AsyncStep(BlockStep):

@@ -16,6 +16,7 @@ from dagster_unified.errors import RecordTypeError, UnifiedError, UserFunctionEr
 from dagster_unified.records import shorten
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio")
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def _user_line(trace: TracebackType | None, function: Any) -> str:
     own, first = "", ""
     while trace is not None:
         frame = trace.tb_frame.f_code
-        if not frame.co_filename.startswith((_LIBRARY, "<fused")):
+        if not frame.co_filename.startswith((_LIBRARY, _ASYNCIO, "<fused")):
             line = f"{frame.co_filename}:{trace.tb_lineno} in {frame.co_name}"
             first = first or line
             if code is not None and frame.co_filename == code.co_filename:

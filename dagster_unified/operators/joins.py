@@ -59,7 +59,7 @@ class FlatJoinFunction(Function, ABC, Generic[In1, In2, Out]):
     """
 
     @abstractmethod
-    def join(self, first: In1, second: In2) -> Iterable[Out]:
+    def join(self, first: In1, second: In2) -> Iterable[Out] | None:
         """What the pair gives."""
 
 
@@ -79,7 +79,7 @@ class CoGroupFunction(Function, ABC, Generic[In1, In2, Out]):
     """
 
     @abstractmethod
-    def co_group(self, first: list[In1], second: list[In2]) -> Iterable[Out]:
+    def co_group(self, first: list[In1], second: list[In2]) -> Iterable[Out] | None:
         """What the two groups give."""
 
 
@@ -130,12 +130,12 @@ class WindowedPairs(Wrapping, WindowFunction[Any, Any, Any, Any]):
             else:
                 second.append(record.second)
         if self.kind == "co_group":
-            yield from self._call(first, second)
+            yield from self._call(first, second) or ()
             return
         for left in first:
             for right in second:
                 if self.kind == "flat_join":
-                    yield from self._call(left, right)
+                    yield from self._call(left, right) or ()
                 else:
                     yield self._call(left, right)
 

@@ -231,10 +231,14 @@ class _Batch:
 
 
 def _sortable(key: Any) -> Any:
-    """Keys in an order of their own kind; None and mixed kinds sort by text."""
-    fields = key if isinstance(key, tuple) else (key,)
-    plain = [field.value if isinstance(field, Enum) else field for field in fields]
-    return tuple((type(field).__name__, "" if field is None else field) for field in plain)
+    """Keys in an order of their own kind, field by field; None and mixed kinds sort by text."""
+    names = getattr(key, "__struct_fields__", None) or getattr(key, "__dataclass_fields__", None)
+    if names is not None:
+        return tuple(_sortable(getattr(key, name)) for name in names)
+    if isinstance(key, tuple):
+        return tuple(map(_sortable, key))
+    plain = key.value if isinstance(key, Enum) else key
+    return (type(plain).__name__, "" if plain is None else plain)
 
 
 @dataclass

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -33,6 +34,11 @@ class Row(NamedTuple):
     shop: str
     amount: int
     note: str | None
+
+
+@dataclass
+class Changing:
+    shop: str
 
 
 class Complete(WatermarkGenerator[Row]):
@@ -130,6 +136,14 @@ ERRORS = {
     ),
     "None as key type": (lambda: rows().key_by(unannotated, key_type=type(None)), "may be None"),
     "list as key": (lambda: rows().key_by(unannotated, key_type=list[int]), r"a list\[int\] cannot be a key"),
+    "class that changes as key": (
+        lambda: rows().key_by(unannotated, key_type=Changing),
+        r"a Changing cannot be a key, since Changing can change",
+    ),
+    "list in a key": (
+        lambda: rows().key_by(unannotated, key_type=tuple[str, list[int]]),
+        r"cannot be a key, since list\[int\]",
+    ),
     "contradictory key_type": (lambda: rows().key_by(lambda r: r.amount, key_type=str), "key_type is str"),
     "sum of text": (
         lambda: rows().key_by("shop").sum("shop"),

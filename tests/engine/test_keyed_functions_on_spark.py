@@ -1,12 +1,24 @@
 """State in `map`, `flat_map` and their connected forms on Spark, in both modes."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import add
 from typing import NamedTuple
 
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import CoFlatMapFunction, DeltaSink, FlatMapFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.api import (
+    CoFlatMapFunction,
+    DeltaSink,
+    FlatMapFunction,
+    MapFunction,
+    Pipeline,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
 
 
 class CountWindowAverage(FlatMapFunction):
@@ -47,6 +59,33 @@ class Numbered(CoFlatMapFunction):
         return []
 
 
+@dataclass(frozen=True)
+class Place:
+    shop: str
+    floor: Floor
+
+
+@dataclass(frozen=True)
+class Floor:
+    number: int
+    name: str | None
+
+
+class Counted(MapFunction):
+    """Counts the records of a key that is a frozen class."""
+
+    def open(self, context):
+        self.count = context.get_state(ReducingStateDescriptor("count", add, int))
+
+    def map(self, value) -> str:
+        self.count.add(1)
+        return f"{value.key} {self.count.get()}"
+
+
+def place(row) -> Place:
+    return Place(row.key, Floor(1, None if row.key == "a" else "first"))
+
+
 @pytest.fixture(params=["BATCH", "STREAMING"])
 def run(request, run_on_spark, run_streaming):
     return request.param, run_on_spark if request.param == "BATCH" else run_streaming
@@ -69,7 +108,10 @@ def test_the_first_example_of_flinks_page_on_state_and_a_key_beside_a_stream_wit
     keyed.connect(plain).flat_map(Numbered()).sink_to(
         DeltaSink(str(tmp_path / "numbered"), mode="append", name="numbered")
     )
+    placed = pipeline.from_collection([Row("a", 0), Row("b", 0), Row("a", 1)], Row, "placed").key_by(place)
+    placed.map(Counted()).sink_to(DeltaSink(str(tmp_path / "counted"), mode="append", name="counted"))
     start(pipeline, {"parallelism.default": 1})
+    assert table(str(tmp_path / "counted")) == [("a 1",), ("a 2",), ("b 1",)]
     assert table(str(tmp_path / "averages")) == [(1, 10), (1, 10)]
     numbered = table(str(tmp_path / "numbered"))
     if mode == "BATCH":  # in the one partition that there is, every record without a key comes first

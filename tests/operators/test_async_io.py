@@ -1,6 +1,7 @@
 """Asynchronous calls: their order, how many at once, what becomes of slow and failing ones."""
 
 import asyncio
+import gc
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -101,6 +102,43 @@ class Failing(AsyncFunction):
 def test_a_call_that_fails_names_its_record(mode):
     with pytest.raises(UserFunctionError, match=r"operator 'Failing': ZeroDivisionError: .* in async_invoke, on 0"):
         looked_up(AsyncDataStream.unordered_wait, mode, [1, 0, 2], Failing())
+
+
+class Plain(AsyncFunction):
+    def async_invoke(self, value: int) -> list[int]:
+        return [value]
+
+
+class One(AsyncFunction):
+    async def async_invoke(self, value: int) -> list[int]:
+        return value
+
+
+class Nothing(AsyncFunction):
+    async def async_invoke(self, value: int) -> list[int]:
+        pass
+
+
+class LongWaiting(AsyncFunction):
+    async def async_invoke(self, value: int) -> list[int]:
+        await asyncio.sleep(9 * value)
+        return [1 // value]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (Plain(), r"async_invoke returned \[0\], which cannot be awaited; write `async def`, on 0"),
+        (One(), "async_invoke returned 0; return a list of records, which may be empty, on 0"),
+        (Nothing(), "async_invoke returned None; return a list of records, which may be empty, on 0"),
+        (LongWaiting(), "ZeroDivisionError"),
+    ],
+)
+def test_a_call_that_gives_something_else_says_so_and_nothing_else_is_said(function, message, capfd):
+    with pytest.raises(UserFunctionError, match=message):
+        looked_up(AsyncDataStream.unordered_wait, "BATCH", [0, 1, 2], function)
+    gc.collect()
+    assert capfd.readouterr() == ("", "")
 
 
 class Moment(ProcessFunction):
