@@ -102,12 +102,12 @@ class AssignTimestampsStep(FusedStep):
             assigner = assigner.reading(place.options.readable(place.clock))
         extract = getattr(assigner, "extract_timestamp", assigner)
         if self.generator is None or place.generated is None:
-            return Assign(lambda value, timestamp: _event_time(extract(value, timestamp)))
+            return Assign(lambda value, timestamp: _event_time(extract(value, timestamp), value))
         generated = Generated(place.where, self.generator)
         place.generated.append((self.uid, generated))
 
         def assign(value: Any, timestamp: int | None) -> int:
-            moment = _event_time(extract(value, timestamp))
+            moment = _event_time(extract(value, timestamp), value)
             generated.on_event(value, moment)
             return moment
 
@@ -124,8 +124,11 @@ def _millis_of(moments: pa.Array) -> list[int]:
     return found
 
 
-def _event_time(moment: Any) -> int:
+def _event_time(moment: Any, record: Any) -> int:
     millis = to_millis(moment)
     if not isinstance(millis, int):
-        raise RecordTypeError(f"a timestamp assigner must give milliseconds (int) or a datetime, not {shorten(moment)}")
+        raise RecordTypeError(
+            f"a timestamp assigner must give milliseconds (int) or a datetime, not {shorten(moment)}, which it gave for"
+            f" {shorten(record)}"
+        )
     return millis
