@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401 - it has to be loaded before `_await_running` is registered
 import logging
 import os
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -46,6 +48,12 @@ JobStatus = Literal["RUNNING", "FINISHED", "FAILED", "CANCELED"]
 POLL = 0.1
 """Seconds between two attempts to cancel what Spark runs."""
 
+
+_INTERRUPTED = 130
+"""The exit code of a program that Ctrl-C has ended, as shells have it."""
+
+_running: set[JobHandle] = set()
+_interrupted = Event()
 
 _unseen: list[JobHandle] = []
 """Jobs that have failed, while nobody has asked yet how they ended."""
@@ -122,6 +130,7 @@ class JobHandle:
         self._metrics = JobMetrics()
         self._totals = Totals()
         self._thread = Thread(target=self._run, name=f"{plan.name} {self.job_id[:8]}")
+        _running.add(self)
         self._thread.start()
 
     def __repr__(self) -> str:
@@ -184,6 +193,7 @@ class JobHandle:
             if self._error is not None:
                 _unseen.append(self)
             self._status = ended
+            _running.discard(self)
 
     def _seen(self) -> None:
         with suppress(ValueError):
@@ -255,19 +265,40 @@ class JobHandle:
             self._shown.show(event)
 
 
+def _await_running() -> None:
+    """Where a program ends: waits for its jobs. Ctrl-C meanwhile cancels them, and ends the program as one that it has.
+
+    Python waits for threads of its own accord, but starts none in a pool any more by then, which jobs do.
+    """
+    try:
+        for handle in list(_running):
+            handle.await_termination()
+    except KeyboardInterrupt:
+        for handle in list(_running):
+            handle.cancel()
+        for handle in list(_running):
+            handle.await_termination()
+        _interrupted.set()
+
+
+# Called before the pools of concurrent.futures close, since what is registered last is called first; atexit's own
+# functions come after that.
+threading._register_atexit(_await_running)  # type: ignore[attr-defined]
+
+
 @atexit.register
-def _fail_unseen() -> None:
+def _end_as_the_jobs_did() -> None:
     """Where a program ends without a look at a job that failed: say why, and end it as one that has failed.
 
     A script may end with `pipeline.execute()`, and whoever runs it should not take it for done.
     """
     for handle in _unseen:
         handle._tell_failure()
-    if _unseen:
+    if _unseen or _interrupted.is_set():
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(_INTERRUPTED if _interrupted.is_set() else 1)
 
 
 def _sum(before: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int]:

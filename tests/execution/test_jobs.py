@@ -1,5 +1,6 @@
 """Jobs that run in this process, without Dagster."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from deltalake import DeltaTable
 from dagster_unified.api import CsvSource, DeltaSink, MapFunction, Pipeline
 from dagster_unified.errors import CancelledError, PipelineError, UserFunctionError
 from dagster_unified.operators.metrics import GaugeRange
+from dagster_unified.state import Savepoint
 
 
 class Sale(NamedTuple):
@@ -174,6 +176,53 @@ except UnifiedError:
     pass
 halves("unseen")
 """
+
+
+WITH_A_SAVEPOINT = """
+import sys
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor
+
+class Last(KeyedProcessFunction):
+    def open(self, context):
+        self.last = context.get_state(ValueStateDescriptor("last", int))
+
+    def process_element(self, value, ctx) -> list[int]:
+        self.last.update(value)
+        return [value]
+
+pipeline = Pipeline("left")
+pipeline.from_collection([1, 2]).key_by(lambda n: n, key_type=int).process(Last()).uid("last").print()
+pipeline.execute({"execution.savepoint.path": sys.argv[1]}, master="local[1]")
+"""
+
+
+def test_a_program_that_ends_before_its_job_lets_it_finish(tmp_path):
+    command = [sys.executable, "-c", WITH_A_SAVEPOINT, str(tmp_path / "left")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [operator.uid for operator in Savepoint.read(str(tmp_path / "left")).operators] == ["last"]
+
+
+ENDLESS = """
+import sys
+from dagster_unified.api import DeltaSink, Pipeline, RateSource
+
+pipeline = Pipeline("endless")
+numbers = pipeline.from_source(RateSource(5)).map(lambda rate: rate.value, int)
+numbers.sink_to(DeltaSink(f"{sys.argv[1]}/out", mode="append"))
+pipeline.execute({"execution.checkpointing.dir": f"{sys.argv[1]}/checkpoints"}, master="local[1]")
+"""
+
+
+def test_ctrl_c_ends_a_program_that_only_waits_for_its_job(tmp_path):
+    command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        while not (tmp_path / "out" / "_delta_log").exists():
+            assert program.poll() is None, program.communicate()
+            time.sleep(0.1)
+        program.send_signal(signal.SIGINT)
+        assert program.communicate(timeout=60) == ("", "")
+    assert program.returncode == 130
 
 
 def test_a_program_that_ends_without_a_look_at_its_job_fails_as_the_job_does():
