@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
-from dagster_unified.connectors.paths import for_spark
+from dagster_unified.connectors.paths import as_pattern
 from dagster_unified.connectors.positions import EverythingRead, Position, cannot_follow
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import fingerprint
@@ -60,7 +60,7 @@ class CollectionSource(SparkSource[Out]):
             with (folder / f".{data.name}").open("wb") as file:
                 pq.write_table(self._table(), file)
             (folder / f".{data.name}").rename(data)
-        return self.unread(spark.readStream.schema(spark_schema(self.records.schema)).parquet(for_spark(folder)))
+        return self.unread(spark.readStream.schema(spark_schema(self.records.schema)).parquet(as_pattern(folder)))
 
     def read(self, spark: SparkSession) -> DataFrame:
         return self.unread(spark.createDataFrame(self._table(), schema=spark_schema(self.records.schema)))

@@ -12,6 +12,7 @@ import pyarrow as pa
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import Commit, Committable, Committer, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.paths import (
+    as_pattern,
     for_spark,
     is_in_object_store,
     place_of,
@@ -153,7 +154,7 @@ class FileSink(SparkSink[object, StagedFolder]):
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         reader = spark.read.options(**_CSV) if self.format == "csv" else spark.read
-        return reader.format(self.format).load(for_spark(self.path)).limit(rows).toArrow()
+        return reader.format(self.format).load(as_pattern(self.path)).limit(rows).toArrow()
 
 
 class _FileCommitter(Committer[StagedFolder]):

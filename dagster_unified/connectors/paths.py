@@ -59,6 +59,11 @@ def for_spark(path: UPath) -> str:
     return text if _SCHEME.match(text) else f"file://{text}"
 
 
+def as_pattern(path: UPath) -> str:
+    """The path for Spark's readers, which take patterns: it stands for itself, whatever characters it has."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", for_spark(path))
+
+
 def path_text(path: UPath) -> str:
     """The path without its scheme and without a slash at its end."""
     return str(path.path).rstrip("/") or "/"

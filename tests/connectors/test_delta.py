@@ -16,7 +16,7 @@ from dagster_unified.api import DeltaSink, Pipeline
 from dagster_unified.connectors.commits import Commit, CommitConflictError, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.delta.committer import DeltaFile
 from dagster_unified.engine.commit import SinkCommits, WriteContext
-from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
+from dagster_unified.errors import ConfigurationError, LeaseLostError, PipelineError, SinkError
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import record_type
 from tests.depth import examples
@@ -439,3 +439,10 @@ def test_a_table_that_was_removed_and_made_again_under_a_stream_gets_no_entry_wi
             else:
                 committer.commit([Commit(attempt, [DeltaFile(path=f"{epoch}.parquet", rows=1, bytes=1)])])
     assert DeltaTable(str(table)).version() == 0
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a\\b"])
+def test_a_folder_that_deltas_readers_take_for_another_is_refused(name, tmp_path):
+    with pytest.raises(ConfigurationError, match="rename the folder"):
+        DeltaSink(str(tmp_path / name / "table"))
+    DeltaSink(str(tmp_path / "100% a b#[1]" / "table"))

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from operator import add
 from typing import NamedTuple
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.api import (
     CoFlatMapFunction,
     DeltaSink,
+    FileSink,
     FlatMapFunction,
     MapFunction,
     Pipeline,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
+from dagster_unified.state import Savepoint
 
 
 class CountWindowAverage(FlatMapFunction):
@@ -93,6 +96,23 @@ def run(request, run_on_spark, run_streaming):
 
 def table(path):
     return sorted(tuple(row.values()) for row in DeltaTable(path).to_pyarrow_table().to_pylist())
+
+
+def test_folders_may_have_what_patterns_have(run, spark, tmp_path):
+    mode, start = run
+    folder = tmp_path / "w[1]{a} b#c*?"
+    pipeline = Pipeline("p")
+    rows = pipeline.from_collection([Row("a", 0), Row("b", 0), Row("a", 1)], Row, "rows").key_by("key")
+    counted = rows.map(Counted()).uid("counted")
+    counted.sink_to(DeltaSink(str(folder / "table"), name="table"))
+    counted.sink_to(FileSink(str(folder / "files"), name="files"))
+    streaming = {"execution.checkpointing.dir": str(folder / "checkpoints")} if mode == "STREAMING" else {}
+    start(pipeline, {**streaming, "execution.savepoint.path": str(folder / "left")})
+    assert table(str(folder / "table")) == [("a 1",), ("a 2",), ("b 1",)]
+    files = pq.read_table(sorted((folder / "files").glob("*.parquet"))).column(0).to_pylist()
+    assert sorted(files) == ["a 1", "a 2", "b 1"]
+    left = Savepoint.read(str(folder / "left")).keyed_state("counted", spark=spark)
+    assert sorted((row["key"], row["count"]) for row in left.collect()) == [("a", 2), ("b", 1)]
 
 
 def test_the_first_example_of_flinks_page_on_state_and_a_key_beside_a_stream_without_one(run, tmp_path):

@@ -6,6 +6,7 @@ Spark, DuckDB, Polars and pandas read them. Spark's workers write the data files
 from __future__ import annotations
 
 import copy
+import re
 from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import unquote
 
@@ -26,7 +27,7 @@ from dagster_unified.connectors.delta.committer import (
 )
 from dagster_unified.connectors.paths import for_spark, place_of, remove_tree, storage_path
 from dagster_unified.connectors.writers import Ship
-from dagster_unified.errors import PipelineError, nearest
+from dagster_unified.errors import ConfigurationError, PipelineError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
 from dagster_unified.records import RecordType
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
 
 
 class DeltaSink(SparkSink[object, DeltaFile]):
@@ -76,7 +78,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         partition_by: tuple[str, ...] | str = (),
         storage_options: dict[str, str] | None = None,
     ) -> None:
-        self.path = storage_path(path, "Delta sink")
+        self.path = _place(path)
         self.name = name or self.path.name or "table"
         self.mode = mode
         self.key = (key,) if isinstance(key, str) else tuple(key)
@@ -192,7 +194,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
 
     def elsewhere(self, path: str) -> Self:
         changed = copy.copy(self)
-        changed.path = storage_path(path, "Delta sink")
+        changed.path = _place(path)
         return changed
 
     def exists(self) -> bool:
@@ -261,3 +263,13 @@ class DeltaSink(SparkSink[object, DeltaFile]):
 def _quoted(names: Sequence[str]) -> str:
     """Columns, as SQL names them."""
     return ", ".join(f"`{name.replace('`', '``')}`" for name in names)
+
+
+def _place(path: str) -> UPath:
+    found = storage_path(path, "Delta sink")
+    if re.search(r"%[0-9A-Fa-f]{2}|\\", found.path):
+        raise ConfigurationError(
+            f"Delta sink: {found} has a backslash, or a % before two hexadecimal digits, which readers of Delta take"
+            " for other characters; rename the folder"
+        )
+    return found

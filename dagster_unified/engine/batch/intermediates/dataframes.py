@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.paths import for_spark, is_in_object_store, remove_tree
+from dagster_unified.connectors.paths import as_pattern, for_spark, is_in_object_store, remove_tree
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.operators.layout import OUTPUT, PARTITION_INDEX, StreamLayout, output_column
@@ -128,4 +128,4 @@ def _parquet(spark: SparkSession, schema: str, folders: Sequence[UPath]) -> Data
     from pyspark.sql.types import StructType
 
     held = StructType.fromJson(json.loads(schema))
-    return spark.read.schema(held).parquet(*map(for_spark, folders)) if folders else spark.createDataFrame([], held)
+    return spark.read.schema(held).parquet(*map(as_pattern, folders)) if folders else spark.createDataFrame([], held)
