@@ -660,9 +660,9 @@ class DataStream(Generic[T]):
         """Runs the pipeline in this process, without Dagster, and returns this stream's records one by one.
 
         In BATCH they come when the job has ended, in STREAMING with each epoch, and for ever where the input is
-        unbounded: use it in a with statement, whose end cancels the job. Everything else that the pipeline writes is
-        written as well. Arguments as for `Pipeline.execute`; a STREAMING job begins anew each time unless
-        `execution.checkpointing.dir` is given. PyFlink: `DataStream.execute_and_collect`.
+        unbounded: use it in a with statement, whose end cancels the job, as the end of the program does. Everything
+        else that the pipeline writes is written as well. Arguments as for `Pipeline.execute`; a STREAMING job begins
+        anew each time unless `execution.checkpointing.dir` is given. PyFlink: `DataStream.execute_and_collect`.
         """
         from dagster_unified.execution.collecting import collect
 

@@ -88,7 +88,7 @@ def collect(
     try:
         sink = FileSink(f"{folder.name}/records", name="collected")
         given = {_CHECKPOINTS: f"{folder.name}/checkpoints", **(options or {})}
-        job = execute(pipeline.with_sink(upstream, sink, records), given, Environment(spark, master))
+        job = execute(pipeline.with_sink(upstream, sink, records), given, Environment(spark, master), daemon=True)
     except BaseException:
         folder.cleanup()
         raise

@@ -119,9 +119,12 @@ class Environment:
 class JobHandle:
     """A job that runs in a thread of its own (PyFlink: `JobClient`)."""
 
-    def __init__(self, plan: Plan, environment: Environment, shown: ShownProgress | None) -> None:
+    def __init__(self, plan: Plan, environment: Environment, shown: ShownProgress | None, daemon: bool = False) -> None:
         self.job_id = str(uuid4())
         self.plan = plan
+        self.daemon = daemon
+        """Whether it is cancelled where the program ends."""
+
         self._environment, self._shown = environment, shown
         self._status: JobStatus = "RUNNING"
         self._error: Exception | None = None
@@ -266,12 +269,14 @@ class JobHandle:
 
 
 def _await_running() -> None:
-    """Where a program ends: waits for its jobs. Ctrl-C meanwhile cancels them, and ends the program as one that it has.
+    """Where a program ends: waits for its jobs. Ctrl-C meanwhile cancels them, and the program ends as interrupted.
 
     Python waits for threads of its own accord, but starts none in a pool any more by then, which jobs do.
     """
     try:
         for handle in list(_running):
+            if handle.daemon:
+                handle.cancel()
             handle.await_termination()
     except KeyboardInterrupt:
         for handle in list(_running):
@@ -310,6 +315,7 @@ def execute(
     options: Mapping[str, Any] | None,
     environment: Environment,
     progress: bool | None = None,
+    daemon: bool = False,
 ) -> JobHandle:
     """Starts a job in a thread of this process, as `Pipeline.execute` says."""
     planned = plan(pipeline.graph(), Configuration([Layer("launch", options or {}), *settings.shared_layers()]))
@@ -317,4 +323,4 @@ def execute(
     if progress is None:
         progress = console.is_terminal or console.is_jupyter
     environment.check()
-    return JobHandle(planned, environment, ShownProgress(planned, console) if progress else None)
+    return JobHandle(planned, environment, ShownProgress(planned, console) if progress else None, daemon)

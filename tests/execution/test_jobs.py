@@ -225,6 +225,22 @@ def test_ctrl_c_ends_a_program_that_only_waits_for_its_job(tmp_path):
     assert program.returncode == 130
 
 
+COLLECTED = """
+from dagster_unified.api import Pipeline, RateSource
+
+numbers = Pipeline("collected").from_source(RateSource(5)).map(lambda rate: rate.value, int)
+found = numbers.execute_and_collect(master="local[1]")
+print(next(found))
+raise ValueError("of the program itself")
+"""
+
+
+def test_a_program_that_ends_cancels_a_job_whose_records_it_read():
+    ended = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "0\n")
+    assert ended.stderr.strip().endswith("ValueError: of the program itself")
+
+
 def test_a_program_that_ends_without_a_look_at_its_job_fails_as_the_job_does():
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
