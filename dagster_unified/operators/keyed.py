@@ -571,12 +571,14 @@ class ReduceOperator(KeyedOperator):
         """As above, for runs that are long."""
         function, out = self.function, self.out.records
         start, value = 0, None
+        first = len(out)
         try:
             for value, start, end in zip(held, starts, (*starts[1:], len(records)), strict=True):
                 if value is None:
                     out += accumulate(records[start:end], function)
                 else:
                     out += list(accumulate(records[start:end], function, initial=value))[1:]
+                _check_count(len(out) - first, end)
         except Exception as error:
             raise user_failure(
                 error, self.where, self.user_function, _operands(error, value, records[start:])
@@ -592,7 +594,9 @@ class ReduceOperator(KeyedOperator):
                     if held is None
                     else islice(accumulate(records, self.function, initial=held), 1, None)
                 )
+                emitted = len(self.out.records)
                 self.out.emit_records(self._kept(updates))
+                _check_count(len(self.out.records) - emitted, len(records))
                 self.out.timestamps += timestamps
             else:
                 held = state.get("value")
@@ -628,6 +632,12 @@ class ReduceStep(KeyedStep):
         combine = rolling(*self.rolling) if self.rolling else getattr(self.function, "reduce", self.function)
         assert self.output is not None
         return ReduceOperator(place.where, combine, self.function, self.output.python, place.options, place.clock)
+
+
+def _check_count(emitted: int, records: int) -> None:
+    """Raises where `accumulate` has ended early, as it does when the function raises `StopIteration`."""
+    if emitted != records:
+        raise RuntimeError("the function raised StopIteration, as next() does of what is empty; give next() a default")
 
 
 def _operands(error: Exception, held: Any, records: Sequence[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Bodies that hypothesis makes up, against a model of FLIP-176: in the harness, and in BATCH on Spark with a kill."""
+"""Bodies that hypothesis makes up, against a model of FLIP-176: in the harness, and on Spark in runs that are stopped."""
 
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -9,6 +9,7 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import RoundCommitted
+from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StageError
 from dagster_unified.testing import run_pipeline
 from tests.depth import examples
@@ -77,5 +78,36 @@ def test_a_body_gives_the_same_on_spark_though_its_run_is_stopped(spark, tmp_pat
         assert again == list(range(len(first), rounds))
     else:
         assert len(first) == rounds
+    rows = pq.read_table(f"{folder}/out").to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == expected
+
+
+@settings(suppress_health_check=list(HealthCheck), max_examples=examples(3), phases=[Phase.generate])
+@given(specs(st.integers(1, 2)), st.lists(st.integers(1, 3), max_size=2))
+def test_a_body_gives_the_same_in_a_stream_that_is_stopped(spark, tmp_path_factory, spec, rounds_until_stops):
+    expected, _ = modelled(spec)
+    folder = tmp_path_factory.mktemp("generated")
+    pipeline, stream = built(spec)
+    stream.sink_to(FileSink(f"{folder}/out", name="out"))
+    plan = pipeline.plan(
+        {
+            "execution.runtime-mode": "STREAMING",
+            "execution.checkpointing.dir": f"{folder}/checkpoints",
+            "pipeline.max-parallelism": 4,
+        }
+    )
+    for enough in [*rounds_until_stops, None]:
+        committed: list[RoundCommitted] = []
+
+        def observe(event, committed=committed):
+            if isinstance(event, RoundCommitted):
+                committed.append(event)
+
+        ended = StreamingJob(plan, spark, Start("test", patience=0.5), observe).run(
+            lambda committed=committed, enough=enough: enough is not None and len(committed) >= enough
+        )
+        if ended == "finished":
+            break
+    assert ended == "finished"
     rows = pq.read_table(f"{folder}/out").to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == expected

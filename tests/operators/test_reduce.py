@@ -114,3 +114,18 @@ def test_not_a_number_is_the_largest_number_in_any_order(order, method, expected
     assert repr(found.value) == repr(expected)
     if method.endswith("by"):
         assert repr(order[found.number]) == repr(expected)
+
+
+def first_of(a, b):
+    return Sale(a.shop, a.amount, next(who for who in b.who if who != "?"))
+
+
+@pytest.mark.parametrize("count", [2, 20])
+@pytest.mark.parametrize("options", [{}, {"execution.incremental-updates": True}])
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_function_that_raises_stop_iteration_fails_the_run(mode, options, count):
+    data = [Sale(shop, 1, "?" if shop == "b" else "x") for shop in "abc" for _ in range(count)]
+    pipeline = Pipeline("p")
+    pipeline.from_collection(data).key_by("shop").reduce(first_of).print()
+    with pytest.raises(UserFunctionError, match=r"operator 'first_of': .*StopIteration"):
+        run_pipeline(pipeline, mode, options=options, micro_batch=None, seed=None)
