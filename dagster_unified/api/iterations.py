@@ -488,6 +488,7 @@ def _combined(stream: DataStream[Any], records: RecordType, key: Key, how: Combi
         function = CombineColumns(records, key.fields, how, where)
         return bare._next(nodes.MapBatchesNode, "combine", records=records, function=function)
     bare._check_function("combine", getattr(how, "reduce", how))
+    bare._check_combines("combine")
     return bare._next(
         nodes.FlatMapNode, "combine", records=records, function=CombineRecords(how, _key_getter(key, records))
     )

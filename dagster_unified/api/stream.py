@@ -818,6 +818,14 @@ class DataStream(Generic[T]):
         if not callable(function):
             raise PipelineError(f"{self._where(name)}: expected a function or a function object, got {function!r}")
 
+    def _check_combines(self, name: str) -> None:
+        records = self._records(name)
+        if records.shape == "value" and records.schema.field(0).nullable:
+            raise PipelineError(
+                f"{self._where(name)}: a record may be None ({type_name(records.python)}), which stands for no record"
+                " where records are combined; filter such records out, or map them to a value"
+            )
+
     def _key(self, key: tuple[Any, ...], key_type: Any) -> Key:
         records = self._records("key_by")
         fields = [k for k in key if isinstance(k, (str, int))]
@@ -999,6 +1007,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         """
         name = _name_of(function, "reduce")
         self._check_function(name, getattr(function, "reduce", function))
+        self._check_combines(name)
         return self._rolling(name, naming=_naming(function), function=function)
 
     def interval_join(self, other: KeyedStream[K, B]) -> IntervalJoined[T, B]:
@@ -1126,6 +1135,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         """The field that `sum` and its like combine, as operators read it; None where the record is the value."""
         records = self._records(kind)
         if records.shape == "value":
+            self._check_combines(kind)
             return None
         name = records.names[field] if isinstance(field, int) and 0 <= field < len(records.names) else field
         if name not in records.names:

@@ -138,6 +138,7 @@ class WindowedStream(Generic[K, T, W]):
             [('north', 3), ('north', 5), ('north', 5), ('south', 4), ('south', 4)]
         """
         self._stream._check_function("reduce", getattr(function, "reduce", function))
+        self._stream._check_combines("reduce")
         return self._with(window_function, output_type, self._stream._records("reduce"), "reduce", reduce=function)
 
     @overload

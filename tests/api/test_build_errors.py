@@ -59,6 +59,10 @@ def rows(name="p"):
     return Pipeline(name).from_collection([Row("a", 1, None)])
 
 
+def may_be_none():
+    return Pipeline("p").from_collection([1, None], int | None).key_by(lambda n: 0, key_type=int)
+
+
 def unannotated(row):
     return row
 
@@ -139,6 +143,15 @@ ERRORS = {
     "class that changes as key": (
         lambda: rows().key_by(unannotated, key_type=Changing),
         r"a Changing cannot be a key, since Changing can change",
+    ),
+    "reduce of what may be None": (
+        lambda: may_be_none().reduce(lambda a, b: a),
+        r"a record may be None \(int \| None\), which stands for no record",
+    ),
+    "sum of what may be None": (lambda: may_be_none().sum(), "operator 'sum': a record may be None"),
+    "windowed reduce of what may be None": (
+        lambda: may_be_none().count_window(2).reduce(lambda a, b: a),
+        "operator 'reduce': a record may be None",
     ),
     "list in a key": (
         lambda: rows().key_by(unannotated, key_type=tuple[str, list[int]]),
