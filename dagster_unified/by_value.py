@@ -63,12 +63,25 @@ def by_value_bytes(value: Any) -> bytes:
 def _resolve_annotations(cls: type) -> None:
     """Replaces annotations that are text by their types; a worker cannot look them up."""
     own = vars(cls).get("__annotations__")
-    if isinstance(own, dict) and any(isinstance(a, (str, typing.ForwardRef)) for a in own.values()):
+    if isinstance(own, dict) and any(map(_has_text, own.values())):
         try:
             hints = typing.get_type_hints(cls, include_extras=True)
         except (NameError, TypeError):
             return  # names known to a type checker only: nothing that a record's fields could be made of
         own.update({name: hints[name] for name in own})
+
+
+def _has_text(annotation: Any) -> bool:
+    """Whether a type, or one within it as in `list["Place"]`, is only named."""
+    return isinstance(annotation, (str, typing.ForwardRef)) or any(map(_has_text, _arguments(annotation)))
+
+
+def _arguments(annotation: Any) -> tuple[Any, ...]:
+    """The types within a type; the values of a Literal, and what is noted in Annotated, are none."""
+    origin, given = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return ()
+    return given[:1] if origin is typing.Annotated else given
 
 
 def _reduced_struct(cls: type[msgspec.Struct]) -> tuple[Any, ...]:

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 MODULE = """
 from typing import Annotated, ClassVar
 import msgspec
@@ -67,11 +69,54 @@ except msgspec.ValidationError:
 """
 
 
-def test_a_struct_keeps_its_fields_its_settings_and_its_methods(tmp_path):
+FORWARD = """
+import dataclasses
+from typing import Annotated, Literal, NamedTuple, Optional
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    shop: str
+    place: Optional["Place"]
+    text: "Place | None"
+    noted: Annotated[list["Place"], "a note"]
+
+class Orders(NamedTuple):
+    orders: list["Order"]
+    places: dict[str, "Place"]
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    x: int
+"""
+
+SEND_FORWARD = """
+import sys, pathlib
+sys.path.insert(0, {folder!r})
+from forward import *
+from dagster_unified.by_value import by_value_bytes
+one = Order("a", Place(1), None, [Place(2)])
+pathlib.Path({file!r}).write_bytes(by_value_bytes((Orders([one], {{"b": Place(3)}}), one)))
+"""
+
+RECEIVE_FORWARD = """
+import pathlib
+from pyspark import cloudpickle
+from dagster_unified.records import record_type
+for record in cloudpickle.loads(pathlib.Path({file!r}).read_bytes()):
+    kind = record_type(type(record))
+    assert kind.from_batch(kind.to_batch([record])) == [record]
+print("whole")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "sender", "receiver"), [(MODULE, SENDER, RECEIVER), (FORWARD, SEND_FORWARD, RECEIVE_FORWARD)]
+)
+def test_a_class_keeps_its_fields_its_settings_and_its_methods(tmp_path, module, sender, receiver):
     (tmp_path / "author").mkdir()
-    (tmp_path / "author" / "shapes.py").write_text(MODULE)
+    (tmp_path / "author" / ("shapes.py" if module is MODULE else "forward.py")).write_text(module)
     names = {"folder": str(tmp_path / "author"), "file": str(tmp_path / "shipped")}
-    for program in (SENDER, RECEIVER):
+    for program in (sender, receiver):
         done = subprocess.run(
             [sys.executable, "-c", program.format(**names)], capture_output=True, text=True, check=False, cwd=tmp_path
         )

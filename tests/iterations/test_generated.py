@@ -1,4 +1,4 @@
-"""Bodies that hypothesis makes up, against a model of FLIP-176: in the harness, and in runs on Spark that are stopped."""
+"""Bodies that hypothesis makes up, against a model of FLIP-176: in the harness, and on Spark in stopped runs."""
 
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, Phase, assume, given, settings
