@@ -151,8 +151,11 @@ class AsyncCalls:
 
         try:
             try:
-                return await asyncio.wait_for(self._attempted(record), self.timeout.total_seconds())
+                async with asyncio.timeout(self.timeout.total_seconds()) as limit:
+                    return await self._attempted(record)
             except TimeoutError:
+                if not limit.expired():  # it is the author's own
+                    raise
                 return _records(self.function.timeout(record), "timeout")
         except Exception as error:
             raise failed(error, record) from error

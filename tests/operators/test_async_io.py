@@ -104,6 +104,40 @@ def test_a_call_that_fails_names_its_record(mode):
         looked_up(AsyncDataStream.unordered_wait, mode, [1, 0, 2], Failing())
 
 
+class Refused(AsyncFunction):
+    async def async_invoke(self, value: int) -> list[str]:
+        raise TimeoutError("the service refuses")
+
+    def timeout(self, value: int) -> list[str]:
+        return ["no answer in time"]
+
+
+@MODES
+def test_an_error_of_the_call_is_no_timeout_of_the_operator(mode):
+    with pytest.raises(UserFunctionError, match="TimeoutError: the service refuses, at .* in async_invoke, on 1"):
+        looked_up(AsyncDataStream.ordered_wait, mode, [1], Refused())
+
+
+class InFlight(AsyncFunction):
+    def __init__(self):
+        self.ended = []
+
+    async def async_invoke(self, value: int) -> list[int]:
+        try:
+            await asyncio.sleep(value)
+            return [1 // value]
+        finally:
+            self.ended.append(value)
+
+    def close(self):
+        assert sorted(self.ended) == [0, 8, 9]
+
+
+def test_calls_under_way_end_before_the_function_is_closed():
+    with pytest.raises(UserFunctionError, match="ZeroDivisionError"):
+        looked_up(AsyncDataStream.ordered_wait, "BATCH", [8, 0, 9], InFlight(), timeout=timedelta(hours=1))
+
+
 class Plain(AsyncFunction):
     def async_invoke(self, value: int) -> list[int]:
         return [value]
