@@ -200,7 +200,7 @@ class AsyncStep(BlockStep):
 
         calls: AsyncCalls = self.function
         loop = asyncio.new_event_loop()
-        place.closing.append(loop)
+        place.closing.append((place.where, loop))
         place.open(calls.function)
 
         def failed(error: Exception, record: Any) -> Exception:

@@ -84,10 +84,9 @@ def to_batch(pipeline: str, layout: StreamLayout, timed: Sequence[Timed]) -> pa.
     if not timed:
         return pa.RecordBatch.from_pylist([], layout.schema)
     found: list[pa.RecordBatch] = []
-    keying = RunningProgram(
-        Program(pipeline, "key_by", bare, (), (Output(-1, layout),)), lambda _, keyed: found.append(keyed), lambda: 0
-    )
-    keying.push(batch)
+    program = Program(pipeline, "key_by", bare, (), (Output(-1, layout),))
+    with RunningProgram(program, lambda _, keyed: found.append(keyed), lambda: 0) as keying:
+        keying.push(batch)
     return found[0]
 
 
@@ -156,9 +155,9 @@ class Driven:
         assert self._groups is not None
         return self._groups
 
-    def close(self) -> None:
-        """Closes the operator's functions."""
-        self.running.close()
+    def close(self, failure: BaseException | None = None) -> None:
+        """Closes the operator's functions, also after a failure."""
+        self.running.close(failure)
 
     def _leave(self, number: int, batch: pa.RecordBatch) -> None:
         output = self.program.outputs[number]

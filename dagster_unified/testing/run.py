@@ -33,6 +33,7 @@ from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import decoded, key_columns
 from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.program.closing import close_each
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.testing.driving import Driven, Timed, instances, single, to_batch, to_timed
 from dagster_unified.testing.exchanging import InSubtasks, in_one, sent
@@ -325,6 +326,7 @@ class _Streaming:
         self.epoch = 0
 
     def run(self) -> Result:
+        failure: BaseException | None = None
         try:
             for node in self.plan.graph.nodes:
                 if node.step is not None:
@@ -346,9 +348,11 @@ class _Streaming:
             self._micro_batch({}, self.time.end(self.clock()))
             for driven in self._instances():
                 driven.running.read_gauges()
+        except BaseException as error:
+            failure = error
+            raise
         finally:
-            for driven in self._instances():
-                driven.close()
+            close_each(self._instances(), failure)
         iterated = (one.metrics for one in self.iterations.values())
         self.result.metrics = merge([self.late, *(d.running.metrics for d in self._instances()), *iterated])
         return self.result

@@ -114,7 +114,7 @@ class Refused(AsyncFunction):
 
 @MODES
 def test_an_error_of_the_call_is_no_timeout_of_the_operator(mode):
-    with pytest.raises(UserFunctionError, match="TimeoutError: the service refuses, at .* in async_invoke, on 1"):
+    with pytest.raises(UserFunctionError, match=r"TimeoutError: the service refuses, at .* in async_invoke, on 1"):
         looked_up(AsyncDataStream.ordered_wait, mode, [1], Refused())
 
 

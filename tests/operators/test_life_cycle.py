@@ -134,3 +134,46 @@ def test_a_function_learns_its_partition_and_attempt(mode):
     pipeline = Pipeline("p")
     pipeline.from_collection([1]).map(Where()).print()
     assert run_pipeline(pipeline, mode).only() == [(0, 0)]
+
+
+class Tolerant(Map):
+    def map(self, value) -> int:
+        return value
+
+
+class FailsToClose(Map):
+    """As a function does that closes what its `open` did not get to."""
+
+    def close(self):
+        super().close()
+        raise OSError("broken pipe")
+
+
+class KeyedFailsToClose(KeyedProcess):
+    def close(self):
+        super().close()
+        raise OSError("broken pipe")
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize("kind", [FailsToClose, KeyedFailsToClose])
+@pytest.mark.parametrize(
+    ("number", "told", "noted"),
+    [(13, "ValueError: unlucky, at .*, on 13", 1), (1, "OSError: broken pipe, at .* in close", 0)],
+)
+def test_a_failure_to_close_hides_no_other_and_leaves_nothing_open(mode, kind, number, told, noted):
+    first, function, last = Tolerant(), kind(), Tolerant()
+    pipeline = Pipeline("p")
+    stream = pipeline.from_collection([number], int).map(first)
+    stream = (
+        stream.map(function) if kind is FailsToClose else stream.key_by(lambda n: n, key_type=int).process(function)
+    )
+    stream.map(last).print()
+    with pytest.raises(UserFunctionError, match=rf"operator '{kind.__name__}': {told}") as raised:
+        run_pipeline(pipeline, mode)
+    opened = [one for one in (first, function, last) if one.notes]  # in BATCH an operator is opened after those before
+    assert function in opened
+    assert all(one.notes[-1] == "close" for one in opened)
+    notes = getattr(raised.value, "__notes__", [])
+    assert len(notes) == noted
+    assert all("OSError: broken pipe" in note for note in notes)

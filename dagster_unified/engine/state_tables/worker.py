@@ -149,11 +149,8 @@ def to_subtasks(payload: Payload, stored: pa.Schema, before: int, count: int) ->
 def _opened(payload: Payload) -> Iterator[tuple[KeyGroups, StateTable]]:
     spare_the_garbage_collector()
     program: Program = payload.load()
-    driver = KeyGroups(program, _nowhere, wall_clock, this_subtask())
-    try:
+    with KeyGroups(program, _nowhere, wall_clock, this_subtask()) as driver:
         yield driver, driver.table()
-    finally:
-        driver.close()
 
 
 def _nowhere(_: int, __: pa.RecordBatch) -> None:

@@ -38,6 +38,7 @@ from dagster_unified.operators.lanes import (
     sequence,
 )
 from dagster_unified.operators.numbers import INDEX
+from dagster_unified.operators.program.closing import close_each
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.time import wall_clock
 
@@ -259,9 +260,8 @@ class _Pass:
                 self.program(lane)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for running in self._running.values():
-            running.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        close_each(self._running.values(), error)
 
     @property
     def ahead(self) -> bool:
@@ -397,8 +397,7 @@ class LevelTask:
 
     def close(self) -> None:
         """Closes the author's functions."""
-        for groups in self._opened.values():
-            groups.close()
+        close_each(self._opened.values(), None)
 
     def _groups(self, lane: int, group: int) -> KeyGroups:
         """The program of a lane; where its records are in subtasks that an exchange chose, the one of the subtask."""

@@ -56,7 +56,7 @@ def _batch(
 ) -> Emitting:
     out: list[Emitted] = []
     running = RunningProgram(program, lambda number, batch: out.append(Emitted(number, batch)), clock, subtask)
-    try:
+    with running:
         if committed is not None:
             running.notify(committed)
         feed = _keyed(running, batches) if program.keyed is not None else _stateless(running, batches)
@@ -66,8 +66,6 @@ def _batch(
         running.flush()
         yield from out
         running.read_gauges()
-    finally:
-        running.close()
     return {0: running.metrics}
 
 

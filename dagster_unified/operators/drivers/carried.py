@@ -91,7 +91,7 @@ def carried(
                 metrics[partition].add(driver.running.report())
         group.partition = until
 
-    try:
+    with driver:
         for batch in batches:
             for number, rows in stretches(batch, GROUP):
                 if current.number != number:
@@ -108,8 +108,6 @@ def carried(
                 out.clear()
         finish(current, len(events))
         yield from out
-    finally:
-        driver.close()
     metrics[-1].add(driver.running.metrics)  # what opening and closing have counted
     return dict(enumerate(metrics))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
@@ -169,9 +169,15 @@ class KeyGroups:
         shape = KeyShape(columns if named else ("key",), self.keyed.python)
         return StateTable(where, shape, program.input.records.python, dict(states), broadcast)
 
-    def close(self) -> None:
-        """Closes the operator's functions."""
-        self.running.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(error)
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """Closes the operator's functions, also after a failure."""
+        self.running.close(failure)
 
     def _process(self, group: Group, given: MicroBatch) -> None:
         event, uid = given.event, self.program.steps[0].uid

@@ -43,7 +43,7 @@ def leaving(
         store = MemoryStore()
 
     waiting: list[pa.RecordBatch] = []
-    try:
+    with driver:
         for given in batches:
             if given.num_rows:
                 waiting.append(given)
@@ -62,7 +62,5 @@ def leaving(
             run(pa.concat_batches(waiting))
         yield from out
         metrics = driver.running.report()
-    finally:
-        driver.close()
     metrics.add(driver.running.metrics)  # what closing has counted
     return {0: metrics}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ from dagster_unified.operators.keyed import Collector, KeyedOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
 from dagster_unified.operators.metrics import Metrics, Registry
 from dagster_unified.operators.program.blocks import Block, Consumer, Copies, encoded
+from dagster_unified.operators.program.closing import Closing, close_each
 from dagster_unified.operators.program.epochs import Emitting, tell
 from dagster_unified.operators.program.fusion import FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
@@ -54,7 +55,7 @@ class RunningProgram:
         self.metrics = self.registry.metrics
         self._emit, self._clock, self._subtask = emit, clock, subtask
         self._first = program.where(program.steps[0]) if program.steps else program.pipeline
-        self._closing: list[Any] = []
+        self._closing: list[tuple[str, Any]] = []
         self._flushing: list[Callable[[], None]] = []
         self._table: pa.Table | None = None
         self._listening: list[tuple[int, IterationListener[Any]]] = []
@@ -66,9 +67,15 @@ class RunningProgram:
         try:
             self._build(-1)
             self._keep_apart()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(error)
             raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(error)
 
     def push(self, batch: pa.RecordBatch) -> None:
         """Runs one batch of the input stream through the program."""
@@ -195,10 +202,10 @@ class RunningProgram:
         self.read_gauges()
         return self.metrics.take()
 
-    def close(self) -> None:
-        """Closes every function that was opened, also after a failure."""
-        while self._closing:
-            self._closing.pop().close()
+    def close(self, failure: BaseException | None = None) -> None:
+        """Closes every function that was opened, also after a failure, which then is the one that is told."""
+        closing, self._closing = self._closing, []
+        close_each([Closing(where, one) for where, one in reversed(closing)], failure)
 
     def _block(self, batch: pa.RecordBatch, layout: StreamLayout) -> Block:
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else None
@@ -289,7 +296,7 @@ class RunningProgram:
     def _open_keyed(self, step: KeyedStep, place: Place) -> None:
         self.keyed = step.operator(place)
         self.keyed.copy_with(place.copies)
-        self._closing.append(self.keyed)
+        self._closing.append((place.where, self.keyed))
         try:
             self.keyed.open(place.context)
         except Exception as error:

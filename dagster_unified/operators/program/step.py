@@ -42,8 +42,8 @@ class Place:
     context: Callable[[KeyedStateBackend | None], RuntimeContext]
     """Creates the context that a function is opened with."""
 
-    closing: list[Any]
-    """What is closed with the program, the last first."""
+    closing: list[tuple[str, Any]]
+    """What is closed with the program, the last first, and how an error names it."""
 
     flushing: list[Callable[[], None]]
     """What is called where a micro-batch or a partition ends, the first first: steps emit what they hold of it."""
@@ -69,7 +69,7 @@ class Place:
     def open(self, function: Any) -> None:
         """Opens an author's function, where it is one that is opened."""
         if isinstance(function, Function):
-            self.closing.append(function)
+            self.closing.append((self.where, function))
             try:
                 function.open(self.context(None))
             except Exception as error:

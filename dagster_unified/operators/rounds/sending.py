@@ -86,7 +86,6 @@ def in_columns(batch: pa.RecordBatch, columns: tuple[str | None, ...], schema: p
 def with_keys(keys: Program, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     """A batch with the keys that functions compute."""
     found: list[pa.RecordBatch] = []
-    running = RunningProgram(keys, lambda _, keyed: found.append(keyed), lambda: 0)
-    running.push(batch)
-    running.close()
+    with RunningProgram(keys, lambda _, keyed: found.append(keyed), lambda: 0) as running:
+        running.push(batch)
     return found

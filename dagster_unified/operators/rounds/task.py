@@ -113,15 +113,12 @@ class _Turn:
     def _plain(
         self, one: BodyPass, own: Iterable[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
     ) -> None:
-        running = RunningProgram(one.program, self._emitting(one), self.turn.clock, self.turn.subtask)
-        try:
+        with RunningProgram(one.program, self._emitting(one), self.turn.clock, self.turn.subtask) as running:
             if one.program.broadcast is not None:
                 running.give(pa.Table.from_batches(everywhere, one.program.broadcast.layout.schema))
             for _, batch in own:
                 running.push(batch)
             self._end(running)
-        finally:
-            running.close()
 
     def _grouped(
         self, one: BodyPass, own: Iterable[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
@@ -141,8 +138,7 @@ class _Turn:
                 by_group[group]
         if not by_group and not one.listens:
             return
-        driver = KeyGroups(one.program, self._emitting(one), self.turn.clock, self.turn.subtask)
-        try:
+        with KeyGroups(one.program, self._emitting(one), self.turn.clock, self.turn.subtask) as driver:
             for group in sorted(by_group):
                 given = MicroBatch(
                     event=ControlEvent(now=self.turn.clock(), end=self.turn.terminated),
@@ -153,8 +149,6 @@ class _Turn:
                 )
                 driver.run(self.turn.states.group(one.number, group), given)
             self._end(driver.running)
-        finally:
-            driver.close()
 
     def _bounded(
         self, one: BodyPass, own: Sequence[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
