@@ -519,6 +519,7 @@ class DataStream(Generic[T]):
             >>> len(collect(spread.map(lambda sale: sale.amount, int).set_parallelism(2)))
             3
         """
+        _check_not_opened(partitioner, self._where("partition_custom"))
         key = self._key((key_selector,), key_type)
         return self._exchange(ExchangeKind.CUSTOM, key, getattr(partitioner, "partition", partitioner))
 
@@ -866,6 +867,7 @@ class DataStream(Generic[T]):
             )
 
     def _computed_key(self, function: Any, key_type: Any, records: RecordType) -> Key:
+        _check_not_opened(function, self._where("key_by"))
         annotated = return_type(getattr(function, "get_key", function)) or type_argument(type(function), KeyOut)
         python = key_type if key_type is not None else annotated
         if key_type is not None and annotated not in (None, Any):
@@ -1266,6 +1268,17 @@ def _name_of(function: Any, default: str) -> str:
 
 def _naming(function: Any) -> Naming:
     return Naming.FUNCTION if _name_of(function, "") else Naming.LIBRARY
+
+
+def _check_not_opened(function: Any, where: str) -> None:
+    """Raises where a key selector or a partitioner counts on `open` or `close`: it is called in many places."""
+    overridden = (name for name in ("open", "close") if getattr(type(function), name, None) != getattr(Function, name))
+    name = next(overridden, None) if isinstance(function, Function) else None
+    if name is not None:
+        raise PipelineError(
+            f"{where}: {type(function).__name__} overrides {name}(), which is not called of a key selector or a"
+            " partitioner; make what it needs in __init__, or when it is first called"
+        )
 
 
 def _check_can_be_key(info: mi.Type, what: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -106,12 +107,13 @@ class ByPartitioner(Address):
             raise user_failure(error, self.where, self.partitioner, key) from error
         return found
 
-    def _checked(self, chosen: int, key: Any) -> int:
-        if not 0 <= chosen < self.count:
-            raise PipelineError(
-                f"{self.where}: the partitioner gave {chosen!r} for key {key!r}; it must be from 0 to {self.count - 1}"
-            )
-        return int(chosen)
+    def _checked(self, chosen: object, key: Any) -> int:
+        if isinstance(chosen, Integral) and not isinstance(chosen, bool) and 0 <= int(chosen) < self.count:
+            return int(chosen)
+        raise PipelineError(
+            f"{self.where}: the partitioner gave {chosen!r} for key {key!r}; it must be a whole number from 0 to"
+            f" {self.count - 1}"
+        )
 
 
 def _apart(batch: pa.RecordBatch, numbers: pa.Array) -> Iterator[tuple[int, pa.RecordBatch]]:

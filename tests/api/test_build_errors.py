@@ -16,8 +16,10 @@ from dagster_unified.api import (
     FileSink,
     KafkaSink,
     KeyedProcessFunction,
+    KeySelector,
     MapFunction,
     OutputTag,
+    Partitioner,
     Pipeline,
     PrintSink,
     ProcessFunction,
@@ -57,6 +59,22 @@ class Total(NamedTuple):
 
 def rows(name="p"):
     return Pipeline(name).from_collection([Row("a", 1, None)])
+
+
+class Opened(KeySelector[Row, str]):
+    def open(self, runtime_context):
+        self.length = 1
+
+    def get_key(self, value: Row) -> str:
+        return value.shop[: self.length]
+
+
+class Closed(Partitioner[str]):
+    def close(self):
+        pass
+
+    def partition(self, key: str, num_partitions: int) -> int:
+        return 0
 
 
 def may_be_none():
@@ -152,6 +170,14 @@ ERRORS = {
     "windowed reduce of what may be None": (
         lambda: may_be_none().count_window(2).reduce(lambda a, b: a),
         "operator 'reduce': a record may be None",
+    ),
+    "key selector that is opened": (
+        lambda: rows().key_by(Opened()),
+        r"operator 'key_by': Opened overrides open\(\), which is not called",
+    ),
+    "partitioner that is closed": (
+        lambda: rows().partition_custom(Closed(), "shop"),
+        r"operator 'partition_custom': Closed overrides close\(\)",
     ),
     "list in a key": (
         lambda: rows().key_by(unannotated, key_type=tuple[str, list[int]]),

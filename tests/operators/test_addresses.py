@@ -5,8 +5,11 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
+from dagster_unified.api import Pipeline
+from dagster_unified.errors import PipelineError
 from dagster_unified.operators.addresses import SPREAD, Anywhere
 from dagster_unified.operators.lanes import Packer
+from dagster_unified.testing import run_pipeline
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -17,3 +20,17 @@ def test_small_batches_of_many_partitions_are_spread_over_all_subtasks(count, bu
         subtask for partition in range(24) for subtask, _ in Anywhere(count).split(rows, Packer(partition, 16))
     )
     assert found == dict.fromkeys(range(count), 24 * buffers // count)
+
+
+@pytest.mark.parametrize("given", [1.9, 1.0, True, None, "1", -1, 2])
+def test_what_is_no_subtask_is_an_error_that_names_the_key(given):
+    pipeline = Pipeline("p")
+    stream = pipeline.from_collection(["a"]).partition_custom(
+        lambda key, count: given, lambda value: value, key_type=str
+    )
+    stream.map(lambda value: value, str).set_parallelism(2).print()
+    for mode in ("BATCH", "STREAMING"):
+        with pytest.raises(
+            PipelineError, match=f"the partitioner gave {given!r} for key 'a'; it must be a whole number"
+        ):
+            run_pipeline(pipeline, mode)
