@@ -112,14 +112,23 @@ class RecordType:
             self._raise_misfit(i, _columns(self.python)[i].fit.misfit(column), records)
 
     def _check_shape(self, records: Sequence[Any]) -> None:
-        if self.shape == "value" or operator.countOf(map(type, records), self.python) == len(records):
+        if self.shape == "value":
             return
-        misfit = _shape(self.python).shape_misfit(records, set(map(type, records)))
+        shape = _shape(self.python)
+        self._check_remade(shape, records)
+        if operator.countOf(map(type, records), self.python) == len(records):
+            return
+        misfit = shape.shape_misfit(records, set(map(type, records)))
         if misfit is not None:
             raise RecordTypeError(
-                f"expected a {self.describe()}, got {shorten(misfit.value)} ({type_name(type(misfit.value))}); does the"
-                " function return what its annotation or output_type says?"
+                f"expected a {self.describe()}, got {shorten(misfit.value)}"
+                f" ({type_name(type(misfit.value))}); convert it, or change the declared type"
             )
+
+    def _check_remade(self, shape: RecordFit, records: Sequence[Any]) -> None:
+        misfit = shape.remade_misfit(record for record in records if type(record) is self.python)
+        if misfit is not None:
+            raise RecordTypeError(f"{shorten(misfit.value)}: {misfit.advice}")
 
     def _array(self, index: int, values: Sequence[Any], records: Sequence[Any]) -> pa.Array:
         column, arrow = _columns(self.python)[index], self.schema.field(index).type
@@ -474,6 +483,16 @@ def record_type(python: Any, where: str = "record") -> RecordType:
             f"{where}: None is not a record type; a function that gives no records should be a filter or a sink"
         )
     info = inspected(python, where, "a record type")
+    try:
+        return _record_type(python, info, where)
+    except RecursionError:
+        raise RecordTypeError(
+            f"{where}: {type_name(python)} has records of its own type, however deep, which no columns hold; give them"
+            " an id of what they belong to, or make a text of them"
+        ) from None
+
+
+def _record_type(python: Any, info: mi.Type, where: str) -> RecordType:
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
         if typing.get_origin(python) is not None:
             name = class_of(info).__name__
@@ -482,6 +501,12 @@ def record_type(python: Any, where: str = "record") -> RecordType:
                 f" such as `class Of{name}({type_name(python)})`, or use a class that is not generic"
             )
         fields = [_field(f.name, f.type, f"{where}: field '{f.name}' of {type_name(python)}") for f in info.fields]
+        computed = next((f.name for f in _dataclass_fields(python) if not f.init), None)
+        if computed is not None:
+            raise RecordTypeError(
+                f"{where}: field '{computed}' of {type_name(python)} has init=False, so that no record is made of its"
+                " columns; make it a property, or an argument with a default"
+            )
         if not fields:
             raise RecordTypeError(f"{where}: {type_name(python)} has no fields")
         return RecordType(python, "class", pa.schema(fields))
@@ -498,6 +523,10 @@ def record_type(python: Any, where: str = "record") -> RecordType:
             " or a plain type such as int or tuple[str, int]"
         )
     return RecordType(python, "value", pa.schema([_field(VALUE, info, where)]))
+
+
+def _dataclass_fields(python: Any) -> Iterable[dataclasses.Field[Any]]:
+    return dataclasses.fields(python) if dataclasses.is_dataclass(python) else ()
 
 
 def _field(name: str, info: mi.Type, where: str) -> pa.Field:

@@ -290,21 +290,21 @@ class _DictFit(Fit):
 
 
 class RecordFit(Fit):
-    """Records of a class, or tuples of one length. Another class does as well where it has the same fields."""
+    """Records of a class, or tuples of one length. With `alike` another class does where it has the same fields."""
 
-    def __init__(self, name: str, nullable: bool, python: Any, names: tuple[str, ...]) -> None:
+    def __init__(self, name: str, nullable: bool, python: Any, names: tuple[str, ...], alike: bool) -> None:
         super().__init__(name, nullable)
-        self._python, self._names = python, names
+        self._python, self._names, self._alike = python, names, alike
         self.by_position = isinstance(python, type) and issubclass(python, tuple)
         self.fields: list[tuple[str, Fit]] = []
         self._mutable_fields: list[tuple[int, str, Fit]] = []
+        self._does_more = False
+        """Whether making a record does more than to set its fields."""
+
         if not self.by_position:
-            frozen = getattr(
-                getattr(python, "__dataclass_params__", None) or getattr(python, "__struct_config__", None),
-                "frozen",
-                False,
-            )
-            self.mutable = not frozen
+            made_with = getattr(python, "__dataclass_params__", None) or getattr(python, "__struct_config__", None)
+            self.mutable = not getattr(made_with, "frozen", False)
+            self._does_more = hasattr(python, "__post_init__") or not getattr(made_with, "init", True)
 
     def complete(self, fields: list[tuple[str, Fit]]) -> None:
         """Gives it its fields, which may have this very type themselves."""
@@ -326,6 +326,8 @@ class RecordFit(Fit):
         return refused
 
     def _has_fields(self, kind: type) -> bool:
+        if not self._alike:
+            return kind is self._python
         if self.by_position:
             named = getattr(kind, "_fields", None)
             return issubclass(kind, tuple) and (named is None or self._python is tuple or named == self._names)
@@ -345,6 +347,26 @@ class RecordFit(Fit):
             found = fit.misfit(column)
             if found is not None:
                 return found.at(path)
+        return self.remade_misfit(values)
+
+    def remade_misfit(self, values: Iterable[Any]) -> Misfit | None:
+        """The first record that is another one when it is made again of its fields, as where it is read."""
+        if not self._does_more:
+            return None
+        for value in values:
+            fields = {name: getattr(value, name) for name in self._names}
+            given = fields | {name: fit.copied(fields[name]) for _, name, fit in self._mutable_fields}
+            try:
+                again = self._python(**given)
+            except Exception as error:
+                advice = f"it cannot be made again of its fields, as it is wherever it is read: {error!r}"
+                return Misfit(value, self.name, advice=advice)
+            if not all(_same(held, getattr(again, name)) for name, held in fields.items()):
+                advice = (
+                    f"made again of its fields, as it is wherever it is read, it is {again!r}; let {self.name} leave"
+                    " fields as they are that it is given"
+                )
+                return Misfit(value, self.name, advice=advice)
         return None
 
     def copied(self, value: Any) -> Any:
@@ -444,7 +466,8 @@ def class_of(info: mi.NamedTupleType | mi.DataclassType | mi.StructType) -> Any:
 def fit_of(info: mi.Type, codec: Codec, widens: bool) -> Fit:
     """The check that values are of a type, as msgspec inspected it.
 
-    With `widens` the codec itself refuses an `int` that its `float` or `Decimal` cannot hold.
+    With `widens` another type does where nothing is lost: an `int` for a `float` or `Decimal`, of which the codec
+    itself refuses those that they cannot hold, and a record of another class with the same fields.
     """
     return _Builder(codec, widens).of(info)
 
@@ -478,7 +501,7 @@ class _Builder:
             return _DictFit(described(info), nullable, self.of(info.key_type), self.of(info.value_type))
         if isinstance(info, mi.TupleType):
             names = tuple(f"f{i}" for i in range(len(info.item_types)))
-            made = RecordFit(described(info), nullable, tuple, names)
+            made = RecordFit(described(info), nullable, tuple, names, self._widens)
             made.complete([(f"[{i}]", self.of(t)) for i, t in enumerate(info.item_types)])
             return made
         if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
@@ -489,7 +512,9 @@ class _Builder:
         held = self._records.get((id(info), nullable))
         if held is None:
             names = tuple(f.name for f in info.fields)
-            held = self._records[(id(info), nullable)] = RecordFit(described(info), nullable, class_of(info), names)
+            held = self._records[(id(info), nullable)] = RecordFit(
+                described(info), nullable, class_of(info), names, self._widens
+            )
             held.complete([(f".{f.name}", self.of(f.type)) for f in info.fields])
         return held
 

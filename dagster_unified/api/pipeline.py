@@ -11,6 +11,7 @@ from dagster_unified.api.stream import DataStream
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes import Naming, SourceNode
+from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.type_variables import T
 from dagster_unified.records import type_name
 
@@ -61,7 +62,9 @@ class Pipeline(GraphBuilder):
                 raise PipelineError(f"{self.name}: an empty collection has no type; give type_info=")
             type_info = _type_of(records[0])
         kind = self._record_type(type_info, name)
-        return self.from_source(CollectionSource(name, kind, tuple(records)))
+        with placed(f"{self.name}: source '{name}'"):
+            source = CollectionSource(name, kind, tuple(records))
+        return self.from_source(source)
 
     def execute(
         self,

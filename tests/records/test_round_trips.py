@@ -155,10 +155,7 @@ def test_a_record_type_survives_pickling():
 def test_a_record_of_another_class_is_named():
     with pytest.raises(
         RecordTypeError,
-        match=(
-            r"expected a Size\(width: double, height: double\), got 3 \(int\); does the function return what its"
-            r" annotation"
-        ),
+        match=(r"expected a Size\(width: double, height: double\), got 3 \(int\); convert it"),
     ):
         record_type(Size).to_batch([Size(1, 2), 3])
 

@@ -1,0 +1,146 @@
+"""Classes of records that do more than hold their fields: what cannot come back as it went is refused."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Optional
+
+import msgspec
+import pytest
+
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.errors import RecordTypeError, StateError
+from dagster_unified.records import record_type
+from dagster_unified.testing import run_pipeline
+
+
+@dataclass(frozen=True)
+class Cents:
+    """Takes dollars."""
+
+    amount: int
+
+    def __post_init__(self):
+        object.__setattr__(self, "amount", self.amount * 100)
+
+
+class CentsStruct(msgspec.Struct):
+    amount: int
+
+    def __post_init__(self):
+        self.amount *= 100
+
+
+@dataclass
+class Checked:
+    """Leaves its fields alone, and has something more."""
+
+    amounts: list[float]
+
+    def __post_init__(self):
+        self.amounts.sort()
+        if self.amounts and self.amounts[0] < 0:
+            raise ValueError("below zero")
+        self.total = sum(self.amounts)
+
+
+@dataclass(init=False)
+class FromText:
+    amount: int
+
+    def __init__(self, text: str):
+        self.amount = int(text)
+
+
+class Bill(NamedTuple):
+    cents: list[Cents]
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "words"),
+    [
+        (Cents, Cents(1), r"Cents\(amount=100\): made again of its fields, .* it is Cents\(amount=10000\)"),
+        (CentsStruct, CentsStruct(1), r"it is CentsStruct\(amount=10000\); let CentsStruct leave fields as they are"),
+        (Bill, Bill([Cents(1)]), r"field 'cents\[\]' of Bill .* made again of its fields"),
+        (FromText, FromText("1"), r"it cannot be made again of its fields, .* unexpected keyword argument 'amount'"),
+    ],
+)
+def test_a_record_that_is_another_one_when_it_is_made_again_is_refused(kind, record, words):
+    with pytest.raises(RecordTypeError, match=words):
+        record_type(kind).to_batch([record])
+
+
+def test_a_class_may_check_its_fields_and_have_more():
+    kind = record_type(Checked)
+    (found,) = kind.from_batch(kind.to_batch([Checked([2.0, 1.0])]))
+    assert (found.amounts, found.total) == ([1.0, 2.0], 3.0)
+    assert kind.from_batch(kind.to_batch([Checked([float("nan")])]))[0].total != 0
+
+
+class Held(KeyedProcessFunction):
+    """Puts what it is made with into state."""
+
+    def __init__(self, kind, value):
+        self.kind, self.value = kind, value
+
+    def open(self, runtime_context):
+        self.state = runtime_context.get_state(ValueStateDescriptor("held", self.kind))
+
+    def process_element(self, value, ctx) -> list[int]:
+        self.state.update(self.value)
+        return [value]
+
+
+class Seen(NamedTuple):
+    name: str
+    count: int
+
+
+class Other(NamedTuple):
+    name: str
+    count: int
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        (Cents, Cents(1), "is declared Cents, .*made again of its fields"),
+        (Seen, ("a", 1), r"is declared Seen, and was given \('a', 1\) \(tuple\)"),
+        (Seen, Other("a", 1), "is declared Seen, and was given Other"),
+        (list[Seen], [("a", 1)], r"'held\[\]' of key 1 is declared Seen"),
+        (tuple[str, int], Seen("a", 1), r"is declared tuple\[str, int\], and was given Seen"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_state_takes_only_what_comes_back_as_it_went(mode, kind, value, words):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).key_by(lambda n: n, key_type=int).process(Held(kind, value)).print()
+    with pytest.raises(StateError, match=words):
+        run_pipeline(pipeline, mode)
+
+
+class Node(NamedTuple):
+    name: str
+    children: "list[Node]"
+
+
+class Parent(NamedTuple):
+    name: str
+    parent: Optional["Parent"]
+
+
+@dataclass
+class Computed:
+    amount: int
+    twice: int = field(init=False, default=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Node, "p: Node has records of its own type, however deep, which no columns hold"),
+        (Parent, "p: Parent has records of its own type"),
+        (Computed, "p: field 'twice' of Computed has init=False"),
+    ],
+)
+def test_what_no_columns_hold_is_refused_where_the_type_is_given(kind, words):
+    with pytest.raises(RecordTypeError, match=words):
+        record_type(kind, "p")
