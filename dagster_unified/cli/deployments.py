@@ -19,6 +19,7 @@ from dagster_unified.errors import ConfigurationError
 if TYPE_CHECKING:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
     from dagster_unified.engine.streaming.taking import Then
+    from dagster_unified.graph.plan import Plan
     from dagster_unified.orchestration.deployment import StreamingDeployment
 
 Path = Annotated[list[str], Parameter(negative="", consume_multiple=(0, 1))]
@@ -185,12 +186,10 @@ def stop_connect_server(port: int, /) -> int:
 def _take(name: str, define: list[str], path: str | None, then: Then = "running") -> int:
     from dagster_unified.engine import session
     from dagster_unified.engine.streaming.taking import take
-    from dagster_unified.graph.plan import plan
-    from dagster_unified.orchestration.deployment import configuration_of
 
     deployment = load_deployment(name)
     directory = started(name, define)
-    planned = plan(deployment.pipeline.graph(), configuration_of(deployment, settings.command_line(define)))
+    planned = plan_of(deployment, define)
     owner = f"command line, process {os.getpid()}"
     taken = take(planned, directory, owner, "command line", session.start, path or "", then)
     out().print(taken.savepoint.describe(), highlight=False, soft_wrap=True)
@@ -204,10 +203,13 @@ def _take(name: str, define: list[str], path: str | None, then: Then = "running"
 
 
 def _ask(name: str, define: list[str], state: Literal["running", "suspended", "drained"]) -> int:
+    from dagster_unified.engine.streaming.checkpoint import check_not_drained
     from dagster_unified.engine.streaming.desired import ask
 
     deployment = load_deployment(name)
     directory = directory_of(deployment, define)
+    if state == "running":
+        check_not_drained(directory, plan_of(deployment, define))
     if not (
         state == "running" and deployment.state == "suspended"
     ):  # one that is declared suspended is resumed before it ever ran
@@ -227,6 +229,14 @@ def started(name: str, define: list[str]) -> CheckpointDirectory:
     directory = directory_of(load_deployment(name), define)
     check_started(directory, name)
     return directory
+
+
+def plan_of(deployment: StreamingDeployment, define: list[str]) -> Plan:
+    """The plan of a deployment's job."""
+    from dagster_unified.graph.plan import plan
+    from dagster_unified.orchestration.deployment import configuration_of
+
+    return plan(deployment.pipeline.graph(), configuration_of(deployment, settings.command_line(define)))
 
 
 def directory_of(deployment: StreamingDeployment, define: list[str]) -> CheckpointDirectory:

@@ -19,7 +19,7 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 from dagster._core.execution.stats import StepEventStatus
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
-from dagster._core.storage.tags import BACKFILL_ID_TAG, WILL_RETRY_TAG
+from dagster._core.storage.tags import BACKFILL_ID_TAG, REPOSITORY_LABEL_TAG, WILL_RETRY_TAG
 from dagster.components.component_scaffolding import scaffold_component
 from dagster.components.resolved.core_models import (
     DailyPartitionsDefinitionModel,
@@ -37,6 +37,7 @@ __all__ = [
     "BACKFILL_ID_TAG",
     "BACKFILL_POLICY_MODEL",
     "PARTITIONS_MODEL",
+    "REPOSITORY_LABEL_TAG",
     "STORAGE_MODULE",
     "WILL_RETRY_TAG",
     "AssetPartitionStatus",

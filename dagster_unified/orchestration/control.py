@@ -6,6 +6,7 @@ from enum import Enum
 from dagster import AssetKey, Config, JobDefinition, MetadataValue, OpExecutionContext, in_process_executor, job, op
 from pydantic import Field
 
+from dagster_unified.engine.streaming.checkpoint import check_not_drained
 from dagster_unified.engine.streaming.desired import ask
 from dagster_unified.engine.streaming.savepoint import restore_stopped
 from dagster_unified.engine.streaming.saving import without_tables
@@ -169,5 +170,7 @@ def _act(
         )
     else:
         state = _STATES[config.action]
+        if config.action is Action.resume:
+            check_not_drained(directory, plan(deployment.pipeline.graph(), configuration_of(deployment, launched)))
         ask(directory, state=state, reason=f"run {context.run_id}")
         context.log.info(f"{name} is to be {state}")

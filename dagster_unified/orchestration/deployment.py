@@ -147,6 +147,9 @@ class Seen:
     status: Status | None
     fingerprint: str
     now: datetime
+    bounded: bool = False
+    """Whether its input ends by itself."""
+
     may_start: bool = True
     patience: float = 20.0
     code: Code = field(default_factory=dict)
@@ -209,10 +212,13 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
     last = seen.runs[0] if seen.runs else None
     resumed = utc(seen.desired.at / 1000) if seen.desired.state == "running" else None
     again = resumed is not None and last is not None and resumed > (last.ended or last.created)
-    if seen.deployed is not None and seen.deployed.finished and not changed and not again:
+    finished = seen.deployed is not None and seen.deployed.finished
+    if finished and not seen.bounded and not again:
+        return Decision(f"{name} was drained, and has come to the end of its input")
+    if finished and not changed and not again:
         return Decision(f"{name} has come to the end of its input")
     key = f"{name}/{last.run_id if last else 'first'}/{seen.fingerprint}"
-    if last is not None and last.status == "CANCELED" and not changed and not again:
+    if last is not None and last.status == "CANCELED" and not again:
         return Decision(f"run {last.run_id[:8]} was terminated by hand; {resume} to start {name} again")
     failures = [f for f in _failures(seen.runs) if resumed is None or f.ended > resumed]
     if failures and not changed:
@@ -225,7 +231,7 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
         if seen.now < verdict.at:
             return Decision(f"{why}; attempt {verdict.attempt} begins at {verdict.at:%H:%M:%S} UTC")
         return Decision(f"{why}; attempt {verdict.attempt}", launch=key)
-    if not seen.may_start:
+    if not seen.may_start and not again and not changed:
         return Decision(f"{name} waits for what start_when asks for")
     return Decision(f"starting {name}" + (f" with new code: {seen.what_changed()}" if changed else ""), launch=key)
 

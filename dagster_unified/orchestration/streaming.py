@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,7 @@ from dagster import (
     Failure,
     JobDefinition,
     OpExecutionContext,
+    RunRecord,
     RunRequest,
     RunsFilter,
     SensorDefinition,
@@ -61,7 +63,7 @@ from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration import progress
-from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
+from dagster_unified.orchestration._dagster_compat import REPOSITORY_LABEL_TAG, CoercibleToAssetDep
 from dagster_unified.orchestration.deployment import (
     Decision,
     Seen,
@@ -82,6 +84,9 @@ from dagster_unified.orchestration.savepoints import left, started
 from dagster_unified.orchestration.targets import check_location, targets_metadata
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.orchestration.trend import Trend
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 LOG_EVERY = 5.0
 """Seconds between lines of the run's log."""
@@ -365,9 +370,8 @@ def _carry_out(context: SensorEvaluationContext, deployment: StreamingDeployment
 
 
 def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_name: str, loaded: str) -> Seen:
-    instance = context.instance
     directory = directory_of(deployment)
-    records = instance.get_run_records(RunsFilter(job_name=job_name), limit=_LOOK_BACK)
+    records = _records(context, job_name)
     runs = [
         SeenRun(
             r.dagster_run.run_id,
@@ -397,6 +401,7 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
         status=read_status(directory),
         fingerprint=deployment_fingerprint(code),
         now=now(),
+        bounded=planned.execution.boundedness is Boundedness.BOUNDED,
         may_start=_may_start(deployment, planned, context, runs),
         patience=PATIENCE,
         code=code,
@@ -417,7 +422,22 @@ def _may_start(
         for n in planned.graph.sources
         if n.source.boundedness is Boundedness.UNBOUNDED and hasattr(n.source, "files")
     ]
-    return any(since is None or f.stat().st_mtime > since.timestamp() for source in watched for f in source.files())
+    return any(since is None or _arrived(f) > since.timestamp() for source in watched for f in source.files())
+
+
+def _arrived(file: "UPath") -> float:
+    """When a file came to be where it is: one that was moved there keeps the time when it was written."""
+    found = file.stat()
+    return max(float(found.st_mtime), float(getattr(found, "st_ctime", 0)))
+
+
+def _records(context: SensorEvaluationContext, job_name: str) -> Sequence[RunRecord]:
+    """The latest runs of a job of this code location: others may have a job of the same name."""
+    origin, repository = context.code_location_origin, context.repository_name
+    if origin is None or repository is None:
+        return context.instance.get_run_records(RunsFilter(job_name=job_name), limit=_LOOK_BACK)
+    label = {REPOSITORY_LABEL_TAG: f"{repository}@{origin.location_name}"}
+    return context.instance.get_run_records(RunsFilter(job_name=job_name, tags=label), limit=_LOOK_BACK)
 
 
 def sink_assets(planned: Plan, translator: StageTranslator) -> dict[str, AssetKey]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import pytest
-from dagster import AssetKey, DagsterInstance
+from dagster import AssetKey, DagsterInstance, Failure
 from deltalake import DeltaTable
 
 from dagster_unified.api import (
@@ -117,3 +117,14 @@ def test_options_of_the_launch_go_before_those_of_the_deployment(drained):
     assert not (folder / "declared").exists()
     held = CheckpointDirectory(str(folder / "launched"), "shops").deployed()
     assert (held.finished, held.max_parallelism) == (True, 4)
+
+
+def test_a_drained_job_does_not_read_its_input_once_more(drained):
+    folder, instance, definitions = drained
+    launched = {"resources": {"execution": {"config": {"execution.checkpointing.dir": str(folder / "launched")}}}}
+    resume = {"ops": {"shops_action": {"config": {"action": "resume"}}}}
+    for name, config in (("shops_control", {**launched, **resume}), ("shops_streaming", launched)):
+        with pytest.raises(Failure, match="shops was drained: its input has ended"):
+            definitions.resolve_job_def(name).execute_in_process(instance=instance, run_config=config)
+    rows = DeltaTable(str(folder / "totals")).to_pyarrow_table().to_pylist()
+    assert sorted(tuple(r.values()) for r in rows) == [("north", 5), ("south", 2)]

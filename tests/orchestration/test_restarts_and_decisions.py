@@ -1,10 +1,23 @@
 """Restart strategies and the sensor's decision: pure functions of what is seen."""
 
+import sys
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from dagster import AssetKey, DagsterInstance, DagsterRunStatus, build_sensor_context, job, op
+from dagster import (
+    AssetKey,
+    DagsterInstance,
+    DagsterRunStatus,
+    RunRequest,
+    SensorEvaluationContext,
+    build_sensor_context,
+    job,
+    op,
+)
+from dagster._core.remote_origin import ManagedGrpcPythonEnvCodeLocationOrigin
+from dagster._core.storage.tags import REPOSITORY_LABEL_TAG
 from dagster._core.test_utils import create_run_for_test
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_unified.api import Pipeline
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, Lease
@@ -180,6 +193,7 @@ def test_a_resumption_forgives_what_failed_before():
 def test_a_run_that_was_terminated_by_hand_stays_down_until_it_is_resumed():
     assert "was terminated by hand" in see(run("CANCELED")).message
     assert see(run("CANCELED"), desired=Desired(1, "running", at=millis(1))).launch
+    assert "was terminated by hand" in see(run("CANCELED"), fingerprint="changed").message
 
 
 def test_a_silent_run_is_marked_failed_whatever_dagster_says_of_it():
@@ -271,7 +285,48 @@ def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_lea
 
 
 def test_a_bounded_input_that_has_ended_is_not_begun_again():
-    assert see(run("SUCCESS"), deployed=deployed(finished=True)).message == "p has come to the end of its input"
+    ended = {"deployed": deployed(finished=True), "bounded": True}
+    assert see(run("SUCCESS"), **ended).message == "p has come to the end of its input"
+    assert see(run("SUCCESS"), **ended, fingerprint="changed").launch
+
+
+def test_a_drained_deployment_stays_down_also_with_new_code():
+    drained = {"deployed": deployed(finished=True), "desired": Desired(1, "drained", at=millis(90))}
+    for fingerprint in ("now", "changed"):
+        found = see(run("SUCCESS", ago=60), **drained, fingerprint=fingerprint)
+        assert (found.launch, found.message) == (None, "p was drained, and has come to the end of its input")
+
+
+@pytest.mark.parametrize("given", [{"fingerprint": "changed"}, {"desired": Desired(2, "running", at=millis(1))}])
+def test_what_start_when_asks_for_keeps_no_new_code_and_no_resumption_waiting(given):
+    assert see(run("SUCCESS"), may_start=False).message == "p waits for what start_when asks for"
+    assert see(run("SUCCESS"), may_start=False, **given).launch
+
+
+def test_a_run_of_another_code_location_is_none_of_this_deployments(tmp_path):
+    declared = deployment(options={"execution.checkpointing.dir": str(tmp_path)})
+    streaming = streaming_job(declared, JobAssets({}, {}, AssetKey("savepoint")))
+    tick = streaming_sensor(declared, streaming)
+    target = LoadableTargetOrigin(executable_path=sys.executable, module_name="definitions")
+    with DagsterInstance.ephemeral() as instance:
+        context = SensorEvaluationContext(
+            instance_ref=None,
+            last_tick_completion_time=None,
+            last_run_key=None,
+            cursor=None,
+            repository_name="__repository__",
+            instance=instance,
+            code_location_origin=ManagedGrpcPythonEnvCodeLocationOrigin(target, "here"),
+            sensor_name=tick.name,
+        )
+        for location, is_started in (("there", True), ("here", False)):
+            create_run_for_test(
+                instance,
+                job_name=streaming.name,
+                status=DagsterRunStatus.STARTED,
+                tags={REPOSITORY_LABEL_TAG: f"__repository__@{location}"},
+            )
+            assert isinstance(tick(context), RunRequest) is is_started
 
 
 def test_a_deployment_that_cannot_be_is_an_error():

@@ -57,9 +57,12 @@ def test_files_starts_when_a_file_has_arrived_since_the_job_last_ran(instance, t
     instance.create_run_for_job(
         deployment.definitions.resolve_job_def("sales_streaming"), status=DagsterRunStatus.SUCCESS
     )
-    os.utime(file, (time.time() - 60, time.time() - 60))
     assert deployment.tick() == WAITS
-    os.utime(file, (time.time() + 60, time.time() + 60))
+    time.sleep(0.1)
+    elsewhere = tmp_path / "2.csv"
+    elsewhere.write_text("shop,amount\nsouth,2\n")
+    os.utime(elsewhere, (time.time() - 60, time.time() - 60))
+    elsewhere.rename(file.with_name("2.csv"))
     assert deployment.tick() is True
 
 

@@ -25,6 +25,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import msgspec
@@ -36,7 +37,11 @@ from dagster_unified.connectors.positions import Position
 from dagster_unified.connectors.splits import forget_ranges
 from dagster_unified.engine.streaming.atomic import AlternatingFiles, read_latest, write_atomically
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
+from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.operators.time import wall_clock
+
+if TYPE_CHECKING:
+    from dagster_unified.graph.plan import Plan
 
 FORMAT = 2
 """Of the directory: of its records, and of the keys under which Spark keeps state."""
@@ -434,3 +439,15 @@ def _check(held: Deployed, wanted: Deployed) -> None:
 
 def _shown(levels: dict[str, list[list[str]]]) -> str:
     return "; ".join(" → ".join(", ".join(level) for level in query) or "none" for query in levels.values()) or "none"
+
+
+def check_not_drained(directory: CheckpointDirectory, plan: Plan) -> None:
+    """Raises where the input of an unbounded job was ended: begun anew, the job would read all of it once more."""
+    held, start = directory.deployed(), plan.execution.starts_from or ""
+    if held is None or not held.finished or plan.execution.boundedness is Boundedness.BOUNDED or start != held.start:
+        return
+    raise ConfigurationError(
+        f"{plan.name} was drained: its input has ended, and its timers have fired, so that there is nothing to go on"
+        " from; go back to a savepoint (dagster-unified restore), start from one elsewhere"
+        f" (execution.state-recovery.path), or remove {directory.path} to read all input once more"
+    )

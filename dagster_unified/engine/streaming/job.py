@@ -31,6 +31,7 @@ from dagster_unified.engine.streaming.checkpoint import (
     CheckpointDirectory,
     Deployed,
     HeldLease,
+    check_not_drained,
     wait_for,
 )
 from dagster_unified.engine.streaming.draining import End
@@ -149,9 +150,10 @@ class StreamingJob:
         self._lease = wait_for(self.directory, self.start_as.owner, self.start_as.patience, stopped)
         try:
             before = self.directory.deployed()
-            fresh = self.start_as.fresh or (
-                before is not None and before.finished
-            )  # a bounded input that has ended is begun anew
+            finished = before is not None and before.finished
+            if not self.start_as.fresh:
+                check_not_drained(self.directory, self.plan)
+            fresh = self.start_as.fresh or finished  # a bounded input that has ended is begun anew
             held = None if fresh else before
             lanes = Lanes(held.lanes if held else None)
             wanted = laid_out(self.plan, lanes)
