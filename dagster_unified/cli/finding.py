@@ -50,6 +50,7 @@ def load_deployment(name: str) -> StreamingDeployment:
     place, attribute, module = _module(name)
     found: dict[str, StreamingDeployment] = {}
     names: dict[str, str] = {}
+    declared: set[str] = set()
     for variable, value in sorted(
         vars(module).items(), key=lambda item: isinstance(item[1], Pipeline)
     ):  # a declared deployment before a pipeline's own
@@ -57,6 +58,10 @@ def load_deployment(name: str) -> StreamingDeployment:
             found.setdefault(deployment.pipeline.name, deployment)
             if not isinstance(value, Definitions):
                 names.setdefault(variable, deployment.pipeline.name)
+            if not isinstance(value, Pipeline):
+                declared.add(deployment.pipeline.name)
+    if declared and not attribute:  # pipelines beside them may be run in BATCH only
+        found = {name: deployment for name, deployment in found.items() if name in declared}
     if not found:
         raise PipelineError(
             f"{place} has no StreamingDeployment, Definitions of pipelines, or Pipeline at its top level"

@@ -131,7 +131,13 @@ class Schedule(Resolvable):
         int, _plain("How many of the partitions before that one a tick runs where they are missing.")
     ] = 0
     retries: Annotated[int | None, _plain("How often Dagster executes a failed run again.")] = None
-    cron: Annotated[str | None, _plain("When it runs; for a pipeline without partitions in time.", "0 3 * * *")] = None
+    cron: Annotated[
+        str | None,
+        _plain(
+            "When it runs; for a pipeline without partitions in time, or whose partitions have a cron of their own.",
+            "0 3 * * *",
+        ),
+    ] = None
     running: Annotated[bool, _plain("Whether the schedule is on unless somebody turns it off.")] = False
 
 

@@ -41,7 +41,8 @@ class BatchSchedule:
     With partitions in time, `offset` after the end of each, so that late data is there. A tick also runs the `catch_up`
     partitions before that one, as far as they have not been materialized and are not on their way. `retries` is how
     often Dagster executes a run again, from its failure, by its run retries. Without partitions in time, `cron` says
-    when.
+    when; so it does with an `offset` of partitions that are no hours, days, weeks or months. Once the partitions have
+    come to their end, a tick runs only what was missed.
     """
 
     offset: timedelta = timedelta(0)
@@ -54,6 +55,8 @@ class BatchSchedule:
     def __post_init__(self) -> None:
         if self.offset < timedelta(0) or self.catch_up < 0 or (self.retries is not None and self.retries < 0):
             raise ConfigurationError("a schedule's offset, catch_up and retries cannot be negative")
+        if self.offset % timedelta(minutes=1):
+            raise ConfigurationError(f"a schedule's offset is in whole minutes, and is {self.offset}")
 
 
 def batch_schedule(
@@ -69,7 +72,13 @@ def batch_schedule(
     With `in_order` what was missed is run as one range, whose partitions come one after another.
     """
     time = time_dimension(partitions)
-    if (time is None) == (declared.cron is None):
+    irregular = time is not None and time.schedule_type is None and bool(declared.offset)
+    if time is not None and irregular and declared.cron is None:
+        raise ConfigurationError(
+            f"{pipeline}: partitions of '{time.cron_schedule}' have no cadence that an offset moves; say by cron= when"
+            f" the schedule ticks, {words(declared.offset)} after the end of each"
+        )
+    if not irregular and (time is None) == (declared.cron is None):
         raise ConfigurationError(
             f"{pipeline}: the partitions say when the schedule ticks; leave cron= out, or use offset="
             if time is not None
@@ -79,7 +88,7 @@ def batch_schedule(
         raise ConfigurationError(
             f"{pipeline}: offset and catch_up are those of partitions in time; leave them out with cron="
         )
-    cron = cron_of(pipeline, time, declared.offset) if time is not None else declared.cron
+    cron = declared.cron if time is None or irregular else cron_of(pipeline, time, declared.offset)
     tags = {} if declared.retries is None else {"dagster/max_retries": str(declared.retries)}
 
     @schedule(
@@ -137,6 +146,8 @@ def due(
         newest, missed = list(keys[-1:]), list(keys[-1 - declared.catch_up : -1])
     else:
         newest, missed = list(keys), []
+    if time is not None and time.end is not None and time.end < now:  # none of them has come since the last tick
+        newest, missed = [], [*missed, *newest]
     known = [instance.get_status_by_partition(stage, [*missed, *newest], partitions) or {} for stage in stages]
 
     def is_at(key: str, *statuses: AssetPartitionStatus) -> list[bool]:

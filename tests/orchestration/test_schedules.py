@@ -15,6 +15,7 @@ from dagster import (
     MonthlyPartitionsDefinition,
     MultiPartitionsDefinition,
     StaticPartitionsDefinition,
+    TimeWindowPartitionsDefinition,
     WeeklyPartitionsDefinition,
     build_schedule_context,
 )
@@ -27,6 +28,7 @@ from dagster_unified.records import record_type
 
 NEW_YORK = ZoneInfo("America/New_York")
 DAILY = DailyPartitionsDefinition("2024-03-01", timezone="America/New_York")
+SIX_HOURS = TimeWindowPartitionsDefinition(cron_schedule="0 */6 * * *", start="2024-03-01-00:00", fmt="%Y-%m-%d-%H:%M")
 STAGE = AssetKey(["days", "ticks"])
 
 
@@ -131,6 +133,22 @@ def test_an_offset_moves_the_cadence_of_the_partitions(partitions, offset, cron)
     assert cron_of("days", partitions, offset) == cron
 
 
+def test_partitions_of_a_cron_of_their_own_have_an_offset_from_the_schedules(instance):
+    definitions = defined(SIX_HOURS, schedule=BatchSchedule(offset=timedelta(hours=1), cron="0 1-19/6 * * *"))
+    at = datetime(2024, 3, 5, 7, tzinfo=ZoneInfo("UTC"))
+    assert tick(definitions, at, instance) == ["2024-03-05-00:00"]
+
+
+def test_once_partitions_have_ended_only_what_was_missed_is_run(instance):
+    ended = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-04", timezone="America/New_York")
+    definitions = defined(ended, schedule=BatchSchedule(catch_up=1))
+    assert tick(definitions, morning(4, 0), instance) == ["2024-03-02", "2024-03-03"]
+    done(instance, "2024-03-02")
+    assert tick(definitions, morning(5, 0), instance) == ["2024-03-03"]
+    done(instance, "2024-03-03")
+    assert "no partition of days is complete" in tick(definitions, morning(6, 0), instance)
+
+
 def test_a_schedule_that_cannot_be_is_an_error():
     with pytest.raises(ConfigurationError, match="days: the partitions say when the schedule ticks; leave cron= out"):
         defined(schedule=BatchSchedule(cron="0 3 * * *"))
@@ -138,6 +156,10 @@ def test_a_schedule_that_cannot_be_is_an_error():
         defined(None, schedule=BatchSchedule())
     with pytest.raises(ConfigurationError, match="ends on day 31 of the month"):
         cron_of("days", MonthlyPartitionsDefinition("2024-03-01"), timedelta(days=30))
+    with pytest.raises(ConfigurationError, match=r"partitions of '0 \*/6 \* \* \*' have no cadence .* by cron= when"):
+        defined(SIX_HOURS, schedule=BatchSchedule(offset=timedelta(hours=1)))
+    with pytest.raises(ConfigurationError, match="offset is in whole minutes, and is 0:00:30"):
+        BatchSchedule(offset=timedelta(seconds=30))
     with pytest.raises(ConfigurationError, match="cannot be negative"):
         BatchSchedule(catch_up=-1)
 
