@@ -137,7 +137,7 @@ def test_one_that_is_declared_suspended_is_resumed_before_it_ever_ran(cli, tmp_p
 
 def test_one_of_several_is_named(cli, tmp_path):
     (tmp_path / "deployed_shops.py").write_text(
-        PIPELINES + SECOND + f"defs = unified_definitions(pipeline, second, {DEPLOYMENT})"
+        PIPELINES + SECOND + f"defs = unified_definitions({DEPLOYMENT}, StreamingDeployment(second))"
     )
     directory = started(tmp_path / "elsewhere")
     code, _, err = cli("suspend", "deployed_shops.py")
@@ -148,6 +148,15 @@ def test_one_of_several_is_named(cli, tmp_path):
     code, _, err = cli("suspend", "deployed_shops.py:shosp")
     assert code == 2
     assert "no streaming deployment of 'shosp'; did you mean 'shops'?" in err
+
+
+def test_pipelines_beside_the_one_deployment_are_none(cli, tmp_path):
+    (tmp_path / "deployed_shops.py").write_text(
+        PIPELINES + SECOND + f"defs = unified_definitions(pipeline, second, {DEPLOYMENT})"
+    )
+    directory = started(tmp_path / "elsewhere")
+    assert cli("suspend", "deployed_shops.py")[0] == 0
+    assert read_desired(directory).state == "suspended"
 
 
 def test_a_module_without_any_is_an_error(cli, tmp_path):
