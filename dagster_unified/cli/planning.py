@@ -9,6 +9,7 @@ from dagster_unified import settings
 from dagster_unified.cli.arguments import Defines
 from dagster_unified.cli.finding import load
 from dagster_unified.cli.terminal import out
+from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.explain import as_mermaid, as_text, dumps
 from dagster_unified.graph.options import option as option_of
 from dagster_unified.graph.options import written
@@ -30,6 +31,8 @@ def explain(pipeline: str, /, *, define: Defines = [], mermaid: bool = False, js
         As JSON, for tools.
     """
     planned = plan(load(pipeline).graph(), settings.configuration(define))
+    if mermaid and json:
+        raise ConfigurationError("explain: --mermaid and --json are two forms of one plan; give one of them")
     sys.stdout.write((as_mermaid(planned) if mermaid else dumps(planned) if json else as_text(planned)) + "\n")
     return 0
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter, validators
 
 from dagster_unified import settings
 from dagster_unified.cli.arguments import Defines
@@ -27,7 +29,7 @@ def run(
     master: str = "local[*]",
     remote: str | None = None,
     storage: str = ".dagster_unified/intermediates",
-    rows: int = 5,
+    rows: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 5,
 ) -> int:
     """Run a pipeline through Dagster, in this process.
 

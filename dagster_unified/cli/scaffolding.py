@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 from dagster_unified import example
@@ -73,9 +75,16 @@ def init(name: str, /) -> int:
     """
     folder = Path(name)
     package = re.sub(r"\W", "_", folder.name).lower()
-    if not package.isidentifier() or keyword.iskeyword(package):
+    if not re.fullmatch("[a-z][a-z0-9_]*", package) or keyword.iskeyword(package):
         raise ConfigurationError(
-            f"init: {folder.name!r} is not the name of a project; begin it with a letter, such as corner-shops"
+            f"init: {folder.name!r} is not the name of a project; use letters from a to z, digits and hyphens, such as"
+            " corner-shops, and no word of Python's own"
+        )
+    known = find_spec(package)
+    if known is not None and known.origin is not None:  # without one it is just a folder
+        raise ConfigurationError(
+            f"init: Python has a module {package} already, which would be imported instead of the project's; give it"
+            " another name, such as corner-shops"
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"init: {folder} is there and not empty; give the name of a new folder")
@@ -83,7 +92,7 @@ def init(name: str, /) -> int:
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(text)
     out().print(
-        f"{folder} is there. Next: cd {folder} && dagster-unified run {package}.pipeline",
+        f"{folder} is there. Next: cd {shlex.quote(str(folder))} && dagster-unified run {package}.pipeline",
         highlight=False,
         soft_wrap=True,
     )

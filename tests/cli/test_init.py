@@ -59,6 +59,10 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path, monkeypatch, caps
 
 def test_a_name_that_no_package_can_have_is_an_error(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert init("2024") == 2
-    assert "init: '2024' is not the name of a project; begin it with a letter" in capsys.readouterr().err
+    for name in ("2024", "über-laden", "class"):
+        assert init(name) == 2
+        assert f"init: {name!r} is not the name of a project; use letters from a to z" in capsys.readouterr().err
+    for name in ("json", "dagster", "sys"):
+        assert init(name) == 2
+        assert f"init: Python has a module {name} already" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
