@@ -18,6 +18,7 @@ from dagster import (
 )
 
 from dagster_unified.api.pipeline import Pipeline
+from dagster_unified.engine.malformed import diverting
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import boundedness
@@ -88,10 +89,36 @@ def unified_definitions(
         for one in deployed
         if one.has_savepoints
     ]
+    for one in deployed:
+        _check_keys(one, translator)
     found = [_build(one, origins, translator, executor) for one in deployed]
     given = {key: resource for key, resource in {**_DEFAULTS, **(resources or {})}.items() if resource is not None}
     own = Definitions(resources=given, executor=executor)
     return Definitions.merge(*found, own)
+
+
+def _check_keys(one: _Deployed, translator: StageTranslator) -> None:
+    """Raises where two parts of a pipeline would be one asset, as names that differ in blanks and signs only are."""
+    graph, staged = one.plan.graph, one.plan.execution.mode == "BATCH"
+    named = [(translator.get_source_key(one.plan, n), f"source '{n.reads}'") for n in graph.readers]
+    named += [(translator.get_malformed_key(one.plan, n), f"malformed rows of '{n.name}'") for n in diverting(one.plan)]
+    if one.has_savepoints:
+        named.append((translator.get_savepoint_key(one.plan), "savepoints of the pipeline"))
+    if not staged:
+        named += [(translator.get_sink_key(one.plan, n), f"sink '{n.name}'") for n in graph.sinks]
+    for region in one.plan.regions if staged else ():
+        named.append((translator.get_asset_key(one.plan, region), f"stage '{region.name}'"))
+        several = [n for n in graph.sinks if n.id in region.sinks]
+        if len(several) > 1:
+            named += [(translator.get_stage_sink_key(one.plan, n), f"sink '{n.name}'") for n in several]
+    owners: dict[AssetKey, str] = {}
+    for key, what in named:
+        other = owners.setdefault(key, what)
+        if other != what:
+            raise ConfigurationError(
+                f"{one.pipeline.name}: {other} and {what} would both be the asset {key.to_user_string()}; give one of"
+                " them another name"
+            )
 
 
 @dataclass

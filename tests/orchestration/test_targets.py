@@ -6,9 +6,9 @@ Nothing has run by then.
 import pytest
 from dagster import DagsterInstance, DagsterInvalidDefinitionError, Definitions, SkipReason, build_sensor_context
 
-from dagster_unified.api import DeltaSink, Pipeline, RateSource
-from dagster_unified.errors import PipelineError
-from dagster_unified.orchestration import unified_definitions
+from dagster_unified.api import DeltaSink, Pipeline, PrintSink, RateSource
+from dagster_unified.errors import ConfigurationError, PipelineError
+from dagster_unified.orchestration import StreamingDeployment, unified_definitions
 
 
 def pipeline(name, path, unbounded=False, **options):
@@ -50,3 +50,26 @@ def test_definitions_that_can_be_merged_load(tmp_path):
     Definitions.validate_loadable(
         Definitions.merge(*[unified_definitions(pipeline(name, tmp_path / name)) for name in ("one", "two")])
     )
+
+
+def summed(*sinks, sources=("in",)):
+    pipeline = Pipeline("shops")
+    first, *more = [pipeline.from_collection([1], int, source) for source in sources]
+    total = first.union(*more).key_by(lambda number: number, key_type=int).sum()
+    for name in sinks:
+        total.sink_to(PrintSink(name=name))
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: summed("by shop", "by_shop"), "sink 'by shop' and sink 'by_shop' would both be the asset"),
+        (lambda: StreamingDeployment(summed("by shop", "by_shop")), "would both be the asset shops/by_shop; give one"),
+        (lambda: StreamingDeployment(summed("savepoint")), "savepoints of the pipeline and sink 'savepoint'"),
+        (lambda: summed("out", sources=("in put", "in_put")), "source 'in put' and source 'in_put' would both be the"),
+    ],
+)
+def test_names_that_would_be_one_asset_are_refused(build, words):
+    with pytest.raises(ConfigurationError, match=words):
+        unified_definitions(build())
