@@ -99,7 +99,16 @@ class StreamingDeployment:
                     " restart-strategy.type out"
                 )
             object.__setattr__(self, "options", {**self.options, "restart-strategy.type": self.restart_strategy})
-        Configuration.of(self.options)
+        if Configuration.of(self.options)["execution.runtime-mode"] == "BATCH":
+            raise ConfigurationError(
+                f"{self.pipeline.name}: a StreamingDeployment runs in STREAMING, and its options say"
+                " execution.runtime-mode=BATCH; leave the option out, or use a BatchDeployment"
+            )
+        for name in ("stall_after", "observe_every", "tick_every"):
+            if not isinstance(getattr(self, name), timedelta):
+                raise ConfigurationError(
+                    f"{self.pipeline.name}: {name} is a timedelta, not {getattr(self, name)!r}; import it from datetime"
+                )
 
 
 def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:

@@ -40,6 +40,7 @@ from dagster_unified.engine.batch.intermediates.retention import (
     to_free,
 )
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
 from dagster_unified.orchestration.producers import lineage_of
@@ -66,6 +67,10 @@ class Retention:
     cron: str = "30 3 * * *"
     running: bool = False
     """Whether the schedule is on unless somebody turns it off."""
+
+    def __post_init__(self) -> None:
+        if (self.max_bytes or 0) < 0 or timedelta(0) > min(self.max_age or timedelta(0), self.failed_for):
+            raise ConfigurationError("Retention: max_age, max_bytes and failed_for cannot be negative")
 
     @property
     def budget(self) -> Budget:

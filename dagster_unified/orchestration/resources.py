@@ -10,7 +10,7 @@ from pydantic import Field, PrivateAttr, create_model
 from dagster_unified import settings
 from dagster_unified.engine import connect_server, session
 from dagster_unified.errors import ConfigurationError
-from dagster_unified.graph.options import OPTIONS, Configuration, Layer
+from dagster_unified.graph.options import OPTIONS, Configuration, Layer, option
 
 if TYPE_CHECKING:
     from dagster_pyspark import PySparkResource
@@ -82,8 +82,13 @@ def session_of(resource: SparkResource | PySparkResource) -> SparkSession:
 class _Execution(ConfigurableResource):  # type: ignore[type-arg]
     """The execution configuration of a run: its fields are the option keys.
 
-    What is not set follows from the pipeline and its mode.
+    What is not set follows from the pipeline and its mode. Raises `ConfigurationError` for what is no option.
     """
+
+    def __init__(self, **data: Any) -> None:
+        for key in data:
+            option(key)
+        super().__init__(**data)
 
     def launched(self) -> Layer:
         """The options that were set at launch."""

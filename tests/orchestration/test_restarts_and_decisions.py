@@ -24,6 +24,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Dep
 from dagster_unified.engine.streaming.desired import Desired, Status, read_desired
 from dagster_unified.errors import ConfigurationError, SinkError
 from dagster_unified.graph.options import Configuration
+from dagster_unified.orchestration import ExecutionConfig, Retention
 from dagster_unified.orchestration.deployment import Seen, SeenRun, StreamingDeployment, next_step
 from dagster_unified.orchestration.history import error_of, why_it_failed
 from dagster_unified.orchestration.outcomes import as_failure
@@ -334,6 +335,15 @@ def test_a_deployment_that_cannot_be_is_an_error():
         deployment(upgrade_mode="blue-green")
     with pytest.raises(ConfigurationError, match="unknown option"):
         deployment(options={"restart-strategy.typ": "none"})
+    with pytest.raises(ConfigurationError, match="p: a StreamingDeployment runs in STREAMING, and its options say"):
+        deployment(options={"execution.runtime-mode": "batch"})
+    with pytest.raises(ConfigurationError, match="p: stall_after is a timedelta, not 5"):
+        deployment(stall_after=5)
+    for given in ({"execution.runtime-mod": "BATCH"}, {"execution_runtime_mode": "BATCH"}):
+        with pytest.raises(ConfigurationError, match=r"did you mean 'execution.runtime-mode'"):
+            ExecutionConfig(**given)
+    with pytest.raises(ConfigurationError, match="cannot be negative"):
+        Retention(max_bytes=-5)
     with pytest.raises(ConfigurationError, match="the restart strategy is given twice"):
         deployment(restart_strategy="none", options={"restart-strategy.type": "fixed-delay"})
     with pytest.raises(ConfigurationError, match=r"restart-strategy.type"):
