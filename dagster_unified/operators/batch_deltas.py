@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.errors import PipelineError, RecordTypeError
-from dagster_unified.operators.deltas import SOLUTION, WORK, DeltaOperator, Solutions, own_rows
+from dagster_unified.operators.deltas import REDUCE, SOLUTION, WORK, DeltaOperator, Solutions, own_rows
 from dagster_unified.operators.failures import user_failure
 from dagster_unified.operators.functions.base import RuntimeContext
 from dagster_unified.operators.functions.deltas import BatchDeltaFunction
@@ -53,7 +53,7 @@ class BatchDeltaOperator(KeyedOperator):
         held = _Columns(types, store)
         if given.null_count < batch.num_rows:
             held.add(own_rows(given.drop_null(), types.solution))
-            self._check_unique(held.columns, "the initial solution set has two records of key", "reduce them before")
+            self._check_unique(held.columns, "the initial solution set has the key", REDUCE)
             work = work.drop_null()
         workset = own_rows(work, types.work)
         if types.combiner is not None:

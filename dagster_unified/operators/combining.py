@@ -66,6 +66,12 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
     def on_epoch_watermark_incremented(
         self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[pa.RecordBatch]
     ) -> None:
+        self._emit(collector)
+
+    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[pa.RecordBatch]) -> None:
+        self._emit(collector)  # what came when the iteration had ended
+
+    def _emit(self, collector: EpochCollector[pa.RecordBatch]) -> None:
         held, self._held, self._rows = self._held, [], 0
         if held:
             collector.collect(self.combined(held))
@@ -140,6 +146,12 @@ class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
     def on_epoch_watermark_incremented(
         self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[T]
     ) -> None:
+        self._emit(collector)
+
+    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[T]) -> None:
+        self._emit(collector)  # what came when the iteration had ended
+
+    def _emit(self, collector: EpochCollector[T]) -> None:
         held, self._held = self._held, {}
         for record in held.values():
             collector.collect(record)

@@ -64,6 +64,13 @@ def rows_type(key: Sequence[Any], solution: RecordType, work: RecordType) -> Any
     return NamedTuple("Delta", [*keys, (SOLUTION, solution.python | None), (WORK, work.python | None)])
 
 
+REDUCE = (
+    "reduce its records to one before, also in STREAMING: in a window that ends with the input"
+    " (GlobalWindows.create_with_end_of_stream_trigger())"
+)
+"""What to do where a key has several initial solutions."""
+
+
 class _Initial(NamedTuple):
     """A record of the initial solution set, among those of the workset."""
 
@@ -185,7 +192,7 @@ class DeltaOperator(KeyedOperator):
                 if held[number] is not None:
                     raise PipelineError(
                         f"{self.where}: the initial solution set has two records of key {key!r}:"
-                        f" {shorten(held[number])} and {shorten(record.solution)}; reduce them to one before"
+                        f" {shorten(held[number])} and {shorten(record.solution)}; {REDUCE}"
                     )
                 held[number] = record.solution
             found.append([record for record in own if type(record) is not _Initial])

@@ -436,3 +436,23 @@ def test_a_listener_that_returns_what_it_should_emit_is_an_error(method, keyed):
     out.print("out")
     with pytest.raises(UserFunctionError, match=r"returned \[7\], which goes nowhere; emit with collector.collect"):
         run_pipeline(pipeline, "BATCH")
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_what_comes_when_an_iteration_has_ended_is_reduced_and_combined_too(mode):
+    def build(variables, data):
+        more = variables[0].map(lambda n: n * 2, int)
+        last = iterations.forward_inputs_of_last_round(more)
+        again = iterations.forward_inputs_of_last_round(last)
+        summed = iterations.all_reduce(last, lambda a, b: a + b)
+        combined = iterations.combine(last.key_by(lambda n: n % 16, key_type=int), max)
+        criteria = more.flat_map(iterations.TerminateOnMaxIter(3))
+        return iterations.IterationBodyResult([more], [last, again, summed, combined], criteria)
+
+    pipeline = Pipeline("p")
+    numbers = pipeline.from_collection([1, 2, 3], int)
+    for number, stream in enumerate(iterations.iterate_bounded_streams_until_termination([numbers], [], Body(build))):
+        stream.print(f"out{number}")
+    found = run_pipeline(pipeline, mode).sinks
+    assert [sorted(found[f"out{number}"]) for number in range(3)] == [[8, 16, 24], [8, 16, 24], [48]]
+    assert sorted(found["out3"]) in ([16, 24], [8, 16, 24])  # it combines what is in one subtask

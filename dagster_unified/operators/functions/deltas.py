@@ -43,7 +43,8 @@ class BatchDeltaFunction(Function, ABC):
         ...         total = workset.set_column(1, "amount", amounts).select(["shop", "amount"])
         ...         half = workset.set_column(1, "amount", pc.divide(workset["amount"], 2))
         ...         return total, half.filter(pc.greater(half["amount"], 0))
-        >>> by_shop = sales.key_by("shop").max_by("amount").key_by("shop")
+        >>> of_shops = sales.key_by("shop").window(GlobalWindows.create_with_end_of_stream_trigger())
+        >>> by_shop = of_shops.max_by("amount").key_by("shop")
         >>> sums = {"amount": "sum", "at": "min"}
         >>> totals = iterations.iterate_delta(by_shop, sales.key_by("shop"), Halving(), combine=sums)
         >>> sorted((sale.shop, sale.amount) for sale in collect(totals))

@@ -175,6 +175,12 @@ class AllReduce(FlatMapFunction[T, T], IterationListener[T]):
     def on_epoch_watermark_incremented(
         self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[T]
     ) -> None:
+        self._emit(collector)
+
+    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[T]) -> None:
+        self._emit(collector)  # what came when the iteration had ended
+
+    def _emit(self, collector: EpochCollector[T]) -> None:
         for reduced in self.held:
             collector.collect(reduced)
         self.held = []
@@ -206,5 +212,5 @@ class ForwardInputsOfLastRound(FlatMapFunction[T, T], CheckpointedFunction, Iter
         self.last, self.current = self.current, []
 
     def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[T]) -> None:
-        for record in self.last:
+        for record in (*self.last, *self.current):  # these came when the iteration had ended
             collector.collect(record)

@@ -284,25 +284,38 @@ class ProcessingTimeSessionWindows(_Sessions):
 
 
 class GlobalWindows(WindowAssigner[Any, GlobalWindow]):
-    """One window for everything; it never ends, so that it needs a trigger to emit anything.
+    """One window for everything, which ends with the input if at all (Flink: *Windows*, "Global Windows").
 
-    What its trigger has not fired for by the end of the input emits nothing, in both modes. There is an example at
-    `PurgingTrigger`.
+    Examples:
+        >>> windows = sales.key_by("shop").window(GlobalWindows.create_with_end_of_stream_trigger())
+        >>> sorted(sale.amount for sale in collect(windows.max_by("amount"), "STREAMING"))
+        [4, 5]
     """
 
     window_type = GlobalWindow
     is_event_time = False
 
+    def __init__(self, ends: bool = False) -> None:
+        self.ends = ends
+
     @classmethod
     def create(cls) -> Self:
-        """The assigner."""
+        """With a trigger of yours: what it has not fired for by the end of the input emits nothing, in both modes.
+
+        There is an example at `PurgingTrigger`.
+        """
         return cls()
+
+    @classmethod
+    def create_with_end_of_stream_trigger(cls) -> Self:
+        """Fires once for each key, when the input has ended, in both modes."""
+        return cls(ends=True)
 
     def assign_windows(self, element: Any, timestamp: int, context: WindowAssignerContext) -> Sequence[GlobalWindow]:
         return (GlobalWindow(),)
 
     def get_default_trigger(self) -> Trigger[Any, Any]:
-        return NeverTrigger()
+        return EventTimeTrigger() if self.ends else NeverTrigger()
 
 
 class _ByCount(WindowAssigner[Any, CountWindow]):
