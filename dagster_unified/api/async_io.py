@@ -9,6 +9,7 @@ from dagster_unified.api.record_types import NOT_GIVEN, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
 from dagster_unified.operators.async_io import AsyncCalls, AsyncFunction, AsyncRetryStrategy
+from dagster_unified.operators.functions.iterations import is_count
 from dagster_unified.operators.functions.type_variables import R, T
 
 if TYPE_CHECKING:
@@ -87,11 +88,13 @@ def _calls(stream: DataStream[T], calls: AsyncCalls, output_type: TypeForm[R]) -
     where = stream._where(name)
     if not isinstance(function, AsyncFunction):
         raise PipelineError(f"{where}: expected an AsyncFunction, got {function!r}")
+    if not isinstance(calls.timeout, timedelta):
+        raise PipelineError(f"{where}: the timeout is a timedelta, not {calls.timeout!r}; import it from datetime")
     if calls.timeout <= timedelta(0):
         raise PipelineError(f"{where}: the timeout has to be positive, and is {calls.timeout}")
     if retry is not None and not isinstance(retry, AsyncRetryStrategy):
         raise PipelineError(f"{where}: expected an AsyncRetryStrategy such as fixed_delay(...), got {retry!r}")
-    if calls.capacity < 1:
-        raise PipelineError(f"{where}: the capacity has to be at least 1, and is {calls.capacity}")
+    if not is_count(calls.capacity, 1):
+        raise PipelineError(f"{where}: the capacity has to be at least 1, and is {calls.capacity!r}")
     records = stream._output(name, function.async_invoke, output_type, main_output)
     return stream._next(nodes.AsyncNode, name, naming=nodes.Naming.FUNCTION, records=records, function=calls)

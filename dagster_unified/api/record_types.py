@@ -66,11 +66,19 @@ def _argument(cls: type, variable: TypeVar, given: Mapping[Any, Any]) -> Any | N
         origin = typing.get_origin(base) or base
         if not isinstance(origin, type) or origin is typing.Generic:
             continue
-        arguments = [_resolved(given.get(a, a), cls) for a in typing.get_args(base)]
+        arguments = [_resolved(_with(given, a), cls) for a in typing.get_args(base)]
         found = _argument(origin, variable, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False)))
         if found is not None:
             return found
     return None
+
+
+def _with(given: Mapping[Any, Any], argument: Any) -> Any:
+    """A type with what was given for type variables in it."""
+    if argument in given:
+        return given[argument]
+    inner = getattr(argument, "__parameters__", ()) if typing.get_origin(argument) is not None else ()
+    return argument[tuple(given.get(variable, variable) for variable in inner)] if inner else argument
 
 
 def _resolved(argument: Any, cls: type) -> Any:

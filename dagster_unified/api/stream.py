@@ -51,7 +51,7 @@ from dagster_unified.operators.functions.base import (
 )
 from dagster_unified.operators.functions.batches import KeyedBatchFunction
 from dagster_unified.operators.functions.checkpoints import checkpointed
-from dagster_unified.operators.functions.iterations import hears_of_epochs
+from dagster_unified.operators.functions.iterations import hears_of_epochs, is_count
 from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_state
 from dagster_unified.operators.functions.type_variables import B, K, KeyOut, R, T, W
 from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
@@ -115,8 +115,7 @@ class DataStream(Generic[T]):
         `partition_custom`, `broadcast` and `global_`, and with operator state. All else there shares the tasks of the
         job.
         """
-        if parallelism < 1:
-            raise PipelineError(f"{self._where()}: parallelism must be at least 1, not {parallelism}")
+        _check_parallelism(parallelism, self._where())
         return self._set(parallelism=parallelism)
 
     def start_new_chain(self) -> Self:
@@ -1230,13 +1229,14 @@ class DataStreamSink:
 
     def set_parallelism(self, parallelism: int) -> Self:
         """How many partitions are written at once."""
-        if parallelism < 1:
-            raise PipelineError(
-                f"{self._pipeline.name}: sink '{self._pipeline._node(self._node).name}': parallelism must be at least "
-                f"1, not {parallelism}"
-            )
+        _check_parallelism(parallelism, f"{self._pipeline.name}: sink '{self._pipeline._node(self._node).name}'")
         self._pipeline._change(self._node, parallelism=parallelism)
         return self
+
+
+def _check_parallelism(parallelism: int, where: str) -> None:
+    if not is_count(parallelism, 1):
+        raise PipelineError(f"{where}: parallelism must be at least 1, not {parallelism!r}")
 
 
 def _millis(length: timedelta | None) -> int | None:

@@ -247,6 +247,7 @@ ERRORS = {
     ),
     "union of two pipelines": (two_pipelines, "the streams belong to different pipelines, 'p' and 'q'"),
     "parallelism 0": (lambda: rows().map(to_int).set_parallelism(0), "'to_int': parallelism must be at least 1, not 0"),
+    "parallelism 2.5": (lambda: rows().map(to_int).set_parallelism(2.5), "parallelism must be at least 1, not 2.5"),
     "parallelism 0 of a sink": (lambda: rows().print().set_parallelism(0), "parallelism must be at least 1, not 0"),
     "name of a union": (
         lambda: (s := rows()).union(s).name("x"),

@@ -198,6 +198,8 @@ class Untyped(AsyncFunction):
     ("how", "error", "message"),
     [
         ({"capacity": 0}, PipelineError, "the capacity has to be at least 1"),
+        ({"capacity": "5"}, PipelineError, "the capacity has to be at least 1, and is '5'"),
+        ({"timeout": 5}, PipelineError, "the timeout is a timedelta, not 5"),
         ({"timeout": timedelta(0)}, PipelineError, "the timeout has to be positive"),
         ({"function": Untyped()}, RecordTypeError, "'Untyped' has no output type"),
         ({"function": len}, PipelineError, "expected an AsyncFunction"),

@@ -19,7 +19,7 @@ import pendulum
 import pyarrow as pa
 import pytest
 
-from dagster_unified.api import OutputTag, Pipeline, ProcessFunction
+from dagster_unified.api import MapFunction, OutputTag, Pipeline, ProcessFunction
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
@@ -359,3 +359,18 @@ def test_a_generic_class_is_a_records_type_by_a_class_of_its_own():
         record_type(Box[int])
     boxes = [Boxes([1, 2], Box(3), Pair("a"))]
     assert record_type(Boxes).from_batch(record_type(Boxes).to_batch(boxes)) == boxes
+
+
+class Counted(MapFunction[T, tuple[T, int]], Generic[T]):
+    def map(self, value):
+        return (value, 1)
+
+
+class CountedStrings(Counted[str]):
+    pass
+
+
+def test_what_a_generic_function_gives_follows_from_what_its_subclass_says():
+    pipeline = Pipeline("p")
+    pipeline.from_collection(["a"]).map(CountedStrings()).print("out")
+    assert run_pipeline(pipeline, "BATCH").sinks["out"] == [("a", 1)]
