@@ -98,6 +98,8 @@ def resume(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
 def drain(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     """End a pipeline's input here: what has arrived is processed, all timers fire, and its streaming job finishes.
 
+    It does not go on after that.
+
     Parameters
     ----------
     pipeline
