@@ -31,6 +31,11 @@ def storage_path(path: str, what: str) -> UPath:
 
     if not path or "\x00" in path or "\n" in path:
         raise ConfigurationError(f"{what}: {path!r} is not a path")
+    if _SCHEME.match(path) and re.search("^[^/]*:[^/]*@", path.partition("://")[2]):
+        raise ConfigurationError(
+            f"{what}: the path has a password, which logs and Dagster's UI would show; leave it out, and give it where"
+            " the store looks for credentials (its environment variables, or storage_options)"
+        )
     try:
         found = UPath(path, use_listings_cache=False) if _SCHEME.match(path) else UPath(path)
     except (ValueError, ImportError) as error:

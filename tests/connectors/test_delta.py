@@ -446,3 +446,9 @@ def test_a_folder_that_deltas_readers_take_for_another_is_refused(name, tmp_path
     with pytest.raises(ConfigurationError, match="rename the folder"):
         DeltaSink(str(tmp_path / name / "table"))
     DeltaSink(str(tmp_path / "100% a b#[1]" / "table"))
+
+
+def test_a_path_with_a_password_is_refused_and_not_shown():
+    with pytest.raises(ConfigurationError, match="the path has a password") as raised:
+        DeltaSink("https://user:hush@host/table")
+    assert "hush" not in str(raised.value)
