@@ -464,12 +464,12 @@ def _hop(spark: SparkSession, folder: str) -> list[Bar]:
     for file in range(WARM + HOPPING):
         table = pa.table({"number": numbers + file * EPOCH, "hops": np.zeros(EPOCH, dtype="int64")})
         pq.write_table(table, f"{folder}/hops/{file:03}.parquet")
-    without, with_it = (_epochs(spark, folder, hops) for hops in (0, 1))
+    without, with_it = (_epoch_seconds(spark, folder, hops) for hops in (0, 1))
     print(f"an epoch of an unbounded iteration: {with_it:.2f} s with a hop, {without:.2f} s without")
     return [Bar("iterations.hop_vs_epoch", with_it / without, 1.5, at_most=True)]
 
 
-def _epochs(spark: SparkSession, folder: str, hops: int) -> float:
+def _epoch_seconds(spark: SparkSession, folder: str, hops: int) -> float:
     """The seconds of an epoch in which records take so many hops."""
     pipeline = Pipeline(f"hops{hops}")
     given = pipeline.from_source(ParquetSource(f"{folder}/hops", Hop, "numbers", max_files_per_trigger=1))
