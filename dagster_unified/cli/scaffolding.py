@@ -5,7 +5,8 @@ from __future__ import annotations
 import keyword
 import re
 import shlex
-from importlib.util import find_spec
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from dagster_unified import example
@@ -80,8 +81,7 @@ def init(name: str, /) -> int:
             f"init: {folder.name!r} is not the name of a project; use letters from a to z, digits and hyphens, such as"
             " corner-shops, and no word of Python's own"
         )
-    known = find_spec(package)
-    if known is not None and known.origin is not None:  # without one it is just a folder
+    if package in sys.stdlib_module_names or package in packages_distributions():
         raise ConfigurationError(
             f"init: Python has a module {package} already, which would be imported instead of the project's; give it"
             " another name, such as corner-shops"

@@ -55,7 +55,7 @@ class BatchSchedule:
     def __post_init__(self) -> None:
         if self.offset < timedelta(0) or self.catch_up < 0 or (self.retries is not None and self.retries < 0):
             raise ConfigurationError("a schedule's offset, catch_up and retries cannot be negative")
-        if self.offset % timedelta(minutes=1):
+        if self.offset.total_seconds() % 60:
             raise ConfigurationError(f"a schedule's offset is in whole minutes, and is {self.offset}")
 
 

@@ -151,8 +151,6 @@ class StreamingJob:
         try:
             before = self.directory.deployed()
             finished = before is not None and before.finished
-            if not self.start_as.fresh:
-                check_not_drained(self.directory, self.plan)
             fresh = self.start_as.fresh or finished  # a bounded input that has ended is begun anew
             held = None if fresh else before
             lanes = Lanes(held.lanes if held else None)
@@ -163,6 +161,7 @@ class StreamingJob:
             record = self._record(lanes, staged, self._reads(wanted))
             if not self.start_as.fresh:
                 check_whole(self.directory)
+                check_not_drained(self.directory, self.plan)
             if not fresh:
                 self.directory.check(record)
                 if self.start_as.savepoint and held is not None and held.fingerprint != record.fingerprint:
