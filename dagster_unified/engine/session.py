@@ -49,6 +49,8 @@ DEFAULTS: dict[str, str] = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.log.level": "ERROR",
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    # 15 seconds are not enough on a machine that is busy, and PySpark then fails with an error of its own.
+    "spark.python.authenticate.socketTimeout": "120s",
 }
 """What a local session is given unless the configuration says otherwise: nothing listens beyond loopback."""
 

@@ -207,7 +207,7 @@ class LastBatches(CheckpointedFunction, iterations.IterationListener[pa.RecordBa
         self.last, self.current = self.current, self.current.slice(0, 0)
 
     def on_iteration_terminated(self, context, collector):
-        for batch in self.last.to_batches():
+        for batch in [*self.last.to_batches(), *self.current.to_batches()]:  # these came when the iteration had ended
             collector.collect(batch)
 
 
@@ -543,10 +543,10 @@ class Model:
             return [[r._replace(value=r.value + total) for r in one]]
         if op.kind == "last":
             if ended:
-                return [[at_the_end(r) for r in self.last[number]]]
+                return [[at_the_end(r) for r in [*self.last[number], *one]]]
             self.last[number] = one
             return [[]]
-        if ended or not one:
+        if not one:
             return [[]]
         return [[Rec(0, sum(r.value for r in one), max(r.at for r in one))]]
 
