@@ -5,7 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import count
-from threading import Event, current_thread
+from threading import Event
 from typing import NamedTuple
 
 import msgspec
@@ -20,6 +20,7 @@ from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.desired import read_desired
+from dagster_unified.engine.streaming.draining import Draining
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.query import Query
 from dagster_unified.engine.streaming.savepoint import restore_stopped, savepoints
@@ -228,21 +229,25 @@ def test_a_native_window_has_fired_though_draining_fails_between_the_end_and_the
     totals.sink_to(DeltaSink(f"{shops.folder}/native", mode="append", name="table"))
     options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": f"{shops.folder}/checkpoints"}
     plan = pipeline.plan({**options, "state.native-aggregates": "SPARK"})
-    over, failed = Query.over.fget, []
+    sent, ended = Event(), Event()
 
-    def unreachable(query):
-        if query.has_end and not failed and current_thread().name.startswith("drain "):
-            failed.append(query)
-            raise OSError("the bucket cannot be reached")
-        return over(query)
+    def unreachable(draining):
+        sent.set()
+        assert ended.wait(120)
+        raise OSError("the bucket cannot be reached")
+
+    def observe(event):
+        if sent.is_set():
+            ended.set()
+            time.sleep(2)  # so that the job hears of the failure before the next epoch
 
     shops.arrive("1", FIRST)
     with monkeypatch.context() as patched:
-        patched.setattr(Query, "over", property(unreachable))
-        job = StreamingJob(plan, shops.spark, Start("job", patience=0.5))
+        patched.setattr(Draining, "_await_end", unreachable)
+        job = StreamingJob(plan, shops.spark, Start("job", patience=0.5), observe)
         job.drain()
         with pytest.raises(UnifiedError, match="the bucket cannot be reached"):
-            job.run()
+            job.run(lambda: False, 0.01)
     stops = time.monotonic() + 120
     job = StreamingJob(plan, shops.spark, Start("job", patience=0.5))
     assert job.run(lambda: time.monotonic() > stops) == "finished"  # it knows that its end was sent

@@ -26,6 +26,7 @@ from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.rounds.sending import Sending, Sent
 from dagster_unified.operators.rounds.spec import EVERYWHERE, BodyPass, Driver, Level, Slot
+from dagster_unified.operators.time import MIN_TIMESTAMP
 
 Inbox: TypeAlias = Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
 """Records that were sent to a subtask, by slot: the target of some, and the records."""
@@ -195,7 +196,7 @@ class _Turn:
 def _in_order(program: Program, batch: pa.RecordBatch) -> pa.RecordBatch:
     """A pass's whole input, a key's records together and in the order of their event times."""
     if TIMESTAMP in batch.schema.names:
-        batch = batch.take(pc.sort_indices(batch, sort_keys=[(TIMESTAMP, "ascending")], null_placement="at_start"))
+        batch = batch.take(pc.array_sort_indices(pc.fill_null(batch[TIMESTAMP], MIN_TIMESTAMP)))
     if program.keyed is None or not program.keyed.columns:
         return batch
     return sorted_runs(batch, program.keyed, program.input, program.where(program.steps[0]))[0]
