@@ -28,6 +28,7 @@ from dagster_unified.operators.connected import (
     EitherKey,
     KeyedCoProcessFunction,
     OneSidesKey,
+    OwnKey,
     Tag,
     either_type,
 )
@@ -513,7 +514,7 @@ def _name(stream: DataStream[Any]) -> str:
     return stream._pipeline._node(stream._upstream[0].node).name
 
 
-def _getter(stream: DataStream[Any], key: Any, key_type: Any) -> tuple[Callable[[Any], Any], Any] | None:
+def _getter(stream: DataStream[Any], key: Any, key_type: Any) -> tuple[OwnKey, Any] | None:
     """What reads a record's key, and the key's type; None where there is no key."""
     if key is None:
         return None
@@ -525,12 +526,12 @@ def _getter(stream: DataStream[Any], key: Any, key_type: Any) -> tuple[Callable[
     )
     if selected.computed is not None:
         function = selected.computed.function
-        return getattr(function, "get_key", function), selected.computed.python
+        return OwnKey(getattr(function, "get_key", function), selected.computed.where), selected.computed.python
     getters = [records.getter(name) for name in selected.fields]
     kinds = [records.type_of(name) for name in selected.fields]
-    if len(getters) == 1:
-        return getters[0], kinds[0]
-    return _Fields(tuple(getters)), tuple.__class_getitem__(tuple(kinds))
+    read = getters[0] if len(getters) == 1 else _Fields(tuple(getters))
+    kind = kinds[0] if len(kinds) == 1 else tuple.__class_getitem__(tuple(kinds))
+    return OwnKey(read, f"{stream._pipeline.name}: key_by({', '.join(selected.fields)})"), kind
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from dagster_unified.operators.functions.base import (
 )
 from dagster_unified.operators.functions.type_variables import In1, In2, Key, KeyOut, Out
 from dagster_unified.operators.keys import key_hash
+from dagster_unified.operators.layout import DelegatingKey
 
 
 class CoMapFunction(Function, ABC, Generic[In1, In2, Out]):
@@ -123,28 +124,39 @@ class Tag:
         return self.either(1, record, None) if self.side == 1 else self.either(2, None, record)
 
 
-class EitherKey:
+class OwnKey(NamedTuple):
+    """How the key of one stream's records is read, and what errors call that."""
+
+    get: Callable[[Any], Any]
+    where: str
+
+
+class EitherKey(DelegatingKey):
     """The key of a record of `Either`, from that of its own stream."""
 
-    def __init__(self, first: Callable[[Any], Any], second: Callable[[Any], Any]) -> None:
-        self.first, self.second = first, second
+    def __init__(self, first: OwnKey, second: OwnKey) -> None:
+        self._first, self._second = first.get, second.get
+        self._where = {1: first.where, 2: second.where}
 
     def __call__(self, record: Any) -> Any:
-        return self.first(record.first) if record.side == 1 else self.second(record.second)
+        return self._first(record.first) if record.side == 1 else self._second(record.second)
+
+    def told(self, record: Any) -> tuple[str, Any]:
+        return self._where[record.side], record.first if record.side == 1 else record.second
 
 
 _SPREAD = 1024
 """Over how many keys the records of a stream without a key are spread, where the other stream has one."""
 
 
-class OneSidesKey:
+class OneSidesKey(DelegatingKey):
     """The key of a record of `Either` where only one of the streams is keyed: `(0, key)`.
 
     The other stream's records get keys that sort before all of those, so that in BATCH they come first.
     """
 
-    def __init__(self, side: int, get: Callable[[Any], Any], width: int) -> None:
-        self.side, self.get, self.width = side, get, width
+    def __init__(self, side: int, own: OwnKey, width: int) -> None:
+        self.side, self.get, self.where, self.width = side, own.get, own.where, width
 
     def __call__(self, record: Any) -> Any:
         own = record.first if record.side == 1 else record.second
@@ -153,6 +165,9 @@ class OneSidesKey:
         key = self.get(own)
         fields = key if isinstance(key, tuple) else (key,)
         return None if None in fields else (0, *fields)
+
+    def told(self, record: Any) -> tuple[str, Any]:
+        return self.where, record.first if record.side == 1 else record.second
 
 
 class _Both(Wrapping):

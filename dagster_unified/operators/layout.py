@@ -7,6 +7,7 @@ number.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -80,19 +81,43 @@ class ComputedKey:
             for record in records:
                 keys.append(get(record))
         except Exception as error:
-            raise user_failure(error, self.where, get, record) from error
+            where, own = self._told(record)
+            raise user_failure(error, where, None if isinstance(get, DelegatingKey) else get, own) from error
         if None in keys:
+            where, own = self._told(records[keys.index(None)])
             raise RecordTypeError(
-                f"{self.where}: the key is None for {shorten(records[keys.index(None)])}; filter such records out, or"
-                " give them a key"
+                f"{where}: the key is None for {shorten(own)}; filter such records out, or give them a key"
             )
         try:
             return keys, _record_type(self.python).to_batch(keys).columns
         except RecordTypeError as error:
+            misfits = (r for r, key in zip(records, keys, strict=True) if not self._fits(key))
+            where, _ = self._told(next(misfits, records[0]))
             raise RecordTypeError(
-                f"{self.where}: a key is not of the type that its function is annotated with, or that key_type= gives:"
+                f"{where}: a key is not of the type that its function is annotated with, or that key_type= gives:"
                 f" {error}"
             ) from error
+
+    def _fits(self, key: Any) -> bool:
+        try:
+            _record_type(self.python).to_batch([key])
+        except RecordTypeError:
+            return False
+        return True
+
+    def _told(self, record: Any) -> tuple[str, Any]:
+        return self.function.told(record) if isinstance(self.function, DelegatingKey) else (self.where, record)
+
+
+class DelegatingKey(ABC):
+    """A key function of the library's that calls an author's."""
+
+    @abstractmethod
+    def __call__(self, record: Any) -> Any: ...
+
+    @abstractmethod
+    def told(self, record: Any) -> tuple[str, Any]:
+        """What errors call the author's function, and the record as that one gets it."""
 
 
 def declared(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:

@@ -46,6 +46,7 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
         self, where: str, function: Any, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
     ) -> None:
         super().__init__(where, function, options, clock, metrics)
+        self.state.by_key = False
         self.kinds: dict[str, str] = {}
         """The states that the function has, `LIST` or `UNION` by name."""
 

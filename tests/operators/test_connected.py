@@ -317,3 +317,44 @@ def test_a_function_that_fails_says_where_and_on_what(mode):
 def test_what_cannot_be_is_an_error_when_the_graph_is_built(build, error, message):
     with pytest.raises(error, match=message):
         build(*streams(ORDERS, PAYMENTS))
+
+
+class Amounts(CoMapFunction[Order, Payment, int]):
+    def map1(self, value):
+        return value.amount
+
+    def map2(self, value):
+        return int(value.paid)
+
+
+def fifth(payment: Payment) -> str:
+    return payment.order[5]
+
+
+def wrong(payment: Payment) -> str:
+    return payment.at + 1
+
+
+def of_some(payment: Payment) -> str:
+    return None if payment.order == "a" else payment.order
+
+
+@MODES
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        (fifth, r"^p: key_by\(fifth\): IndexError: .* in fifth, on Payment\(order='a', at=2, paid=3.0\)$"),
+        (wrong, r"^p: key_by\(wrong\): a key is not of the type"),
+        (of_some, r"^p: key_by\(of_some\): the key is None for Payment\(order='a', at=2, paid=3.0\); filter"),
+    ],
+)
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_error_names_the_key_function_of_its_stream_and_that_streams_record(mode, key, says, joined):
+    orders, payments = streams([Order("a", 1, 2)], [Payment("a", 2, 3.0)])
+    if joined:
+        windows = orders.join(payments).where("id").equal_to(key).window(TumblingEventTimeWindows.of(ms(10)))
+        both = windows.apply(lambda order, payment: order.amount, int)
+    else:
+        both = orders.key_by("id").connect(payments.key_by(key)).map(Amounts())
+    with pytest.raises((UserFunctionError, RecordTypeError), match=says):
+        results(both, mode)

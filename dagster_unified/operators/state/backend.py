@@ -172,6 +172,8 @@ class KeyedStateBackend(StateBackend):
         self._unchecked: list[tuple[Declared, Hashable, Any]] = []
         self._waiting: list[Declared] = []
         self.on_register: Callable[[StateDescriptor[Any]], None] | None = None
+        self.by_key = True
+        """Whether errors name the key; a subtask's state has none."""
 
     def select(self, key: Hashable) -> None:
         """Makes `key` the one that every handle reads and writes."""
@@ -201,7 +203,7 @@ class KeyedStateBackend(StateBackend):
     def look(self, declared: Declared, value: Any) -> None:
         """Takes a value of the current key to be checked; `StateError` is raised now or by `check`."""
         if declared.fit.scalar:
-            declared.check([value], [self.key])
+            self._check(declared, [value], [self.key])
             return
         self._unchecked.append((declared, self.key, value))
         if len(self._unchecked) >= AT_ONCE:
@@ -210,7 +212,7 @@ class KeyedStateBackend(StateBackend):
     def look_at_latest(self, declared: Declared, value: Any) -> None:
         """As `look`, where a key has one value: one that is replaced is never stored, and so needs no check."""
         if declared.fit.scalar:
-            declared.check([value], [self.key])
+            self._check(declared, [value], [self.key])
             return
         latest = declared.latest
         if not latest:
@@ -224,7 +226,7 @@ class KeyedStateBackend(StateBackend):
         waiting, self._waiting = self._waiting, []
         for declared in waiting:
             latest, declared.latest = declared.latest, {}
-            declared.check(list(latest.values()), list(latest))
+            self._check(declared, list(latest.values()), list(latest))
         if not self._unchecked:
             return
         taken, self._unchecked = self._unchecked, []
@@ -232,7 +234,10 @@ class KeyedStateBackend(StateBackend):
         for declared, key, value in taken:
             found.setdefault(declared, {})[id(value)] = (key, value)
         for declared, entries in found.items():
-            declared.check([value for _, value in entries.values()], [key for key, _ in entries.values()])
+            self._check(declared, [value for _, value in entries.values()], [key for key, _ in entries.values()])
+
+    def _check(self, declared: Declared, values: list[Any], keys: list[Hashable]) -> None:
+        declared.check(values, keys if self.by_key else None)
 
     def forget_expired(self, states: Iterable[dict[str, Any]]) -> None:
         """Removes what has expired of some keys' states."""
