@@ -102,7 +102,7 @@ def _epochs(spark: SparkSession, folder: str, pipeline: Pipeline) -> list[Epoch]
 
 class Sums(NamedTuple):
     cluster: int
-    count: int
+    count: int  # type: ignore[assignment]
     sums: list[float]
 
 
@@ -159,7 +159,7 @@ class Update(FlatMapFunction[Sums, Centroid], iterations.IterationListener[Centr
 
 
 class KMeans(iterations.IterationBody):
-    def process(self, variables, data):  # type: ignore[no-untyped-def]
+    def process(self, variables, data):
         sums = data[0].connect(variables[0].broadcast()).map_batches(assign, Sums)
         moved = sums.global_().flat_map(Update(), Centroid)
         ends = moved.flat_map(iterations.TerminateOnMaxIter(ROUNDS))
@@ -220,10 +220,10 @@ def _same(found: list[list[float]], ends: np.ndarray) -> None:
         raise RuntimeError("the variants of k-means disagree")
 
 
-def _with_pandas(cached, centroids: np.ndarray, number: int) -> np.ndarray:  # type: ignore[no-untyped-def]
+def _with_pandas(cached, centroids: np.ndarray, number: int) -> np.ndarray:
     """A round as a Spark user writes it."""
 
-    @F.pandas_udf("int")
+    @F.pandas_udf("int")  # type: ignore[attr-defined]
     def near(columns: pd.DataFrame) -> pd.Series:
         return pd.Series(nearest(columns.to_numpy(), centroids).astype("int32"))
 
@@ -234,14 +234,20 @@ def _with_pandas(cached, centroids: np.ndarray, number: int) -> np.ndarray:  # t
     return moved
 
 
+def _partition() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()
+
+
 def _to_file(folder: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     table = pa.Table.from_batches(batches)
-    with pa.ipc.new_file(f"{folder}/mapped/{TaskContext.get().partitionId()}.arrow", table.schema) as file:
+    with pa.ipc.new_file(f"{folder}/mapped/{_partition()}.arrow", table.schema) as file:
         file.write_table(table)
     yield pa.RecordBatch.from_pydict({"rows": [table.num_rows]})
 
 
-def _with_files(tasks, folder: str, centroids: np.ndarray, number: int) -> np.ndarray:  # type: ignore[no-untyped-def]
+def _with_files(tasks, folder: str, centroids: np.ndarray, number: int) -> np.ndarray:
     """A round whose workers map files of their own, with a manifest that is committed."""
     rows = tasks.mapInArrow(functools.partial(_over_files, folder, centroids), "sums array<double>, counts array<long>")
     found = rows.collect()
@@ -259,7 +265,7 @@ def _over_files(folder: str, centroids: np.ndarray, batches: Iterable[pa.RecordB
     for _ in batches:
         pass
     sums, counts = np.zeros((CLUSTERS, DIMENSIONS)), np.zeros(CLUSTERS)
-    with pa.memory_map(f"{folder}/mapped/{TaskContext.get().partitionId()}.arrow") as mapped:
+    with pa.memory_map(f"{folder}/mapped/{_partition()}.arrow") as mapped:
         file = pa.ipc.open_file(mapped)
         for number in range(file.num_record_batches):
             own, of = summed(matrix_of(file.get_batch(number)), centroids)
@@ -376,7 +382,7 @@ def _over_dataframes(spark: SparkSession, folder: str) -> list[float]:
 class Around(iterations.IterationBody):
     """Hands four records on, for a thousand rounds."""
 
-    def process(self, variables, data):  # type: ignore[no-untyped-def]
+    def process(self, variables, data):
         same = variables[0].map(lambda n: n, int)
         ends = same.flat_map(iterations.TerminateOnMaxIter(1000))
         return iterations.IterationBodyResult([same], [same.filter(lambda n: n < 0)], ends)
@@ -418,7 +424,7 @@ class Uneven(FlatMapFunction[int, int], iterations.IterationListener[int]):
 
 
 class Exchanging(iterations.IterationBody):
-    def process(self, variables, data):  # type: ignore[no-untyped-def]
+    def process(self, variables, data):
         worked = variables[0].rebalance().flat_map(Uneven())
         ends = worked.flat_map(iterations.TerminateOnMaxIter(UNEVEN_ROUNDS))
         return iterations.IterationBodyResult([worked], [worked.filter(lambda n: n < 0)], ends)
@@ -451,7 +457,7 @@ class Going(iterations.IterationBody):
     def __init__(self, hops: int) -> None:
         self.hops = hops
 
-    def process(self, variables, data):  # type: ignore[no-untyped-def]
+    def process(self, variables, data):
         hops = self.hops
         further = variables[0].filter(lambda hop: hop.hops < hops and hop.number % 100 == 0)
         fed_back = further.map(lambda hop: Hop(hop.number, hop.hops + 1), Hop)

@@ -168,7 +168,7 @@ def _watch(address: str, topic: str, found: multiprocessing.Queue[list[float]]) 
             if message.error() is None:
                 first = first or now
                 if now > first + WARM:
-                    latencies.append(now - msgspec.json.decode(message.value())["at"])
+                    latencies.append(now - msgspec.json.decode(message.value() or b"")["at"])
     found.put(latencies)
 
 

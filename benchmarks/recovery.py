@@ -184,11 +184,10 @@ def _run(instance: DagsterInstance, options: Mapping[str, Any] | None = None) ->
 
 def _durations(shown: Iterable[AssetMaterialization]) -> dict[str, float]:
     """The seconds that each stage says it took."""
-    return {
-        m.asset_key.path[-1]: float(m.metadata["duration_seconds"].value)
-        for m in shown
-        if "duration_seconds" in m.metadata
-    }  # type: ignore[arg-type]
+    values = {
+        m.asset_key.path[-1]: m.metadata["duration_seconds"].value for m in shown if "duration_seconds" in m.metadata
+    }
+    return {name: value for name, value in values.items() if isinstance(value, (int, float))}
 
 
 def _recovered(instance: DagsterInstance, stage: int, lost: bool) -> tuple[float, int]:

@@ -54,8 +54,8 @@ def announcement(families: Sequence[Family], options: Options, results: Mapping[
     parts, total = [], 0.0
     for family in families:
         last = results.get(family.name)
-        measured = last is not None and last["options"] == asdict(options)
-        minutes = last["seconds"] / 60 if measured else float(family.minutes)
+        measured = last if last is not None and last["options"] == asdict(options) else None
+        minutes = float(family.minutes) if measured is None else measured["seconds"] / 60
         total += minutes
         parts.append(f"{family.name} {minutes:.0f}" + ("" if measured else " (estimate for the default sizes)"))
     return f"about {total:.0f} minutes: {', '.join(parts)}"

@@ -73,7 +73,7 @@ def _worked(number: int) -> int:
 class Around(iterations.IterationBody):
     """Hands two records on, each in a subtask of its own."""
 
-    def process(self, variables, data):  # type: ignore[no-untyped-def]
+    def process(self, variables, data):
         same = variables[0].map(_worked)
         ends = same.flat_map(iterations.TerminateOnMaxIter(ROUNDS))
         return iterations.IterationBodyResult([same], [same.filter(lambda n: n < 0)], ends)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,9 +23,10 @@ from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.api import FileSink, ParquetSource, Pipeline
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates import dataframes
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.operators.layout import StreamLayout
 
 PARTITIONS = 4
 CODECS = ("lz4_raw", "uncompressed", "snappy", "zstd")
@@ -45,10 +46,10 @@ Wide = NamedTuple(
         ("k", str),
         ("v", int),
         ("ts", int),
-        *((f"s{i}", str) for i in range(TEXTS)),
+        *((f"s{i}", str) for i in range(TEXTS)),  # type: ignore[misc]
         *((f"n{i}", float) for i in range(NUMBERS)),
     ],
-)  # type: ignore[misc]
+)
 
 
 def first(r: Any) -> Any:
@@ -90,7 +91,7 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
         plan = built.plan({"execution.batch-shuffle-mode": mode})
 
         def run() -> None:
-            dataframes.CODEC = codec  # type: ignore[misc]
+            dataframes.CODEC = codec
             run_all(Run(plan, spark, IntermediateStore(f"{folder}/store"), "run", "run"))
 
         return run
@@ -109,7 +110,7 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
             run()
             if number:
                 seconds[name].append(time.perf_counter() - begun)
-    dataframes.CODEC = CODECS[0]  # type: ignore[misc]
+    dataframes.CODEC = CODECS[0]
     table = Table(f"{shape}, {len(records._fields)} columns", "seconds, best", "against one Spark job")
     for name, taken in seconds.items():
         base = "one Spark job, many small files" if "many" in name else "one Spark job"
@@ -131,10 +132,18 @@ def _in_memory() -> Iterator[None]:
         kept[attempt.name] = frame.persist()
         write(kept[attempt.name], attempt)
 
-    dataframes.write = writing
-    dataframes.read = lambda spark, store, manifests, uid, tag, layout: kept[manifests[0].data].select(
-        *layout.schema.names
-    )
+    def reading(
+        spark: SparkSession,
+        store: IntermediateStore,
+        manifests: Sequence[Manifest],
+        uid: str,
+        tag: str | None,
+        layout: StreamLayout,
+        further: Sequence[str] = (),
+    ) -> DataFrame:
+        return kept[manifests[0].data].select(*layout.schema.names, *further)
+
+    dataframes.write, dataframes.read = writing, reading
     try:
         yield
     finally:
