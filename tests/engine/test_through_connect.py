@@ -12,11 +12,14 @@ import msgspec
 import pytest
 from pyspark import cloudpickle
 
+from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
+from dagster_unified.engine.iterations.files import Block, StoredParcel
+from dagster_unified.engine.iterations.journal import Epoch
 from dagster_unified.engine.streaming import attaching, desired, through_connect
 from dagster_unified.engine.streaming import job as jobs
 from dagster_unified.engine.streaming.attaching import Running
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-from dagster_unified.engine.streaming.epoch import Outcome, StoppedError
+from dagster_unified.engine.streaming.epoch import Host, Outcome, StoppedError
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.through_connect import (
     Asked,
@@ -49,7 +52,11 @@ def directory(tmp_path):
 
 def job_of(directory, token, started):
     """The job's side, which keeps what came of each epoch in `ended`."""
-    found = EpochsElsewhere(SimpleNamespace(name="shops"), "main", directory.path / "calls", directory, token, started)
+    observed, stopping = [], Event()
+    host = Host(None, lambda: None, observed.append, stopping.is_set)
+    plan, calls = SimpleNamespace(name="shops"), directory.path / "calls"
+    found = EpochsElsewhere(plan, "main", calls, directory, token, started, host)
+    found.observed, found.stopping = observed, stopping
     found.running = SimpleNamespace(isActive=True, exception=lambda: None, stop=lambda: None)
     found.ended, found.resumed = [], []
 
@@ -110,6 +117,40 @@ def test_an_epoch_is_committed_there_and_closed_here(job):
     assert ended(job) == OUTCOME
 
 
+def test_what_iterations_say_in_an_epoch_is_heard_once_though_not_every_message_is_read(job):
+    here = EpochsHere(b"", "main", job._folder, job._directory, job._token)
+    asked(job)
+    here._mine._number = 1  # it goes on where those letters are
+    done = Epoch(7, 3, 0, [StoredParcel(0, 0, Block("records", 0, 1), 1)], [], [], "{}", 0.5)
+    here._tell(IterationResumed("sinks", "loop", 6))
+    until(lambda: job.observed)
+    here._tell(RoundCommitted("sinks", "loop", done))
+    here._tell(InputHeldBack("loop", 3, 2))
+    here._mine.send(Done(3, OUTCOME, here._told()))
+    assert ended(job) == OUTCOME
+    assert job.observed == [
+        IterationResumed("sinks", "loop", 6),
+        RoundCommitted("sinks", "loop", msgspec.structs.replace(done, fed_back=[])),
+        InputHeldBack("loop", 3, 2),
+    ]
+
+
+def test_an_epoch_hears_that_the_job_is_being_stopped_and_is_closed_all_the_same(job, monkeypatch):
+    monkeypatch.setattr(through_connect, "_IDLE", 0.01)
+    here = EpochsHere(cloudpickle.dumps(Runner()), "main", job._folder, job._directory, job._token)
+    Runner.may_end.clear()
+    Runner.ran = []
+    thread = Thread(target=lambda: here(SimpleNamespace(sparkSession=None), 3))
+    thread.start()
+    until(lambda: Runner.ran)
+    assert not here._is_stopping()
+    job.stopping.set()
+    until(here._is_stopping)
+    Runner.may_end.set()
+    thread.join(30)
+    assert (ended(job), thread.is_alive()) == (OUTCOME, False)
+
+
 def test_a_query_that_dies_in_an_epoch_is_a_failure(job):
     asked(job)
     job.running.isActive = False
@@ -167,6 +208,9 @@ class Runner:
 
     def __init__(self):
         self.writer = SimpleNamespace(check=None, plan=SimpleNamespace(name="shops"))
+
+    def begin(self, host):
+        self.writer.check, self.host = host.check, host
 
     def run(self, frame, epoch, ends):
         Runner.ran.append(epoch)

@@ -4,7 +4,8 @@ Points: in a round (`level`), after its commit (`round`), after the sinks had an
 (`sinks`); with state behind the iteration also after its query was handed something (`handed`), and after that query
 has taken it (`taken`). It dies at the COUNT-th of them; with POINT `none` it does not. At `worker` and `jvm` one of
 these dies in a round, where a record takes its COUNT-th hop, once. Checkpoints are in FOLDER, or in a bucket of the
-server at STORE.
+server at STORE. Where SPARK_REMOTE is set, it runs through Spark Connect: epochs are the server's then, and a job dies
+once it has heard of one (`epoch`). At `stopped` it is stopped when it hears of a round.
 """
 
 import os
@@ -14,11 +15,13 @@ from pathlib import Path
 
 from dagster_unified.api import FileSink, ParquetSource, Pipeline, iterations
 from dagster_unified.engine import session
+from dagster_unified.engine.events import IterationResumed, RoundCommitted
 from dagster_unified.engine.iterations.feedback_log import FeedbackLog
 from dagster_unified.engine.iterations.journal import Journal
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.relays import Reading, RelayLog
 from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
@@ -83,6 +86,8 @@ POINTS = {
     "behind": {"handed": (RelayLog, "commit"), "taken": (Reading, "reached"), "sinks": (EpochWriter, "commit")},
 }
 
+HEARD = (PackedQuery, "committed")
+
 
 def options(folder, checkpoints=""):
     return {
@@ -97,16 +102,24 @@ def main(folder, kind, hops, point, count, store=""):
     more = None
     if point in POINTS[kind]:
         dying(*POINTS[kind][point], count)
+    elif point == "epoch":
+        dying(*HEARD, count)
     elif point in ("worker", "jvm"):
         killing = Killing(folder, point, count)
         more = lambda seen: seen.map(killing)  # noqa: E731
     config = {"spark.sql.shuffle.partitions": "2", **(s3a(Path(folder), store) if store else {})}
-    spark = session.start("local[2,3]", config=config)
+    remote = os.environ.get("SPARK_REMOTE")
+    spark = session.start(remote=remote) if remote else session.start("local[2,3]", config=config)
     behind = kind == "behind"
     plan = hopping(folder, hops, "unbounded" if behind else kind, more, behind=behind).plan(
         options(folder, "s3://lake/checkpoints" if store else "")
     )
-    print(StreamingJob(plan, spark, Start("test", patience=1)).run(), flush=True)
+    seen = []
+    job = StreamingJob(plan, spark, Start("test", patience=1), seen.append)
+    events = (RoundCommitted, IterationResumed)
+    print(job.run(lambda: point == "stopped" and any(isinstance(e, events) for e in seen)), flush=True)
+    if point == "stopped":
+        print(*(type(e).__name__ for e in seen if isinstance(e, events)))
     spark.stop()
 
 

@@ -24,7 +24,7 @@ from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.connectors.paths import as_pattern, children, for_spark, remove_tree
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.dataframe.fragment import Fragment
-from dagster_unified.engine.events import Written
+from dagster_unified.engine.events import Observer, Written
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
 from dagster_unified.engine.streaming.iterations import IterationsInEpoch
 from dagster_unified.engine.streaming.relays import RelaysInEpoch
@@ -39,6 +39,8 @@ from dagster_unified.operators.metrics import Metrics
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
+
+    from dagster_unified.engine.state_tables.savepoints import StartingState
 
 StreamOf = Callable[["DataFrame", Port], "DataFrame"]
 """Returns one stream of the rows of a query."""
@@ -70,12 +72,35 @@ class Outcome(msgspec.Struct, frozen=True):
     diverted: dict[str, int] = {}
     """Malformed rows that were set aside, by source."""
 
+    circulates: bool = False
+    """Whether something was fed back in an iteration that waits for the next epoch."""
+
+    owes_idleness: bool = False
+    """Whether a stream that is handed on is idle, and another epoch has to say it."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the process that runs a query's epochs has for them."""
+
+    spark: SparkSession
+    check: Callable[[], None]
+    """Raises where the job may not write any more."""
+
+    observe: Observer
+    stopping: Callable[[], bool]
+    """Whether the job is being stopped, so that an epoch is to close soon."""
+
 
 class EpochRunner(ABC):
-    """Runs the epochs of one query: takes its rows to the sinks."""
+    """Runs the epochs of one query: takes its rows to the sinks. It may be sent to another process, which begins it."""
 
     def __init__(self, writer: EpochWriter) -> None:
         self.writer = writer
+
+    def begin(self, host: Host, start: StartingState | None = None) -> None:
+        """Go on in this process with what the job before has left, or with what a savepoint has."""
+        self.writer.check = host.check
 
     @abstractmethod
     def run(self, frame: DataFrame, epoch: int, ends: bool) -> Outcome:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_unified.engine.events import InputHeldBack, IterationResumed, Observer, RoundCommitted
@@ -70,22 +70,24 @@ class Rounds:
     """The savepoint that the query starts from, until it has committed its first epoch."""
 
 
-@dataclass
 class StreamIterations:
-    """The iterations of one query."""
+    """The iterations of one query: those among some operators. Another process that they are sent to begins them."""
 
-    rounds: Rounds
-    _streams: dict[int, _Stream] = field(default_factory=dict)
+    def __init__(self, plan: Plan, nodes: Sequence[int]) -> None:
+        self._nodes = [node for node in map(plan.graph.node, nodes) if isinstance(node, g.IterationNode)]
+        self._streams: dict[int, _Stream] = {}
 
-    def begin(self, nodes: Sequence[int]) -> None:
-        """Finds what the job before has left of the iterations among some operators."""
-        for node in map(self.rounds.plan.graph.node, nodes):
-            if isinstance(node, g.IterationNode):
-                kind = _Unbounded if node.takes_input_in_all_rounds else _Bounded
-                self._streams[node.id] = kind(self.rounds, node)
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_streams": {}}
+
+    def begin(self, rounds: Rounds) -> None:
+        """Finds what the job before has left of them."""
+        for node in self._nodes:
+            kind = _Unbounded if node.takes_input_in_all_rounds else _Bounded
+            self._streams[node.id] = kind(rounds, node)
 
     def __bool__(self) -> bool:
-        return bool(self._streams)
+        return bool(self._nodes)
 
     @property
     def circulates(self) -> bool:

@@ -47,7 +47,6 @@ from dagster_unified.engine.streaming.saving import Saving, without_tables
 from dagster_unified.engine.streaming.topology import Lanes, QuerySpec, Topology, laid_out, packed
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.iterations import has_iterations
 from dagster_unified.graph.nodes import LookupNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import segments
@@ -78,18 +77,12 @@ def _check_connect(plan: Plan) -> None:
     keeping = [node.id for node in plan.graph.nodes if node.runs_by_key or node.aggregates_natively]
     before = plan.upstream(*keeping) - set(keeping)
     lookups = [n.name for n in plan.graph.nodes if n.id in before and isinstance(n, LookupNode)]
-    if has_iterations(plan.graph):
-        what = "an iteration in STREAMING needs a classic Spark session"
-    elif lookups:
-        what = (
-            f"the lookup '{lookups[0]}' before an operator with state finds new files only in a classic Spark session"
+    if lookups:
+        raise UnsupportedError(
+            f"{plan.name}: the lookup '{lookups[0]}' before an operator with state finds new files only in a classic"
+            " Spark session, and this one is Spark Connect's; give SparkResource a master instead of a remote, or the"
+            " command --master instead of --remote"
         )
-    else:
-        return
-    raise UnsupportedError(
-        f"{plan.name}: {what}, and this one is Spark Connect's; give SparkResource a master instead of a remote, or the"
-        " command --master instead of --remote"
-    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from dagster_unified.engine import malformed
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.observations import observed
-from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.events import EpochCommitted, nobody
 from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.job_time import JobTime
@@ -31,8 +31,8 @@ from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.checkpoint import INITIAL
-from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource, event_of
-from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome
+from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
+from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Host, Outcome
 from dagster_unified.engine.streaming.iterations import FOLDER, IterationsInEpoch, Rounds, StreamIterations
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query
@@ -237,27 +237,37 @@ class PackedRunner(EpochRunner):
         writer: EpochWriter,
         lanes: Mapping[Port, int],
         malformed_rows: Mapping[int, Diverted],
-        iterations: StreamIterations | None,
-        relays: Relays | None,
+        iterations: StreamIterations,
+        relays: Relays,
+        rounds: UPath,
     ) -> None:
+        """`rounds` is the folder of the iterations."""
         super().__init__(writer)
         self._lanes, self._iterations = lanes, iterations
-        self._relays = relays
+        self._relays, self._folder = relays, rounds
         self._kept = {lane: partial(self._keep, lane, diverted) for lane, diverted in malformed_rows.items()}
         self._diverted: dict[str, int] = {}
+
+    def begin(self, host: Host, start: StartingState | None = None) -> None:
+        super().begin(host, start)
+        self._iterations.begin(
+            Rounds(self.writer.plan, host.spark, self._folder, host.check, host.observe, host.stopping, start)
+        )
+        self._relays.begin(start)
 
     def run(self, frame: DataFrame, epoch: int, ends: bool) -> Outcome:
         self._diverted = {}
         rows = PackedRows(frame)
         iterated = IterationsInEpoch(self._iterations, epoch, ends) if self._iterations else None
         handed = None
-        if self._relays and self._iterations is not None:
-            iterations = self._iterations
-            handed = RelaysInEpoch(self._relays, epoch, lambda: iterations.circulates, iterations.subtasks)
+        if self._relays:
+            loops = self._iterations
+            handed = RelaysInEpoch(self._relays, epoch, lambda: loops.circulates, loops.subtasks, self.writer.check)
         written, metrics = self.writer.commit(
             rows.frame, epoch, self._unpacked, self._kept, rows.are_none, iterated, handed
         )
-        return Outcome(written, metrics, rows.report(), self._diverted)
+        owed, self._relays.owes_idleness = self._relays.owes_idleness, False
+        return Outcome(written, metrics, rows.report(), self._diverted, self._iterations.circulates, owed)
 
     def _unpacked(self, frame: DataFrame, port: Port) -> DataFrame:
         return stream_of(frame, self._lanes[port], self.writer.plan.layout(port).schema)
@@ -302,17 +312,6 @@ class PackedQuery(Query):
             self.control.write(msgspec.structs.replace(event, number=max(1, event.number)))
         latest = self.control.read()
         self.time = JobTime(self.plan, latest, wall_clock())
-        self.iterations = StreamIterations(
-            Rounds(
-                self.plan,
-                self.spark,
-                self.folder / FOLDER,
-                deployment.check,
-                deployment.observe,
-                lambda: self._stopping or self._cancelled,
-                start,
-            )
-        )
         if latest is not None and latest.end:
             self.goes_on_at_end()
         self.stages = stages
@@ -322,16 +321,16 @@ class PackedQuery(Query):
             for node in malformed.diverting(self.plan)
             if node.id in read
         }
-        self.relays = Relays(
-            self.plan, self.folder / FOLDER, deployment.check, lambda epoch: event_of(self._logged(epoch)), start
-        )
         self._handed = {
             head.source: Reading(text_of(self.folder / FOLDER / node.uid))
             for head in stages.heads
             if isinstance(node := self.plan.graph.node(head.source), g.RelayedNode)
         }
-        iterations, relays = (None, None) if self.through_connect else (self.iterations, self.relays)
-        self.runner = PackedRunner(self.writer, stages.tail_lanes, kept, iterations, relays)
+        self.iterations = StreamIterations(self.plan, stages.tail.nodes)
+        rounds, offsets = self.folder / FOLDER, self.folder / "spark" / name / "offsets"
+        relays = Relays(self.plan, stages.tail.sinks, rounds, offsets)
+        self.runner = PackedRunner(self.writer, stages.tail_lanes, kept, self.iterations, relays, rounds)
+        self._begins = start
 
     def frame(self) -> DataFrame:
         frame = self.frames.build()
@@ -341,9 +340,11 @@ class PackedQuery(Query):
         return frame
 
     def start(self) -> None:
-        self.iterations.begin(self.stages.tail.nodes)
-        self.relays.begin(self.stages.tail.sinks)
-        if self.iterations.circulates:
+        if not self.through_connect:
+            self.runner.begin(self.host(), self._begins)
+        elif self._begins is not None:  # where its epochs run, only what is written here is begun with
+            self.runner.begin(replace(self.host(), observe=nobody), self._begins)
+        if self.iterations and (self.through_connect or self.iterations.circulates):
             self.time.wake()
         if self.stages.levels:
             self.splits.begin()
@@ -352,6 +353,8 @@ class PackedQuery(Query):
 
     def attach(self, running: StreamingQuery, started: int) -> None:
         self.alignment.tell(self.time, wall_clock())
+        if self.iterations:
+            self.time.wake()  # the job before may not have heard of what circulates
         super().attach(running, started)
 
     def stop(self) -> None:
@@ -361,8 +364,7 @@ class PackedQuery(Query):
     def committed(self, outcome: Outcome, epoch: int, started: float) -> EpochCommitted:
         report = outcome.report
         self._note_positions(epoch)
-        if self.iterations.circulates or self.relays.owes_idleness:
-            self.relays.owes_idleness = False
+        if outcome.circulates or outcome.owes_idleness:
             self.time.wake()
         if self.stages.awaits_events or self.alignment:
             event = self.time.after(report, wall_clock())

@@ -24,7 +24,7 @@ from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.control import brings_end
 from dagster_unified.engine.streaming.draining import Draining, End
-from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome, StoppedError
+from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Host, Outcome, StoppedError
 from dagster_unified.engine.streaming.pause import Pause
 from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
 from dagster_unified.errors import UnifiedError, UnsupportedError
@@ -136,6 +136,10 @@ class Query(ABC):
     def end(self) -> bool:
         """The input is drained: emit the end of input to operators that wait for it; says whether there are any."""
 
+    def host(self) -> Host:
+        """What this process has for epochs."""
+        return Host(self.spark, self.writer.check, self._observe, lambda: self._stopping or self._cancelled)
+
     def has_read_handed(self) -> Callable[[], bool]:
         """What says whether the query has read all that other queries have handed on until now."""
         return lambda: True
@@ -204,7 +208,8 @@ class Query(ABC):
                 " session, and this one is Spark Connect's; give SparkResource a master instead of a remote"
             )
         calls = self.folder / "calls" / self.name
-        self._elsewhere = EpochsElsewhere(self.plan, self.name, calls, self.directory, self._token, self._token)
+        token = self._token
+        self._elsewhere = EpochsElsewhere(self.plan, self.name, calls, self.directory, token, token, self.host())
         function = self._elsewhere.function(self.runner)
         self._elsewhere.serve(self._epoch)
         try:
@@ -218,7 +223,9 @@ class Query(ABC):
         """Go on with a query that a job before has started, with the token `started`, and that a server runs."""
         self.frame()  # its sources are listed, received and aligned by this process from now on
         calls = self.folder / "calls" / self.name
-        self._elsewhere = EpochsElsewhere(self.plan, self.name, calls, self.directory, self._token, started)
+        self._elsewhere = EpochsElsewhere(
+            self.plan, self.name, calls, self.directory, self._token, started, self.host()
+        )
         self.query = self._elsewhere.running = running
         begun = last_number(self.folder / "spark" / self.name / "offsets")
         if begun == self.directory.last_epoch(self.name):

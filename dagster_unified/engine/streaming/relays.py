@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +29,7 @@ from dagster_unified.engine.iterations.levels import collected
 from dagster_unified.engine.iterations.places import Place, text_of
 from dagster_unified.engine.iterations.worker import REPORT, hand_on, hand_on_again, read_output
 from dagster_unified.engine.state_tables.savepoints import StartingState, described, record_columns, write_records
+from dagster_unified.engine.streaming.control import event_of
 from dagster_unified.errors import StateError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import RelayedNode, RelayNode
@@ -103,12 +104,13 @@ class RelayLog:
             if epoch < before:
                 self._forget(epoch)
 
-    def forget_unfinished(self) -> None:
-        """Deletes the files that a job left that was killed before it handed them on."""
+    def forget_unfinished(self, needed: Sequence[StoredParcel] = ()) -> None:
+        """Deletes the files that a job left that was killed before it handed them on, but those that are `needed`."""
         found = [self.read(epoch) for epoch in self.epochs()]
-        needed = {parcel.block.file for one in found if one is not None for parcel in one.parcels}
+        files = {parcel.block.file for one in found if one is not None for parcel in one.parcels}
+        files.update(parcel.block.file for parcel in needed)
         for name in children(self._place.root):
-            if _HANDED.fullmatch(name) is None and name not in needed:
+            if _HANDED.fullmatch(name) is None and name not in files:
                 self._place.remove(name)
 
     def _forget(self, epoch: int) -> None:
@@ -124,16 +126,13 @@ def _name(epoch: int) -> str:
 
 @dataclass
 class Relays:
-    """What a query hands on. `check` raises where this job may not write any more."""
+    """What a query hands on: those of its `ends` that another one reads. Another process begins what it is sent."""
 
     plan: Plan
+    ends: tuple[int, ...]
     folder: UPath
-    check: Callable[[], None]
-    event_of: Callable[[int], ControlEvent]
-    """Returns the latest control event that an epoch had."""
-
-    start: StartingState | None = None
-    """The savepoint that the query starts from, until it has committed its first epoch."""
+    offsets: UPath
+    """Where Spark logs the query's epochs."""
 
     owes_idleness: bool = False
     """Whether a stream is idle whose last epoch had records still, so that another epoch has to say it."""
@@ -144,21 +143,31 @@ class Relays:
     _logs: dict[int, RelayLog] = field(default_factory=dict)
     _last: dict[int, tuple[int, Handed]] = field(default_factory=dict)
 
-    def begin(self, ends: tuple[int, ...]) -> None:
-        """Finds what the job before has left of the streams among some ends of the query."""
-        for node in map(self.plan.graph.node, ends):
-            if isinstance(node, RelayNode):
-                folder = self.folder / node.uid
-                folder.mkdir(parents=True, exist_ok=True)
-                log = self._logs[node.id] = RelayLog(text_of(folder))
-                log.forget_unfinished()
-                last = max(log.epochs(), default=-1)
-                if last < 0 and self.start is not None:
-                    self._before[node.id] = _handed_on_before(self.start, node, log.folder)
-                self._last[node.id] = last, log.read(last) or Handed([])
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_logs": {}, "_last": {}}
+
+    def begin(self, start: StartingState | None) -> None:
+        """Finds what the job before has left of the streams, or what the savepoint has from which the query starts."""
+        for node in self._nodes:
+            folder = self.folder / node.uid
+            folder.mkdir(parents=True, exist_ok=True)
+            log = self._logs[node.id] = RelayLog(text_of(folder))
+            log.forget_unfinished(self._before.get(node.id, ()))
+            last = max(log.epochs(), default=-1)
+            if last < 0 and start is not None:
+                self._before[node.id] = _handed_on_before(start, node, log.folder)
+            self._last[node.id] = last, log.read(last) or Handed([])
 
     def __bool__(self) -> bool:
-        return bool(self._logs)
+        return bool(self._nodes)
+
+    @property
+    def _nodes(self) -> list[RelayNode]:
+        return [node for node in map(self.plan.graph.node, self.ends) if isinstance(node, RelayNode)]
+
+    def event_of(self, epoch: int) -> ControlEvent:
+        """The latest control event that an epoch had."""
+        return event_of(self.offsets / str(epoch))
 
     def read(self, node: RelayNode, epoch: int) -> Handed | None:
         """What an epoch, which runs again, handed on, if it did."""
@@ -178,8 +187,12 @@ class Relays:
         event: ControlEvent,
         waits: bool,
         subtasks: tuple[int, ...],
+        check: Callable[[], None],
     ) -> None:
-        """Hands on what an epoch emitted, and the event time of its control event, unless that `waits`."""
+        """Hands on what an epoch emitted, and the event time of its control event, unless that `waits`.
+
+        `check` raises where this job may not write any more.
+        """
         before, last = self._last[node.id]
         if before < 0 and node.id in self._before:
             # one split has all in its order: a key's records were handed on by whichever subtask
@@ -191,7 +204,7 @@ class Relays:
         self.owes_idleness = self.owes_idleness or (node.uid in event.idle and not waits and bool(parcels))
         handed = Handed(parcels, before, watermark, last_event_time, subtasks, idle)
         if parcels or _time(handed) != _time(last):
-            self.check()
+            check()
             self._logs[node.id].commit(epoch, handed)
             self._last[node.id] = epoch, handed
 
@@ -252,6 +265,9 @@ class RelaysInEpoch:
     subtasks: tuple[int, ...]
     """How many there are of each iteration."""
 
+    check: Callable[[], None]
+    """Raises where this job may not write any more."""
+
     _written: list[tuple[RelayNode, list[StoredParcel]]] = field(default_factory=list)
 
     def write(self, node: RelayNode, frame: DataFrame) -> None:
@@ -264,7 +280,7 @@ class RelaysInEpoch:
         circulates, event = self.circulates(), self.relays.event_of(self.epoch)
         for node, parcels in self._written:
             waits = node.waits_for_end or (circulates and bool(node.behind))
-            self.relays.commit(node, self.epoch, parcels, event, waits, self.subtasks)
+            self.relays.commit(node, self.epoch, parcels, event, waits, self.subtasks, self.check)
 
 
 def _time(handed: Handed) -> tuple[int | None, int | None, bool]:

@@ -4,32 +4,37 @@ The rows of an epoch are there, so they are computed and committed there. Whethe
 it, the job's process says, as on a classic session; so Spark logs no epoch that the job does not know of. The two write
 to each other in the checkpoint directory, each in a file of its own, of which the other waits for the next message:
 
-    server: Asked(epoch)                    Done(epoch, outcome) or Failed(error)
-    job:                 Go or Refused                                            Closed or Refused
+    server: Asked(epoch)                [Told(events)]  Done(epoch, outcome) or Failed(error)
+    job:                 Go or Refused                                                        Closed or Refused
 
 A job that was killed answers no more, and the epoch waits for the next one. Where that goes on with the query
 (`attaching.py`), the server says to it once more what the other has not answered, and obeys it alone from then on;
-where it does not, the query ends. Knows neither rows nor sinks.
+where it does not, the query ends. A job that is being stopped says `Go` once more, so that an epoch whose iterations go
+round closes soon. Knows neither rows nor sinks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from dagster_unified import errors
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.connectors.paths import is_local, read_whole, remove_tree
+from dagster_unified.engine.events import Event as JobEvent
+from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
 from dagster_unified.engine.failures import translated
+from dagster_unified.engine.iterations.journal import Epoch
 from dagster_unified.engine.streaming import attaching
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-from dagster_unified.engine.streaming.epoch import EpochRunner, Outcome, StoppedError
+from dagster_unified.engine.streaming.epoch import EpochRunner, Host, Outcome, StoppedError
 from dagster_unified.errors import LeaseLostError, MissingRequirementError, PipelineError, StageError, StateError
 from dagster_unified.graph.plan import Plan
 
@@ -57,11 +62,19 @@ class Asked(msgspec.Struct, frozen=True, tag=True):
     epoch: int
 
 
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """What the latest events were, of so many of the epoch: fields of one of `_EVENTS` behind its name."""
+
+    count: int
+    events: list[tuple[str, list[msgspec.Raw]]]
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """The epoch is committed to the sinks."""
 
     epoch: int
     outcome: Outcome
+    told: Told = Told(0, [])
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -72,9 +85,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
-    """The epoch may begin; `ends` says that it brings the end of the input."""
+    """The epoch may begin; `ends` says that it brings the end of the input, `soon` that it is to close soon."""
 
     ends: bool
+    soon: bool = False
 
 
 class Closed(msgspec.Struct, frozen=True, tag=True):
@@ -87,7 +101,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-FromServer: TypeAlias = Asked | Done | Failed
+FromServer: TypeAlias = Asked | Told | Done | Failed
 FromJob: TypeAlias = Go | Closed | Refused
 RunEpoch: TypeAlias = Callable[[Callable[[bool], Outcome], int], None]
 EndEpoch: TypeAlias = Callable[[Callable[[bool], Outcome] | None, int], None]
@@ -95,6 +109,32 @@ EndEpoch: TypeAlias = Callable[[Callable[[bool], Outcome] | None, int], None]
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_EVENTS: dict[str, tuple[type[JobEvent], tuple[Any, ...]]] = {
+    RoundCommitted.__name__: (RoundCommitted, (str, str, Epoch)),
+    InputHeldBack.__name__: (InputHeldBack, (str, int, int)),
+    IterationResumed.__name__: (IterationResumed, (str, str, int)),
+}
+"""What iterations say while an epoch runs, and the types of the fields."""
+
+_KEPT = 32
+"""How many of the latest events each message repeats: the other side may not have read the one before."""
+
+
+def _encoded(event: JobEvent) -> tuple[str, list[msgspec.Raw]]:
+    name = type(event).__name__
+    values = [getattr(event, field.name) for field in fields(_EVENTS[name][0])]
+    return name, [msgspec.Raw(msgspec.json.encode(_brief(value))) for value in values]
+
+
+def _decoded(name: str, values: list[msgspec.Raw]) -> JobEvent:
+    event, kinds = _EVENTS[name]
+    return event(*(msgspec.json.decode(value, type=kind) for value, kind in zip(values, kinds, strict=True)))
+
+
+def _brief(value: object) -> object:
+    """What nobody who listens needs to know is left out: where the records of a round are."""
+    return msgspec.structs.replace(value, fed_back=[], outputs=[], states=[]) if isinstance(value, Epoch) else value
 
 
 class _Letters(Generic[T]):
@@ -146,10 +186,18 @@ class EpochsElsewhere:
     """The job's side: has a query's epochs run in the server's process."""
 
     def __init__(
-        self, plan: Plan, query: str, folder: UPath, directory: CheckpointDirectory, token: int, started: int
+        self,
+        plan: Plan,
+        query: str,
+        folder: UPath,
+        directory: CheckpointDirectory,
+        token: int,
+        started: int,
+        host: Host,
     ) -> None:
         """`folder` has a folder for each job that `started` the query, by the token of its lease."""
         self._plan, self._query, self._directory, self._token = plan, query, directory, token
+        self._host = host
         self._all = folder
         self._folder = folder / str(started)
         self._theirs, self._mine = _of_server(self._folder, token), _of_job(self._folder, token)
@@ -157,6 +205,9 @@ class EpochsElsewhere:
         self._thread: Thread | None = None
         self._next_epoch: Asked | None = None
         """An epoch that the server has asked for where another one was waited for."""
+
+        self._heard = 0
+        """How many events of the epoch have been observed."""
 
         self.running: StreamingQuery | None = None
         """The query, as soon as it is known."""
@@ -259,11 +310,43 @@ class EpochsElsewhere:
     def _run(self, ends: bool) -> Outcome:
         """Have the server run the epoch that it has asked for."""
         self._mine.send(Go(ends))
-        return self._outcome(self._next())
+        said: FromServer | None = None
+        with self._hastening(ends):
+            while isinstance(said := self._next(), Told):
+                self._observe(said)
+        return self._outcome(said)
+
+    @contextlib.contextmanager
+    def _hastening(self, ends: bool) -> Iterator[None]:
+        """Let the server know meanwhile if the job is being stopped."""
+        done = Event()
+
+        def look() -> None:
+            while not done.wait(_IDLE):
+                if self._host.stopping():
+                    self._mine.send(Go(ends, soon=True))
+                    return
+
+        thread = Thread(target=look, daemon=True, name=f"stop of {self._query}")
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _observe(self, told: Told) -> None:
+        """Observe the events that were not in a message before."""
+        new = max(0, told.count - self._heard)
+        for name, values in told.events[len(told.events) - min(new, len(told.events)) :]:
+            self._host.observe(_decoded(name, values))
+        self._heard = told.count
 
     def _outcome(self, said: FromServer | None) -> Outcome:
         """What the server says of the epoch that it has run."""
         if isinstance(said, Done):
+            self._observe(said.told)
+            self._heard = 0
             return said.outcome
         if isinstance(said, Failed):
             kind: type[errors.UnifiedError] = getattr(errors, said.kind, StageError)
@@ -304,6 +387,9 @@ class EpochsHere:
         self._directory, self._started = directory, token
         self._mine, self._theirs = _of_server(folder, token), _of_job(folder, token)
         self._runner: EpochRunner | None = None
+        self._events: list[tuple[str, list[msgspec.Raw]]] = []
+        self._count = 0
+        self._soon, self._looked = False, 0.0
         self._sign: tuple[int, int, bool] | None = None
         self._seen = 0.0
         """The last sign of life of a job, and when it was seen here: two machines have two clocks."""
@@ -311,15 +397,35 @@ class EpochsHere:
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         go = self._ask(Asked(epoch))
         ends = isinstance(go, Go) and go.ends
+        self._soon = isinstance(go, Go) and go.soon
+        self._events, self._count = [], 0
         try:
-            self._runner = self._runner or self._loaded()
+            if self._runner is None:
+                self._runner = self._loaded()
+                self._runner.begin(Host(frame.sparkSession, self._check, self._tell, self._is_stopping))
             outcome = self._runner.run(frame, epoch, ends)
         except Exception as error:
             failed = error if self._runner is None else self._failed(self._runner, error, frame)
             kinds = (kind.__name__ for kind in type(failed).__mro__ if hasattr(errors, kind.__name__))
             self._mine.send(Failed(next(kinds, StageError.__name__), str(failed)))
             raise failed from error
-        self._ask(Done(epoch, outcome))
+        self._ask(Done(epoch, outcome, self._told()))
+
+    def _tell(self, event: JobEvent) -> None:
+        self._events = [*self._events[1 - _KEPT :], _encoded(event)]
+        self._count += 1
+        self._mine.send(self._told())
+
+    def _told(self) -> Told:
+        return Told(self._count, self._events)
+
+    def _is_stopping(self) -> bool:
+        """Whether the job has said that the epoch is to close soon."""
+        if not self._soon and time.monotonic() - self._looked >= _IDLE:
+            self._looked = time.monotonic()
+            found = self._theirs.receive()
+            self._soon = isinstance(found, Go) and found.soon
+        return self._soon
 
     def _loaded(self) -> EpochRunner:
         """What runs the epochs; raises `MissingRequirementError` where the server's process lacks what it needs."""
@@ -333,7 +439,6 @@ class EpochsHere:
                 f" the epochs of query '{self._query}': {type(error).__name__}: {error}; install there what the job"
                 " has, in the same versions"
             ) from error
-        found.writer.check = self._check
         return found
 
     def _failed(self, runner: EpochRunner, error: Exception, frame: DataFrame) -> errors.UnifiedError:
@@ -354,6 +459,8 @@ class EpochsHere:
             found = self._theirs.receive()
             if isinstance(found, Closed):
                 return found
+            if isinstance(found, Go) and not isinstance(message, Asked):
+                continue  # it says that the epoch is to close soon, which it does
             if found is None and time.monotonic() - looked < _ALIVE:
                 time.sleep(self._theirs.pause)
                 continue
