@@ -139,6 +139,9 @@ class SeenRun:
     error: str = ""
     """The class of the library's error that it failed with, where it is known."""
 
+    code: str = ""
+    """The fingerprint of the code with which the sensor launched it; empty of one that was launched by hand."""
+
     @property
     def alive(self) -> bool:
         """Whether it may still run or come to run; QUEUED counts."""
@@ -229,8 +232,8 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
     key = f"{name}/{last.run_id if last else 'first'}/{seen.fingerprint}"
     if last is not None and last.status == "CANCELED" and not again:
         return Decision(f"run {last.run_id[:8]} was terminated by hand; {resume} to start {name} again")
-    failures = [f for f in _failures(seen.runs) if resumed is None or f.ended > resumed]
-    if failures and not changed:
+    failures = [f for f in _failures(seen) if resumed is None or f.ended > resumed]
+    if failures:
         why = f"run {seen.runs[0].run_id[:8]} failed: {seen.runs[0].reason or 'see its log'}"
         if lasting(seen.runs[0].error):
             return Decision(f"{why}; giving up: it would fail again. Fix the cause, then {resume}")
@@ -307,11 +310,12 @@ def _unstable(name: str, run: str, seen: Seen) -> str:
     )
 
 
-def _failures(runs: Sequence[SeenRun]) -> list[Failure]:
-    """The failures since the last run that ended well, oldest first."""
+def _failures(seen: Seen) -> list[Failure]:
+    """The failures of this code since the last run that ended well, oldest first."""
     found = []
-    for run in runs:
-        if run.status != "FAILURE":
+    for run in seen.runs:
+        is_of_it = seen.exhausted or (run.code == seen.fingerprint if run.code else not seen.changed)
+        if run.status != "FAILURE" or not is_of_it:
             break
         found.append(Failure(run.created, run.ended or run.created, run.run_id))
     return found[::-1]

@@ -92,6 +92,10 @@ LOG_EVERY = 5.0
 """Seconds between lines of the run's log."""
 
 LOADED = "dagster-unified/loaded"
+
+CODE = "dagster-unified/code"
+"""The tag with the fingerprint of the code with which the sensor launched a run."""
+
 """The tag that says which loading of the code location asked for a run."""
 
 _LOOK_BACK = 50
@@ -336,7 +340,8 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
             if context.repository_def is not None:
                 check_location(context.repository_def.asset_graph)
             with naming_store(name, directory_of(deployment).path, "the sensor looks again"):
-                decision = next_step(deployment, options, _see(context, deployment, streaming.name, loaded))
+                seen = _see(context, deployment, streaming.name, loaded)
+                decision = next_step(deployment, options, seen)
                 if not decision.failed:
                     context.log.info(decision.message)
                     _carry_out(context, deployment, decision)
@@ -346,9 +351,8 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
             raise Failure(decision.message)
         if decision.launch is None:
             return SkipReason(decision.message)
-        return RunRequest(
-            run_key=decision.launch, tags={"dagster-unified/reason": decision.message[:200], LOADED: loaded}
-        )
+        tags = {"dagster-unified/reason": decision.message[:200], LOADED: loaded, CODE: seen.fingerprint}
+        return RunRequest(run_key=decision.launch, tags=tags)
 
     return keep_alive
 
@@ -388,6 +392,7 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
                 if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
                 else ""
             ),
+            r.dagster_run.tags.get(CODE, ""),
         )
         for number, r in enumerate(records)
     ]

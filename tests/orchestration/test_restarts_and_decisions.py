@@ -96,9 +96,9 @@ def deployment(**options):
     return StreamingDeployment(pipeline, **options)
 
 
-def run(status, name="run-1", ago=60, reason="", error=""):
+def run(status, name="run-1", ago=60, reason="", error="", code=""):
     ended = None if status in ("STARTED", "QUEUED") else NOON - ago * SECOND
-    return SeenRun(name, status, NOON - (ago + 30) * SECOND, ended, reason, error)
+    return SeenRun(name, status, NOON - (ago + 30) * SECOND, ended, reason, error, code)
 
 
 def millis(ago):
@@ -166,6 +166,20 @@ def test_what_would_fail_again_is_not_started_again_until_it_is_resumed(error, r
     assert ("failed: no column; giving up: it would fail again. Fix the cause" in see(failed).message) != restarted
     assert see(failed, desired=Desired(2, "running", at=millis(1))).launch
     assert see(failed, fingerprint="corrected").launch
+
+
+def test_new_code_that_fails_is_started_again_as_the_strategy_says_and_code_that_was_put_back_at_once():
+    fails = {"reason": "no such uid", "error": "PipelineError", "code": "new"}
+    given_up = see(run("FAILURE", **fails), fingerprint="new")
+    assert "failed: no such uid; giving up: it would fail again" in given_up.message
+    waiting = see(run("FAILURE", ago=0, code="new"), fingerprint="new")
+    assert waiting.launch is None
+    assert waiting.message.endswith("attempt 1 begins at 12:00:01 UTC")
+    twice = [run("FAILURE", "run-2", ago=5, code="new"), run("FAILURE", ago=60, code="new")]
+    assert "; attempt 2" in see(*twice, fingerprint="new").message
+    assert see(run("FAILURE", **fails), fingerprint="now").message == "starting p"
+    assert see(run("FAILURE", **fails), fingerprint="newer").launch
+    assert see(run("FAILURE", **fails), fingerprint="new", desired=Desired(2, "running", at=millis(1))).launch
 
 
 def test_a_failed_run_says_the_class_of_its_error():
