@@ -119,12 +119,10 @@ def key_before(partitions: TimeWindowPartitionsDefinition, key: str) -> str | No
 def key_after(partitions: TimeWindowPartitionsDefinition, key: str) -> str | None:
     """The partition after this one, or None for the last of a definition that ends."""
     end = partitions.time_window_for_partition_key(key).end
-    following = partitions.get_partition_key_for_timestamp(end.timestamp())
-    over = (
-        partitions.end is not None
-        and partitions.time_window_for_partition_key(following).end.timestamp() > partitions.end.timestamp()
-    )
-    return None if over else following
+    following = partitions.get_next_partition_window(end, respect_bounds=False)
+    if following is None or (partitions.end is not None and following.end.timestamp() > partitions.end.timestamp()):
+        return None
+    return partitions.get_partition_key_for_timestamp(following.start.timestamp())
 
 
 def partition_before(key: AssetKey) -> AssetDep:

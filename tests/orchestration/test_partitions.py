@@ -2,7 +2,7 @@
 
 import shutil
 import threading
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from dagster import (
@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from dagster_unified.api import DeltaSink, Pipeline, RateSource
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
-from dagster_unified.orchestration.partitions import in_zone, slice_of
+from dagster_unified.orchestration.partitions import in_zone, key_after, key_before, slice_of
 from dagster_unified.state import Savepoint
 from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, build, carrying_job, defs, job, shops_job
 from tests.writing import written
@@ -278,3 +278,24 @@ def test_a_time_zone_that_contradicts_the_partitions_is_an_error():
         unified_definitions(BatchDeployment(pipeline, partitions=DAILY, timezone="Europe/Vienna"))
     with pytest.raises(PipelineError, match="goes with partitions in time"):
         unified_definitions(BatchDeployment(pipeline, timezone="Europe/Vienna"))
+
+
+@pytest.mark.parametrize(
+    ("excluded", "days"),
+    [
+        ([], [1, 2, 3, 4, 5, 6, 7]),
+        (["0 0 * * 6", "0 0 * * 0"], [1, 2, 3, 4, 5]),
+        ([datetime(2024, 1, 4)], [1, 2, 3, 5, 6, 7]),
+    ],
+)
+def test_partitions_follow_each_other_without_the_excluded_ones_to_the_last(excluded, days):
+    partitions = DailyPartitionsDefinition("2024-01-01", end_date="2024-01-08", exclusions=excluded)
+    keys = [f"2024-01-{day:02}" for day in days]
+    assert partitions.get_partition_keys() == keys
+    assert [key_after(partitions, key) for key in keys] == [*keys[1:], None]
+    assert [key_before(partitions, key) for key in keys] == [None, *keys[:-1]]
+
+
+def test_partitions_that_do_not_end_have_no_last_one():
+    partitions = DailyPartitionsDefinition("2024-01-01", exclusions=["0 0 * * 6"])
+    assert key_after(partitions, "2124-01-07") == "2124-01-09"
