@@ -45,6 +45,9 @@ _HEADER = re.compile(
     r"CSV header (?:does not conform to|is not equal to number of fields in) the schema.*?CSV file: (\S+)", re.DOTALL
 )
 
+_COLON = re.compile(r"while reading file (\S+?)\. .*?URISyntaxException: Relative path in absolute URI", re.DOTALL)
+"""What Hadoop says of a file on a disk whose name has a colon."""
+
 _OF_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
 
 _AWAY = {
@@ -95,6 +98,12 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
     header = _HEADER.search(text)
     if header is not None:
         return _header(unquote(header.group(1)), plan, spark)
+    colon = _COLON.search(text)
+    if colon is not None:
+        return errors.SourceError(
+            f"{plan.name}: stage '{stage}': the name of {unquote(colon.group(1)).removeprefix('file://')} has a colon,"
+            " which Hadoop does not read on a disk; rename the file"
+        )
     found = _RAISED.findall(text)
     if found:
         name, message = found[-1]

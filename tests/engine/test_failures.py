@@ -7,7 +7,7 @@ import pytest
 from upath import UPath
 
 from dagster_unified.engine.failures import naming_store, translated
-from dagster_unified.errors import UnavailableError
+from dagster_unified.errors import SourceError, UnavailableError
 from tests.depth import rotated
 
 
@@ -60,6 +60,14 @@ CUT = "An exception was thrown\nTraceback (most recent call last):\n" + "    | a
 )
 def test_the_sentence_says_what_went_wrong(text, sentence):
     assert str(translated(ValueError(text), Plan(), "s", None)) == f"p: stage 's': {sentence}"
+
+
+def test_a_file_whose_name_has_a_colon_is_named():
+    text = JAVA.replace("file:///in/0.parquet", "file:///in/10:00.csv").replace(
+        "no columns", "java.net.URISyntaxException: Relative path in absolute URI: .10:00.csv.crc"
+    )
+    with pytest.raises(SourceError, match="^p: stage 's': the name of /in/10:00.csv has a colon, which Hadoop"):
+        raise translated(ValueError(text), Plan(), "s", None)
 
 
 @pytest.mark.parametrize(

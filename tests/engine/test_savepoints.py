@@ -19,6 +19,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming import savepoint
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
@@ -250,6 +251,26 @@ def test_only_the_history_of_what_runs_can_be_gone_back_to(tmp_path):
     assert deployed(directory, fresh=True).timeline == timeline  # never a number twice: sinks would skip its epochs
     with pytest.raises(StateError, match="is not of the history of what runs now"):
         restore_stopped(directory, "test", None)
+
+
+@pytest.mark.parametrize("damage", ["spark", "spark/main/commits/1", "part", "files.json"])
+def test_a_savepoint_that_is_not_whole_is_not_gone_back_to(tmp_path, damage):
+    directory = CheckpointDirectory(str(tmp_path), "shops")
+    deployed(directory)
+    commit = directory.path / "spark/main/commits/1"
+    commit.write_text("version 1")
+    made = save_stopped(directory, "test", "by hand")
+    copy = directory.path / "savepoints" / made.name
+    if damage == "part":
+        (copy / "spark/main/commits/1").unlink()  # it is the file of the checkpoint itself
+        (copy / "spark/main/commits/1").write_text("v")
+    else:
+        remove_tree(copy / damage)
+    named = "files.json" if damage == "files.json" else "spark/main/commits/1"
+    with pytest.raises(StateError, match=rf"savepoint '{made.name}' is not whole: .*/{named} is gone, or a part of it"):
+        restore_stopped(directory, "test", None)
+    assert commit.read_text() == "version 1"
+    assert not (directory.path / "restoring.json").exists()
 
 
 def test_code_that_cannot_go_on_from_the_state_leaves_no_savepoints(spark, tmp_path, arrive):

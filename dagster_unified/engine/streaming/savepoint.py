@@ -1,6 +1,7 @@
 """Savepoints: copies of a stopped job's state and source positions, which can be restored until somebody removes them.
 
     <dir>/<pipeline>/savepoints/<name>/spark/, control/, iterations/   as they were
+    <dir>/<pipeline>/savepoints/<name>/files.json                      what they consist of, and how large it is
     <dir>/<pipeline>/savepoints/<name>/savepoint.json                  whole at last: until then there is no savepoint
 
 That of a job whose input has ended has no such copies: it is tables only, and cannot be restored.
@@ -32,7 +33,7 @@ from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import NAME as TABLES
 
 FOLDERS = ("spark", "control", "iterations")
-MANIFEST = "savepoint.json"
+MANIFEST, FILES = "savepoint.json", "files.json"
 RESTORING = "restoring.json"
 _NAME = re.compile(r"g\d+-\d{8}T\d{6}-\d{3}")
 
@@ -116,6 +117,7 @@ def save(
     begun = conditional.write(target / MANIFEST, _begun(), None)
     for folder in FOLDERS:
         _copy(directory.path / folder, target / folder)
+    (target / FILES).write_bytes(msgspec.json.encode(_sizes(target)))
     if settled is None:
         settled = directory.settled()
     savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), settled, tables, periodic)
@@ -205,8 +207,8 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
     """Restore a savepoint, by default the latest. The caller holds the lease, and `check` raises where it lost it.
 
     The present state is dropped. Sinks undo what they got since the savepoint (see each sink's guarantee), so that
-    later savepoints cannot be restored any more. Raises `StateError` where there is no such savepoint, or where it is
-    not of the history of the present state.
+    later savepoints cannot be restored any more. Raises `StateError` where there is no such savepoint, where it is not
+    of the history of the present state, or where its copy is not whole; the state is then as it was.
     """
     found = [s for s in savepoints(directory) if name in (None, s.name)]
     known = [s for s in found if not s.drained]
@@ -230,6 +232,7 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
             f" {directory.path / 'savepoints'}; {f'there are {there}' if there else 'there is none'}"
         )
     chosen = possible[-1]
+    _check_copy(directory, chosen)
     check()
     write_atomically(directory.path / RESTORING, msgspec.json.encode({"savepoint": chosen.name}))
     directory.settle(False)
@@ -246,6 +249,33 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
     directory.go_back(chosen.deployed, chosen.taken)
     (directory.path / RESTORING).unlink()
     return chosen
+
+
+def _check_copy(directory: CheckpointDirectory, chosen: Savepoint) -> None:
+    """Raise `StateError` where a file of a savepoint is gone, or a part of it."""
+    folder = directory.path / "savepoints" / chosen.name
+    try:
+        expected = msgspec.json.decode((folder / FILES).read_bytes(), type=dict[str, int])
+    except (FileNotFoundError, msgspec.DecodeError):
+        damaged: str | None = FILES
+    else:
+        found = _sizes(folder)
+        damaged = next((name for name, size in expected.items() if found.get(name, -1) < size), None)
+    if damaged is not None:
+        raise StateError(
+            f"{directory.path.name}: savepoint '{chosen.name}' is not whole: {folder / damaged} is gone, or a part of"
+            " it; the state stays as it is. Go back to another savepoint, or put the file back"
+        )
+
+
+def _sizes(folder: UPath) -> dict[str, int]:
+    """The files of a savepoint's copies, and how large they are."""
+    root = folder.path.rstrip("/") + "/"
+    found = {}
+    for name in FOLDERS:
+        for path, info in folder.fs.find((folder / name).path, detail=True).items():
+            found[path[path.index(root) + len(root) :]] = int(info["size"])
+    return found
 
 
 def _in_history(savepoint: Savepoint, held: Deployed) -> bool:
