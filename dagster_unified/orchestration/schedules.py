@@ -146,7 +146,7 @@ def due(
         newest, missed = list(keys[-1:]), list(keys[-1 - declared.catch_up : -1])
     else:
         newest, missed = list(keys), []
-    if time is not None and time.end is not None and time.end < now:  # none of them has come since the last tick
+    if time is not None and not _has_come(time, now):
         newest, missed = [], [*missed, *newest]
     known = [instance.get_status_by_partition(stage, [*missed, *newest], partitions) or {} for stage in stages]
 
@@ -159,6 +159,18 @@ def due(
         wanted = [key for key in (*missed, *newest) if key not in there]
         return [] if on_the_way else [*missed, *newest][[*missed, *newest].index(wanted[0]) :] if wanted else []
     return [key for key in missed if key not in on_the_way | there] + [key for key in newest if key not in on_the_way]
+
+
+def _has_come(partitions: TimeWindowPartitionsDefinition, now: datetime) -> bool:
+    """Whether the last window that has ended is a partition: it is none after their end, and where it is excluded."""
+    if partitions.end is not None and partitions.end < now:
+        return False
+    keys = partitions.get_partition_keys(current_time=now)
+    if not keys or not partitions.exclusions:
+        return bool(keys)
+    end = partitions.time_window_for_partition_key(keys[-1]).end
+    following = partitions.time_window_for_partition_key(partitions.get_partition_key_for_timestamp(end.timestamp()))
+    return following.end > now
 
 
 def time_dimension(partitions: PartitionsDefinition[str] | None) -> TimeWindowPartitionsDefinition | None:

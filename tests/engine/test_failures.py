@@ -66,7 +66,7 @@ def test_a_file_whose_name_has_a_colon_is_named():
     text = JAVA.replace("file:///in/0.parquet", "file:///in/10:00.csv").replace(
         "no columns", "java.net.URISyntaxException: Relative path in absolute URI: .10:00.csv.crc"
     )
-    with pytest.raises(SourceError, match="^p: stage 's': the name of /in/10:00.csv has a colon, which Hadoop"):
+    with pytest.raises(SourceError, match=r"^p: stage 's': the name of /in/10:00.csv has a colon, which Hadoop"):
         raise translated(ValueError(text), Plan(), "s", None)
 
 

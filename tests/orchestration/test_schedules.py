@@ -149,6 +149,20 @@ def test_once_partitions_have_ended_only_what_was_missed_is_run(instance):
     assert "no partition of days is complete" in tick(definitions, morning(6, 0), instance)
 
 
+@pytest.mark.parametrize("carry", [False, True])
+def test_on_excluded_days_only_what_was_missed_is_run(instance, carry):
+    weekdays = DailyPartitionsDefinition(
+        "2024-03-01", timezone="America/New_York", exclusions=["0 0 * * 6", "0 0 * * 0"]
+    )
+    definitions = defined(weekdays, schedule=BatchSchedule(), carry_state=carry)
+    assert tick(definitions, morning(9, 0), instance) == ["2024-03-08"]  # Friday's, on Saturday
+    done(instance, "2024-03-08")
+    for day in (10, 11):
+        assert "no partition of days is complete" in tick(definitions, morning(day, 0), instance)
+    assert tick(definitions, morning(12, 0), instance) == ["2024-03-11"]
+    assert tick(definitions, morning(18, 0), instance) == ["2024-03-15"]  # which has failed, or the daemon was down
+
+
 def test_a_schedule_that_cannot_be_is_an_error():
     with pytest.raises(ConfigurationError, match="days: the partitions say when the schedule ticks; leave cron= out"):
         defined(schedule=BatchSchedule(cron="0 3 * * *"))

@@ -40,6 +40,9 @@ _PART = "rows"
 _FIRST = -(2**63)
 """The offset before all rows."""
 
+_NOTHING, _ALL = {_PART: 0}, {_PART: 1}
+"""The offsets of a table that is not followed, which is read at once."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 _WHOLE = ("int2", "int4", "int8")
@@ -86,14 +89,14 @@ class PostgresSource(SplitSource[Out]):
     column of whole numbers, or in one task. A partition's window of `partitioned_by(field)` is part of the statement
     that the server runs. The snapshot is kept open while the job reads, which holds up VACUUM for as long.
 
-    In STREAMING it reads new rows by `follow`: a column that only grows, of whole numbers such as a serial, or of
-    `timestamptz`, with an index. Rows that are changed or deleted are not seen. Transactions commit in another order
-    than they take numbers, so a position waits for those that were running when it was read, at most `lag`; and a
-    `timestamptz` is read once it is `lag` old, also by a run for a window that has just ended. What commits later than
-    that is missed, so let `lag` be longer than the longest transaction that writes the table. Numbers that are taken
-    ahead, by a sequence with a CACHE above 1 or by a program, come late at any lag. BATCH also reads by `follow`, if it
-    is given, so that a stream goes on where it ended, and a `timestamptz` that is followed bounds it to a partition in
-    time.
+    In STREAMING it reads the table once, in one micro-batch and one snapshot. With `follow` it reads new rows as
+    well, by a column that only grows, of whole numbers such as a serial, or of `timestamptz`, with an index. Rows
+    that are changed or deleted are not seen. Transactions commit in another order than they take numbers, so a
+    position waits for those that were running when it was read, at most `lag`; and a `timestamptz` is read once it
+    is `lag` old, also by a run for a window that has just ended. What commits later than that is missed, so let
+    `lag` be longer than the longest transaction that writes the table. Numbers that are taken ahead, by a sequence
+    with a CACHE above 1 or by a program, come late at any lag. BATCH also reads by `follow`, if it is given, so
+    that a stream goes on where it ended, and a `timestamptz` that is followed bounds it to a partition in time.
 
     A field is read from a column of its name. Nested fields and `dict`s are read from `json`, `jsonb`, arrays and
     composite types. With `bounded=False` the source does not end, and the pipeline runs in STREAMING. Raises
@@ -182,7 +185,7 @@ class PostgresSource(SplitSource[Out]):
         number may have no number of its own yet; but it holds locks.
         """
         if self.follow is None:
-            return {}
+            return _ALL
         column = quoted(self.follow)
         with closing(self._connect()) as client, self._errors():
             aged = ""
@@ -202,7 +205,7 @@ class PostgresSource(SplitSource[Out]):
 
     def oldest(self) -> Offsets:
         """Before all rows: the lowest that is seen may not be the lowest that is being written."""
-        return {} if self.follow is None else {_PART: _FIRST}
+        return _NOTHING if self.follow is None else {_PART: _FIRST}
 
     def at(self, moment: datetime) -> Offsets:
         return {_PART: floor(moment.replace(microsecond=0).timestamp()) * 1_000_000 + moment.microsecond}
@@ -293,7 +296,9 @@ class PostgresSource(SplitSource[Out]):
         return super(PostgresSource, reading).read(spark)
 
     def splits(self, start: Offsets, end: Offsets) -> Sequence[PostgresSplit]:
-        if not self._in_snapshot:
+        if self.follow is None and start == end:
+            return []
+        if self.follow is not None and not self._in_snapshot:
             return self._followed(start[_PART], end[_PART])
         conditions = [self._between(start[_PART], end[_PART])] if self.follow is not None else []
         snapshot, client = export(self.connection, self._where)
@@ -353,7 +358,8 @@ class PostgresSource(SplitSource[Out]):
 
     def _followed(self, start: int, end: int) -> list[PostgresSplit]:
         """The splits of a micro-batch: its rows do not change any more, so each can be read by itself."""
-        if self.follow is None or end <= start:
+        assert self.follow is not None
+        if end <= start:
             return []
         with closing(self._connect()) as client, self._errors():
             columns = self._columns(self._bases(client))

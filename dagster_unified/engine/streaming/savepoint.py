@@ -260,7 +260,8 @@ def _check_copy(directory: CheckpointDirectory, chosen: Savepoint) -> None:
         damaged: str | None = FILES
     else:
         found = _sizes(folder)
-        damaged = next((name for name, size in expected.items() if found.get(name, -1) < size), None)
+        lacking = [name for name, size in expected.items() if found.get(name, -1) < size]
+        damaged = min(lacking, key=lambda name: (name.rpartition("/")[2].startswith("."), name), default=None)
     if damaged is not None:
         raise StateError(
             f"{directory.path.name}: savepoint '{chosen.name}' is not whole: {folder / damaged} is gone, or a part of"

@@ -93,6 +93,15 @@ def test_a_stream_goes_on_with_new_rows(orders, run_streaming):
     assert rows(orders, "SELECT * FROM totals ORDER BY shop") == expected(orders)
 
 
+@pytest.mark.parametrize("table", ["orders", "SELECT * FROM orders"])
+def test_a_table_that_is_not_followed_is_read_once_in_a_stream(orders, run_streaming, table):
+    built = Pipeline("totals")
+    read = built.from_source(PostgresSource(table, Order, orders, name="orders"))
+    read.map(total_of).key_by("shop").reduce(add).sink_to(PostgresSink("totals", orders, mode="upsert", key="shop"))
+    assert run_streaming(built) == "finished"
+    assert rows(orders, "SELECT * FROM totals ORDER BY shop") == expected(orders)
+
+
 def test_several_partitions_are_read_and_written_at_once(postgres, spark, tmp_path):
     visits(postgres)
     source = PostgresSource("visits", Visit, postgres).partitioned_by("at")
