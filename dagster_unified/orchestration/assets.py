@@ -25,7 +25,7 @@ from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine import interrupts
 from dagster_unified.engine.batch.intermediates.store import Address
 from dagster_unified.engine.batch.run import Carrying, Run
-from dagster_unified.engine.batch.savepoint import begun, leave_savepoint
+from dagster_unified.engine.batch.savepoint import begun, later_savepoint, leave_savepoint
 from dagster_unified.engine.batch.stage import run_partitions
 from dagster_unified.engine.events import (
     Event,
@@ -324,6 +324,7 @@ class _Step:
             run_id=self.context.run.run_id,
             execution=self.producers.execution(self.launched_region.name),
             partition=self.producers.partition,
+            partition_end=None if self.slice is None else _end_of(self.slice),
             observe=_observer(self.context, self.slice, self.recomputed),
             carry=self._carrying(),
             check=asked.check,
@@ -406,6 +407,11 @@ class _Step:
         )
 
 
+def _end_of(part: Slice) -> int | None:
+    time = part.time()
+    return None if time is None else int(time.end.timestamp() * 1000)
+
+
 def run_steps(steps: "Sequence[_Step]", last_of_run: bool = True) -> list[dict[str, Any]]:
     """Materialize a stage for one partition, or for several in one Spark job, and return the metadata of each.
 
@@ -418,6 +424,12 @@ def run_steps(steps: "Sequence[_Step]", last_of_run: bool = True) -> list[dict[s
         manifests = run_partitions(runs, last.launched_region.name, [step.find for step in steps])
         if last_of_run and leave_savepoint(runs[-1], last.launched_region, last.stands) is not None:
             last.report_savepoint()
+        stays = later_savepoint(runs[-1]) if last_of_run and last.launched.execution.goes_on else None
+        if stays is not None:
+            last.context.log.warning(
+                f"{last.launched.execution.savepoint.path} keeps the savepoint after partition {stays.partition}, which"
+                f" is later than {runs[-1].partition}. Where its state is to change, run all partitions up to that one"
+            )
     previews = _previews(runs[-1], last.launched_region)  # of the table as it is now
     return [
         step.materialized(run, manifest, previews if step is last else {})

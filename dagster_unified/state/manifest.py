@@ -120,6 +120,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Of BATCH: the execution that wrote it, and the partition after which the state is."""
 
     partition: str = ""
+    partition_end: int | None = None
+    """Where that one ends, if it is in time."""
+
     reason: str = ""
     fingerprint: str = ""
     """Of the code that wrote it."""

@@ -60,6 +60,9 @@ class Run:
     run_id: str
     execution: str
     partition: str = WHOLE
+    partition_end: int | None = None
+    """Where a partition in time ends: milliseconds since the epoch."""
+
     observe: Observer = nobody
     carry: Carrying | None = None
     check: Callable[[], None] = lambda: None

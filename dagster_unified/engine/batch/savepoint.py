@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.batch.carried import leaves_rows, time_after
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest as StageManifest
@@ -63,7 +64,9 @@ def begun(run: Run, known: StartingState | None = None) -> Run:
     carry = run.carry or Carrying(None, "", last=True, only_saved=alone)
     if execution.goes_on:
         assert execution.savepoint.path is not None
-        manifests.check_free(execution.savepoint.path, PATH, lambda held: _replaces(run, held))
+        manifests.check_free(
+            execution.savepoint.path, PATH, lambda held: _replaces(run, held) or _is_after_later(run, held)
+        )
         carry = replace(carry, last=False)
     if execution.starts_from is None or carry.before is not None:
         return replace(run, carry=carry)
@@ -78,15 +81,29 @@ def begun(run: Run, known: StartingState | None = None) -> Run:
 def leave_savepoint(run: Run, region: Region, finished: Finished) -> Manifest | None:
     """Write the savepoint, if the run leaves one and this region was the last that it waited for.
 
+    One that is there of a later partition stays: the state is that after the last one.
+
     Stages may run in processes of their own: two that finish together both write it, and the same.
     """
     execution, needed = run.plan.execution, _needed(run.plan)
-    if not execution.goes_on or region.id not in {one.id for one in needed}:
+    if not execution.goes_on or region.id not in {one.id for one in needed} or later_savepoint(run) is not None:
         return None
     found = [finished(one) for one in needed]
     stages = [stage for stage in found if stage is not None]
     assert execution.savepoint.path is not None
     return _write(run, stages, execution.savepoint.path) if len(stages) == len(needed) else None
+
+
+def later_savepoint(run: Run) -> Manifest | None:
+    """The savepoint after a later partition that stays where this run would leave its own."""
+    path = run.plan.execution.savepoint.path
+    if path is None or run.partition_end is None:
+        return None
+    folder = storage_path(path, PATH)
+    if not (folder / manifests.NAME).exists():
+        return None
+    held = manifests.read(folder)[1]
+    return held if _is_after_later(run, held) else None
 
 
 def _needed(plan: Plan) -> list[Region]:
@@ -96,10 +113,18 @@ def _needed(plan: Plan) -> list[Region]:
 
 
 def _replaces(run: Run, held: Manifest) -> bool:
-    """Whether a run replaces a savepoint: its own of an earlier attempt, or that after an earlier partition."""
+    """Whether a run replaces a savepoint: its own of an earlier attempt, or that after a partition not later than its."""
     if held.pipeline != run.plan.name or held.mode != "BATCH":
         return False
-    return held.run == run.run_id or (run.partition != WHOLE and held.partition not in ("", WHOLE))
+    of_partitions = run.partition != WHOLE and held.partition not in ("", WHOLE)
+    return held.run == run.run_id or (of_partitions and not _is_after_later(run, held))
+
+
+def _is_after_later(run: Run, held: Manifest) -> bool:
+    """Whether a savepoint of the pipeline is that after a later partition than the run's."""
+    if held.pipeline != run.plan.name or run.partition_end is None or held.partition_end is None:
+        return False
+    return held.partition_end > run.partition_end
 
 
 def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
@@ -121,6 +146,7 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
         taken=wall_clock(),
         run=run.run_id,
         partition=run.partition,
+        partition_end=run.partition_end,
         fingerprint=deployment_fingerprint(deployed_code(plan)),
         max_parallelism=plan.execution.streaming.max_parallelism,
         event=time_after(plan, seen),
