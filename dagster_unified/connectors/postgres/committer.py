@@ -240,13 +240,13 @@ class PostgresCommitter(Committer[PostgresCommittable]):
         )
 
     def _keys(self) -> list[str]:
-        """The staged keys as the table compares them, such as a `uuid`, which text spells in several ways."""
+        """The staged keys as the table compares them, such as a `uuid`, or in a collation that ignores case."""
         pairs = {
             held.name: (column, held)
             for column, held in zip(self._plan.staging.columns, self._target.columns, strict=True)
         }
         return [
-            f"({column.expression(held)})::{held.type}"
+            f"({column.expression(held)})::{held.type}" + (f" COLLATE {held.collation}" if held.collation else "")
             for column, held in map(pairs.__getitem__, self._plan.wanted.key)
         ]
 

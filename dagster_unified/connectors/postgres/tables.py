@@ -29,7 +29,9 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_r
 _COLUMNS = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod),
        CASE 'e' WHEN b.typtype THEN 'enum' WHEN e.typtype THEN '_enum' ELSE b.typname END,
-       a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attgenerated <> '' OR a.attidentity = 'a'
+       a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', a.attgenerated <> '' OR a.attidentity = 'a',
+       (SELECT quote_ident(s.nspname) || '.' || quote_ident(o.collname) FROM pg_collation o
+        JOIN pg_namespace s ON s.oid = o.collnamespace WHERE o.oid = a.attcollation AND NOT o.collisdeterministic)
 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 JOIN pg_type b ON b.oid = CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END
 LEFT JOIN pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
@@ -110,7 +112,7 @@ class Wanted:
 
     def _checked(self, client: Client, oid: int, name: TableName) -> tuple[TableColumn, ...]:
         rows = client.execute(_COLUMNS, (oid,)).fetchall()
-        held = {row[0]: TableColumn(*row[:4]) for row in rows}
+        held = {row[0]: TableColumn(*row[:4], row[5] or "") for row in rows}
         computed = {row[0] for row in rows if row[4]}
         for column in self.columns:
             there = held.get(column.name)

@@ -73,6 +73,9 @@ class TableColumn:
     required: bool
     """Whether it has to be given a value: it may not be null, and has no default."""
 
+    collation: str = ""
+    """The collation as SQL has it, where texts are equal under it that are not the same."""
+
 
 @dataclass(frozen=True)
 class StagedColumn:

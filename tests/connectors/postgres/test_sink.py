@@ -58,12 +58,16 @@ class Named(NamedTuple):
         ("citext", ["Lisbon", "LISBON"]),
         ("char(9)", ["Lisbon", "Lisbon "]),
         ("inet", ["10.0.0.1", "10.0.0.1/32"]),
+        ('text COLLATE "No Case"', ["Lisbon", "LISBON"]),
     ],
 )
 @pytest.mark.parametrize("few", [True, False])
 def test_two_spellings_of_a_key_are_one_row(postgres, column, spellings, few):
     execute(
-        postgres, "CREATE EXTENSION IF NOT EXISTS citext", f"CREATE TABLE named (key {column} PRIMARY KEY, value int8)"
+        postgres,
+        "CREATE EXTENSION IF NOT EXISTS citext",
+        "CREATE COLLATION IF NOT EXISTS \"No Case\" (provider=icu, locale='und-u-ks-level2', deterministic=false)",
+        f"CREATE TABLE named (key {column} PRIMARY KEY, value int8)",
     )
     times = 1 if few else 5_000
     records = [Named(spelling, number) for number, spelling in enumerate(spellings)] * times
