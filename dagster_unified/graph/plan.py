@@ -6,6 +6,7 @@ The engines execute these very objects and `explain` prints them, so that what i
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -28,6 +29,10 @@ from dagster_unified.graph.portable import with_portable_state
 from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.graph.subtasks import subtasks
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
+
+
+_LONGEST = 100
+"""Characters of a stage's name, which is a part of paths."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +239,7 @@ def _stage_name(
     stage has is taken.
     """
     on_the_way = _on_the_way(graph, nodes, outputs[0].node if outputs else sinks[0])
-    named = [(node.naming, word) for node in on_the_way if (word := re.sub(r"\W+", "_", node.name).strip("_").lower())]
+    named = [(node.naming, word) for node in on_the_way if (word := _word(node.name))]
     best = max((naming for naming, _ in named), default=Naming.LIBRARY)
     words = [word for naming, word in reversed(named) if naming is best] or ["stage"]
     base = next((word for word in words if word not in taken), words[0])
@@ -243,6 +248,12 @@ def _stage_name(
         number += 1
         name = f"{base}_{number}"
     return name
+
+
+def _word(name: str) -> str:
+    """A name as stages have it: a word of ASCII, since it is in paths and in Dagster's names; empty if there is none."""
+    letters = "".join(one for one in unicodedata.normalize("NFKD", name) if not unicodedata.combining(one))
+    return re.sub(r"\W+", "_", letters, flags=re.ASCII).strip("_").lower()[:_LONGEST].strip("_")
 
 
 def _on_the_way(graph: Graph, nodes: tuple[int, ...], last: int) -> list[Node]:

@@ -85,6 +85,16 @@ def test_two_stages_never_have_one_name():
 
 
 @pytest.mark.parametrize(
+    ("given", "name"),
+    [("Tablé", "table"), ("große Tabelle", "gro_e_tabelle"), ("日本", "add"), ("a/b", "a_b"), ("x" * 300, "x" * 100)],
+)
+def test_a_stages_name_is_a_word_of_ascii_that_paths_and_dagster_take(given, name):
+    pipeline = Pipeline("p")
+    sales(pipeline).key_by("shop").reduce(add).name("add").map(twice).name(given).print()
+    assert stages(pipeline.plan())[-1] == name
+
+
+@pytest.mark.parametrize(
     ("path", "name"),
     [
         ("/data/sales.csv", "sales"),
