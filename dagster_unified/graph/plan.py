@@ -30,7 +30,6 @@ from dagster_unified.graph.regions import Exchange, exchanges, regions
 from dagster_unified.graph.subtasks import subtasks
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
 
-
 _LONGEST = 100
 """Characters of a stage's name, which is a part of paths."""
 
@@ -251,7 +250,7 @@ def _stage_name(
 
 
 def _word(name: str) -> str:
-    """A name as stages have it: a word of ASCII, since it is in paths and in Dagster's names; empty if there is none."""
+    """A name as stages have it, in paths and in Dagster's names: a word of ASCII, or nothing where it has none."""
     letters = "".join(one for one in unicodedata.normalize("NFKD", name) if not unicodedata.combining(one))
     return re.sub(r"\W+", "_", letters, flags=re.ASCII).strip("_").lower()[:_LONGEST].strip("_")
 

@@ -24,7 +24,7 @@ from dagster import (
     in_process_executor,
     scaffold_with,
 )
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from dagster_unified import example
 from dagster_unified.api.pipeline import Pipeline
@@ -44,6 +44,7 @@ from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.deployment import StreamingDeployment
 from dagster_unified.orchestration.janitor import Retention
 from dagster_unified.orchestration.schedules import BatchSchedule
+from dagster_unified.records import type_name
 
 Wanted = TypeVar("Wanted")
 
@@ -102,6 +103,19 @@ def _plain(description: str, *examples: object) -> Resolver:
     return found
 
 
+def _checked(kind: Any, description: str, *examples: object) -> Resolver:
+    """A value of a plain type. What a template gives is text, such as `false` of a variable of the environment."""
+    read = TypeAdapter(kind)
+
+    def resolve(_: ResolutionContext, given: object) -> object:
+        try:
+            return read.validate_python(given)
+        except ValidationError:
+            raise ConfigurationError(f"expected {type_name(kind)}, and not {given!r}") from None
+
+    return Resolver(resolve, model_field_type=kind | str, description=description, examples=list(examples) or None)
+
+
 def _upstream(_: ResolutionContext, given: Mapping[str, str]) -> Mapping[str, CoercibleToAssetDep]:
     return {source: AssetKey.from_user_string(asset) for source, asset in given.items()}
 
@@ -128,9 +142,9 @@ class Schedule(Resolvable):
 
     offset: Annotated[timedelta, _length("How long after the end of a partition it runs.", "2 h")] = timedelta(0)
     catch_up: Annotated[
-        int, _plain("How many of the partitions before that one a tick runs where they are missing.")
+        int, _checked(int, "How many of the partitions before that one a tick runs where they are missing.")
     ] = 0
-    retries: Annotated[int | None, _plain("How often Dagster executes a failed run again.")] = None
+    retries: Annotated[int | None, _checked(int | None, "How often Dagster executes a failed run again.")] = None
     cron: Annotated[
         str | None,
         _plain(
@@ -138,7 +152,7 @@ class Schedule(Resolvable):
             "0 3 * * *",
         ),
     ] = None
-    running: Annotated[bool, _plain("Whether the schedule is on unless somebody turns it off.")] = False
+    running: Annotated[bool, _checked(bool, "Whether the schedule is on unless somebody turns it off.")] = False
 
 
 @dataclass(frozen=True)
@@ -148,26 +162,27 @@ class Kept(Resolvable):
     max_age: Annotated[
         timedelta | None, _length_or_none("How long intermediates that nobody needs are kept.", "7 d")
     ] = timedelta(days=7)
-    max_bytes: Annotated[int | None, _plain("How many bytes of them are kept at most.")] = None
+    max_bytes: Annotated[int | None, _checked(int | None, "How many bytes of them are kept at most.")] = None
     failed_for: Annotated[timedelta, _length("How long those of a failed run are kept.", "3 d")] = timedelta(days=3)
     cron: Annotated[str, _plain("When the janitor runs.")] = "30 3 * * *"
-    running: Annotated[bool, _plain("Whether its schedule is on unless somebody turns it off.")] = False
+    running: Annotated[bool, _checked(bool, "Whether its schedule is on unless somebody turns it off.")] = False
 
 
 @dataclass(frozen=True)
 class SinkChecks(Resolvable):
     """Which checks the assets of the sinks get."""
 
-    columns: Annotated[bool, _plain("Compare the columns of a table with its record type.")] = True
-    unique_keys: Annotated[bool, _plain("Check the keys of upserted tables.")] = True
+    columns: Annotated[bool, _checked(bool, "Compare the columns of a table with its record type.")] = True
+    unique_keys: Annotated[bool, _checked(bool, "Check the keys of upserted tables.")] = True
     rows_within: Annotated[
-        float | None, _plain("By which part a row count may differ from the median of those before.", 0.5)
+        float | None,
+        _checked(float | None, "By which part a row count may differ from the median of those before.", 0.5),
     ] = None
-    history: Annotated[int, _plain("How many row counts to compare with.")] = 10
+    history: Annotated[int, _checked(int, "How many row counts to compare with.")] = 10
     fresh_within: Annotated[
         timedelta | None, _length_or_none("How old the last materialization or observation may be.", "1 d")
     ] = None
-    blocking: Annotated[bool, _plain("Whether a failed check stops the assets after it.")] = False
+    blocking: Annotated[bool, _checked(bool, "Whether a failed check stops the assets after it.")] = False
 
     def declared(self) -> Checks:
         """Declare the same in Python."""
@@ -200,9 +215,9 @@ class Batch(Resolvable):
             description="How many partitions a backfill gives to one run.",
         ),
     ] = None
-    carry_state: Annotated[bool, _plain("Start each partition from the keyed state that the one before it left.")] = (
-        False
-    )
+    carry_state: Annotated[
+        bool, _checked(bool, "Start each partition from the keyed state that the one before it left.")
+    ] = False
     reuse: Annotated[
         Literal["never", "fingerprint"],
         _plain("With fingerprint, a stage that would give the same again does not run."),

@@ -208,6 +208,13 @@ def test_what_arrow_has_a_type_for_is_in_columns_and_the_rest_beside_them():
     assert encoded == {"n": 2**63, "at": "2026-01-01T00:00:00"}
 
 
+def test_a_number_that_nothing_holds_is_an_error_that_names_the_state():
+    table = table_of(n=ValueStateDescriptor("n", int))
+    says = rf"p: operator 'o': state 'n' cannot be stored: .*; it was given {2**70}$"
+    with pytest.raises(StateError, match=says):
+        table.rows(Content({"a": {"n": 1}, "b": {"n": 2**70}}))
+
+
 def test_lists_and_maps_of_every_kind_of_state_are_columns():
     ttl = StateTtlConfig(timedelta(hours=1))
     table = table_of(

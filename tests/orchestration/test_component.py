@@ -124,6 +124,21 @@ def test_the_attributes_left_out_are_the_defaults_of_the_deployments(shops):
     assert found.streaming.deployment(found.pipeline) == StreamingDeployment(found.pipeline)
 
 
+def test_what_templates_give_is_text_that_is_read_as_its_attribute(shops, monkeypatch):
+    monkeypatch.setenv("NO", "false")
+    monkeypatch.setenv("HALF", "0.5")
+    given = {
+        "partitions": "shop_pipelines:MONTHS",
+        "carry_state": "{{ env.NO }}",
+        "schedule": {"running": "{{ env.NO }}", "catch_up": "3"},
+        "checks": {"rows_within": "{{ env.HALF }}"},
+    }
+    found = component(batch=given)
+    declared = found.batch.deployment(found.pipeline)
+    assert (declared.carry_state, declared.schedule.running, declared.schedule.catch_up) == (False, False, 3)
+    assert declared.checks.rows_within == 0.5
+
+
 def test_a_component_gives_the_definitions_of_its_pipeline(shops):
     definitions = built(batch={"partitions": "shop_pipelines:MONTHS", "schedule": {"running": True}})
     assert definitions.resolve_schedule_def("shops_schedule").default_status is DefaultScheduleStatus.RUNNING
@@ -150,6 +165,8 @@ def test_a_component_gives_the_definitions_of_its_pipeline(shops):
             {"batch": {"partitions": "shop_pipelines:pipeline"}},
             "shop_pipelines has no PartitionsDefinition 'pipeline'; it has MONTHS",
         ),
+        ({"batch": {"carry_state": "maybe"}}, "expected bool, and not 'maybe'"),
+        ({"batch": {"retention": {"max_bytes": "5GB"}}}, "expected int | None, and not '5GB'"),
         ({"batch": {"schedule": {"offset": "later"}}}, "'later' is not a duration such as 10 s, 500 ms or 2 min"),
     ],
 )

@@ -113,7 +113,7 @@ def _needed(plan: Plan) -> list[Region]:
 
 
 def _replaces(run: Run, held: Manifest) -> bool:
-    """Whether a run replaces a savepoint: its own of an earlier attempt, or that after a partition not later than its."""
+    """Whether a run replaces a savepoint: its own of an earlier attempt, or one after a partition that is not later."""
     if held.pipeline != run.plan.name or held.mode != "BATCH":
         return False
     of_partitions = run.partition != WHOLE and held.partition not in ("", WHOLE)

@@ -210,6 +210,9 @@ class StateTable:
             array, encoded = column.encode(values)
         except pa.ArrowCapacityError as error:
             raise _TooLargeError(column.what) from error
+        except OverflowError as error:
+            beyond = next((value for value in values if not _fits(column, value)), None)
+            raise StateError(f"{column.what} cannot be stored: {error}; it was given {shorten(beyond)}") from error
         if isinstance(array, pa.ChunkedArray):  # so Arrow makes an array that is too large for one
             raise _TooLargeError(column.what)
         if array is not None:
@@ -497,6 +500,14 @@ def timer_lists(keys: Sequence[Hashable], timers: Sequence[tuple[int, Hashable, 
 
 def _timer_structs(timestamps: pa.Array, generations: pa.Array) -> pa.StructArray:
     return pa.StructArray.from_arrays([timestamps, generations], names=["timestamp", "generation"])
+
+
+def _fits(column: TypedColumn, value: Any) -> bool:
+    try:
+        column.encode([value])
+    except OverflowError:
+        return False
+    return True
 
 
 def _lists(sizes: Sequence[int], flat: pa.Array) -> pa.ListArray:
