@@ -6,6 +6,7 @@ Nothing is lost, nothing counted twice.
 import contextlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -28,13 +29,14 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from tests.depth import NIGHTLY, SEED, chance, rotated
-from tests.engine.killed_job import OPTIONS, build
+from tests.engine.killed_job import OPTIONS, Row, add, build
 
 ROOT = Path(__file__).parents[2]
 POINTS = ("before", "staged", "committed")
@@ -379,3 +381,30 @@ def test_a_job_that_is_stopped_leaves_no_epoch_to_be_run_again(spark, tmp_path):
         )
         assert epochs[-1].epoch in committed
         assert len(logged) - len(committed) <= 1
+
+
+def test_a_checkpoint_directory_that_is_deleted_under_a_job_ends_it_and_no_part_of_one_is_gone_on_with(spark, tmp_path):
+    pipeline = Pipeline("deleted")
+    rows = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Row, name="rows", monitor=True))
+    rows.key_by("key").reduce(add).sink_to(DeltaSink(str(tmp_path / "totals"), mode="upsert", key="key"))
+    plan = pipeline.plan({**OPTIONS, "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
+    inputs(tmp_path / "in", 1)
+    directory = tmp_path / "checkpoints/deleted"
+
+    def observe(event):
+        if isinstance(event, EpochCommitted) and directory.exists():
+            shutil.rmtree(directory)
+            pq.write_table(pa.Table.from_pylist([Row("a", 50, 1)._asdict()]), tmp_path / "in/50.parquet")
+
+    with pytest.raises(StateError, match=f"the checkpoint directory {directory} was deleted while the job ran"):
+        StreamingJob(plan, spark, Start("job", patience=0.5), observe).run()
+    (directory / "spark/main/offsets").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(directory / "deployment", ignore_errors=True)
+    with pytest.raises(
+        StateError, match=f"{directory} has spark/, and no record of the deployment .* or remove {directory}"
+    ):
+        StreamingJob(plan, spark, Start("job", patience=0.5)).run()
+    epochs = []
+    again = StreamingJob(plan, spark, Start("job", fresh=True, patience=0.5), epochs.append)
+    assert again.run(lambda: any(isinstance(e, EpochCommitted) and e.rows_in for e in epochs)) == "stopped"
+    assert sum(e.rows_in for e in epochs if isinstance(e, EpochCommitted)) == 51

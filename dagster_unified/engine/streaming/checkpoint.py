@@ -124,6 +124,10 @@ class Lease(msgspec.Struct, frozen=True):
         return not self.released and wall_clock() - self.beat < patience * 1000
 
 
+_STATE = {"spark", "epochs", "iterations", "splits"}
+"""Folders that there are only once a deployment is recorded."""
+
+
 class _Settled(msgspec.Struct, frozen=True):
     """Whether the sinks have what the last committed epoch has, and which job said so."""
 
@@ -163,15 +167,21 @@ class CheckpointDirectory:
     def deploy(self, wanted: Deployed, fresh: bool = False) -> Deployed:
         """Record a start.
 
-        Raises where something has changed that must not change while state is kept; `fresh` drops the state instead.
+        Raises where something has changed that must not change while state is kept, and where there is state without
+        its record; `fresh` drops the state instead.
         """
         self._deployment.open()
         held = self.deployed()
-        if fresh and held is not None:
+        if fresh:
             for part in ("spark", "control", "epochs", "malformed", "splits", "iterations"):
                 remove_tree(self.path / part)
             forget_ranges(self.path / "sources")
             held = None if held is None else msgspec.structs.replace(held, id="")
+        elif held is None and (found := sorted(_STATE & children(self.path).keys())):
+            raise StateError(
+                f"{self.path.name}: {self.path} has {found[0]}/, and no record of the deployment that it is of: a part"
+                f" of it was deleted. Restore it from a copy, or remove {self.path} to start without state"
+            )
         if held is not None and held.id:
             _check(held, wanted)
         changed = held is None or not held.id or held.fingerprint != wanted.fingerprint
@@ -282,12 +292,25 @@ class CheckpointDirectory:
         return max((int(p.stem) for p in self._leases()), default=0)
 
     def check_lease(self, token: int) -> None:
-        """Raise `LeaseLostError` where another job has taken over from the one with this token."""
-        if self.greatest() > token:
+        """Raise where the job with this token may not write any more.
+
+        `LeaseLostError` where another job has taken over, and `StateError` where the directory was deleted.
+        """
+        greatest = self.greatest()
+        if greatest > token:
             raise LeaseLostError(
                 f"{self.path.name}: another job has taken over the checkpoint directory; this one stops and writes"
                 " nothing more"
             )
+        if greatest < token:
+            raise self.deleted()
+
+    def deleted(self) -> StateError:
+        """The error for a directory that is gone while a job runs."""
+        return StateError(
+            f"{self.path.name}: the checkpoint directory {self.path} was deleted while the job ran; the job stops, and"
+            " its state is gone. Suspend a job before you delete its checkpoints"
+        )
 
     def released(self, token: int) -> bool:
         """Whether a lease was released by its holder, who was not killed."""
@@ -367,7 +390,7 @@ class HeldLease:
     def _beat(self, every: float) -> None:
         while not self._stopped.wait(every):
             with contextlib.suppress(Exception):  # of a store that cannot be reached: it may be the next time
-                if self._directory.greatest() > self.token:
+                if self._directory.greatest() != self.token:  # another job has taken over, or the directory is gone
                     return
                 self._sign(released=False)
 

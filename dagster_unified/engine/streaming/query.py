@@ -6,6 +6,7 @@ with the rows is its runner's, which may be in another process.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -451,6 +452,9 @@ class Query(ABC):
 
     def _error(self) -> UnifiedError:
         assert self.query is not None
+        with contextlib.suppress(OSError):  # of a store that does not answer, which is what went wrong
+            if self.directory.greatest() < self._token:
+                return self.directory.deleted()
         stopped = UnifiedError(f"{self.plan.name}: query '{self.name}' has stopped")
         unreachable = self._elsewhere.failure if self._elsewhere is not None else None
         cause: Exception = self.failure or unreachable or self.query.exception() or stopped

@@ -479,6 +479,7 @@ class EpochsHere:
     def _check(self) -> None:
         """Raise where the job that the query belongs to may not write any more."""
         self._follow()
+        self._directory.check_lease(self._theirs.token)
 
     def _follow(self) -> bool:
         """Obey the job that has the lease; returns whether it is another one than before.
