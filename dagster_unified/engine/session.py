@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet, ref
 
@@ -60,6 +61,8 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 CHECKSUMS = "spark.sql.shuffle.orderIndependentChecksum.enabled"
 """Spark hashes every byte that is shuffled, to notice a map task that gives other rows when it runs again."""
+
+_STARTING = RLock()
 
 RETRIES, LONGEST_RETRY = 8, 15_000
 """How often a Connect server that does not answer is asked again, and the milliseconds between two times at most."""
@@ -143,7 +146,14 @@ def start(
         for key, value in (config or {}).items():
             session.conf.set(key, value)
         return prepared(session)
+    with _STARTING:
+        return _start_classic(master, config or {}, app_name, shipped)
+
+
+def _start_classic(master: str, config: Mapping[str, str], app_name: str, shipped: Mapping[str, str]) -> SparkSession:
+    """The process's session; several threads that want one would start a JVM each."""
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     _forget_what_died()
     reach_master(master)
@@ -157,11 +167,11 @@ def start(
     store = object_store.in_use()
     if store is not None:
         settings.update(store.settings())
-    settings.update({**forking(master, DAEMON, config or {}), **(config or {}), **shipped})
+    settings.update({**forking(master, DAEMON, config), **config, **shipped})
     is_first = SparkContext._active_spark_context is None
     noise.launch({**settings, "spark.master": master, "spark.app.name": app_name})
     if store is not None and not master.startswith("local"):  # not before: a JVM's command line is for all to see
-        settings.update({**store.executor_environment(), **(config or {}), **shipped})
+        settings.update({**store.executor_environment(), **config, **shipped})
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

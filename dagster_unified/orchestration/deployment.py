@@ -227,8 +227,9 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
     finished = seen.deployed is not None and seen.deployed.finished
     if finished and not seen.bounded and not again:
         return Decision(f"{name} was drained, and has come to the end of its input")
-    if finished and not changed and not again:
-        return Decision(f"{name} has come to the end of its input")
+    if finished and not again:
+        begun_anew = f"; its code is another now: {resume} to run it on all its input once more" if changed else ""
+        return Decision(f"{name} has come to the end of its input{begun_anew}")
     key = f"{name}/{last.run_id if last else 'first'}/{seen.fingerprint}"
     if last is not None and last.status == "CANCELED" and not again:
         return Decision(f"run {last.run_id[:8]} was terminated by hand; {resume} to start {name} again")

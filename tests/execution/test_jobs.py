@@ -246,3 +246,29 @@ def test_a_program_that_ends_without_a_look_at_its_job_fails_as_the_job_does():
     assert ended.returncode == 1
     assert ended.stderr.startswith("the job has failed: unseen: stage 'collection', operator 'map': ZeroDivisionError")
     assert "handled" not in ended.stderr
+
+
+AT_ONCE = """
+import os
+from pathlib import Path
+
+from dagster_unified.api import Pipeline
+
+jobs = []
+for number in range(4):
+    pipeline = Pipeline(f"job{number}")
+    pipeline.from_collection([number], int).map(lambda n: n + 1, int).print()
+    jobs.append(pipeline.execute(master="local[2]", progress=False))
+for job in jobs:
+    job.result()
+children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+for thread in Path("/proc/self/task").iterdir():
+    children += (thread / "children").read_text().split()
+print(sum("java" in os.readlink(f"/proc/{child}/exe") for child in set(children)))
+"""
+
+
+def test_jobs_that_begin_at_once_share_a_session():
+    ended = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split()[-1] == "1"

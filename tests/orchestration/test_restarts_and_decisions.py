@@ -302,7 +302,11 @@ def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_lea
 def test_a_bounded_input_that_has_ended_is_not_begun_again():
     ended = {"deployed": deployed(finished=True), "bounded": True}
     assert see(run("SUCCESS"), **ended).message == "p has come to the end of its input"
-    assert see(run("SUCCESS"), **ended, fingerprint="changed").launch
+    changed = see(run("SUCCESS"), **ended, fingerprint="changed")
+    assert changed.launch is None
+    assert "; its code is another now: launch p_control with the action resume to run it on all" in changed.message
+    resumed = Desired(2, "running", at=millis(1))
+    assert see(run("SUCCESS"), **ended, fingerprint="changed", desired=resumed).launch
 
 
 def test_a_drained_deployment_stays_down_also_with_new_code():
