@@ -177,8 +177,18 @@ class RecordType:
         return RecordTypeError(f"records do not fit {self.describe()}: {cause}")
 
     def from_batch(self, batch: pa.RecordBatch) -> list[Any]:
-        """The records of an Arrow batch whose first columns are this type's."""
+        """The records of an Arrow batch whose first columns are this type's.
+
+        Raises `RecordTypeError` for a null where the type does not allow None, such as one of a file.
+        """
         columns = []
+        for i, field in _required(self.python):
+            path = forbidden_null(batch.column(i), field)
+            if path is not None:
+                raise RecordTypeError(
+                    f"field '{field.name}{path}' of {type_name(self.python)} is null, and its type does not allow None;"
+                    " declare it optional (`| None`), or leave such rows out before"
+                )
         for i, decode in enumerate(_decoders(self.python)):
             values = self._values(i, batch.column(i))
             columns.append(values if decode is None else self._decoded(i, decode, values))
@@ -331,6 +341,13 @@ def _column_types(python: Any) -> tuple[mi.Type, ...]:
 
 
 @lru_cache(maxsize=1024)
+def _required(python: Any) -> tuple[tuple[int, pa.Field], ...]:
+    """The columns that hold no null, or values of which a part holds none."""
+    fields = enumerate(record_type(python).schema)
+    return tuple((i, field) for i, field in fields if not field.nullable or pa.types.is_nested(field.type))
+
+
+@lru_cache(maxsize=1024)
 def _decoders(python: Any) -> tuple[Decoder | None, ...]:
     """One function per column from what Arrow gives to what the annotation says; None where they are the same."""
     return tuple(map(_decoder, _column_types(python)))
@@ -469,6 +486,22 @@ def inspected(python: Any, where: str, use: str) -> mi.Type:
         return mi.type_info(python)
     except (TypeError, NameError) as error:
         raise RecordTypeError(f"{where}: {type_name(python)} cannot be used as {use}: {error}") from error
+
+
+def forbidden_null(column: pa.Array, field: pa.Field) -> str | None:
+    """Where in a column a null is that its type does not allow: empty for the value itself, None if there is none."""
+    if column.null_count and not field.nullable:
+        return ""
+    kind = field.type
+    if not pa.types.is_nested(kind) or pa.types.is_map(kind):  # the schema does not say it of a map's values
+        return None
+    held = column.drop_null() if column.null_count else column
+    if pa.types.is_struct(kind):
+        members = [(f".{kind.field(i).name}", kind.field(i), part) for i, part in enumerate(held.flatten())]
+    else:
+        members = [("[]", kind.value_field, held.flatten())]
+    found = ((name, forbidden_null(part, member)) for name, member, part in members)
+    return next((name + path for name, path in found if path is not None), None)
 
 
 def record_type(python: Any, where: str = "record") -> RecordType:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.layout import declared
 from dagster_unified.records import record_type
 
 
@@ -141,3 +142,52 @@ def test_names_of_the_library_are_reserved():
     reserved = dataclass(type("Reserved", (), {"__annotations__": {"__ts": int}}))
     with pytest.raises(RecordTypeError, match="are reserved"):
         record_type(reserved)
+
+
+class Part(NamedTuple):
+    a: int
+
+
+class Whole(NamedTuple):
+    value: int
+    part: Part | None = None
+    several: list[int] = []
+    parts: list[Part] = []
+    by_name: dict[str, int] = {}
+    maybe: list[int | None] | None = None
+
+
+@pytest.mark.parametrize(
+    ("row", "path"),
+    [
+        ({"value": None}, "value"),
+        ({"part": {"a": None}}, "part.a"),
+        ({"several": [1, None]}, r"several\[\]"),
+        ({"parts": [{"a": 1}, None]}, r"parts\[\]"),
+        ({"parts": [{"a": 1}, {"a": None}]}, r"parts\[\].a"),
+        ({"several": None}, "several"),
+    ],
+)
+def test_a_null_that_the_type_does_not_allow_is_an_error_where_it_is_read(row, path):
+    records = record_type(Whole)
+    whole = {"value": 1, "part": None, "several": [], "parts": [], "by_name": {}, "maybe": [None, 1]}
+    loose = pa.schema([_loose(field) for field in records.schema])
+    batch = pa.RecordBatch.from_pylist([{**whole, "part": {"a": 1}}, whole, {**whole, **row}], loose)
+    typed = declared(batch.columns, records.schema)
+    assert records.from_batch(typed.slice(0, 2))[1] == Whole(1, maybe=[None, 1])
+    for each in (typed, typed.slice(1), typed.slice(2)):
+        with pytest.raises(
+            RecordTypeError, match=rf"^field '{path}' of Whole is null, and its type does not allow None"
+        ):
+            records.from_batch(each)
+
+
+def _loose(field):
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_loose(member) for member in kind])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(kind.key_type, _loose(kind.item_field))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_loose(kind.value_field))
+    return pa.field(field.name, kind)

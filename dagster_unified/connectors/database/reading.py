@@ -44,6 +44,8 @@ _PLAIN: dict[pa.DataType, type] = {
 
 _NONE = type(None)
 
+_NO_FLOAT = "{} is a whole number that a float cannot hold; declare the field as an int"
+
 MONTHS = "it has months, which have no length; cast it to a text, or to a number of seconds, in a query"
 """Why an interval of a database is no duration."""
 
@@ -90,8 +92,7 @@ class ReadField:
             return self._of_values(column.to_pylist())
         if pa.types.is_temporal(column.type):
             column = python_times(column)
-        # not safe, as Python's float(): a whole number of 2**53 or more is rounded
-        return column.cast(kind, safe=not pa.types.is_floating(kind))
+        return exact_floats(column) if pa.types.is_floating(kind) else column.cast(kind)
 
 
 def converted(
@@ -115,6 +116,31 @@ def _content(columns: Sequence[Column], fields: Sequence[ReadField]) -> str:
     """A row, as JSON."""
     row = {field.field.name: first(column) for field, column in zip(fields, columns, strict=True)}
     return msgspec.json.encode(row, enc_hook=str).decode()
+
+
+def _exact_float(value: Any) -> Any:
+    if isinstance(value, str):
+        return _refuse(value, "a float")
+    found = float(value)
+    if isinstance(value, int) and found != value:
+        raise ValueError(_NO_FLOAT.format(value))
+    return found
+
+
+def exact_floats(column: pa.Array) -> pa.Array:
+    """Numbers as floats; raises a `ValueError` for a whole number that a float does not hold."""
+    import pyarrow.compute as pc
+
+    found = column.cast(pa.float64(), safe=False)
+    if pa.types.is_integer(column.type):
+        back = found.cast(column.type, safe=False)
+        # the float above the largest whole number would come back as that one
+        largest = 2.0 ** (column.type.bit_width - pa.types.is_signed_integer(column.type))
+        exact = pc.and_(pc.equal(back, column), pc.less(found, largest))
+        if not pc.all(exact, min_count=0).as_py():  # a null is no number
+            value = column.filter(pc.invert(exact))[0].as_py()
+            raise ValueError(_NO_FLOAT.format(value))
+    return found
 
 
 def first(column: Any) -> Any:
@@ -170,7 +196,7 @@ def _converter(kind: pa.DataType) -> _Convert:
     if kind == pa.bool_():
         return lambda v: {0: False, 1: True}[v] if v in (0, 1) else _refuse(v, "a bool")
     if kind == pa.float64():
-        return lambda v: float(v) if not isinstance(v, str) else _refuse(v, "a float")
+        return _exact_float
     if kind == pa.string():
         return lambda v: str(v) if isinstance(v, (str, UUID)) else _refuse(v, "a text")
     return lambda v: v

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.database.reading import MONTHS, REFUSED, first
+from dagster_unified.connectors.database.reading import MONTHS, REFUSED, exact_floats, first
 from dagster_unified.connectors.exact_times import python_times
 from dagster_unified.connectors.nested import from_json
 from dagster_unified.connectors.postgres.names import quoted
 from dagster_unified.connectors.splits import Malformed
-from dagster_unified.records import RecordType, shorten
+from dagster_unified.records import RecordType, forbidden_null, shorten
 
 _READ_FROM: dict[str, tuple[str, ...]] = {
     "bool": ("bool",),
@@ -96,12 +96,20 @@ class ReadField:
             return f"{name}::text::{self.type} AS {name}" if base == "_inet" else f"abbrev({name}) AS {name}"
         if self.type == "timestamptz" and base == "timestamp":
             return f"{name} AT TIME ZONE 'UTC' AS {name}"
+        if self.type.startswith("float8") and base.removeprefix("_") == "int8":
+            return name  # whether a float holds it is seen here
         return name if base == self.type else f"{name}::{self.type} AS {name}"
 
     def converted(self, column: pa.Array) -> pa.Array:
         """The values in the field's Arrow type; raises a `ValueError` for what it does not hold."""
         if not self.nullable and column.null_count:
             raise ValueError("it is null, and its type does not allow None")
+        found = self._cast(column)
+        if pa.types.is_list(self.arrow) and forbidden_null(found, pa.field("", self.arrow)) is not None:
+            raise ValueError("it has a null, and its type does not allow None there")
+        return found
+
+    def _cast(self, column: pa.Array) -> pa.Array:
         if self.type == "json":
             decode = from_json(self.arrow)
             return pa.array([None if text is None else decode(text) for text in column.to_pylist()], self.arrow)
@@ -115,6 +123,10 @@ class ReadField:
             return pa.array(lists, pa.list_(pa.int64())).cast(self.arrow)
         if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
             column = python_times(column)
+        if self.type == "float8":
+            return exact_floats(column)
+        if self.type == "float8[]":
+            exact_floats(column.flatten())
         return column if column.type == self.arrow else column.cast(self.arrow)
 
     @staticmethod

@@ -112,7 +112,7 @@ class Wanted:
 
     def _checked(self, client: Client, oid: int, name: TableName) -> tuple[TableColumn, ...]:
         rows = client.execute(_COLUMNS, (oid,)).fetchall()
-        held = {row[0]: TableColumn(*row[:4], row[5] or "") for row in rows}
+        held = {row[0]: TableColumn(row[0], row[1], row[2], row[3], row[5] or "") for row in rows}
         computed = {row[0] for row in rows if row[4]}
         for column in self.columns:
             there = held.get(column.name)

@@ -261,7 +261,7 @@ def test_duckdbs_arrow_columns_are_what_its_driver_gives(tmp_path):
         " raw BLOB, yes INTEGER, number DECIMAL(12, 2), day DATE, moment TIMESTAMPTZ, shown JSON, takes INTERVAL)",
     )
     for number, moment in enumerate([*TIMES, None]):
-        given = f"{number}, 200, {2**53 + 1}, 'x', '{UUID(int=number)}', 'b', 'y', 1, 12.34, '2024-02-29'"
+        given = f"{number}, 200, {2**53}, 'x', '{UUID(int=number)}', 'b', 'y', 1, 12.34, '2024-02-29'"
         given = given if moment else f"{number}, " + ", ".join(["NULL"] * 9)
         moment = f"'{moment}'" if moment else "NULL"
         execute(shop, f"INSERT INTO shop VALUES ({given}, {moment}, '[1, 2]', INTERVAL 1 HOUR)")
@@ -273,6 +273,28 @@ def test_duckdbs_arrow_columns_are_what_its_driver_gives(tmp_path):
     assert fit[0].big == 2**53
     assert fit[0].moment == datetime(2024, 2, 29, 8, 0, 0, 123456, timezone.utc)
     assert [json.loads(one.content)["id"] for one in by_column if isinstance(one, Malformed)] == [2, 3, 4]
+
+
+class Floating(NamedTuple):
+    value: float
+
+
+@pytest.mark.parametrize("kind", ["BIGINT", "UBIGINT"])
+def test_a_whole_number_that_a_float_cannot_hold_is_malformed(tmp_path, kind):
+    shop = f"duckdb:///{tmp_path}/shop.duckdb"
+    most = 2**63 - 1 if kind == "BIGINT" else 2**64 - 1
+    given = [3, 2**53, 2**53 + 1, 2**60, most]
+    execute(shop, f"CREATE TABLE shop (value {kind})")
+    execute(shop, "INSERT INTO shop VALUES " + ", ".join(f"({value})" for value in given))
+    for query in (None, "SELECT value FROM shop"):
+        table = "shop" if query is None else None
+        rows = everything(DatabaseSource(table, Floating, shop, query=query, on_malformed="divert"))
+        assert [row.value for row in rows if not isinstance(row, Malformed)] == [3.0, 2.0**53, 2.0**60]
+        reasons = [row.reason for row in rows if isinstance(row, Malformed)]
+        assert [
+            f"{value} is a whole number that a float cannot hold" in why
+            for value, why in zip((2**53 + 1, most), reasons, strict=True)
+        ] == [True, True]
 
 
 class Times(NamedTuple):

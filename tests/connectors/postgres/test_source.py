@@ -720,3 +720,28 @@ def test_bytes_in_json_that_a_sink_wrote_come_back(postgres):
 def test_what_makes_no_sense_is_refused_when_the_graph_is_built(given, says):
     with pytest.raises(PipelineError, match=says):
         PostgresSource(**{"table": "orders", "record": Order, "connection": "postgresql://x/y", **given})
+
+
+class Lists(NamedTuple):
+    numbers: list[int]
+    floats: list[float]
+    value: float
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("'{1,NULL}', '{1}', 1", "field 'numbers': it has a null, and its type does not allow None there"),
+        ("'{1}', '{1,9007199254740993}', 1", "field 'floats': 9007199254740993 is a whole number that a float cannot"),
+        ("'{1}', '{1}', 9007199254740993", "field 'value': 9007199254740993 is a whole number that a float cannot"),
+    ],
+)
+def test_what_a_field_does_not_hold_makes_a_row_malformed(postgres, given, says):
+    execute(
+        postgres,
+        "CREATE TABLE lists (numbers int8[], floats int8[], value int8)",
+        f"INSERT INTO lists VALUES ({given}), ('{{2}}', '{{9007199254740992}}', 5)",
+    )
+    found = everything(PostgresSource("lists", Lists, postgres, on_malformed="divert"))
+    assert [row for row in found if not isinstance(row, Malformed)] == [Lists([2], [2.0**53], 5.0)]
+    assert says in next(row.reason for row in found if isinstance(row, Malformed))
