@@ -87,12 +87,14 @@ class OffsetsRead(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
     """Each part of a source, such as a partition of a topic, has been read up to an offset.
 
     `offsets` has the next offset to read of each part, by its name; `origin` says which system and what of it that is.
-    What belongs to `partitions` has been read as well.
+    What belongs to `partitions` has been read as well. `identities` tell what the offsets are of from what is made
+    again under its name, as far as that is known: a topic's id.
     """
 
     origin: str
     offsets: dict[str, int]
     partitions: PartitionsRead | None = None
+    identities: dict[str, str] = {}
 
     def describe(self) -> str:
         """The position in words."""

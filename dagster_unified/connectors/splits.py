@@ -46,6 +46,10 @@ Offsets = Mapping[str, int]
 """How far each part of a source has been read, by the part's name: the offset of the next record."""
 
 
+_IDENTITIES = "identities.json"
+"""What is kept of a stream besides its range: what its offsets are of."""
+
+
 @dataclass(frozen=True)
 class Malformed:
     """Something that a source holds and that does not fit its record type.
@@ -214,7 +218,7 @@ class SplitSource(SparkSource[Out]):
                 return known
         range_ = self._range or self._batch_range()
         assert range_.end is not None
-        return OffsetsRead(self.origin, range_.end, self._filtered_before())
+        return OffsetsRead(self.origin, range_.end, self._filtered_before(), dict(self.identities()))
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
         if offset is None:
@@ -277,6 +281,7 @@ class SplitSource(SparkSource[Out]):
     def _begin(self) -> Offsets:
         """Where reading begins after what was read before."""
         if isinstance(self.behind, OffsetsRead):
+            self._check_identities(self.behind.identities, self.identities() if self.behind.identities else {})
             return self.behind.offsets
         if isinstance(self.behind, PartitionsRead) and not self.partition_columns:
             return self.at(self.behind.until)
@@ -297,6 +302,7 @@ class SplitSource(SparkSource[Out]):
 
     def stream_range(self, folder: UPath) -> Range:
         """Where its stream begins, and ends, which is decided once and kept in `folder`."""
+        self._keep_identities(folder)
         kept = folder / f"range-{digest(self.behind)[:16]}.json"
         if kept.exists():
             return msgspec.json.decode(kept.read_bytes(), type=Range)
@@ -307,6 +313,31 @@ class SplitSource(SparkSource[Out]):
         folder.mkdir(parents=True, exist_ok=True)
         put(kept, msgspec.json.encode(range_))
         return range_
+
+    def identities(self) -> Mapping[str, str]:
+        """What tells that which offsets are of from what is made again under its name; empty where nothing does."""
+        return {}
+
+    def _keep_identities(self, folder: UPath) -> None:
+        """Keep what a stream's offsets are of; raises `SourceError` where that is another thing now."""
+        now = self.identities()
+        if not now:
+            return
+        kept = folder / _IDENTITIES
+        held = msgspec.json.decode(kept.read_bytes(), type=dict[str, str]) if kept.exists() else {}
+        self._check_identities(held, now)
+        if not now.items() <= held.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            put(kept, msgspec.json.encode({**held, **now}))
+
+    def _check_identities(self, read: Mapping[str, str], now: Mapping[str, str]) -> None:
+        again = next((name for name, identity in read.items() if now.get(name, identity) != identity), None)
+        if again is not None:
+            raise SourceError(
+                f"source '{self.name}': {again} was deleted and made again since it was read, so that what was read of"
+                " it says nothing of what there is now; start without state, or with another uid, to read it from its"
+                " beginning"
+            )
 
     def _unlost(self, read: Offsets, end: Offsets) -> Offsets:
         """Where the parts end now; raises `SourceError` where one ends before what was read of it."""
@@ -321,8 +352,9 @@ class SplitSource(SparkSource[Out]):
 
 def forget_ranges(sources: UPath) -> None:
     """Let the sources of a job decide again where they begin and end; `sources` has a folder for each."""
-    for kept in sources.glob("*/range-*.json"):
-        kept.unlink()
+    for pattern in ("*/range-*.json", f"*/{_IDENTITIES}"):
+        for kept in sources.glob(pattern):
+            kept.unlink()
 
 
 def shared(start: Offsets, end: Offsets, most: int) -> dict[str, int]:

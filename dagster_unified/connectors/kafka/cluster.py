@@ -70,6 +70,20 @@ class Cluster:
         known = {part: offset for part, offset in found.items() if part in newest}
         return {part: newest[part] if offset < 0 else min(offset, newest[part]) for part, offset in known.items()}
 
+    def identities(self) -> dict[str, str]:
+        """The id of each topic, which one that is made again under its name does not have; old brokers have none."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        topics = sorted({topic_and_partition(part)[0] for part in self.parts()})
+        assert self._admin is not None
+        futures: Mapping[str, Any] = self._admin.describe_topics(TopicCollection(topics), request_timeout=PATIENCE)
+        try:
+            ids = {topic: future.result(2 * PATIENCE).topic_id for topic, future in futures.items()}
+        except KafkaException as error:
+            raise self._connection.failure(error.args[0], self._where, SourceError) from None
+        known = {topic: id_ for topic, id_ in ids.items() if id_ is not None and any(_bits(id_))}
+        return {topic: str(id_) for topic, id_ in known.items()}
+
     def committed(self, group: str) -> dict[str, int]:
         """The offset that a consumer group has committed of each partition, where it has one."""
         from confluent_kafka import TopicPartition
@@ -179,6 +193,10 @@ class Cluster:
         if OFFSET_INVALID in offsets.values():  # of a broker that stops, and says nothing more of the partition
             return KafkaError(KafkaError.LEADER_NOT_AVAILABLE), {}
         return None, offsets
+
+
+def _bits(topic_id: Any) -> tuple[int, int]:
+    return topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
 
 
 def _specs() -> Any:

@@ -194,6 +194,9 @@ class KafkaSource(SplitSource[Out]):
     def last(self) -> Offsets | None:
         return None if self.bounded is None else self._initialized(self.bounded, "bounded")
 
+    def identities(self) -> Mapping[str, str]:
+        return self._cluster.identities()
+
     def splits(self, start: Offsets, end: Offsets) -> Sequence[OffsetRange]:
         return [
             OffsetRange(*topic_and_partition(part), start[part], last)

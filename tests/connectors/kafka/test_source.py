@@ -11,6 +11,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ListOffsetsResultInfo, ResourceType
 from dagster import DailyPartitionsDefinition
 from pyspark import cloudpickle
+from upath import UPath
 
 from dagster_unified.connectors.kafka import (
     JsonFormat,
@@ -24,7 +25,7 @@ from dagster_unified.connectors.kafka import (
     reading,
 )
 from dagster_unified.connectors.positions import OffsetsRead
-from dagster_unified.connectors.splits import Malformed
+from dagster_unified.connectors.splits import Malformed, forget_ranges
 from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, StateError, UnavailableError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.orchestration.partitions import slice_of
@@ -389,6 +390,25 @@ def test_a_topic_that_was_made_again_is_an_error(kafka, topic):
         SourceError, match=r"ends at offset 0, and has been read up to 7: it was deleted and made again"
     ):
         source.settled()
+
+
+def test_a_topic_that_was_made_again_is_an_error_though_it_is_longer_now(kafka, topic, tmp_path):
+    kafka.write(topic, [sale(n) for n in range(3)])
+    source = KafkaSource(topic, Sale, kafka.address, starting_offsets=KafkaOffsetsInitializer.latest())
+    position = source.settled().batch_position(None)
+    assert set(position.identities) == {topic}
+    begun = source.stream_range(UPath(tmp_path / "sources/sales"))
+    kafka.admin.delete_topics([topic])[topic].result()
+    assert eventually(lambda: topic not in kafka.admin.list_topics().topics)
+    kafka.create_topic(topic)
+    kafka.write(topic, [sale(n) for n in range(10)])
+    again = KafkaSource(topic, Sale, kafka.address, starting_offsets=KafkaOffsetsInitializer.latest())
+    with pytest.raises(SourceError, match=f"^source '{topic}': {topic} was deleted and made again since it was read"):
+        again.after(position).settled()
+    with pytest.raises(SourceError, match=r"was deleted and made again since it was read.*; start without state"):
+        again.stream_range(UPath(tmp_path / "sources/sales"))
+    forget_ranges(UPath(tmp_path / "sources"))
+    assert again.stream_range(UPath(tmp_path / "sources/sales")).start != begun.start
 
 
 def test_a_topic_that_is_deleted_under_a_stream_is_one_sentence(kafka, impatient):
