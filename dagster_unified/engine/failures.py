@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _RAISED = re.compile(
     r"(?:^|\]\s|:\s)dagster_unified\.errors\.(\w+): (.*?)(?=\n\s*\n|\n\s+at |\nDriver stacktrace|\nJVM"
-    r" stacktrace|\n\nThe above|\Z)",
+    r" stacktrace|\n\nThe above|\n=== Streaming Query ===|\Z)",
     re.DOTALL | re.MULTILINE,
 )
 """As a worker or an expression raises it; not where a plan that is shown quotes the expression."""

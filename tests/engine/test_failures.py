@@ -90,6 +90,15 @@ def test_an_error_of_the_library_is_what_a_worker_raised_without_sparks_state(st
     assert str(translated(raised, Plan(), "s", None)) == "p: operator 'a' is odd"
 
 
+def test_what_spark_says_of_a_query_is_not_in_a_sentence_of_the_librarys():
+    text = (
+        "Traceback (most recent call last):\n  ...\ndagster_unified.errors.SourceError: source 't': table t has no"
+        " column 'v' SQLSTATE: 38000\n=== Streaming Query ===\nIdentifier: [id = 1, runId = 2]\nCurrent Offsets: {}"
+    )
+    with pytest.raises(SourceError, match=r"^p: source 't': table t has no column 'v'$"):
+        raise translated(ValueError(text), Plan(), "s", None)
+
+
 def test_a_connection_of_another_kind_that_is_refused_is_not_the_stores():
     """Where Spark's JVM has died, its process is the one that refuses."""
     with pytest.raises(ConnectionRefusedError), naming_store("p", UPath("s3://lake/checkpoints"), "it goes on"):

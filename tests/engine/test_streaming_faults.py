@@ -33,6 +33,7 @@ from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from tests.depth import NIGHTLY, SEED, chance, rotated
@@ -408,3 +409,21 @@ def test_a_checkpoint_directory_that_is_deleted_under_a_job_ends_it_and_no_part_
     again = StreamingJob(plan, spark, Start("job", fresh=True, patience=0.5), epochs.append)
     assert again.run(lambda: any(isinstance(e, EpochCommitted) and e.rows_in for e in epochs)) == "stopped"
     assert sum(e.rows_in for e in epochs if isinstance(e, EpochCommitted)) == 51
+
+
+def test_why_a_job_could_not_start_is_what_is_said_though_it_cannot_clean_up_either(spark, tmp_path, monkeypatch):
+    def away(*_):
+        raise ConnectionRefusedError("[Errno 111] Connection refused")
+
+    def dies(*_):
+        raise UnifiedError("the JVM was killed")
+
+    pipeline = Pipeline("started")
+    pipeline.from_source(ParquetSource(str(tmp_path), Row, name="rows", monitor=True)).key_by("key").reduce(add).print()
+    plan = pipeline.plan({**OPTIONS, "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
+    with monkeypatch.context() as patched:
+        patched.setattr(PackedQuery, "start", dies)
+        patched.setattr(PackedQuery, "stop", away)
+        with pytest.raises(UnifiedError, match="the JVM was killed"):
+            StreamingJob(plan, spark, Start("job", patience=0.5)).run()
+    assert CheckpointDirectory(str(tmp_path / "checkpoints"), "started").holder().released

@@ -205,7 +205,8 @@ class StreamingJob:
             if is_connect(self.spark):
                 self._record_running(found, self.deployed)
         except BaseException:
-            self.stop()
+            with contextlib.suppress(Exception):  # such as where the JVM is gone, which the error says
+                self.stop()
             raise
 
     def _left_running(
