@@ -361,7 +361,7 @@ def test_a_job_that_fails_to_stop_releases_its_lease(spark, tmp_path, monkeypatc
         raise OSError("the disk is full")
 
     monkeypatch.setattr(written_ahead, "end", fails)
-    with pytest.raises(OSError, match="the disk is full"):
+    with pytest.raises(StateError, match="going back to savepoint 'one' was interrupted"):
         job.start()
     job.directory.take("another", 30).release()
 

@@ -110,8 +110,6 @@ def test_a_paused_writer_that_wakes_up_late_writes_nothing(place, start, reached
     process = start(root, "paused")
     assert (said(process), *tell("begin 0", process)) == ("ready", "begun")
     directory = CheckpointDirectory(f"{root}/0", "job")
-    (directory.path / "spark/main/commits").mkdir(parents=True)
-    (directory.path / "spark/main/commits/0").write_text("v1")
     process.stdin.write("late\n")
     process.stdin.flush()
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)

@@ -39,7 +39,8 @@ OUTCOME = Outcome({}, Metrics())
 def test_a_query_whose_epochs_nobody_answers_to_fails_though_spark_runs_it():
     query = PackedQuery.__new__(PackedQuery)
     query.plan, query.name, query.spark, query.failure = SimpleNamespace(name="shops"), "main", None, None
-    query.query = SimpleNamespace(isActive=True)
+    query.query, query._token = SimpleNamespace(isActive=True), 1
+    query.directory = SimpleNamespace(greatest=lambda: 1)
     query._elsewhere = SimpleNamespace(failure=ValueError("INTERNAL"))
     with pytest.raises(StageError, match="shops: stage 'main': ValueError: INTERNAL"):
         query.advance(None)
