@@ -19,7 +19,8 @@ from dagster_unified.engine.streaming import attaching, desired, through_connect
 from dagster_unified.engine.streaming import job as jobs
 from dagster_unified.engine.streaming.attaching import Running
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-from dagster_unified.engine.streaming.epoch import Host, Outcome, StoppedError
+from dagster_unified.engine.streaming.epoch import Outcome, StoppedError
+from dagster_unified.engine.streaming.host import Host
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.through_connect import (
     Asked,
@@ -40,7 +41,7 @@ def test_a_query_whose_epochs_nobody_answers_to_fails_though_spark_runs_it():
     query = PackedQuery.__new__(PackedQuery)
     query.plan, query.name, query.spark, query.failure = SimpleNamespace(name="shops"), "main", None, None
     query.query, query._token = SimpleNamespace(isActive=True), 1
-    query.directory = SimpleNamespace(greatest=lambda: 1)
+    query.directory = SimpleNamespace(check_lease=lambda token: None)
     query._elsewhere = SimpleNamespace(failure=ValueError("INTERNAL"))
     with pytest.raises(StageError, match="shops: stage 'main': ValueError: INTERNAL"):
         query.advance(None)

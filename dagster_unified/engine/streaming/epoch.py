@@ -24,8 +24,9 @@ from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.connectors.paths import as_pattern, children, for_spark, remove_tree
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.dataframe.fragment import Fragment
-from dagster_unified.engine.events import Observer, Written
+from dagster_unified.engine.events import Written
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
+from dagster_unified.engine.streaming.host import Host
 from dagster_unified.engine.streaming.iterations import IterationsInEpoch
 from dagster_unified.engine.streaming.relays import RelaysInEpoch
 from dagster_unified.engine.streaming.tail import Tail
@@ -77,19 +78,6 @@ class Outcome(msgspec.Struct, frozen=True):
 
     owes_idleness: bool = False
     """Whether a stream that is handed on is idle, and another epoch has to say it."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """What the process that runs a query's epochs has for them."""
-
-    spark: SparkSession
-    check: Callable[[], None]
-    """Raises where the job may not write any more."""
-
-    observe: Observer
-    stopping: Callable[[], bool]
-    """Whether the job is being stopped, so that an epoch is to close soon."""
 
 
 class EpochRunner(ABC):

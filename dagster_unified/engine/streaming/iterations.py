@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_unified.engine.events import InputHeldBack, IterationResumed, Observer, RoundCommitted
+from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
 from dagster_unified.engine.iterations.bounded import BoundedIteration
 from dagster_unified.engine.iterations.feedback_log import Begun, FeedbackLog, StreamRound
 from dagster_unified.engine.iterations.files import StoredParcel
@@ -26,13 +26,14 @@ from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.rounds import outputs_of, run_round, terminate
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.state_tables.savepoints import StartingState
+from dagster_unified.engine.streaming.host import Host
 from dagster_unified.errors import PipelineError, StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.metrics import Metrics, merge
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from upath import UPath
 
 FOLDER = "iterations"
@@ -56,16 +57,11 @@ FED_BACK = "records fed back"
 
 @dataclass(frozen=True)
 class Rounds:
-    """What the iterations of a query go round with. `check` raises where this job may not write any more."""
+    """What the iterations of a query go round with."""
 
     plan: Plan
-    spark: SparkSession
+    host: Host
     folder: UPath
-    check: Callable[[], None]
-    observe: Observer
-    stopping: Callable[[], bool]
-    """Whether the job is being stopped, so that an epoch is to close soon."""
-
     start: StartingState | None = None
     """The savepoint that the query starts from, until it has committed its first epoch."""
 
@@ -144,7 +140,7 @@ class _Stream:
         self.log = FeedbackLog(self.folder, where)
         held = self.log.begun if self.log.holds_state else None
         parallelism = begun_with(self.folder) or node.parallelism or rounds.plan.execution.parallelism
-        parallelism = parallelism or (held.parallelism if held is not None else cores(rounds.spark))
+        parallelism = parallelism or (held.parallelism if held is not None else cores(rounds.host.spark))
         self.loop = compiled(rounds.plan, node, parallelism, held.groups if held is not None else ())
         passes = sorted((one for level in self.loop.levels for one in level.passes), key=lambda one: one.number)
         slots = {slot.number: slot for one in passes for slot in (one.own, one.broadcast) if slot is not None}
@@ -159,15 +155,15 @@ class _Stream:
                 [one.subtasks for one in passes],
             )
         )
-        self.levels = SparkLevels(rounds.spark, self.loop, self.folder, self.check)
+        self.levels = SparkLevels(rounds.host.spark, self.loop, self.folder, self.check)
 
     def check(self) -> None:
         """Raises where the iteration is to stop."""
-        self.rounds.check()
+        self.rounds.host.check()
 
     def check_stop(self) -> None:
         """Raises where the job is being stopped, and an epoch would go on for long."""
-        if self.rounds.stopping():
+        if self.rounds.host.stopping():
             raise StateError(f"{self.loop.where}: the job is being stopped; it goes on after the last round")
 
     def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
@@ -177,7 +173,7 @@ class _Stream:
     def taken(self, inputs: Sequence[DataFrame], reported: Callable[[], Metrics]) -> Input:
         """Writes what an epoch brought to where it is read."""
         once, replayed = self.levels.taken(inputs)
-        self.rounds.check()
+        self.rounds.host.check()
         return Input(self.loop.parallelism, once, replayed, reported().encode())
 
 
@@ -199,7 +195,7 @@ class _Bounded(_Stream):
         before = Metrics() if found is None else merge([found.metrics])
         if journal is None:
             return [], before
-        one = BoundedIteration(journal, self.levels, SINKS, self.node.name, self.rounds.observe)
+        one = BoundedIteration(journal, self.levels, SINKS, self.node.name, self.rounds.host.observe)
         outputs = one.rounds(self._all)
         return outputs, merge([before, one.metrics])
 
@@ -230,7 +226,7 @@ class _Unbounded(_Stream):
                 self.levels.files = []
         if self.log.last is not None:
             self._take_states(self.log.last)
-            rounds.observe(IterationResumed(SINKS, node.name, self.log.last.round.number))
+            rounds.host.observe(IterationResumed(SINKS, node.name, self.log.last.round.number))
 
     def _take_states(self, last: StreamRound) -> None:
         """Goes on with the state that a round has left, in as many subtasks as there are now."""
@@ -287,7 +283,7 @@ class _Unbounded(_Stream):
         ended = run_round(self.loop, self.levels, parcels(begin), number)
         now = time.monotonic()
         closes = not ended.feedback if ends else self._may_close(ended.feedback, now >= until)
-        self.rounds.check()
+        self.rounds.host.check()
         done = Epoch.of(ended, self.levels.states, now - begun)
         self.log.commit(StreamRound(done, epoch, closes, self.loop.parallelism), self.levels.files)
         self.levels.files = []
@@ -312,7 +308,7 @@ class _Unbounded(_Stream):
 
     def _may_close(self, feedback: int, late: bool) -> bool:
         """Whether an epoch closes after a round that fed back so many records."""
-        if self.rounds.stopping():
+        if self.rounds.host.stopping():
             return True
         return not feedback or (late and feedback <= self._most)
 
@@ -320,7 +316,7 @@ class _Unbounded(_Stream):
         """Say that an epoch takes long: a sign of life."""
         held = not ends and done.feedback > self._most
         stage = self.node.name
-        self.rounds.observe(
+        self.rounds.host.observe(
             InputHeldBack(stage, done.feedback, self._most) if held else RoundCommitted(SINKS, stage, done)
         )
 

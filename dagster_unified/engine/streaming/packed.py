@@ -32,7 +32,8 @@ from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.checkpoint import INITIAL
 from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
-from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Host, Outcome
+from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome
+from dagster_unified.engine.streaming.host import Host
 from dagster_unified.engine.streaming.iterations import FOLDER, IterationsInEpoch, Rounds, StreamIterations
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query
@@ -250,9 +251,7 @@ class PackedRunner(EpochRunner):
 
     def begin(self, host: Host, start: StartingState | None = None) -> None:
         super().begin(host, start)
-        self._iterations.begin(
-            Rounds(self.writer.plan, host.spark, self._folder, host.check, host.observe, host.stopping, start)
-        )
+        self._iterations.begin(Rounds(self.writer.plan, host, self._folder, start))
         self._relays.begin(start)
 
     def run(self, frame: DataFrame, epoch: int, ends: bool) -> Outcome:

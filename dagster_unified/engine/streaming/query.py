@@ -6,7 +6,6 @@ with the rows is its runner's, which may be in another process.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -25,10 +24,11 @@ from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.control import brings_end
 from dagster_unified.engine.streaming.draining import Draining, End
-from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Host, Outcome, StoppedError
+from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome, StoppedError
+from dagster_unified.engine.streaming.host import Host
 from dagster_unified.engine.streaming.pause import Pause
 from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
-from dagster_unified.errors import UnifiedError, UnsupportedError
+from dagster_unified.errors import LeaseLostError, StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan
 
@@ -452,9 +452,12 @@ class Query(ABC):
 
     def _error(self) -> UnifiedError:
         assert self.query is not None
-        with contextlib.suppress(OSError):  # of a store that does not answer, which is what went wrong
-            if self.directory.greatest() < self._token:
-                return self.directory.deleted()
+        try:
+            self.directory.check_lease(self._token)
+        except StateError as deleted:
+            return deleted
+        except (LeaseLostError, OSError):  # the query says so; of a store that does not answer, that went wrong
+            pass
         stopped = UnifiedError(f"{self.plan.name}: query '{self.name}' has stopped")
         unreachable = self._elsewhere.failure if self._elsewhere is not None else None
         cause: Exception = self.failure or unreachable or self.query.exception() or stopped

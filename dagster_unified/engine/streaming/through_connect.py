@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -30,11 +31,13 @@ from dagster_unified.connectors.paths import is_local, read_whole, remove_tree
 from dagster_unified.engine.events import Event as JobEvent
 from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
 from dagster_unified.engine.failures import translated
+from dagster_unified.engine.interrupts import meanwhile
 from dagster_unified.engine.iterations.journal import Epoch
 from dagster_unified.engine.streaming import attaching
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-from dagster_unified.engine.streaming.epoch import EpochRunner, Host, Outcome, StoppedError
+from dagster_unified.engine.streaming.epoch import EpochRunner, Outcome, StoppedError
+from dagster_unified.engine.streaming.host import Host
 from dagster_unified.errors import LeaseLostError, MissingRequirementError, PipelineError, StageError, StateError
 from dagster_unified.graph.plan import Plan
 
@@ -311,29 +314,17 @@ class EpochsElsewhere:
         """Have the server run the epoch that it has asked for."""
         self._mine.send(Go(ends))
         said: FromServer | None = None
-        with self._hastening(ends):
+        with meanwhile(partial(self._hasten, ends), f"stop of {self._query}"):
             while isinstance(said := self._next(), Told):
                 self._observe(said)
         return self._outcome(said)
 
-    @contextlib.contextmanager
-    def _hastening(self, ends: bool) -> Iterator[None]:
-        """Let the server know meanwhile if the job is being stopped."""
-        done = Event()
-
-        def look() -> None:
-            while not done.wait(_IDLE):
-                if self._host.stopping():
-                    self._mine.send(Go(ends, soon=True))
-                    return
-
-        thread = Thread(target=look, daemon=True, name=f"stop of {self._query}")
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+    def _hasten(self, ends: bool, done: Event) -> None:
+        """Let the server know if the job is being stopped, until the epoch is `done`."""
+        while not done.wait(_IDLE):
+            if self._host.stopping():
+                self._mine.send(Go(ends, soon=True))
+                return
 
     def _observe(self, told: Told) -> None:
         """Observe the events that were not in a message before."""
@@ -388,8 +379,12 @@ class EpochsHere:
         self._mine, self._theirs = _of_server(folder, token), _of_job(folder, token)
         self._runner: EpochRunner | None = None
         self._events: list[tuple[str, list[msgspec.Raw]]] = []
+        """The latest events of the epoch, of so many."""
+
         self._count = 0
         self._soon, self._looked = False, 0.0
+        """Whether the epoch is to close soon, and when the job's letters were looked at for that."""
+
         self._sign: tuple[int, int, bool] | None = None
         self._seen = 0.0
         """The last sign of life of a job, and when it was seen here: two machines have two clocks."""
@@ -478,17 +473,22 @@ class EpochsHere:
 
     def _check(self) -> None:
         """Raise where the job that the query belongs to may not write any more."""
-        self._follow()
-        self._directory.check_lease(self._theirs.token)
+        if self._obey() < self._theirs.token:
+            raise self._directory.deleted()
 
     def _follow(self) -> bool:
-        """Obey the job that has the lease; returns whether it is another one than before.
+        """Obey the job that has the lease; returns whether it is another one than before."""
+        before = self._theirs.token
+        self._obey()
+        return self._theirs.token > before
+
+    def _obey(self) -> int:
+        """Obey the job that has the lease; returns the greatest token, which is none where the directory is gone.
 
         Waits for a job that has just taken the lease to say whether it goes on with the query, and raises
         `LeaseLostError` where it does not.
         """
-        before = self._theirs.token
-        while self._directory.greatest() > self._theirs.token:
+        while (greatest := self._directory.greatest()) > self._theirs.token:
             running = attaching.running(self._directory)
             if running is None or running.token <= self._theirs.token:
                 self._check_job()
@@ -500,7 +500,7 @@ class EpochsHere:
                     f"{self._directory.path.name}: another job has taken over the checkpoint directory, and runs a"
                     " query of its own; this one ends"
                 )
-        return self._theirs.token > before
+        return greatest
 
     def _check_job(self) -> None:
         """Raise where there is no job for which the query could wait."""
