@@ -422,14 +422,14 @@ def run_steps(steps: "Sequence[_Step]", last_of_run: bool = True) -> list[dict[s
     with interrupts.listening() as asked:
         runs = [step.as_run(asked) for step in steps]
         manifests = run_partitions(runs, last.launched_region.name, [step.find for step in steps])
-        if last_of_run and leave_savepoint(runs[-1], last.launched_region, last.stands) is not None:
-            last.report_savepoint()
-        stays = later_savepoint(runs[-1]) if last_of_run and last.launched.execution.goes_on else None
+        stays = later_savepoint(runs[-1]) if last_of_run else None
         if stays is not None:
             last.context.log.warning(
                 f"{last.launched.execution.savepoint.path} keeps the savepoint after partition {stays.partition}, which"
                 f" is later than {runs[-1].partition}. Where its state is to change, run all partitions up to that one"
             )
+        elif last_of_run and leave_savepoint(runs[-1], last.launched_region, last.stands) is not None:
+            last.report_savepoint()
     previews = _previews(runs[-1], last.launched_region)  # of the table as it is now
     return [
         step.materialized(run, manifest, previews if step is last else {})

@@ -173,13 +173,19 @@ def folder_of(uid: str) -> str:
     return plain if plain == uid and not uid.startswith(".") else f"{plain.lstrip('.')}-{crc32(uid.encode()):08x}"
 
 
+def find(folder: UPath) -> Manifest | None:
+    """What the savepoint in a folder holds, where there is one."""
+    return read(folder)[1] if (folder / NAME).exists() else None
+
+
 def check_free(path: str, what: str, replaces: Callable[[Manifest], bool] = lambda _: False) -> UPath:
     """The folder of a savepoint that is to be written.
 
     Raises `StateError` where there is a savepoint already that this one does not replace.
     """
     folder = storage_path(path, what)
-    if (folder / NAME).exists() and not replaces(read(folder)[1]):
+    held = find(folder)
+    if held is not None and not replaces(held):
         raise StateError(f"{what}: there is a savepoint in {folder} already; give another path, or remove it")
     return folder
 

@@ -81,12 +81,12 @@ def begun(run: Run, known: StartingState | None = None) -> Run:
 def leave_savepoint(run: Run, region: Region, finished: Finished) -> Manifest | None:
     """Write the savepoint, if the run leaves one and this region was the last that it waited for.
 
-    One that is there of a later partition stays: the state is that after the last one.
+    Raises `StateError` where a later partition has left one, which stays: see `later_savepoint`.
 
     Stages may run in processes of their own: two that finish together both write it, and the same.
     """
     execution, needed = run.plan.execution, _needed(run.plan)
-    if not execution.goes_on or region.id not in {one.id for one in needed} or later_savepoint(run) is not None:
+    if not execution.goes_on or region.id not in {one.id for one in needed}:
         return None
     found = [finished(one) for one in needed]
     stages = [stage for stage in found if stage is not None]
@@ -97,13 +97,10 @@ def leave_savepoint(run: Run, region: Region, finished: Finished) -> Manifest | 
 def later_savepoint(run: Run) -> Manifest | None:
     """The savepoint after a later partition that stays where this run would leave its own."""
     path = run.plan.execution.savepoint.path
-    if path is None or run.partition_end is None:
+    if path is None or not run.plan.execution.goes_on or run.partition_end is None:
         return None
-    folder = storage_path(path, PATH)
-    if not (folder / manifests.NAME).exists():
-        return None
-    held = manifests.read(folder)[1]
-    return held if _is_after_later(run, held) else None
+    held = manifests.find(storage_path(path, PATH))
+    return held if held is not None and _is_after_later(run, held) else None
 
 
 def _needed(plan: Plan) -> list[Region]:
