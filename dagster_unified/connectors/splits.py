@@ -281,7 +281,8 @@ class SplitSource(SparkSource[Out]):
     def _begin(self) -> Offsets:
         """Where reading begins after what was read before."""
         if isinstance(self.behind, OffsetsRead):
-            self._check_identities(self.behind.identities, self.identities() if self.behind.identities else {})
+            if self.behind.identities:
+                self._check_identities(self.behind.identities, self.identities())
             return self.behind.offsets
         if isinstance(self.behind, PartitionsRead) and not self.partition_columns:
             return self.at(self.behind.until)

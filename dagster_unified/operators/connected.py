@@ -124,6 +124,11 @@ class Tag:
         return self.either(1, record, None) if self.side == 1 else self.either(2, None, record)
 
 
+def _own(either: Any) -> Any:
+    """The record of its own stream in a record of `Either`."""
+    return either.first if either.side == 1 else either.second
+
+
 class OwnKey(NamedTuple):
     """How the key of one stream's records is read, and what errors call that."""
 
@@ -142,7 +147,7 @@ class EitherKey(DelegatingKey):
         return self._first(record.first) if record.side == 1 else self._second(record.second)
 
     def told(self, record: Any) -> tuple[str, Any]:
-        return self._where[record.side], record.first if record.side == 1 else record.second
+        return self._where[record.side], _own(record)
 
 
 _SPREAD = 1024
@@ -159,7 +164,7 @@ class OneSidesKey(DelegatingKey):
         self.side, self.get, self.where, self.width = side, own.get, own.where, width
 
     def __call__(self, record: Any) -> Any:
-        own = record.first if record.side == 1 else record.second
+        own = _own(record)
         if record.side != self.side:
             return (-1 - key_hash(own) % _SPREAD, *[None] * self.width)
         key = self.get(own)
@@ -167,7 +172,7 @@ class OneSidesKey(DelegatingKey):
         return None if None in fields else (0, *fields)
 
     def told(self, record: Any) -> tuple[str, Any]:
-        return self.where, record.first if record.side == 1 else record.second
+        return self.where, _own(record)
 
 
 class _Both(Wrapping):

@@ -92,11 +92,10 @@ LOG_EVERY = 5.0
 """Seconds between lines of the run's log."""
 
 LOADED = "dagster-unified/loaded"
+"""The tag that says which loading of the code location asked for a run."""
 
 CODE = "dagster-unified/code"
 """The tag with the fingerprint of the code with which the sensor launched a run."""
-
-"""The tag that says which loading of the code location asked for a run."""
 
 _LOOK_BACK = 50
 """How many runs a tick looks at."""
