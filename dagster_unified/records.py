@@ -26,6 +26,7 @@ import pyarrow as pa
 from msgspec import inspect as mi
 
 from dagster_unified.errors import RecordTypeError
+from dagster_unified.nulls import forbidden_null
 from dagster_unified.values import Fit, Misfit, RecordFit, class_of, described, fit_of
 
 if TYPE_CHECKING:
@@ -182,12 +183,12 @@ class RecordType:
         Raises `RecordTypeError` for a null where the type does not allow None, such as one of a file.
         """
         columns = []
-        for i, field in _required(self.python):
-            path = forbidden_null(batch.column(i), field)
+        for i, info in _required(self.python):
+            path = forbidden_null(batch.column(i), info)
             if path is not None:
                 raise RecordTypeError(
-                    f"field '{field.name}{path}' of {type_name(self.python)} is null, and its type does not allow None;"
-                    " declare it optional (`| None`), or leave such rows out before"
+                    f"field '{self.names[i]}{path}' of {type_name(self.python)} is null, and its type does not allow"
+                    " None; declare it optional (`| None`), or leave such rows out before"
                 )
         for i, decode in enumerate(_decoders(self.python)):
             values = self._values(i, batch.column(i))
@@ -341,10 +342,10 @@ def _column_types(python: Any) -> tuple[mi.Type, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _required(python: Any) -> tuple[tuple[int, pa.Field], ...]:
+def _required(python: Any) -> tuple[tuple[int, mi.Type], ...]:
     """The columns that hold no null, or values of which a part holds none."""
-    fields = enumerate(record_type(python).schema)
-    return tuple((i, field) for i, field in fields if not field.nullable or pa.types.is_nested(field.type))
+    fields = zip(record_type(python).schema, _column_types(python), strict=True)
+    return tuple((i, info) for i, (f, info) in enumerate(fields) if not f.nullable or pa.types.is_nested(f.type))
 
 
 @lru_cache(maxsize=1024)
@@ -486,22 +487,6 @@ def inspected(python: Any, where: str, use: str) -> mi.Type:
         return mi.type_info(python)
     except (TypeError, NameError) as error:
         raise RecordTypeError(f"{where}: {type_name(python)} cannot be used as {use}: {error}") from error
-
-
-def forbidden_null(column: pa.Array, field: pa.Field) -> str | None:
-    """Where in a column a null is that its type does not allow: empty for the value itself, None if there is none."""
-    if column.null_count and not field.nullable:
-        return ""
-    kind = field.type
-    if not pa.types.is_nested(kind) or pa.types.is_map(kind):  # the schema does not say it of a map's values
-        return None
-    held = column.drop_null() if column.null_count else column
-    if pa.types.is_struct(kind):
-        members = [(f".{kind.field(i).name}", kind.field(i), part) for i, part in enumerate(held.flatten())]
-    else:
-        members = [("[]", kind.value_field, held.flatten())]
-    found = ((name, forbidden_null(part, member)) for name, member, part in members)
-    return next((name + path for name, path in found if path is not None), None)
 
 
 def record_type(python: Any, where: str = "record") -> RecordType:

@@ -154,6 +154,8 @@ class Whole(NamedTuple):
     several: list[int] = []
     parts: list[Part] = []
     by_name: dict[str, int] = {}
+    lists: dict[str, list[int]] = {}
+    counts: dict[str, int | None] = {}
     maybe: list[int | None] | None = None
 
 
@@ -165,16 +167,19 @@ class Whole(NamedTuple):
         ({"several": [1, None]}, r"several\[\]"),
         ({"parts": [{"a": 1}, None]}, r"parts\[\]"),
         ({"parts": [{"a": 1}, {"a": None}]}, r"parts\[\].a"),
+        ({"by_name": {"a": 1, "b": None}}, r"by_name\[\]"),
+        ({"lists": {"a": [1, None]}}, r"lists\[\]\[\]"),
         ({"several": None}, "several"),
     ],
 )
 def test_a_null_that_the_type_does_not_allow_is_an_error_where_it_is_read(row, path):
     records = record_type(Whole)
-    whole = {"value": 1, "part": None, "several": [], "parts": [], "by_name": {}, "maybe": [None, 1]}
+    whole = {"value": 1, "part": None, "several": [], "parts": [], "by_name": {"k": 1}, "lists": {"k": [1]}}
+    whole |= {"counts": {"k": None}, "maybe": [None, 1]}
     loose = pa.schema([_loose(field) for field in records.schema])
     batch = pa.RecordBatch.from_pylist([{**whole, "part": {"a": 1}}, whole, {**whole, **row}], loose)
     typed = declared(batch.columns, records.schema)
-    assert records.from_batch(typed.slice(0, 2))[1] == Whole(1, maybe=[None, 1])
+    assert records.from_batch(typed.slice(0, 2))[1] == Whole(**whole)
     for each in (typed, typed.slice(1), typed.slice(2)):
         with pytest.raises(
             RecordTypeError, match=rf"^field '{path}' of Whole is null, and its type does not allow None"
@@ -191,3 +196,14 @@ def _loose(field):
     elif pa.types.is_list(kind):
         kind = pa.list_(_loose(kind.value_field))
     return pa.field(field.name, kind)
+
+
+def test_a_null_outside_of_a_slice_is_not_of_it():
+    column = pa.array([{"a": None}, {"b": 1}, None, {"c": 2}, {"d": None}], pa.map_(pa.string(), pa.int64()))
+    records = record_type(tuple[dict[str, int] | None])
+    batch = pa.record_batch([column], records.names)
+    assert records.from_batch(batch.slice(1, 3)) == [({"b": 1},), (None,), ({"c": 2},)]
+    assert records.from_batch(batch.slice(0, 0)) == []
+    for place in (0, 4):
+        with pytest.raises(RecordTypeError, match=r"field 'f0\[\]' of .* is null"):
+            records.from_batch(batch.slice(place, 1))

@@ -17,7 +17,7 @@ from dagster_unified.connectors.exact_times import python_times
 from dagster_unified.connectors.nested import from_json
 from dagster_unified.connectors.postgres.names import quoted
 from dagster_unified.connectors.splits import Malformed
-from dagster_unified.records import RecordType, forbidden_null, shorten
+from dagster_unified.records import RecordType, shorten
 
 _READ_FROM: dict[str, tuple[str, ...]] = {
     "bool": ("bool",),
@@ -105,7 +105,8 @@ class ReadField:
         if not self.nullable and column.null_count:
             raise ValueError("it is null, and its type does not allow None")
         found = self._cast(column)
-        if pa.types.is_list(self.arrow) and forbidden_null(found, pa.field("", self.arrow)) is not None:
+        elements = self.arrow.value_field if pa.types.is_list(self.arrow) else None
+        if elements is not None and not elements.nullable and found.flatten().null_count:
             raise ValueError("it has a null, and its type does not allow None there")
         return found
 

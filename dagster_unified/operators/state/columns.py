@@ -14,7 +14,8 @@ import pyarrow as pa
 from msgspec import inspect as mi
 
 from dagster_unified.errors import RecordTypeError, StateError
-from dagster_unified.operators.state.migration import FILL_IN, Convert, migration, takes_none
+from dagster_unified.nulls import parts
+from dagster_unified.operators.state.migration import FILL_IN, Convert, migration
 from dagster_unified.records import arrow_of, decoder, encoder, holds, type_name
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -167,29 +168,11 @@ def _in_place(one: pa.DataType, other: pa.DataType) -> bool:
     return True
 
 
-def check_members(array: pa.Array, info: Any) -> None:
+def check_members(array: pa.Array, info: mi.Type) -> None:
     """Raises `ValueError` for a None in a record, list or map whose type does not allow it."""
-    if isinstance(info, mi.Metadata):
-        info = info.type
-    if isinstance(info, mi.UnionType):
-        info = next(t for t in info.types if not isinstance(t, mi.NoneType))
-    if not pa.types.is_nested(array.type):
-        return
-    held = array.drop_null() if array.null_count else array
-    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
-        for number, field in enumerate(info.fields):
-            _check_member(held.field(number), field.type, f"field '{field.name}'")
-    elif isinstance(info, mi.TupleType):
-        for number, item in enumerate(info.item_types):
-            _check_member(held.field(number), item, f"item {number} of a tuple")
-    elif isinstance(info, mi.DictType):
-        check_members(held.keys, info.key_type)
-        _check_member(held.items, info.value_type, "a map's value")
-    else:
-        _check_member(held.flatten(), info.item_type, "a list's element")
-
-
-def _check_member(array: pa.Array, info: mi.Type, what: str) -> None:
-    if array.null_count and not takes_none(info):
-        raise ValueError(f"{what} may not be None any more, and is None {array.null_count} times; {FILL_IN}")
-    check_members(array, info)
+    for part in parts(array, info):
+        if part.has_forbidden_null:
+            raise ValueError(
+                f"{part.name} may not be None any more, and is None {part.values.null_count} times; {FILL_IN}"
+            )
+        check_members(part.values, part.type)

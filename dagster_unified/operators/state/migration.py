@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect as mi
 
+from dagster_unified.nulls import takes_none
 from dagster_unified.records import decoder_of
 
 Convert = Callable[[Any], Any]
@@ -98,13 +99,6 @@ def _optional(convert: Convert | None) -> Convert | None:
 def _of_union(stored: pa.DataType, declared: mi.UnionType) -> Convert | None:
     members = [t for t in declared.types if not isinstance(t, mi.NoneType)]
     return _optional(migration(stored, members[0])) if len(members) == 1 else None
-
-
-def takes_none(info: mi.Type) -> bool:
-    """Whether a value of a type may be None."""
-    if isinstance(info, mi.Metadata):
-        return takes_none(info.type)
-    return isinstance(info, mi.UnionType) and any(isinstance(t, mi.NoneType) for t in info.types)
 
 
 def _of_record(stored: pa.DataType, declared: mi.NamedTupleType | mi.DataclassType | mi.StructType) -> Convert | None:
