@@ -11,7 +11,7 @@ from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import Committable, NoCommitter, Writer, WriterTask
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Capabilities
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
 
@@ -73,7 +73,7 @@ class _Calls(Writer[Committable], Generic[In]):
         try:
             for record in self._records.from_batch(batch):
                 self._function(record)
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self._where, self._function, record) from error
 
     def prepare_commit(self) -> Sequence[Committable]:

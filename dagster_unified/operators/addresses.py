@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.keys import decoded, key_groups, key_values
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program.spec import KeyedInput
@@ -103,7 +103,7 @@ class ByPartitioner(Address):
         try:
             for key in decoded(self.keyed, key_values(columns), self.where):
                 found.append(self._checked(self.partitioner(key, self.count), key))
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self.where, self.partitioner, key) from error
         return found
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Generic
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function
 from dagster_unified.operators.functions.type_variables import In, Out
 from dagster_unified.operators.keyed import Collector
@@ -116,7 +116,7 @@ class AsyncCalls:
         self,
         records: Sequence[Any],
         emit: Callable[[int, Iterable[Any]], None],
-        failed: Callable[[Exception, Any], Exception],
+        failed: Callable[[BaseException, Any], Exception],
     ) -> None:
         """Calls the function for all records.
 
@@ -146,7 +146,7 @@ class AsyncCalls:
             for number, kept in enumerate(results):
                 emit(number, kept or ())
 
-    async def _call(self, record: Any, failed: Callable[[Exception, Any], Exception]) -> list[Any]:
+    async def _call(self, record: Any, failed: Callable[[BaseException, Any], Exception]) -> list[Any]:
         import asyncio
 
         try:
@@ -157,7 +157,7 @@ class AsyncCalls:
                 if not limit.expired():  # it is the author's own
                     raise
                 return _records(self.function.timeout(record), "timeout")
-        except Exception as error:
+        except RAISED as error:
             raise failed(error, record) from error
 
     async def _attempted(self, record: Any) -> list[Any]:
@@ -203,7 +203,7 @@ class AsyncStep(BlockStep):
         place.closing.append((place.where, loop))
         place.open(calls.function)
 
-        def failed(error: Exception, record: Any) -> Exception:
+        def failed(error: BaseException, record: Any) -> Exception:
             return user_failure(error, place.where, calls.function.async_invoke, record)
 
         def consume(block: Block) -> None:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.operators.deltas import REDUCE, SOLUTION, WORK, DeltaOperator, Solutions, own_rows
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import RuntimeContext
 from dagster_unified.operators.functions.deltas import BatchDeltaFunction
 from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions, PageStore
@@ -71,7 +71,7 @@ class BatchDeltaOperator(KeyedOperator):
         solution = held.at(keys)
         try:
             returned = self.function.update_batch(solution, workset)
-        except Exception as error:
+        except RAISED as error:
             shown = workset.slice(0, 3).to_pylist()
             raise user_failure(error, self.where, self.function.update_batch, shown) from error
         if not _are_batches(returned):

@@ -17,7 +17,7 @@ from typing import Any, Generic, Optional
 import pyarrow as pa
 
 from dagster_unified.errors import PipelineError, UnsupportedError
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function, OutputTag, RuntimeContext, SideOutput, TimerService
 from dagster_unified.operators.functions.keyed import NoKey
 from dagster_unified.operators.functions.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
@@ -299,7 +299,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
             for record, timestamp in zip(records, timestamps, strict=True):
                 context.current = timestamp
                 context.out.emit_all(function.process_broadcast_element(record, context), timestamp)
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self.where, function.process_broadcast_element, record) from error
         if leads:
             self.out.take(context.out)

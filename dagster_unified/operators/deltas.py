@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.operators.combining import CombineColumns
-from dagster_unified.operators.failures import placed, user_failure
+from dagster_unified.operators.failures import RAISED, placed, user_failure
 from dagster_unified.operators.functions.base import OutputTag, RuntimeContext
 from dagster_unified.operators.functions.deltas import DeltaFunction
 from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions
@@ -213,7 +213,7 @@ class DeltaOperator(KeyedOperator):
                         changes[key] = change
                     if following:
                         send(following)
-        except Exception as error:
+        except RAISED as error:
             what = f"the workset {shorten(work)} of key {key!r}"
             raise user_failure(error, self.where, update, what) from error
         return changes

@@ -16,6 +16,9 @@ from dagster_unified.errors import RecordTypeError, UnifiedError, UserFunctionEr
 from dagster_unified.records import shorten
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RAISED = (Exception, SystemExit)
+"""What is a failure of the function that raised it: `sys.exit()` does not end a worker, and not a test either."""
+
 _ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio")
 
 
@@ -30,7 +33,7 @@ def placed(where: str) -> Iterator[None]:
         raise RecordTypeError(f"{where}: {error}") from error
 
 
-def user_failure(error: Exception, where: str, function: Any, record: Any) -> UnifiedError:
+def user_failure(error: BaseException, where: str, function: Any, record: Any) -> UnifiedError:
     """The error to raise instead of `error`.
 
     One of the library's own keeps its class and gains its place, where it does not say it.

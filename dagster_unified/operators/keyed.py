@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from dagster_unified.errors import StateError, UnsupportedError
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.layout import StreamLayout
@@ -378,7 +378,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
             for record, timestamp in zip(records, timestamps, strict=True):
                 self._timestamp = timestamp
                 emit(process(record, self), timestamp)
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self.where, self.function.process_element, record) from error
 
     @property
@@ -392,7 +392,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
             told = self._told()
             try:
                 tell(listener.on_epoch_watermark_incremented, epoch, emitted=told)
-            except Exception as error:
+            except RAISED as error:
                 what = f"the end of epoch {epoch} of key {self.key!r}"
                 raise user_failure(error, self.where, listener.on_epoch_watermark_incremented, what) from error
 
@@ -401,7 +401,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
             told = self._told()
             try:
                 tell(listener.on_iteration_terminated, emitted=told)
-            except Exception as error:
+            except RAISED as error:
                 what = f"the end of the iteration of key {self.key!r}"
                 raise user_failure(error, self.where, listener.on_iteration_terminated, what) from error
 
@@ -415,7 +415,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
             self.out.emit_all(
                 self.function.on_timer(timestamp, self), timestamp if domain is TimeDomain.EVENT_TIME else None
             )
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(
                 error, self.where, self.function.on_timer, f"timer at {timestamp} of key {self.key!r}"
             ) from error
@@ -562,7 +562,7 @@ class ReduceOperator(KeyedOperator):
                     value = own
                 value = record if value is None else function(value, record)
                 emit(value)
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(
                 error, self.where, self.user_function, _operands(error, value, records[len(out) - first :])
             ) from error
@@ -579,7 +579,7 @@ class ReduceOperator(KeyedOperator):
                 else:
                     out += list(accumulate(records[start:end], function, initial=value))[1:]
                 _check_count(len(out) - first, end)
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(
                 error, self.where, self.user_function, _operands(error, value, records[start:])
             ) from error
@@ -604,7 +604,7 @@ class ReduceOperator(KeyedOperator):
                     reduce(self.function, records) if held is None else reduce(self.function, records, held)
                 )
                 self._last[self.key] = timestamps[-1]
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(
                 error, self.where, self.user_function, _operands(error, state.get("value"), records)
             ) from error
@@ -640,7 +640,7 @@ def _check_count(emitted: int, records: int) -> None:
         raise RuntimeError("the function raised StopIteration, as next() does of what is empty; give next() a default")
 
 
-def _operands(error: Exception, held: Any, records: Sequence[Any]) -> Any:
+def _operands(error: BaseException, held: Any, records: Sequence[Any]) -> Any:
     """The two records that were being combined, read from the failed call's own arguments."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

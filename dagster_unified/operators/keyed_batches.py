@@ -12,7 +12,7 @@ from typing import Any, overload
 
 import pyarrow as pa
 
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import OutputTag, TimerService
 from dagster_unified.operators.functions.batches import KeyedBatchFunction
 from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
@@ -80,7 +80,7 @@ class KeyedBatchOperator(KeyedProcessOperator):
         times = self._times = timestamps if TIMESTAMP in batch.schema.names else None
         try:
             returned = self._call(batch)
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self.where, self.function, batch.slice(0, 3).to_pylist()) from error
         finally:
             self._times = None
@@ -102,7 +102,7 @@ class KeyedBatchOperator(KeyedProcessOperator):
         self._begin_timer(timestamp, generation, domain)
         try:
             returned = function.on_timer(timestamp, self._for_function)
-        except Exception as error:
+        except RAISED as error:
             shown = f"timer at {timestamp} of key {self.key!r}"
             raise user_failure(error, self.where, function.on_timer, shown) from error
         if returned is not None:

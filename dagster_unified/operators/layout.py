@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.state.columns import same_type
 from dagster_unified.records import RecordType, record_type, shorten
 
@@ -80,7 +80,7 @@ class ComputedKey:
         try:
             for record in records:
                 keys.append(get(record))
-        except Exception as error:
+        except RAISED as error:
             where, own = self._told(record)
             raise user_failure(error, where, None if isinstance(get, DelegatingKey) else get, own) from error
         if None in keys:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
-from dagster_unified.operators.failures import placed, user_failure
+from dagster_unified.operators.failures import RAISED, placed, user_failure
 from dagster_unified.operators.layout import TIMESTAMP, cast
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.step import BlockStep, Place
@@ -45,7 +45,7 @@ class MapBatchesStep(BlockStep):
                 given = given.append_column(TIMESTAMP, pa.array(block.timestamps, pa.int64()))
             try:
                 result = call(given)
-            except Exception as error:
+            except RAISED as error:
                 raise user_failure(error, place.where, function, given.slice(0, 3).to_pylist()) from error
             batch, timestamps = checked(result, output, block.timestamps, place.where)
             place.send(None, Block(None, batch, timestamps, output))

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 from dagster_unified.errors import PipelineError, UnsupportedError
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function, NoTimers, RuntimeContext
 from dagster_unified.operators.functions.checkpoints import (
     CheckpointedFunction,
@@ -104,7 +104,7 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
         try:
             author.snapshot_state(_Snapshot(epoch))
             self.check_state()
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self.where, author.snapshot_state, "snapshot_state()") from error
         for name in self.kinds:
             self.state.current.setdefault(name, [])
@@ -147,7 +147,7 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
         self._opened.append(function)
         try:
             function.open(self._context(None))
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self.where, function.open, "open()") from error
         if self.committed is not None:
             for listener in listeners(function):
@@ -158,7 +158,7 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
         author = self._author()
         try:
             author.initialize_state(_Initialization(_Store(self.where, self.state, self.kinds), restored))
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self.where, author.initialize_state, "initialize_state()") from error
 
     def _author(self) -> CheckpointedFunction:

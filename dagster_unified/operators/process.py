@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import NoTimers, OutputTag, ProcessFunction, TimerService
 from dagster_unified.operators.keyed import Collector
 from dagster_unified.operators.program.blocks import Block, Consumer
@@ -29,7 +29,7 @@ class ProcessStep(BlockStep):
                 for record, timestamp in zip(block.records(), timestamps, strict=True):
                     context.current = timestamp
                     out.emit_all(function.process_element(record, context), timestamp)
-            except Exception as error:
+            except RAISED as error:
                 raise user_failure(error, place.where, function.process_element, record) from error
             for tag, emitted in out.blocks():
                 place.send(tag, emitted)

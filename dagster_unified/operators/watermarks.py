@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dagster_unified.errors import RecordTypeError
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.event_time import WatermarkGenerator, WatermarkOutput
 from dagster_unified.operators.time import to_millis
 from dagster_unified.records import shorten
@@ -59,7 +59,7 @@ class Generated(WatermarkOutput):
         generator = self._generator or self._supplied()
         try:
             generator.on_periodic_emit(self)
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self._where, generator.on_periodic_emit, "on_periodic_emit()") from error
         said, self._generator, self._said = self._said, None, None
         return said

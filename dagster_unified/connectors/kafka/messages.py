@@ -19,7 +19,7 @@ from dagster_unified.connectors.kafka.formats.base import spelled_type
 from dagster_unified.connectors.kafka.formats.json import check_keys, encode, object_of
 from dagster_unified.connectors.kafka.formats.values import columns, plain
 from dagster_unified.errors import PipelineError, SinkError, nearest
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.time import to_millis
 from dagster_unified.records import RecordType, shorten
 
@@ -197,7 +197,7 @@ class MessageEncoder:
         found: list[Any] = []
         try:
             found.extend(map(part, records))
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self._where, part, records[len(found)]) from error
         return found
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Closing:
         """Closes it, whatever has failed before."""
         try:
             self.one.close()
-        except Exception as error:
+        except RAISED as error:
             close = getattr(getattr(self.one, "function", self.one), "close", None)
             raise user_failure(error, self.where, close, "close()") from error
 

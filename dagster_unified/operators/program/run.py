@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.broadcast import BroadcastOperator
-from dagster_unified.operators.failures import placed, user_failure
+from dagster_unified.operators.failures import RAISED, placed, user_failure
 from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
 from dagster_unified.operators.functions.iterations import IterationListener, hears_of_epochs, iteration_listeners
 from dagster_unified.operators.keyed import Collector, KeyedOperator
@@ -149,7 +149,7 @@ class RunningProgram:
             where = self.program.where(step)
             try:
                 call(listener, emitted)
-            except Exception as error:
+            except RAISED as error:
                 told = listener.on_epoch_watermark_incremented
                 raise user_failure(error, where, told, what) from error
             out = emitted.out
@@ -175,7 +175,7 @@ class RunningProgram:
             for listener in step.listeners():
                 try:
                     listener.notify_checkpoint_complete(epoch)
-                except Exception as error:
+                except RAISED as error:
                     notified = listener.notify_checkpoint_complete
                     raise user_failure(error, self.program.where(step), notified, f"epoch {epoch}") from error
 
@@ -193,7 +193,7 @@ class RunningProgram:
         for name, gauge in self.registry.gauges.items():
             try:
                 self.registry.read(name)
-            except Exception as error:
+            except RAISED as error:
                 where = f"{self.program.pipeline}: stage '{self.program.stage}', gauge '{name}'"
                 raise user_failure(error, where, gauge, "its report") from error
 
@@ -299,7 +299,7 @@ class RunningProgram:
         self._closing.append((place.where, self.keyed))
         try:
             self.keyed.open(place.context)
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, place.where, getattr(step.function, "open", None), "open()") from error
 
     def _fusable_from(self, index: int, step: FusedStep) -> dict[int, FusedStep]:
@@ -347,7 +347,7 @@ class RunningProgram:
                 records, timestamps = function.run(block.records(), block.timestamps)
             except UserFunctionError:
                 raise
-            except Exception as error:
+            except RAISED as error:
                 found = function.locate(error.__traceback__)
                 if found is None:
                     raise

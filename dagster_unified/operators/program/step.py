@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function, RuntimeContext
 from dagster_unified.operators.functions.checkpoints import CheckpointListener, listeners
 from dagster_unified.operators.layout import StreamLayout
@@ -72,7 +72,7 @@ class Place:
             self.closing.append((self.where, function))
             try:
                 function.open(self.context(None))
-            except Exception as error:
+            except RAISED as error:
                 raise user_failure(error, self.where, function.open, "open()") from error
 
 

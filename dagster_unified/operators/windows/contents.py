@@ -11,7 +11,7 @@ from functools import reduce
 from operator import length_hint
 from typing import Any, ClassVar
 
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.state.backend import Declared, KeyedStateBackend
 from dagster_unified.operators.windows.spec import Windowing
 
@@ -101,7 +101,7 @@ class _OneValue(Contents):
             self._look(self._declared, held)
         return held
 
-    def _failed(self, error: Exception, record: Any) -> Exception:
+    def _failed(self, error: BaseException, record: Any) -> Exception:
         return user_failure(error, self._where, self._spec.suspect, record)
 
     def empty(self) -> Any:
@@ -126,7 +126,7 @@ class Reduced(_OneValue):
         try:
             made = reduce(self._reduce, rest) if held is None else reduce(self._reduce, rest, held)
             return self._checked(made)
-        except Exception as error:
+        except RAISED as error:
             raise self._failed(error, records[len(records) - length_hint(rest) - 1]) from error
 
     def combined(self, held: list[Any]) -> Any:
@@ -162,7 +162,7 @@ class Aggregated(_OneValue):
             for record in records:
                 held = add(record, held)
             return self._checked(held)
-        except Exception as error:
+        except RAISED as error:
             raise self._failed(error, records[0] if record is None else record) from error
 
     def combined(self, held: list[Any]) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import RuntimeContext
 from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
@@ -165,7 +165,7 @@ class WindowOperator(KeyedProcessOperator):
                 self.act(came(timestamp, window, self.triggers.of(window)), window)
                 if domain is self._cleanup_domain() and timestamp == self._cleanup_time(window):
                     self._clear(window)
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(
                 error, self.where, self.spec.suspect, f"windows {windows} of key {self.key!r}"
             ) from error

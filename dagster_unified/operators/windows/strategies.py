@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.errors import RecordTypeError
-from dagster_unified.operators.failures import user_failure
+from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.windows.assigners import MergingWindowAssigner
 from dagster_unified.operators.windows.merging import MergingWindows
@@ -42,7 +42,7 @@ class PerElement(Strategy):
         try:
             for record, timestamp in zip(records, timestamps, strict=True):
                 self._element(record, timestamp)
-        except Exception as error:
+        except RAISED as error:
             raise user_failure(error, self._operator.where, self._operator.spec.suspect, record) from error
 
     def _element(self, record: Any, timestamp: int | None) -> None:
