@@ -55,8 +55,7 @@ class Messages(msgspec.Struct, frozen=True):
         """The last message of each key, in their order: the others would be replaced at once."""
         if self.keys is None:
             return self
-        # a message without a key replaces none
-        last = {place if key is None else key: place for place, key in enumerate(self.keys)}
+        last = {key: place for place, key in enumerate(self.keys)}
         if len(last) == len(self):
             return self
         kept = sorted(last.values())
@@ -81,6 +80,9 @@ class MessageFormat:
     value_format: ValueFormat = _JSON
     prefix: bytes = b""
     """What each value of the format begins with."""
+
+    replaces: bool = False
+    """Whether a message replaces those of its key, so that it has to have one."""
 
     def check(self, records: RecordType, where: str) -> None:
         """Raises `PipelineError` where a field is not there, or has a type that does not fit its part."""
@@ -206,7 +208,13 @@ class MessageEncoder:
         if key is None:
             return None
         if not isinstance(key, tuple):
-            return [self._bytes(value, "key") for value in self._part(key, columns, records)]
+            keys = [self._bytes(value, "key") for value in self._part(key, columns, records)]
+            if self._made.replaces and None in keys:
+                raise SinkError(
+                    f"{self._where}: the key function gave None for {shorten(records[keys.index(None)])}, and a message"
+                    " without a key replaces none; give a key for it, leave the record out before, or append"
+                )
+            return keys
         if self._key_object is not None:
             return list(map(encode, map(self._key_object, *(columns[name] for name in key))))
         values = columns[key[0]]

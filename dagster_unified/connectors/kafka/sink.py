@@ -108,7 +108,14 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         self._options = {"partitioner": partitioner if named else _PARTITIONERS[0], **(options or {})}
         self.value_format = value_format or JsonFormat()
         self._format = MessageFormat(
-            keys, value, headers, None if named else partitioner, timestamp, tombstone, self.value_format
+            keys,
+            value,
+            headers,
+            None if named else partitioner,
+            timestamp,
+            tombstone,
+            self.value_format,
+            replaces=self.upserts,
         )
         self._registered = False
         for option in options or {}:

@@ -160,11 +160,19 @@ def test_a_plain_value_is_its_json():
 
 
 def test_of_each_key_the_last_message_is_kept_in_their_order():
-    messages = Messages([b"a", b"b", b"a", None, None], [b"1", b"2", None, b"4", b"5"], places=[1, 2, 3, 4, 5])
-    kept = Messages([b"b", b"a", None, None], [b"2", None, b"4", b"5"], places=[2, 3, 4, 5])  # no key: none is replaced
+    messages = Messages([b"a", b"b", b"a"], [b"1", b"2", None], places=[1, 2, 3])
+    kept = Messages([b"b", b"a"], [b"2", None], places=[2, 3])
     assert messages.last_of_each_key() == kept
-    twice = joined([messages, messages]).last_of_each_key()
-    assert (twice.keys, twice.places) == ([None, None, b"b", b"a", None, None], [4, 5, 2, 3, 4, 5])
+    assert joined([messages, messages]).last_of_each_key() == kept
+
+
+def test_an_upsert_for_which_the_function_gives_no_key_is_an_error():
+    def key(sale):
+        return None if sale.gone else sale.shop
+
+    assert encoded(SALES, key=key).keys == [b"north", None]
+    with pytest.raises(SinkError, match="sink 's': the key function gave None for Sale.*'süd'.*replaces none; give a"):
+        encoded(SALES, key=key, replaces=True)
 
 
 def test_a_time_without_a_zone_is_in_utc_and_is_cut_to_milliseconds(monkeypatch):
