@@ -68,6 +68,16 @@ _GONE = re.compile(
 )
 """What libpq says where the server said farewell, or nothing."""
 
+_LOGIN = re.compile(
+    r'authentication failed|no password supplied|pg_hba\.conf|not permitted to log in|role "[^"]*" does not exist'
+)
+_DENIED = re.compile(r"permission denied (?:for database|to set)")
+_SETTING = re.compile(
+    r"not currently accepting connections|unrecognized configuration parameter|(?:for|of) parameter \""
+    r"|invalid (?:connection option|port|integer|URI|\w+ value)|SSL was required|certificate|private key file"
+)
+"""What is said of a login that is refused for good: libpq gives no SQLSTATE before a connection stands."""
+
 CONFLICTS = ("40001", "40P01", "55P03")
 """Serialization failure, deadlock, and a lock that was not to be had in time."""
 
@@ -273,17 +283,20 @@ def translated(
         return None
     said, state = _said(error), sqlstate(error)
     server = connection.describe()
-    if state in ("28P01", "28000") or (not state and _refused_login(said)):
+    connecting = not state and not _was_reading(error)
+    if state in ("28P01", "28000") or (connecting and _LOGIN.search(said)):
         return ConfigurationError(f"{where}: {server} refuses the login ({said}); check user and password")
-    if state == "3D000" or (not state and 'database "' in said and "does not exist" in said):
+    if state == "3D000" or (connecting and 'database "' in said and "does not exist" in said):
         return ConfigurationError(f"{where}: {server}: {said}; check the name, or create it")
-    if lost(error) and state not in _TIMED_OUT:
+    if state == "42501" or (connecting and _DENIED.search(said)):
+        return ConfigurationError(f"{where}: {server}: {said}; grant it to the user that the job connects as")
+    if connecting and _SETTING.search(said):
+        return ConfigurationError(f"{where}: {server}: {said}; correct the connection's options, or the server's")
+    if lost(error) and state not in _TIMED_OUT and (state or not _SERVER_SAID.search(str(error))):
         return UnavailableError(f"{where}: {server} does not answer ({said}); is it up, and reachable?")
-    if state[:2] in _UNAVAILABLE or state in CONFLICTS or state in _TIMED_OUT:
+    if lost(error) or state[:2] in _UNAVAILABLE or state in CONFLICTS:
         advice = _LACKING.get(state, "another attempt may succeed")
         return UnavailableError(f"{where}: {server} cannot do it now ({said}); {advice}")
-    if state == "42501":
-        return ConfigurationError(f"{where}: {server}: {said}; grant it to the user that the job connects as")
     if state in ("42P01", "3F000"):
         return refused(f"{where}: {server}: {said}; check the name, or create it")
     return refused(f"{where}: {server} refuses it: {said}")
@@ -312,10 +325,6 @@ def lost(error: Exception) -> bool:
 
 def _was_reading(error: Exception) -> bool:
     return str(error).startswith(_READING)
-
-
-def _refused_login(said: str) -> bool:
-    return any(text in said for text in ("password authentication failed", "no password supplied", "pg_hba.conf"))
 
 
 def _said(error: Exception) -> str:

@@ -171,7 +171,7 @@ def test_an_upsert_for_which_the_function_gives_no_key_is_an_error():
         return None if sale.gone else sale.shop
 
     assert encoded(SALES, key=key).keys == [b"north", None]
-    with pytest.raises(SinkError, match="sink 's': the key function gave None for Sale.*'süd'.*replaces none; give a"):
+    with pytest.raises(SinkError, match=r"sink 's': the key function gave None for Sale.*'süd'.*replaces none; give a"):
         encoded(SALES, key=key, replaces=True)
 
 

@@ -64,6 +64,48 @@ def test_an_answer_that_does_not_come_is_not_waited_for_for_long(user):
         getattr(PostgresConnection(**user, password="right"), client)("sink 'sales'").close()
 
 
+@pytest.fixture(scope="module")
+def forbidding(postgres_server, user):
+    """The parts of a connection, with a database that they may not connect to, and others that cannot log in."""
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        connection.execute("CREATE DATABASE closed ALLOW_CONNECTIONS false")
+        connection.execute("CREATE DATABASE private")
+        connection.execute("REVOKE CONNECT ON DATABASE private FROM PUBLIC")
+        connection.execute("CREATE ROLE idle PASSWORD 'right'")
+        connection.execute("CREATE ROLE few LOGIN PASSWORD 'right' CONNECTION LIMIT 0")
+    yield user
+    with psycopg.connect(postgres_server.url(), autocommit=True) as connection:
+        for made in ("DATABASE closed", "DATABASE private", "ROLE idle", "ROLE few"):
+            connection.execute(f"DROP {made}")
+
+
+LOGIN = r"refuses the login \(.*\); check user and password"
+OPTIONS = "correct the connection's options, or the server's"
+
+
+@pytest.mark.parametrize("client", ["connect", "connect_bulk"])
+@pytest.mark.parametrize(
+    ("given", "kind", "said"),
+    [
+        ({"database": "private"}, ConfigurationError, 'permission denied for database "private"; grant it to the user'),
+        ({"database": "closed"}, ConfigurationError, '"closed" is not currently accepting connections; ' + OPTIONS),
+        ({"user": "idle"}, ConfigurationError, LOGIN),
+        ({"user": "nobody"}, ConfigurationError, LOGIN),
+        ({"user": "few"}, UnavailableError, r"cannot do it now \(too many connections for role"),
+        ({"options": {"sslmode": "require"}}, ConfigurationError, "SSL was required; " + OPTIONS),
+        ({"options": {"sslmode": "requir"}}, ConfigurationError, 'invalid sslmode value: "requir"; ' + OPTIONS),
+        ({"options": {"sslmod": "require"}}, ConfigurationError, 'invalid connection option "sslmod"; ' + OPTIONS),
+        ({"port": 99999}, ConfigurationError, 'invalid port number: "99999"; ' + OPTIONS),
+        ({"options": {"options": "-c none=1"}}, ConfigurationError, 'parameter "none"; ' + OPTIONS),
+        ({"options": {"options": "-c log_min_messages=log"}}, ConfigurationError, "permission denied to set .*; grant"),
+    ],
+)
+def test_what_is_refused_for_good_is_not_tried_again(forbidding, client, given, kind, said):
+    connection = PostgresConnection(**{**forbidding, "password": "right", **given})
+    with pytest.raises(kind, match=f"^sink 'sales': postgresql://127.*{said}"):
+        getattr(connection, client)("sink 'sales'")
+
+
 def test_a_transaction_that_the_server_ends_is_transient(user):
     connection = PostgresConnection(**user, password="right")
     with connection.connect("sink 'sales'") as connected:
@@ -94,6 +136,7 @@ def test_its_connection_is_lost(state):
         ("Execution error [PGRES_FATAL_ERROR]: ERROR:  terminating due to administrator command", UnavailableError),
         ("Execution error [PGRES_FATAL_ERROR]: ERROR:  out of memory", UnavailableError),
         ("Execution error [PGRES_FATAL_ERROR]: ERROR:  division by zero\n", SinkError),
+        ("Execution error [PGRES_FATAL_ERROR]: ERROR:  invalid input value for enum\n", SinkError),
         ("Execution error [PGRES_FATAL_ERROR]: FEHLER:  Division durch Null\n", SinkError),
         ("Field 1: expected 8 bytes but found 4", SinkError),
     ],
