@@ -7,7 +7,7 @@ format, and nothing of where times come from.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from datetime import date, datetime
 from typing import Any
 
@@ -15,15 +15,14 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect as mi
 
+from dagster_unified.connectors.plain_values import Find, finder
+
 _FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
 _FINER_IN_JSON = re.compile(rb"\.(?:(?<=:\d\d\.)\d{6}\d*[1-9]|\d{6}\d*[1-9]S)")
 """What looks like a time, or a duration, that is finer than microseconds."""
 
 Decode = Callable[[Any], Any]
 """Makes a value of JSON."""
-
-Check = Callable[[Any], Iterator[str]]
-"""Gives the texts of times in a plain value, such as msgspec decodes without a type."""
 
 
 def check_microseconds(text: str) -> None:
@@ -88,64 +87,6 @@ def _outside() -> ValueError:
     )
 
 
-def times_in(info: mi.Type) -> Check | None:
+def times_in(info: mi.Type) -> Find | None:
     """What finds the texts of times in a plain value of this type; None where it has no times."""
-    if isinstance(info, mi.Metadata):
-        return times_in(info.type)
-    if isinstance(info, (mi.DateTimeType, mi.TimeDeltaType)):
-        return _text
-    if isinstance(info, mi.UnionType):
-        return next((found for kind in info.types if (found := times_in(kind)) is not None), None)
-    if isinstance(info, (mi.StructType, mi.DataclassType, mi.NamedTupleType, mi.TypedDictType)):
-        members = {field.encode_name: found for field in info.fields if (found := times_in(field.type)) is not None}
-        return _in_members(members) if members else None
-    if isinstance(info, mi.TupleType):
-        return _in_places([times_in(item) for item in info.item_types])
-    if isinstance(info, (mi.ListType, mi.VarTupleType)):
-        item = times_in(info.item_type)
-        return item and _in_items(item)
-    if isinstance(info, mi.DictType):
-        return _in_entries(times_in(info.key_type), times_in(info.value_type))
-    return None
-
-
-def _text(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-
-
-def _in_members(members: dict[str, Check]) -> Check:
-    def found(value: Any) -> Iterator[str]:
-        if isinstance(value, dict):
-            for name, check in members.items():
-                yield from check(value.get(name))
-
-    return found
-
-
-def _in_places(places: Sequence[Check | None]) -> Check | None:
-    def found(value: Any) -> Iterator[str]:
-        for one, check in zip(value or (), places, strict=False):
-            if check is not None:
-                yield from check(one)
-
-    return found if any(places) else None
-
-
-def _in_items(item: Check) -> Check:
-    def found(value: Any) -> Iterator[str]:
-        for one in value or ():
-            yield from item(one)
-
-    return found
-
-
-def _in_entries(key: Check | None, item: Check | None) -> Check | None:
-    def found(value: Any) -> Iterator[str]:
-        for name, one in (value or {}).items():
-            if key is not None:
-                yield from key(name)
-            if item is not None:
-                yield from item(one)
-
-    return None if key is None and item is None else found
+    return finder(info, (mi.DateTimeType, mi.TimeDeltaType), str)

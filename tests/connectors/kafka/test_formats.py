@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -453,3 +454,22 @@ def test_a_default_may_be_a_record_or_hold_records(registry, message):
     assert decoded(form, Visit, avro(schema, {"shop": "a"}, 1)) == [visit]
     order = message("Order")(orderId="o").SerializeToString()
     assert decoded(ProtobufFormat(message("Order")), Ordered, order) == [Ordered("o")]
+
+
+@pytest.mark.parametrize(
+    ("record", "value", "said"),
+    [
+        (float, 2**53 + 1, "9007199254740993 is a whole number that a float cannot hold; declare the field"),
+        (list[float | None], [2**53, 2**53 + 1], "9007199254740993 is a whole number that a float cannot hold"),
+        (dict[str, float], {"a": 2**53 + 1}, "9007199254740993 is a whole number that a float cannot hold"),
+        (bytes, "abcd", "Expected `bytes`, got `str`"),
+    ],
+)
+def test_a_value_that_would_be_another_one_does_not_fit(record, value, said):
+    kind = "long" if isinstance(value, int) else "string"
+    schema = {list: {"type": "array", "items": "long"}, dict: {"type": "map", "values": "long"}}.get(type(value), kind)
+    whole = {"type": "record", "name": "Whole", "fields": [{"name": "f0", "type": schema}]}
+    content = io.BytesIO()
+    schemaless_writer(content, parse_schema(whole), {"f0": value})
+    with pytest.raises(ValueError, match=re.escape(said)):
+        decoded(AvroFormat(whole), NamedTuple("Named", [("f0", record)]), content.getvalue())

@@ -450,13 +450,24 @@ class Shifted(NamedTuple):
     at: Naive
 
 
+class Outer(NamedTuple):
+    value: int
+    single: float
+    small: int
+    child: Within | None
+
+
+def test_a_message_within_one_of_its_own_type_is_a_record(message):
+    records = [Outer(1, 0.5, 2, Within(Node(3, 1.5, 4))), Outer(1, 0.5, 2, Within(None)), Outer(1, 0.5, 2, None)]
+    assert round_trip(ProtobufFormat(message("Node")), Outer, *records) == records
+
+
 @pytest.mark.parametrize(
     ("name", "record", "said"),
     [
         ("Node", Count, "the message shop.Node has no field 'x'; it has value, single, small, child"),
         ("Node", NamedTuple("R", [("value", int | None)]), "field 'value' may be None, which the message's field"),
         ("Node", NamedTuple("R", [("value", float)]), "field 'value' is float, which the message's int32 does not"),
-        ("Node", Within, "field 'child' is within a message of its own type, shop.Node, and would not be read"),
         ("Shared", NamedTuple("R", [("numbers", list[int | None])]), "field 'numbers[]' may be None, and Protobuf's"),
         ("Shared", NamedTuple("R", [("counts", dict[int, int])]), "field 'counts' is int, which the message's string"),
         ("Shared", NamedTuple("R", [("counts", list[int])]), "field 'counts' is list[int], which the message's"),

@@ -122,7 +122,7 @@ class ProtobufFormat(ValueFormat):
         descriptor, make = _message(self._files, self.message)
         fields = columns(kind)
         names = [field.encoded for field in fields]
-        found = _record([(field.encoded, field.type) for field in fields], descriptor, (), "")
+        found = _record([(field.encoded, field.type) for field in fields], descriptor, "")
         converts = [found[name] for name in names]
         check = _one_of_each(descriptor, names)
 
@@ -190,8 +190,8 @@ def _of_message(descriptor: Descriptor, above: tuple[str, ...], info: mi.Type) -
     known = _WELL_KNOWN.get(descriptor.full_name)
     if known is not None and not _in_parts(descriptor, kind):
         return known
-    if descriptor.full_name in above:  # a message within itself has no record type
-        return lambda message: None
+    if descriptor.full_name in above and not isinstance(kind, mi.StructType):
+        return _without_end
     within = (*above, descriptor.full_name)
     types = {field.encode_name: field.type for field in kind.fields} if isinstance(kind, mi.StructType) else {}
     fields = []
@@ -211,6 +211,12 @@ def _of_message(descriptor: Descriptor, above: tuple[str, ...], info: mi.Type) -
         return found
 
     return read
+
+
+def _without_end(message: Any) -> Any:
+    raise ValueError(
+        f"it has a {message.DESCRIPTOR.name} within another; declare an annotated class for the field that holds it"
+    )
 
 
 _ANY = mi.AnyType()
@@ -283,13 +289,8 @@ _WELL_KNOWN: dict[str, Read] = {
 # Messages of plain values, as the arguments that a message class takes
 
 
-def _record(
-    fields: Sequence[tuple[str, mi.Type]], descriptor: Descriptor, above: tuple[str, ...], where: str
-) -> dict[str, Convert | None]:
+def _record(fields: Sequence[tuple[str, mi.Type]], descriptor: Descriptor, where: str) -> dict[str, Convert | None]:
     """What converts each field of a record; raises `ValueError` where the message cannot hold all its values."""
-    if descriptor.full_name in above:
-        raise ValueError(f"{where} is within a message of its own type, {descriptor.full_name}, and would not be read")
-    within = (*above, descriptor.full_name)
 
     def place(name: str) -> str:
         return inside(where, f".{name}") if where else f"field '{name}'"
@@ -301,10 +302,10 @@ def _record(
     for field in descriptor.fields:
         if field.is_required and field.name not in names:
             raise ValueError(f"{place(field.name)} of {descriptor.full_name} is required, and the record has no such")
-    return {name: _for_field(info, descriptor.fields_by_name[name], within, place(name)) for name, info in fields}
+    return {name: _for_field(info, descriptor.fields_by_name[name], place(name)) for name, info in fields}
 
 
-def _for_field(info: mi.Type, field: FieldDescriptor, above: tuple[str, ...], where: str) -> Convert | None:
+def _for_field(info: mi.Type, field: FieldDescriptor, where: str) -> Convert | None:
     kind, nullable = needed(info)
     if nullable and (field.is_required or not field.has_presence):
         raise ValueError(
@@ -313,25 +314,25 @@ def _for_field(info: mi.Type, field: FieldDescriptor, above: tuple[str, ...], wh
         )
     value = _value_field(field)
     if value is not None and isinstance(kind, mi.DictType):
-        key = _for_value(kind.key_type, field.message_type.fields_by_name["key"], above, where)
-        item = _for_value(kind.value_type, value, above, inside(where, "[]"))
+        key = _for_value(kind.key_type, field.message_type.fields_by_name["key"], where)
+        item = _for_value(kind.value_type, value, inside(where, "[]"))
         if key is None and item is None:
             return None
         as_key, as_item = key or _itself, item or _itself
         return lambda entries: {as_key(name): as_item(one) for name, one in entries.items()}
     if value is None and field.is_repeated and isinstance(kind, mi.TupleType):
-        items = [_for_value(one, field, above, inside(where, "[]")) or _itself for one in kind.item_types]
+        items = [_for_value(one, field, inside(where, "[]")) or _itself for one in kind.item_types]
         return lambda values: [convert(one) for convert, one in zip(items, values, strict=True)]
     if value is None and field.is_repeated and isinstance(kind, (mi.ListType, mi.VarTupleType)):
-        item = _for_value(kind.item_type, field, above, inside(where, "[]"))
+        item = _for_value(kind.item_type, field, inside(where, "[]"))
         return item and each(item)
     if field.is_repeated:
         raise _unfit(kind, field, where)
-    convert = _for_value(kind, field, above, where)
+    convert = _for_value(kind, field, where)
     return convert if convert is None or not nullable else optional(convert)
 
 
-def _for_value(info: mi.Type, field: FieldDescriptor, above: tuple[str, ...], where: str) -> Convert | None:
+def _for_value(info: mi.Type, field: FieldDescriptor, where: str) -> Convert | None:
     kind, nullable = needed(info)
     if nullable:
         raise ValueError(f"{where} may be None, and Protobuf's lists and maps hold no None; declare it without None")
@@ -348,7 +349,7 @@ def _for_value(info: mi.Type, field: FieldDescriptor, above: tuple[str, ...], wh
     if not isinstance(kind, mi.StructType) or (message.full_name in _WELL_KNOWN and not _in_parts(message, kind)):
         raise _unfit(kind, field, where)
     names = [one.encode_name for one in kind.fields]
-    found = _record([(one.encode_name, one.type) for one in kind.fields], message, above, where)
+    found = _record([(one.encode_name, one.type) for one in kind.fields], message, where)
     check = _one_of_each(message, names)
     if check is None and not any(found.values()):
         return None

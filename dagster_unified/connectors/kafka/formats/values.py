@@ -16,6 +16,7 @@ import msgspec
 from msgspec import inspect as mi
 
 from dagster_unified.connectors.exact_times import check_each, times_in
+from dagster_unified.connectors.plain_values import finder
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.records import RecordType, shorten
 
@@ -127,14 +128,28 @@ def _respelled(value: Any, python: Any) -> Any:
     return kind(**{name: _respelled(getattr(value, name), hints[name]) for name in kind.__struct_fields__})
 
 
+_NOT_TEXTS = (bytes, bytearray, memoryview)
+"""What a text is not taken for: msgspec would decode it from Base64, as in JSON."""
+
+
 def from_plain(python: Any) -> Convert:
-    """What makes values of this type of plain ones; raises `ValueError` for texts of times that it would cut off."""
-    times = times_in(mi.type_info(python))
+    """What makes values of this type of plain ones.
+
+    Raises `ValueError` for texts of times that it would cut off, and for whole numbers that a float does not hold.
+    """
+    info = mi.type_info(python)
+    times, whole = times_in(info), finder(info, (mi.FloatType,), int)
 
     def convert(value: Any) -> Any:
         if times is not None:
             check_each(times(value))
-        return msgspec.convert(value, python)
+        if whole is not None:
+            for number in whole(value):
+                if int(float(number)) != number:
+                    raise ValueError(
+                        f"{number} is a whole number that a float cannot hold; declare the field as an int"
+                    )
+        return msgspec.convert(value, python, builtin_types=_NOT_TEXTS)
 
     return convert
 
