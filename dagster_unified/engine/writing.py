@@ -68,14 +68,16 @@ def spark_sink(pipeline: str, node: SinkNode) -> SparkSink[Any, Any]:
 
 @contextmanager
 def _named(node: SinkNode, pipeline: str) -> Iterator[None]:
-    """Names the sink whose path cannot be written to.
+    """Names the pipeline where a sink does not, and the sink whose path cannot be written to.
 
-    The error is terminal: the path would not be there at the next attempt either.
+    The latter is terminal: the path would not be there at the next attempt either.
     """
     try:
         yield
-    except UnifiedError:
-        raise
+    except UnifiedError as error:
+        if not str(error).startswith("sink '"):
+            raise
+        raise type(error)(f"{pipeline}: {error}") from error
     except OSError as error:
         if error.errno not in _CLOSED and not (error.errno in (errno.ENOENT, errno.EEXIST) and _has_no_folder(node)):
             raise

@@ -21,6 +21,7 @@ from dagster_unified.connectors.commits import (
 )
 from dagster_unified.connectors.postgres.connection import CONFLICTS, errors_of, lost, sqlstate, translated
 from dagster_unified.connectors.postgres.names import quoted
+from dagster_unified.connectors.postgres.rights import check_rights
 from dagster_unified.connectors.postgres.staging import (
     ORDER,
     PostgresCommittable,
@@ -54,6 +55,13 @@ _STAGED = """
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname LIKE 'staged\\_%%' AND pg_has_role(c.relowner, 'USAGE')
 """
+
+
+_LIBRARY = """
+SELECT n.oid, c.oid FROM pg_namespace n LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'commits'
+WHERE n.nspname = %s
+"""
+"""The library's schema, and its table of marks."""
 
 
 @dataclass(frozen=True)
@@ -317,12 +325,18 @@ class PostgresCommitter(Committer[PostgresCommittable]):
 
     def _prepare(self, client: Client) -> Target:
         schema = self._plan.staging.schema
-        there = client.execute(
-            "SELECT 1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE n.nspname = %s AND c.relname = 'commits'",
-            (schema,),
-        ).fetchone()
+        where = self._plan.where
+        there = client.execute(_LIBRARY, (schema,)).fetchone()
         if there is None:
+            row = client.execute("SELECT oid, datname FROM pg_database WHERE datname = current_database()").fetchone()
+            assert row is not None
+            check_rights(client, where, "database", row[0], quoted(row[1]), ("CREATE",))
+        else:
+            check_rights(client, where, "schema", there[0], quoted(schema), ("USAGE", "CREATE"))
+        marks = None if there is None else there[1]
+        if marks is not None:
+            check_rights(client, where, "table", marks, self._marks, ("SELECT", "INSERT", "UPDATE"))
+        else:
             with client.transaction():
                 client.execute("SELECT pg_advisory_xact_lock(%s)", (DDL_LOCK,))
                 if client.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone() is None:

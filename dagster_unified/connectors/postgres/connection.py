@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from dagster_unified.connectors.postgres.rights import grant_of
 from dagster_unified.connectors.secrets import Value, deferred, resolved, shown
 from dagster_unified.errors import (
     ConfigurationError,
@@ -288,8 +289,12 @@ def translated(
         return ConfigurationError(f"{where}: {server} refuses the login ({said}); check user and password")
     if state == "3D000" or (connecting and 'database "' in said and "does not exist" in said):
         return ConfigurationError(f"{where}: {server}: {said}; check the name, or create it")
+    if state == "42501" and "row-level security" in said:
+        return refused(
+            f"{where}: {server} refuses it: {said}; change the policy or the rows, or connect as a user with BYPASSRLS"
+        )
     if state == "42501" or (connecting and _DENIED.search(said)):
-        return ConfigurationError(f"{where}: {server}: {said}; grant it to the user that the job connects as")
+        return ConfigurationError(f"{where}: {server}: {said}; {grant_of(said, connection.parameters().get('user'))}")
     if connecting and _SETTING.search(said):
         return ConfigurationError(f"{where}: {server}: {said}; correct the connection's options, or the server's")
     if lost(error) and state not in _TIMED_OUT and (state or not _SERVER_SAID.search(str(error))):

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_unified.connectors.postgres.names import TableName, quoted
+from dagster_unified.connectors.postgres.rights import check_rights
 from dagster_unified.connectors.postgres.types import StagedColumn, TableColumn
-from dagster_unified.errors import ConfigurationError, SinkError
+from dagster_unified.errors import SinkError
 
 if TYPE_CHECKING:
     import psycopg
@@ -22,7 +23,7 @@ DDL_LOCK = 0x6461677374657200
 """An advisory lock under which the library makes tables and schemas, since IF NOT EXISTS alone is no lock."""
 
 _FOUND = """
-SELECT c.oid, n.nspname, c.relname, c.relkind, current_user
+SELECT c.oid, n.nspname, c.relname, c.relkind
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
 
@@ -70,19 +71,23 @@ class Wanted:
 
     def ensure(self, client: Client) -> Target:
         """The table, made if it is missing; raises where the stream does not fit it, or may not be written."""
+        where = f"sink '{self.sink}'"
+        if self.name.schema is not None:
+            self._check_schema(client, where, "USAGE")
         found = client.execute(_FOUND, (self.name.sql,)).fetchone()
         if found is None:
+            self._check_schema(client, where, "CREATE")
             with client.transaction():
                 client.execute("SELECT pg_advisory_xact_lock(%s)", (DDL_LOCK,))
                 self._create(client)
             found = client.execute(_FOUND, (self.name.sql,)).fetchone()
             if found is None:
                 raise SinkError(f"sink '{self.sink}': {self.name} was dropped while the job began; start it again")
-        oid, schema, table, kind, user = found
+        oid, schema, table, kind = found
         name = TableName(schema, table)
         if kind not in ("r", "p", b"r", b"p"):
             raise SinkError(f"sink '{self.sink}': {name} is no table; write to the table itself")
-        self._check_privileges(client, oid, name, user)
+        check_rights(client, where, "table", oid, name.sql, self.privileges)
         columns = self._checked(client, oid, name)
         if self.key:
             self._check_key(client, oid, name)
@@ -101,14 +106,13 @@ class Wanted:
         if self.tag is not None:
             client.execute(f"CREATE INDEX ON {self.name.sql} ({quoted(self.tag)})".encode())
 
-    def _check_privileges(self, client: Client, oid: int, name: TableName, user: str) -> None:
-        for privilege in self.privileges:
-            row = client.execute("SELECT has_table_privilege(%s::oid, %s)", (oid, privilege)).fetchone()
-            if row is not None and not row[0]:
-                raise ConfigurationError(
-                    f"sink '{self.sink}': user '{user}' may not {privilege} in {name};"
-                    f" GRANT {privilege} ON {name.sql} TO {quoted(user)}"
-                )
+    def _check_schema(self, client: Client, where: str, right: str) -> None:
+        """Raises where the user may not do it in the table's schema; one that is not there is met later."""
+        found = client.execute(
+            "SELECT oid, nspname FROM pg_namespace WHERE nspname = coalesce(%s, current_schema())", (self.name.schema,)
+        ).fetchone()
+        if found is not None:
+            check_rights(client, where, "schema", found[0], quoted(found[1]), (right,))
 
     def _checked(self, client: Client, oid: int, name: TableName) -> tuple[TableColumn, ...]:
         rows = client.execute(_COLUMNS, (oid,)).fetchall()

@@ -87,7 +87,7 @@ OPTIONS = "correct the connection's options, or the server's"
 @pytest.mark.parametrize(
     ("given", "kind", "said"),
     [
-        ({"database": "private"}, ConfigurationError, 'permission denied for database "private"; grant it to the user'),
+        ({"database": "private"}, ConfigurationError, 'database "private"; GRANT CONNECT ON DATABASE private TO "etl"'),
         ({"database": "closed"}, ConfigurationError, '"closed" is not currently accepting connections; ' + OPTIONS),
         ({"user": "idle"}, ConfigurationError, LOGIN),
         ({"user": "nobody"}, ConfigurationError, LOGIN),
@@ -198,7 +198,11 @@ def test_one_sentence_says_why_nobody_answers(user, client, changed, kind, says)
 @pytest.mark.parametrize(
     ("statement", "kind", "says"),
     [
-        ("SELECT * FROM pg_authid", ConfigurationError, "permission denied for table pg_authid; grant it"),
+        (
+            "SELECT * FROM pg_authid",
+            ConfigurationError,
+            "for table pg_authid; GRANT SELECT ON TABLE pg_authid TO .etl.",
+        ),
         ("SELECT * FROM nothing", SinkError, 'relation "nothing" does not exist; check the name'),
         ("SELECT 1/0", SinkError, "refuses it: division by zero"),
         ("SELECT pg_terminate_backend(pg_backend_pid())", UnavailableError, "terminating connection"),

@@ -292,32 +292,77 @@ def test_a_view_is_refused(postgres):
         write(PostgresSink("sales", postgres), [Sale(1, "a")])
 
 
-def test_missing_rights_are_named(postgres, postgres_server):
+@pytest.fixture
+def limited(postgres, postgres_server):
+    """The connection of a user with no rights but those that a test grants."""
+    execute(postgres, "CREATE ROLE limited LOGIN PASSWORD 'right'")
+    database = postgres.rsplit("/", 1)[1]
+    yield PostgresConnection(f"postgresql://limited:right@127.0.0.1:{postgres_server.port}/{database}")
+    execute(postgres, "DROP OWNED BY limited CASCADE", "DROP ROLE limited")
+
+
+def granted(postgres, attempt):
+    """Does what each error says, until an attempt succeeds; returns the statements."""
+    done = []
+    while True:
+        try:
+            attempt()
+            return done
+        except ConfigurationError as error:
+            done.append(str(error).split("; ")[-1])
+            assert len(done) < 9, done
+            execute(postgres, done[-1])
+
+
+@pytest.mark.parametrize("library", [[], ["CREATE SCHEMA dagster_unified"]])
+def test_missing_rights_are_granted_by_the_statements_of_the_errors(postgres, limited, library):
     execute(
         postgres,
-        "CREATE TABLE sales (id int8 PRIMARY KEY, shop text, amount float8)",
-        "CREATE ROLE limited LOGIN PASSWORD 'right'",
+        *library,
+        "CREATE SCHEMA private",
+        "CREATE TABLE private.sales (id int8 PRIMARY KEY, shop text, amount float8)",
     )
+    sink = PostgresSink("private.sales", limited, mode="upsert", key="id")
     database = postgres.rsplit("/", 1)[1]
-    limited = PostgresConnection(
-        host="127.0.0.1", port=postgres_server.port, database=database, user="limited", password="right"
+    assert granted(postgres, lambda: write(sink, MANY)) == [
+        *(
+            ['GRANT USAGE, CREATE ON SCHEMA "dagster_unified" TO "limited"']
+            if library
+            else [f'GRANT CREATE ON DATABASE "{database}" TO "limited"']
+        ),
+        'GRANT USAGE ON SCHEMA "private" TO "limited"',
+        'GRANT INSERT, SELECT, UPDATE ON TABLE "private"."sales" TO "limited"',
+    ]
+    assert rows(postgres, "SELECT count(*) FROM private.sales") == [(len(MANY),)]
+    execute(
+        postgres,
+        "ALTER TABLE dagster_unified.commits OWNER TO postgres",
+        "REVOKE ALL ON dagster_unified.commits FROM limited",
     )
-    sink = PostgresSink("sales", limited, mode="upsert", key="id")
-    try:
-        with pytest.raises(ConfigurationError, match=r"permission denied for database"):
-            write(sink, [Sale(1, "a")])
-        execute(
-            postgres, "CREATE SCHEMA dagster_unified AUTHORIZATION limited", "GRANT INSERT, SELECT ON sales TO limited"
-        )
-        with pytest.raises(
-            ConfigurationError, match=r'may not UPDATE in public.sales; GRANT UPDATE ON "public"."sales"'
-        ):
-            write(sink, [Sale(1, "a")])
-        execute(postgres, "GRANT UPDATE ON sales TO limited")
-        write(sink, MANY)
-        assert rows(postgres, "SELECT count(*) FROM sales") == [(len(MANY),)]
-    finally:
-        execute(postgres, "DROP OWNED BY limited", "DROP ROLE limited")
+    again = granted(postgres, lambda: write(sink, MANY))
+    assert again == ['GRANT SELECT, INSERT, UPDATE ON TABLE "dagster_unified".commits TO "limited"']
+
+
+def test_a_schema_in_which_no_table_may_be_made_is_named(postgres, limited):
+    execute(postgres, "CREATE SCHEMA dagster_unified AUTHORIZATION limited", "CREATE SCHEMA private")
+    made = granted(postgres, lambda: write(PostgresSink("private.sales", limited), [Sale(1, "a")]))
+    rights = [f'GRANT {right} ON SCHEMA "private" TO "limited"' for right in ("USAGE", "CREATE")]
+    assert made == rights
+
+
+def test_rows_that_a_policy_refuses_are_no_missing_right(postgres, limited):
+    execute(
+        postgres,
+        "CREATE SCHEMA dagster_unified AUTHORIZATION limited",
+        "CREATE TABLE sales (id int8 PRIMARY KEY, shop text, amount float8)",
+        "GRANT ALL ON sales TO limited",
+        "ALTER TABLE sales ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY own ON sales FOR ALL TO limited USING (shop = 'a')",
+    )
+    sink = PostgresSink("sales", limited)
+    with pytest.raises(SinkError, match=r"row-level security policy for table .sales.; change the policy or"):
+        write(sink, [Sale(1, "a"), Sale(2, "b")])
+    assert rows(postgres, "SELECT * FROM sales") == []
 
 
 def test_a_schema_that_changes_under_the_job_is_one_sentence(postgres):

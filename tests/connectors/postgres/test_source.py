@@ -144,7 +144,9 @@ def test_what_cannot_be_read_is_one_sentence(postgres, postgres_server):
     try:
         database = postgres.rsplit("/", 1)[1]
         nobody = PostgresConnection(f"postgresql://nobody:right@127.0.0.1:{postgres_server.port}/{database}")
-        with pytest.raises(ConfigurationError, match="permission denied for table orders; grant it"):
+        with pytest.raises(
+            ConfigurationError, match='permission denied for table orders; GRANT SELECT ON TABLE orders TO "nobody"'
+        ):
             planned(PostgresSource("orders", Order, nobody))
     finally:
         execute(postgres, "DROP ROLE nobody")
