@@ -145,13 +145,15 @@ class SchemaRegistry:
         try:
             return ask()
         except SchemaRegistryError as error:
-            status, said = error.http_status_code, error.error_message
+            status, code, said = error.http_status_code, error.error_code, error.error_message
         except Exception as error:  # its client raises what its own HTTP client does
             raise UnavailableError(
                 f"{where} does not answer ({type(error).__name__}); see that it runs and that this machine reaches it"
             ) from None
+        if code in _NOT_FOUND:
+            raise ValueError(f"{what} is not in the registry at {self.origin}; register it, or correct the name")
         if status == 404:
-            raise ValueError(f"{what} is not in the registry at {self.origin}")
+            raise ConfigurationError(f"{where} answers as no registry does (status 404); correct its url")
         if status in (409, 422):
             raise ValueError(f"the registry at {self.origin} does not take the schema for {what}: {said}")
         if status in (401, 403):
@@ -160,6 +162,9 @@ class SchemaRegistry:
             )
         raise UnavailableError(f"{where} failed (status {status}); see whether it is well")
 
+
+_NOT_FOUND = (40401, 40402, 40403)
+"""The registry's own numbers for a subject, a version and a schema that it does not have."""
 
 TIMES_OF_DAY = {"int": "time-millis", "long": "time-micros"}
 """Avro's times of day, which records hold as a timedelta since midnight; fastavro would give `datetime.time`."""

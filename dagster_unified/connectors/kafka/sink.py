@@ -20,7 +20,7 @@ from dagster_unified.connectors.kafka.messages import Bytes, MessageEncoder, Mes
 from dagster_unified.connectors.kafka.publishing import Publisher, topic_partitions
 from dagster_unified.connectors.kafka.staging import StagedMessages, StagingWriter
 from dagster_unified.connectors.secrets import Value
-from dagster_unified.errors import PipelineError, SinkError
+from dagster_unified.errors import PipelineError, SinkError, UnifiedError
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
@@ -180,6 +180,8 @@ class KafkaSink(SparkSink[In, StagedMessages]):
             made.encoder(made.value_type(self.records, self.records.names, where))
         except ValueError as error:
             raise SinkError(f"{where}: {error}") from None
+        except UnifiedError as error:
+            raise type(error)(f"{where}: {error}") from error
         self._format, self._registered = replace(self._format, value_format=made, prefix=prefix), True
 
     def takes_together(self) -> bool:

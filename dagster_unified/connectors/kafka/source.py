@@ -280,7 +280,7 @@ class KafkaSource(SplitSource[Out]):
             batch = columns(found)
         except Exception as error:
             if isinstance(error, UnifiedError) and not isinstance(error, RecordTypeError):
-                raise
+                raise type(error)(f"source '{self.name}': {error}") from error
             if len(found) == 1:
                 yield _malformed(found[0], error)
                 return

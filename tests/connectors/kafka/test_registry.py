@@ -12,7 +12,7 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from dagster_unified.connectors.kafka import AvroFormat, ProtobufFormat, SchemaRegistry
-from dagster_unified.errors import UnavailableError
+from dagster_unified.errors import ConfigurationError, UnavailableError
 from dagster_unified.records import record_type
 from tests.connectors.kafka.test_round_trips import (
     ITEM,
@@ -135,6 +135,10 @@ def test_what_is_not_there_is_one_sentence(where, topic, server, tmp_path):
         read(AvroFormat(registry=where), Count, b"\0\0\1\x86\x9fx")
     with pytest.raises(ValueError, match="does not take the schema for the subject"):
         where.register(f"{topic}-value", '{"type": "nothing"}', "AVRO")
+    elsewhere = SchemaRegistry(f"{server.url}/nowhere")
+    for ask in (lambda: elsewhere.avro(1), lambda: elsewhere.latest(topic)):
+        with pytest.raises(ConfigurationError, match=r"nowhere answers as no registry does .*; correct its url"):
+            ask()
     away = Registry(tmp_path)
     with pytest.raises(UnavailableError, match=f"the schema registry at {away.url} does not answer"):
         AvroFormat(avro(x="long"), SchemaRegistry(away.url)).registered(topic)

@@ -14,6 +14,7 @@ from pyspark import cloudpickle
 from upath import UPath
 
 from dagster_unified.connectors.kafka import (
+    AvroFormat,
     JsonFormat,
     KafkaConnection,
     KafkaMessage,
@@ -21,6 +22,7 @@ from dagster_unified.connectors.kafka import (
     KafkaSource,
     OffsetResetStrategy,
     RawFormat,
+    SchemaRegistry,
     groups,
     reading,
 )
@@ -465,6 +467,16 @@ def test_a_broker_that_is_away_at_the_start(kafka, impatient):
     with pytest.raises(UnavailableError, match=r"source 'sales': Kafka at 127.0.0.1:1 does not answer"):
         read(KafkaSource("sales", Sale, "127.0.0.1:1"))
     assert time.monotonic() - began < 10
+
+
+def test_a_registry_that_is_away_is_named_with_its_source(kafka):
+    topic = kafka.create_topic()
+    kafka.write(topic, [{"value": b"\0\0\0\0\1x"}])
+    source = KafkaSource(
+        topic, Sale, kafka.address, name="sales", value_format=AvroFormat(registry=SchemaRegistry("http://127.0.0.1:1"))
+    )
+    with pytest.raises(UnavailableError, match=r"^source 'sales': the schema registry at .* does not answer"):
+        read(source)
 
 
 def test_a_position_belongs_to_topics_and_not_to_the_brokers_that_are_asked():
