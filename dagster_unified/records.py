@@ -217,6 +217,11 @@ class RecordType:
                 column = batch.column(i)
                 self._decoded(i, decode, (column if pa.types.is_nested(column.type) else column.unique()).to_pylist())
 
+    @property
+    def types(self) -> tuple[mi.Type, ...]:
+        """The inspected type of each column."""
+        return _column_types(self.python)
+
     def members(self) -> dict[str, type[Enum]]:
         """The enum of each column that is one's."""
         columns = zip(self.names, _column_types(self.python), strict=True)

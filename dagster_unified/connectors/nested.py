@@ -11,16 +11,45 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.exact_times import json_decoder
+from dagster_unified.errors import SinkError
 
 Plain = Callable[[Any], Any]
 
 
-def to_json(column: pa.Array) -> pa.Array:
-    """Nested values as texts of JSON: records as objects, what JSON has no type for as msgspec writes it."""
+def to_json(column: pa.Array, name: str, where: str) -> pa.Array:
+    """Nested values as texts of JSON: records as objects, what JSON has no type for as msgspec writes it.
+
+    Raises `SinkError` for NaN and the infinities, which would become null.
+    """
+    found = not_finite(column, name)
+    if found is not None:
+        raise SinkError(
+            f"{where}: field '{found[0]}' is {found[1]}, and JSON, in which the column is written, has no such number;"
+            " write None in its place, or leave the record out"
+        )
     plain, encode = _plain(column.type), msgspec.json.Encoder().encode
     values = column.to_pylist()
     texts = [None if v is None else encode(v if plain is None else plain(v)).decode() for v in values]
     return pa.array(texts, pa.string())
+
+
+def not_finite(column: pa.Array, path: str) -> tuple[str, float] | None:
+    """The first number in a column that JSON does not have, and the field that it is in: NaN or an infinity."""
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+    kind = column.type
+    inner: list[tuple[pa.Array, str]] = []
+    if pa.types.is_floating(kind):
+        bad = pc.invert(pc.is_finite(column))
+        return (path, column.filter(bad)[0].as_py()) if pc.any(bad).as_py() else None
+    if pa.types.is_struct(kind):
+        inner = [(part, f"{path}.{field.name}") for field, part in zip(kind, column.flatten(), strict=True)]
+    elif pa.types.is_map(kind):
+        entries = (column.keys, column.items)
+        inner = [(pa.ListArray.from_arrays(column.offsets, part).flatten(), f"{path}[]") for part in entries]
+    elif pa.types.is_list(kind):
+        inner = [(column.flatten(), f"{path}[]")]
+    return next((found for part, name in inner if (found := not_finite(part, name)) is not None), None)
 
 
 def _plain(kind: pa.DataType) -> Plain | None:

@@ -13,13 +13,16 @@ import pytest
 from dagster import StaticPartitionsDefinition
 
 from dagster_unified.api import CsvSource, Pipeline
-from dagster_unified.connectors.database import DatabaseSink
-from dagster_unified.connectors.postgres import PostgresSink
+from dagster_unified.connectors.database import DatabaseSink, DatabaseSource
+from dagster_unified.connectors.postgres import PostgresSink, PostgresSource
+from dagster_unified.connectors.splits import Malformed
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
 from dagster_unified.orchestration import BatchDeployment
 from dagster_unified.records import record_type
+from tests.connectors.database.test_source import everything as everything_in_a_database
 from tests.connectors.postgres.support import LocalCommits, identity, staging_tables, write
+from tests.connectors.postgres.test_source import everything as everything_in_postgres
 from tests.servers.mariadb import connected
 
 
@@ -237,3 +240,51 @@ def test_explain_says_of_a_partition_that_runs_again_what_the_sink_does(kind):
     )
     assert promised(partition_column="day") == "exactly-once, but going back to a savepoint writes rows again"
     assert promised(mode="upsert", key="id") == "upsert"
+
+
+class Part(NamedTuple):
+    id: int
+    share: float | None
+
+
+class Mixed(NamedTuple):
+    id: int
+    part: Part | None = None
+    parts: list[Part] = []
+    shares: dict[str, float | None] = {}
+
+
+class Strict(NamedTuple):
+    id: int
+    part: Part | None
+    parts: list[Part]
+    shares: dict[str, float]
+
+
+@pytest.mark.parametrize(
+    ("row", "path"),
+    [
+        (Mixed(1, Part(1, float("nan"))), r"part\.share' is nan"),
+        (Mixed(1, None, [Part(1, 0.5), Part(2, float("-inf"))]), r"parts\[\]\.share' is -inf"),
+        (Mixed(1, None, [], {"a": 0.5, "b": float("inf")}), r"shares\[\]' is inf"),
+    ],
+)
+def test_a_number_that_json_does_not_have_does_not_become_null(database, row, path):
+    with pytest.raises(SinkError, match=rf"sink 'mixed': field '{path}, and JSON, in which the column is written, has"):
+        write(database.sink("mixed"), [Mixed(2), row])
+
+
+def test_a_null_in_a_dict_that_its_type_does_not_allow_makes_a_row_malformed(database):
+    whole = Mixed(1, Part(1, 0.5), [], {"a": 1.5})
+    write(database.sink("mixed"), [whole, Mixed(2, None, [], {"a": 1.5, "b": None})])
+    source, everything = (
+        (PostgresSource, everything_in_postgres)
+        if database.kind is PostgresSink
+        else (DatabaseSource, everything_in_a_database)
+    )
+    read = everything(source("mixed", Strict, database.url, on_malformed="divert"))
+    assert [row for row in read if not isinstance(row, Malformed)] == [Strict(1, Part(1, 0.5), [], {"a": 1.5})]
+    (malformed,) = [row for row in read if isinstance(row, Malformed)]
+    assert "shares" in malformed.reason
+    assert "its type does not allow None" in malformed.reason
+    assert '"id":2' in malformed.content

@@ -16,10 +16,12 @@ from uuid import UUID
 
 import msgspec
 import pyarrow as pa
+from msgspec import inspect as mi
 
 from dagster_unified.connectors.exact_times import check_microseconds, python_times
 from dagster_unified.connectors.nested import from_json, json_type
 from dagster_unified.connectors.splits import Malformed
+from dagster_unified.nulls import forbidden_null
 from dagster_unified.records import RecordType, shorten
 
 Column = Sequence[Any]
@@ -57,12 +59,14 @@ class ReadField:
     """A field of a record, as it is read."""
 
     field: pa.Field
+    type: mi.Type
     convert: _Convert
 
     @classmethod
     def of(cls, records: RecordType) -> list[ReadField]:
         """The fields of a record type."""
-        return [cls(field, _converter(field.type)) for field in records.schema]
+        columns = zip(records.schema, records.types, strict=True)
+        return [cls(field, info, _converter(field.type)) for field, info in columns]
 
     def array(self, column: Column) -> pa.Array:
         """The values in the field's Arrow type; raises one of `REFUSED` for what it does not hold."""
@@ -70,8 +74,9 @@ class ReadField:
             found = self._of_arrow(column) if isinstance(column, pa.Array) else self._of_values(column)
         except REFUSED as error:
             raise ValueError(f"field '{self.field.name}': {error}") from error
-        if found.null_count and not self.field.nullable:
-            raise ValueError(f"field '{self.field.name}': it is null, and its type does not allow None")
+        path = forbidden_null(found, self.type)
+        if path is not None:
+            raise ValueError(f"field '{self.field.name}{path}': it is null, and its type does not allow None")
         return found
 
     def _of_values(self, values: Sequence[Any]) -> pa.Array:

@@ -137,7 +137,7 @@ def stored(table: pa.Table, dialect: str, where: str) -> pa.Table:
             raise SinkError(
                 f"{where}: field '{name}' is infinite, which MariaDB has no number for; write None where that is meant"
             )
-    return pa.table({name: _stored(table.column(name), dialect) for name in table.column_names})
+    return pa.table({name: _stored(table.column(name), name, dialect, where) for name in table.column_names})
 
 
 def shortened(table: pa.Table, scales: Mapping[str, int], where: str) -> pa.Table:
@@ -155,10 +155,10 @@ def shortened(table: pa.Table, scales: Mapping[str, int], where: str) -> pa.Tabl
     return table
 
 
-def _stored(column: pa.ChunkedArray, dialect: str) -> Any:
+def _stored(column: pa.ChunkedArray, name: str, dialect: str, where: str) -> Any:
     kind = column.type
     if pa.types.is_nested(kind):
-        return pa.chunked_array([to_json(chunk) for chunk in column.chunks], pa.string())
+        return pa.chunked_array([to_json(chunk, name, where) for chunk in column.chunks], pa.string())
     if pa.types.is_duration(kind):
         return column.cast(pa.int64())
     if pa.types.is_timestamp(kind) and kind.tz is not None and dialect in ("sqlite", "mariadb"):  # no zones: UTC

@@ -18,6 +18,7 @@ from dagster_unified.connectors.kafka.formats import JsonFormat, ValueFormat
 from dagster_unified.connectors.kafka.formats.base import spelled_type
 from dagster_unified.connectors.kafka.formats.json import check_keys, encode, object_of
 from dagster_unified.connectors.kafka.formats.values import columns, plain
+from dagster_unified.connectors.nested import not_finite
 from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.time import to_millis
@@ -184,7 +185,7 @@ class MessageEncoder:
 
     def _check_finite(self, column: pa.Array, name: str) -> None:
         """Raises `SinkError` for NaN and the infinities, which JSON has no numbers for: they would become null."""
-        found = _not_finite(column, name)
+        found = not_finite(column, name)
         if found is not None:
             path, number = found
             raise SinkError(
@@ -314,22 +315,3 @@ def _has_floats(kind: pa.DataType) -> bool:
     if pa.types.is_map(kind):
         return _has_floats(kind.key_type) or _has_floats(kind.item_type)
     return _has_floats(kind.value_type) if pa.types.is_list(kind) else bool(pa.types.is_floating(kind))
-
-
-def _not_finite(column: pa.Array, path: str) -> tuple[str, float] | None:
-    """The first number of a column that JSON does not have, and the field that it is in."""
-    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
-
-    kind = column.type
-    inner: list[tuple[pa.Array, str]] = []
-    if pa.types.is_floating(kind):
-        bad = pc.invert(pc.is_finite(column))
-        return (path, column.filter(bad)[0].as_py()) if pc.any(bad).as_py() else None
-    if pa.types.is_struct(kind):
-        inner = [(part, f"{path}.{field.name}") for field, part in zip(kind, column.flatten(), strict=True)]
-    elif pa.types.is_map(kind):
-        entries = (column.keys, column.items)
-        inner = [(pa.ListArray.from_arrays(column.offsets, part).flatten(), f"{path}[]") for part in entries]
-    elif pa.types.is_list(kind):
-        inner = [(column.flatten(), f"{path}[]")]
-    return next((found for part, name in inner if (found := _not_finite(part, name)) is not None), None)

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
+from msgspec import inspect as mi
 
 from dagster_unified.connectors.database.reading import MONTHS, REFUSED, exact_floats, first
 from dagster_unified.connectors.exact_times import python_times
 from dagster_unified.connectors.nested import from_json
 from dagster_unified.connectors.postgres.names import quoted
 from dagster_unified.connectors.splits import Malformed
+from dagster_unified.nulls import forbidden_null
 from dagster_unified.records import RecordType, shorten
 
 _READ_FROM: dict[str, tuple[str, ...]] = {
@@ -56,12 +58,12 @@ class ReadField:
 
     name: str
     arrow: pa.DataType
-    nullable: bool
+    info: mi.Type
 
     @classmethod
     def of(cls, records: RecordType) -> list[ReadField]:
         """The fields of a record type."""
-        return [cls(field.name, field.type, field.nullable) for field in records.schema]
+        return [cls(f.name, f.type, info) for f, info in zip(records.schema, records.types, strict=True)]
 
     @property
     def type(self) -> str:
@@ -102,12 +104,14 @@ class ReadField:
 
     def converted(self, column: pa.Array) -> pa.Array:
         """The values in the field's Arrow type; raises a `ValueError` for what it does not hold."""
-        if not self.nullable and column.null_count:
-            raise ValueError("it is null, and its type does not allow None")
         found = self._cast(column)
-        elements = self.arrow.value_field if pa.types.is_list(self.arrow) else None
-        if elements is not None and not elements.nullable and found.flatten().null_count:
-            raise ValueError("it has a null, and its type does not allow None there")
+        path = forbidden_null(found, self.info)
+        if path is not None:
+            raise ValueError(
+                f"it has a null at '{path}', and its type does not allow None there"
+                if path
+                else "it is null, and its type does not allow None"
+            )
         return found
 
     def _cast(self, column: pa.Array) -> pa.Array:

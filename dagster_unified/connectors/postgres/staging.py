@@ -128,7 +128,7 @@ class StagingWriter(Writer[PostgresCommittable]):
         columns = {}
         for column in self._staging.columns:
             values = batch.column(column.name)
-            columns[column.name] = to_json(values) if column.json else values
+            columns[column.name] = to_json(values, column.name, self._where) if column.json else values
         if self._staging.ordered:
             columns[ORDER] = pa.array(range(self._next, self._next + batch.num_rows), pa.int64())
             self._next += batch.num_rows

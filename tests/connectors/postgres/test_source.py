@@ -733,7 +733,7 @@ class Lists(NamedTuple):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("'{1,NULL}', '{1}', 1", "field 'numbers': it has a null, and its type does not allow None there"),
+        ("'{1,NULL}', '{1}', 1", "field 'numbers': it has a null at '[]', and its type does not allow None there"),
         ("'{1}', '{1,9007199254740993}', 1", "field 'floats': 9007199254740993 is a whole number that a float cannot"),
         ("'{1}', '{1}', 9007199254740993", "field 'value': 9007199254740993 is a whole number that a float cannot"),
     ],
