@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
+from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.base import SparkSource, spark_schema
-from dagster_unified.connectors.paths import as_pattern
+from dagster_unified.connectors.paths import as_pattern, children, put
 from dagster_unified.connectors.positions import EverythingRead, Position, cannot_follow
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.fingerprint import fingerprint
+from dagster_unified.graph.fingerprint import digest, fingerprint
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
+
+
+class _Part(NamedTuple):
+    """Records of a collection in a file, from a place on; the hash is that of their values."""
+
+    first: int
+    count: int
+    hash: str
+
+    @classmethod
+    def of(cls, name: str) -> _Part | None:
+        found = _FILE.fullmatch(name)
+        return None if found is None else cls(int(found[1]), int(found[2]), found[3])
+
+    @property
+    def name(self) -> str:
+        return f"{self.first}-{self.count}-{self.hash}.parquet"
+
+
+_FILE = re.compile(r"(\d+)-(\d+)-(\w+)\.parquet")
 
 
 class CollectionSource(SparkSource[Out]):
@@ -51,15 +73,22 @@ class CollectionSource(SparkSource[Out]):
         return pc.max(pc.subtract(pc.cumulative_max(times), times)).as_py() or 0
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        """Its records are written to `folder` once, and read from there."""
+        """Its records are written to `folder` once, and read from there; what was added since goes to another file.
+
+        Raises `StateError` where the collection does not begin with the records that are there.
+        """
         import pyarrow.parquet as pq
 
-        data = folder / f"{self.snapshot()}.parquet"
-        if not data.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            with (folder / f".{data.name}").open("wb") as file:
-                pq.write_table(self._table(), file)
-            (folder / f".{data.name}").rename(data)
+        end = self._start
+        parts = [part for name in children(folder) if (part := _Part.of(name)) is not None]
+        for part in sorted(parts):
+            end = part.first + part.count
+            if part != self._part(part.first, end):
+                raise cannot_follow(self.name, EverythingRead(end), "it does not begin with them any more")
+        if end < len(self.data) or not parts:
+            content = pa.BufferOutputStream()
+            pq.write_table(pa.Table.from_batches([self.batch.slice(end)]), content)
+            put(folder / self._part(end, len(self.data)).name, content.getvalue().to_pybytes())
         return self.unread(spark.readStream.schema(spark_schema(self.records.schema)).parquet(as_pattern(folder)))
 
     def read(self, spark: SparkSession) -> DataFrame:
@@ -69,7 +98,11 @@ class CollectionSource(SparkSource[Out]):
         return EverythingRead(len(self.data)) if self.slice is None else super().batch_position(spark)
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
-        return self.behind if offset is None else EverythingRead(len(self.data))
+        logged = spark_log.offset_of(offset)
+        if checkpoint_sources is None or logged < 0:
+            return self.behind
+        names = [spark_log.path_of(file.path).split("/")[-1] for file in spark_log.found(checkpoint_sources, logged)]
+        return EverythingRead(max(part.first + part.count for name in names if (part := _Part.of(name)) is not None))
 
     def check_behind(self) -> None:
         if not isinstance(self.behind, EverythingRead):
@@ -87,3 +120,7 @@ class CollectionSource(SparkSource[Out]):
     def _table(self) -> pa.Table:
         """The records that were not read before."""
         return pa.Table.from_batches([self.batch.slice(self._start)])
+
+    def _part(self, first: int, end: int) -> _Part:
+        records = self.batch.slice(first, end - first)
+        return _Part(first, len(records), digest(*map(repr, records.to_pylist())))

@@ -21,17 +21,19 @@ from dagster_unified.api import (
     FileSink,
     ForeachSink,
     JsonSource,
+    KeyedProcessFunction,
     ParquetSource,
     Pipeline,
     Rate,
     RateSource,
     StructuredSource,
     TumblingEventTimeWindows,
+    ValueStateDescriptor,
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
+from dagster_unified.errors import PipelineError, StateError, UnsupportedError, UserFunctionError
 
 
 class Sale(NamedTuple):
@@ -299,3 +301,35 @@ def test_the_hashmap_backend(run_streaming, tmp_path):
         ),
     ):
         run_streaming(pipeline, hashmap)
+
+
+class Remembers(KeyedProcessFunction):
+    """Each number with the one before it."""
+
+    def open(self, context):
+        self.last = context.get_state(ValueStateDescriptor("last", int))
+
+    def process_element(self, value: int, context) -> Iterable[tuple[int, int | None]]:
+        yield value, self.last.value()
+        self.last.update(value)
+
+
+def test_of_a_collection_that_has_grown_a_job_reads_the_rest(run_streaming, tmp_path):
+    def run(*numbers):
+        pipeline = Pipeline("grown")
+        numbered = pipeline.from_collection(list(numbers), int, name="numbers")
+        remembered = numbered.key_by(lambda n: 0, key_type=int).process(Remembers()).uid("remembers")
+        remembered.sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
+        run_streaming(pipeline)
+        rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
+        return sorted((row["f0"], row["f1"]) for row in rows)
+
+    assert run(1, 2) == [(1, None), (2, 1)]
+    assert run(1, 2) == [(1, None), (2, 1)]
+    assert run(1, 2, 3, 4) == [(1, None), (2, 1), (3, 2), (4, 3)]
+    for changed in ([1], [1, 2, 5, 4], [0, 1, 2, 3, 4]):
+        with pytest.raises(
+            StateError, match=r"source 'numbers': it cannot go on after the first . records: it does not"
+        ):
+            run(*changed)
+    assert run(1, 2, 3, 4, 5) == [(1, None), (2, 1), (3, 2), (4, 3), (5, 4)]
