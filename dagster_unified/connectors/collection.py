@@ -25,7 +25,7 @@ class _Part(NamedTuple):
     """Records of a collection in a file, from a place on; the hash is that of their values."""
 
     first: int
-    count: int
+    size: int
     hash: str
 
     @classmethod
@@ -35,7 +35,7 @@ class _Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.first}-{self.count}-{self.hash}.parquet"
+        return f"{self.first}-{self.size}-{self.hash}.parquet"
 
 
 _FILE = re.compile(r"(\d+)-(\d+)-(\w+)\.parquet")
@@ -82,7 +82,7 @@ class CollectionSource(SparkSource[Out]):
         end = self._start
         parts = [part for name in children(folder) if (part := _Part.of(name)) is not None]
         for part in sorted(parts):
-            end = part.first + part.count
+            end = part.first + part.size
             if part != self._part(part.first, end):
                 raise cannot_follow(self.name, EverythingRead(end), "it does not begin with them any more")
         if end < len(self.data) or not parts:
@@ -102,7 +102,7 @@ class CollectionSource(SparkSource[Out]):
         if checkpoint_sources is None or logged < 0:
             return self.behind
         names = [spark_log.path_of(file.path).split("/")[-1] for file in spark_log.found(checkpoint_sources, logged)]
-        return EverythingRead(max(part.first + part.count for name in names if (part := _Part.of(name)) is not None))
+        return EverythingRead(max(part.first + part.size for name in names if (part := _Part.of(name)) is not None))
 
     def check_behind(self) -> None:
         if not isinstance(self.behind, EverythingRead):

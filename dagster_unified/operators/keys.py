@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
-from math import nan
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -181,31 +180,57 @@ def key_values(columns: Sequence[pa.Array]) -> list[Any]:
 
 
 def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> list[pa.Array]:
-    """The key's columns; raises `RecordTypeError` for a record whose key is None or not a number.
+    """The key's columns; raises `RecordTypeError` for a record whose key is None, or has what is not a number.
 
     -0.0 is 0.0, as everywhere in Spark, so that equal keys have one encoding and one key group.
     """
     columns = [batch.column(name) for name in keyed.columns]
     for place, (name, column) in enumerate(zip(keyed.columns, columns, strict=True)):
         if column.null_count:
-            raise _no_key(name, None, column.is_null(), batch, layout, where)
+            raise _no_key(name, "is None", column.is_null(), batch, layout, where)
         if pa.types.is_floating(column.type):
             import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
             if pc.any(pc.is_nan(column)).as_py():
-                raise _no_key(name, nan, pc.is_nan(column), batch, layout, where)
+                raise _no_key(name, f"is {_NAN}", pc.is_nan(column), batch, layout, where)
             columns[place] = pc.add(column, pa.scalar(0.0, column.type))
+        elif _has_floats(column.type):
+            values = column.to_pylist()
+            unequal = pa.array(map(_has_nan, values))
+            if True in unequal.to_pylist():
+                raise _no_key(name, f"has {_NAN}", unequal, batch, layout, where)
+            columns[place] = pa.array(map(_without_negative_zero, values), column.type)
     return columns
 
 
+_NAN = "nan, which equals nothing,"
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):  # a list is no key
+        return any(_has_floats(field.type) for field in kind)
+    return bool(pa.types.is_floating(kind))
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_nan, value.values()))
+    return isinstance(value, float) and value != value
+
+
+def _without_negative_zero(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_negative_zero(part) for name, part in value.items()}
+    return value + 0.0 if isinstance(value, float) else value
+
+
 def _no_key(
-    name: str, key: float | None, found: pa.Array, batch: pa.RecordBatch, layout: StreamLayout, where: str
+    name: str, what: str, found: pa.Array, batch: pa.RecordBatch, layout: StreamLayout, where: str
 ) -> RecordTypeError:
     row = batch.slice(found.to_pylist().index(True), 1).select(list(layout.records.names)).to_pylist()[0]
-    what = "None" if key is None else "nan, which equals nothing,"
+    key_name = f"the key '{name}'" if name in layout.records.names else "the computed key"
     return RecordTypeError(
-        f"{where}: the key '{name}' is {what} for {shorten(row)}; filter such records out before key_by, or"
-        " give them a key"
+        f"{where}: {key_name} {what} for {shorten(row)}; filter such records out before key_by, or give them a key"
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_unified.api import Pipeline
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
@@ -17,6 +18,7 @@ from dagster_unified.operators.keys import key_groups, sorted_runs
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program.spec import KeyedInput, Output, Program
 from dagster_unified.records import record_type
+from dagster_unified.testing import run_pipeline
 
 
 class Row(NamedTuple):
@@ -101,3 +103,32 @@ def test_a_key_that_is_none_is_an_error_that_shows_its_record():
     records = batch([("a", 1, 0.0, [])]).set_column(0, "text", pa.array([None], pa.string()))
     with pytest.raises(RecordTypeError, match="the key 'text' is None for"):
         sorted_runs(records, KeyedInput(("text",), str), ROWS, "here")
+
+
+class Spot(NamedTuple):
+    x: float
+    between: tuple[float, int] = (0.0, 0)
+
+
+class Visit(NamedTuple):
+    spot: Spot
+    count: int
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize("key", ["spot", lambda visit: visit.spot])
+def test_numbers_within_a_key_are_the_same_key_where_they_are_equal(mode, key):
+    def counted(*spots):
+        pipeline = Pipeline("p")
+        visits = pipeline.from_collection([Visit(spot, 1) for spot in spots], Visit)
+        keyed = visits.key_by(key) if isinstance(key, str) else visits.key_by(key, key_type=Spot)
+        keyed.sum("count").name("counted").print("out")
+        return sorted(visit.count for visit in run_pipeline(pipeline, mode, micro_batch=None, seed=None).sinks["out"])
+
+    options = [Spot(0.0, (1.0, 1)), Spot(1.0, (0.0, 2)), Spot(-0.0, (1.0, 1)), Spot(1.0, (-0.0, 2))]
+    assert counted(*options) in ([2, 2], [1, 1, 2, 2])
+    for unequal in (Spot(nan), Spot(0.0, (nan, 1))):
+        with pytest.raises(
+            RecordTypeError, match=r"key.* has nan, which equals nothing, for .*; filter such records out"
+        ):
+            counted(Spot(0.0), unequal)
