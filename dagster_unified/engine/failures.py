@@ -104,6 +104,11 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
             f"{plan.name}: stage '{stage}': the name of {unquote(colon.group(1)).removeprefix('file://')} has a colon,"
             " which Hadoop does not read on a disk; rename the file"
         )
+    if "No usable value for logOffset" in text:
+        return errors.StateError(
+            f"{plan.name}: the checkpoint has an epoch that was planned, not committed, of a source of another kind;"
+            " run the code that it is of until the epoch is committed, or start without state (upgrade mode stateless)"
+        )
     found = _RAISED.findall(text)
     if found:
         name, message = found[-1]

@@ -33,7 +33,14 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.errors import PipelineError, StateError, UnsupportedError, UserFunctionError
+from dagster_unified.errors import (
+    MalformedInputError,
+    PipelineError,
+    StateError,
+    UnsupportedError,
+    UserFunctionError,
+)
+from tests.connectors.log_source import Event, LogSource, append
 
 
 class Sale(NamedTuple):
@@ -333,3 +340,16 @@ def test_of_a_collection_that_has_grown_a_job_reads_the_rest(run_streaming, tmp_
         ):
             run(*changed)
     assert run(1, 2, 3, 4, 5) == [(1, None), (2, 1), (3, 2), (4, 3), (5, 4)]
+
+
+def test_an_epoch_that_was_planned_of_another_kind_of_source_is_one_sentence(run_streaming, tmp_path):
+    (tmp_path / "logs").mkdir()
+    append(tmp_path / "logs", "a", Event("a", 1, 0), "no event")
+    logs = Pipeline("p")
+    logs.from_source(LogSource(tmp_path / "logs")).print("out")
+    with pytest.raises(MalformedInputError):
+        run_streaming(logs, {"restart-strategy.type": "none"})
+    given = Pipeline("p")
+    given.from_collection([Event("a", 1, 0)], Event, name="given").print("out")
+    with pytest.raises(StateError, match=r"^p: the checkpoint has an epoch that was planned, .* start without state"):
+        run_streaming(given, {"restart-strategy.type": "none"})
