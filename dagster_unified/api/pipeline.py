@@ -80,7 +80,8 @@ class Pipeline(GraphBuilder):
         Returns at once with a handle on the job.
 
         In BATCH the stages run one after another, with no retries; in STREAMING the job runs until its input has ended
-        or it is cancelled, and goes on from its checkpoint the next time. PyFlink:
+        or it is cancelled, and goes on from its checkpoint the next time. Once its input has ended it is finished, and
+        the next time begins anew, as in BATCH, with all of the input and without state. PyFlink:
         `StreamExecutionEnvironment.execute_async`.
 
         `options` are option keys to values; the environment and `dagster-unified.toml` count as well. `spark` is a

@@ -41,6 +41,13 @@ class _Part(NamedTuple):
 _FILE = re.compile(r"(\d+)-(\d+)-(\w+)\.parquet")
 
 
+def forget_collections(sources: UPath) -> None:
+    """Let the sources of a job give their records from the first again; `sources` has a folder for each."""
+    for kept in sources.glob("*/*-*-*.parquet"):
+        if _FILE.fullmatch(kept.name) is not None:
+            kept.unlink()
+
+
 class CollectionSource(SparkSource[Out]):
     """Gives its records, in both modes in their order; ends after the last one.
 

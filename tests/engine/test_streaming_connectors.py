@@ -310,36 +310,62 @@ def test_the_hashmap_backend(run_streaming, tmp_path):
         run_streaming(pipeline, hashmap)
 
 
+class Number(NamedTuple):
+    n: int
+
+
 class Remembers(KeyedProcessFunction):
     """Each number with the one before it."""
 
     def open(self, context):
         self.last = context.get_state(ValueStateDescriptor("last", int))
 
-    def process_element(self, value: int, context) -> Iterable[tuple[int, int | None]]:
-        yield value, self.last.value()
-        self.last.update(value)
+    def process_element(self, value: Number, context) -> Iterable[tuple[int, int | None]]:
+        yield value.n, self.last.value()
+        self.last.update(value.n)
 
 
-def test_of_a_collection_that_has_grown_a_job_reads_the_rest(run_streaming, tmp_path):
-    def run(*numbers):
+def test_of_a_collection_that_has_grown_a_job_reads_the_rest(spark, tmp_path):
+    (tmp_path / "more").mkdir()
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+
+    def written():
+        place = str(tmp_path / "out")
+        rows = DeltaTable(place).to_pyarrow_table().to_pylist() if DeltaTable.is_deltatable(place) else []
+        return sorted((row["f0"], row["f1"]) for row in rows)
+
+    def run(*numbers, fresh=False):
         pipeline = Pipeline("grown")
-        numbered = pipeline.from_collection(list(numbers), int, name="numbers")
-        remembered = numbered.key_by(lambda n: 0, key_type=int).process(Remembers()).uid("remembers")
+        given = pipeline.from_collection([Number(n) for n in numbers], Number, name="numbers")
+        unbounded = pipeline.from_source(JsonSource(str(tmp_path / "more"), Number, name="more", monitor=True))
+        remembered = given.union(unbounded).key_by(lambda n: 0, key_type=int).process(Remembers()).uid("remembers")
+        remembered.sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
+        job = StreamingJob(pipeline.plan(options), spark, Start("test", fresh=fresh))
+        assert job.run(lambda: len(written()) >= len(numbers), 0.1) == "stopped"
+        return written()
+
+    assert run(1, 2) == [(1, None), (2, 1)]
+    assert run(1, 2, 3, 4) == [(1, None), (2, 1), (3, 2), (4, 3)]
+    for changed in ([1], [1, 2, 5, 4], [0, 1, 2, 3, 4]):
+        with pytest.raises(StateError, match=r"source 'numbers': it cannot go on after the first . records: it does"):
+            run(*changed)
+    assert run(1, 2, 3, 4, 5) == [(1, None), (2, 1), (3, 2), (4, 3), (5, 4)]
+    assert run(5, 6, 7, 8, 9, 10, fresh=True)[0] == (5, None)
+
+
+def test_a_bounded_job_that_has_finished_begins_anew(run_streaming, tmp_path):
+    def run(*numbers):
+        pipeline = Pipeline("again")
+        given = pipeline.from_collection([Number(n) for n in numbers], Number, name="numbers")
+        remembered = given.key_by(lambda n: 0, key_type=int).process(Remembers()).uid("remembers")
         remembered.sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
         run_streaming(pipeline)
         rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
         return sorted((row["f0"], row["f1"]) for row in rows)
 
     assert run(1, 2) == [(1, None), (2, 1)]
-    assert run(1, 2) == [(1, None), (2, 1)]
-    assert run(1, 2, 3, 4) == [(1, None), (2, 1), (3, 2), (4, 3)]
-    for changed in ([1], [1, 2, 5, 4], [0, 1, 2, 3, 4]):
-        with pytest.raises(
-            StateError, match=r"source 'numbers': it cannot go on after the first . records: it does not"
-        ):
-            run(*changed)
-    assert run(1, 2, 3, 4, 5) == [(1, None), (2, 1), (3, 2), (4, 3), (5, 4)]
+    assert run(1, 2, 3) == [(1, None), (2, 1), (3, 2)]
+    assert run(4) == [(4, None)]
 
 
 def test_an_epoch_that_was_planned_of_another_kind_of_source_is_one_sentence(run_streaming, tmp_path):

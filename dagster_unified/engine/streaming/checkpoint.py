@@ -32,6 +32,7 @@ import msgspec
 from upath import UPath
 
 from dagster_unified.connectors import conditional
+from dagster_unified.connectors.collection import forget_collections
 from dagster_unified.connectors.paths import children, read_whole, remove_tree, storage_path
 from dagster_unified.connectors.positions import Position
 from dagster_unified.connectors.splits import forget_ranges
@@ -176,6 +177,7 @@ class CheckpointDirectory:
             for part in ("spark", "control", "epochs", "malformed", "splits", "iterations"):
                 remove_tree(self.path / part)
             forget_ranges(self.path / "sources")
+            forget_collections(self.path / "sources")
             held = None if held is None else msgspec.structs.replace(held, id="")
         elif held is None and (found := sorted(_STATE & children(self.path).keys())):
             raise StateError(
