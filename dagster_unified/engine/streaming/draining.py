@@ -52,8 +52,8 @@ class Draining(Thread):
             written_ahead.end(self._query.folder)  # else there may always be more
             listing.end(self._query.folder)
             self._read()
-            if self.end is End.INPUT and self._query.send_end():
-                self._await_end()
+            if self.end is End.INPUT and (self._query.send_end() or self._query.has_end):
+                self._await_end()  # also of an end that the job before has sent: native windows close an epoch later
         except Exception as error:
             self.error = error
 

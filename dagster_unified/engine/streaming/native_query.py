@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming.checkpoint import last_number
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.epoch import EpochRunner, Outcome
 from dagster_unified.engine.streaming.native_streams import NativeStreams
@@ -56,6 +57,7 @@ class NativeQuery(Query):
         latest = self._events.read()
         if latest is not None and latest.end:
             self.goes_on_at_end()
+            self._have_windows_closed()
 
     def frame(self) -> DataFrame:
         sources = self.folder / "sources"
@@ -93,6 +95,16 @@ class NativeQuery(Query):
             before = self._events.read() or ControlEvent()
             self._events.write(ControlEvent(before.number + 1, end=True))
         return self.windowed
+
+    def _have_windows_closed(self) -> None:
+        """The end of the input is logged: see that the epoch after it comes, in which windows close.
+
+        A query that was started anew gets no epoch without data, unless Spark had planned it before.
+        """
+        logged = self.directory.last_epoch(self.name)
+        planned = last_number(self.folder / "spark" / self.name / "offsets")
+        if self.has_end and not self.over and planned == logged:
+            self.end()
 
     def _late(self) -> int:
         """How many rows the micro-batch before dropped because their windows had closed."""
