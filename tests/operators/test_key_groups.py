@@ -3,9 +3,10 @@
 State outlives micro-batches, however the input is cut and keys are paged.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -326,9 +327,74 @@ def test_a_state_of_another_type_is_an_error_that_names_it():
     ran(process(Counts(str)), [([Row("a", 1, 1)], None)], stores=stores)
     with pytest.raises(
         StateError,
-        match=r"operator 'op': stored state does not fit its declared type: Expected `int`, got `str`.*states: state",
+        match=r"operator 'op': the type of state 'state' has changed: the checkpoint has str, and int is declared",
     ):
         ran(process(Counts(int)), [([Row("a", 1, 1)], None)], stores=stores)
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class Swapped(NamedTuple):
+    b: int
+    a: int
+
+
+class Between(NamedTuple):
+    a: int
+    c: int = 9
+    b: int = 0
+
+
+class Longer(NamedTuple):
+    a: int
+    b: int
+    c: int = 9
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("stored", "value", "declared", "found"),
+    [
+        (Pair, Pair(1, 2), Longer, Longer(1, 2, 9)),
+        (Pair, Pair(1, 2), Swapped, "{a: int, b: int}, and {b: int, a: int} is declared"),
+        (Pair, Pair(1, 2), Between, "{a: int, b: int}, and {a: int, c: int, b: int} is declared"),
+        (list[Pair], [Pair(1, 2)], list[Swapped], r"list[{a: int, b: int}], and list[{b: int, a: int}] is declared"),
+        (int, 2**53 + 1, float, "int, and float is declared"),
+        (str, "2024-01-01T00:00:00Z", datetime, "str, and datetime is declared"),
+        (int, 1, int | None, 1),
+        (list[int], [1, 2], tuple[int, ...], (1, 2)),
+    ],
+)
+def test_state_is_never_read_as_something_else(stored, value, declared, found, late):
+    class Keeps(KeyedProcessFunction):
+        def __init__(self, python):
+            self.descriptor = ValueStateDescriptor("state", python)
+
+        def open(self, context):
+            self.context = context
+            if not late:
+                context.get_state(self.descriptor)
+
+        def process_element(self, element, ctx) -> Iterable[str]:
+            state = self.context.get_state(self.descriptor)
+            seen.append(state.value())
+            if seen == [None]:
+                state.update(value)
+            return ()
+
+    seen: list[object] = []
+    stores = defaultdict(Memory)
+    ran(process(Keeps(stored)), [([Row("a", 1, 1)], None)], stores=stores)
+    if isinstance(found, str):
+        said = f"the type of state 'state' has changed: the checkpoint has {found}"
+        with pytest.raises(StateError, match=re.escape(said)):
+            ran(process(Keeps(declared)), [([Row("a", 1, 1)], None)], stores=stores)
+    else:
+        ran(process(Keeps(declared)), [([Row("a", 1, 1)], None)] * 2, stores=stores)
+        assert seen == [None, found, found]
 
 
 def test_state_that_is_no_longer_declared_is_kept():

@@ -150,6 +150,7 @@ class Group:
         data = store.read_index()
         self.before = data
         self.index = decode_index(data) if data is not None else Index(MIN_TIMESTAMP, [Page()])
+        codec.check_layouts(self.index)
         self.keys: dict[Hashable, dict[str, Any]] = {}
         self.created: list[Hashable] = []
         self.column: KeyedColumn | None = None
@@ -444,6 +445,7 @@ class Group:
 
     def _finish(self, watermark: int) -> None:
         self.index.watermark = watermark
+        self.codec.set_layouts(self.index)
         index = encode_index(self.index)
         if index != self.before:
             self.store.write_index(index)

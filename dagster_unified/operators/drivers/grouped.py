@@ -184,5 +184,8 @@ class GroupedOperator:
 
     def _declared_late(self, descriptor: StateDescriptor[Any]) -> None:
         """A state that is declared only now: what was read of it before is decoded."""
-        for state in self._group.keys.values() if self._group is not None else ():
+        if self._group is None:
+            return
+        self.codec.check_layouts(self._group.index)
+        for state in self._group.keys.values():
             self.codec.declare(descriptor, state)

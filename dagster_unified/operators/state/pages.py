@@ -21,6 +21,7 @@ import msgspec
 from dagster_unified.errors import StateError
 from dagster_unified.operators.state.chunks import CHUNKED, Chunked, Write
 from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.layouts import can_read, layout_of, shown
 
 KEYS_PER_PAGE = 4096
 """How many keys a page holds on average before a group's pages are split: to read or write one is a round trip."""
@@ -49,6 +50,11 @@ class Index(msgspec.Struct, array_like=True):
     """How many parts of large lists and maps were ever numbered; they count down from -1, pages up from 0."""
     wanted: int = 1
     """How many pages there should be, by the bytes of the largest."""
+    layouts: dict[str, str] = {}
+    """How each state lies in the pages, by its name."""
+    of_keys: str = ""
+    of_records: str = ""
+    """How keys and held-back elements lie there."""
 
 
 class Page(msgspec.Struct, array_like=True):
@@ -213,6 +219,16 @@ def decode_page(data: bytes) -> Blocks:
     return _blocks.decode(data)
 
 
+def _check_layout(where: str, what: str, declared: str, stored: str) -> None:
+    """Raises `StateError` where what is stored in one way would be read as something else."""
+    if not can_read(declared, stored):
+        raise StateError(
+            f"{where}: the type of {what} has changed: the checkpoint has {shown(stored)}, and {shown(declared)} is"
+            " declared; keep the type as it was, start from a savepoint, which has fields by their names, or start"
+            " without state"
+        )
+
+
 class BroadcastCodec:
     """Encodes and decodes a group's broadcast maps by the types that their descriptors declare.
 
@@ -222,14 +238,14 @@ class BroadcastCodec:
     def __init__(self, where: str, declared: Mapping[str, StateDescriptor[Any]]) -> None:
         self.where = where
         types: Any = TypedDict("broadcast", {name: d.stored_type for name, d in declared.items()}, total=False)  # type: ignore[misc]
-        self._declared = frozenset(declared)
+        self._layouts = {name: layout_of(d.stored_type) for name, d in declared.items()}
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(types)
-        self._raw = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+        self._raw = msgspec.msgpack.Decoder(tuple[dict[str, str], msgspec.Raw])
 
     def encode(self, maps: dict[str, dict[Any, Any]]) -> bytes:
         """Raises `StateError` for what cannot be stored."""
         try:
-            return _encoder.encode(maps)
+            return _encoder.encode(({name: self._layouts[name] for name in maps}, maps))
         except (TypeError, ValueError, OverflowError) as error:
             raise StateError(
                 f"{self.where}: broadcast state cannot be stored: {error}; put what its MapStateDescriptor declares"
@@ -237,14 +253,17 @@ class BroadcastCodec:
 
     def decode(self, data: bytes) -> dict[str, dict[Any, Any]]:
         """Raises `StateError` for a map that does not fit its type any more, or that nothing declares."""
-        lost = sorted(set(self._raw.decode(data)) - self._declared)
+        layouts, stored = self._raw.decode(data)
+        lost = sorted(layouts.keys() - self._layouts.keys())
         if lost:
             raise StateError(
                 f"{self.where}: the checkpoint has broadcast state '{lost[0]}', which is not declared; give"
                 " broadcast(...) its descriptor, or start without state"
             )
+        for name, layout in layouts.items():
+            _check_layout(self.where, f"broadcast state '{name}'", self._layouts[name], layout)
         try:
-            found: dict[str, dict[Any, Any]] = self._decoder.decode(data)
+            found: dict[str, dict[Any, Any]] = self._decoder.decode(stored)
         except msgspec.ValidationError as error:
             raise StateError(
                 f"{self.where}: stored broadcast state does not fit its declared type: {error}; keep the type as it"
@@ -336,10 +355,29 @@ class PageCodec:
     def __init__(self, where: str, key_type: Any, record_type: Any, declared: dict[str, StateDescriptor[Any]]) -> None:
         self.where, self.declared = where, declared
         self._parts: dict[str, msgspec.msgpack.Decoder[Any]] = {}
+        self._key_layout, self._record_layout = layout_of(key_type), layout_of(record_type)
         self._keys = self._decoder("keys", list[key_type])
         self._timers = self._decoder("timers", list[tuple[int, key_type, int]])
         self._held = self._decoder("held-back elements", list[tuple[int, key_type, record_type]])
         self._columns: dict[str, msgspec.msgpack.Decoder[Any]] = {}
+
+    def check_layouts(self, index: Index) -> None:
+        """Raises `StateError` where state, keys or held-back elements of a group would be read as something else."""
+        if index.of_keys and index.of_keys != self._key_layout:
+            raise StateError(
+                f"{self.where}: the type of the key has changed: the checkpoint has {shown(index.of_keys)}, and"
+                f" {shown(self._key_layout)} is declared; key by what it was, or start without state"
+            )
+        if index.of_records and any(page.held is not None for page in index.pages):
+            _check_layout(self.where, "the elements that are held back", self._record_layout, index.of_records)
+        for name, layout in index.layouts.items():
+            if name in self.declared:
+                _check_layout(self.where, f"state '{name}'", layout_of(self.declared[name].stored_type), layout)
+
+    def set_layouts(self, index: Index) -> None:
+        """Notes how what is declared lies in a group's pages."""
+        index.of_keys, index.of_records = self._key_layout, self._record_layout
+        index.layouts |= {name: layout_of(found.stored_type) for name, found in self.declared.items()}
 
     def encode(self, content: Content, write: Write, read: Callable[[int], bytes]) -> msgspec.Raw:
         """A block; large lists and maps are written in parts."""
