@@ -26,7 +26,7 @@ from dagster_unified.engine import interrupts
 from dagster_unified.engine.batch.intermediates.store import Address
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.savepoint import begun, later_savepoint, leave_savepoint
-from dagster_unified.engine.batch.stage import run_partitions
+from dagster_unified.engine.batch.stage import check_mode, run_partitions
 from dagster_unified.engine.events import (
     Event,
     ExecutorLost,
@@ -237,7 +237,9 @@ class _Step:
     @cached_property
     def launched(self) -> Plan:
         """The plan for this partition, with the options that were set at launch."""
-        return self.batch.plan(self.options, self.slice)
+        plan = self.batch.plan(self.options, self.slice)
+        check_mode(plan)  # before a stage without work of its own counts as materialized
+        return plan
 
     @cached_property
     def launched_region(self) -> Region | None:

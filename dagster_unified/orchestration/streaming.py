@@ -18,6 +18,7 @@ from dagster import (
     AssetKey,
     AssetObservation,
     AssetSpec,
+    DagsterRun,
     DagsterRunStatus,
     DefaultSensorStatus,
     Definitions,
@@ -350,6 +351,13 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
             raise Failure(decision.message)
         if decision.launch is None:
             return SkipReason(decision.message)
+        orphan = _orphan(context) if seen.deployed is None else None
+        if orphan is not None:
+            return SkipReason(
+                f"{name} is new here, and run {orphan.run_id[:8]} of {orphan.job_name} still runs, which this code"
+                f" location has no more: if {name} is that pipeline under another name, it would read all input once"
+                " more beside it. Terminate that run, or give the pipeline its name back"
+            )
         tags = {"dagster-unified/reason": decision.message[:200], LOADED: loaded, CODE: seen.fingerprint}
         return RunRequest(run_key=decision.launch, tags=tags)
 
@@ -435,13 +443,31 @@ def _arrived(file: "UPath") -> float:
     return max(float(found.st_mtime), float(getattr(found, "st_ctime", 0)))
 
 
+_RUNNING = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+
+
+def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
+    """A stream that still runs, and whose job this code location does not have any more."""
+    if context.repository_def is None:
+        return None
+    jobs = set(context.repository_def.job_names)
+    running = RunsFilter(statuses=_RUNNING, tags=_of_location(context))
+    found = (record.dagster_run for record in context.instance.get_run_records(running, limit=_LOOK_BACK))
+    return next((run for run in found if LOADED in run.tags and run.job_name not in jobs), None)
+
+
 def _records(context: SensorEvaluationContext, job_name: str) -> Sequence[RunRecord]:
-    """The latest runs of a job of this code location: others may have a job of the same name."""
+    """The latest runs of a job of this code location."""
+    own = RunsFilter(job_name=job_name, tags=_of_location(context))
+    return context.instance.get_run_records(own, limit=_LOOK_BACK)
+
+
+def _of_location(context: SensorEvaluationContext) -> dict[str, str]:
+    """The tags of this code location's runs: others may have jobs of the same name."""
     origin, repository = context.code_location_origin, context.repository_name
     if origin is None or repository is None:
-        return context.instance.get_run_records(RunsFilter(job_name=job_name), limit=_LOOK_BACK)
-    label = {REPOSITORY_LABEL_TAG: f"{repository}@{origin.location_name}"}
-    return context.instance.get_run_records(RunsFilter(job_name=job_name, tags=label), limit=_LOOK_BACK)
+        return {}
+    return {REPOSITORY_LABEL_TAG: f"{repository}@{origin.location_name}"}
 
 
 def sink_assets(planned: Plan, translator: StageTranslator) -> dict[str, AssetKey]:

@@ -90,3 +90,13 @@ def test_what_was_lost_runs_again(run, tmp_path):
     run()
     shutil.rmtree(tmp_path / "store" / "sales" / "totals")
     assert run() == (["totals"], [3, 4])
+
+
+def test_a_run_that_is_launched_in_streaming_materializes_nothing(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    launched = {"resources": {"execution": {"config": {"execution.runtime-mode": "STREAMING"}}}}
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+        result = defined(tmp_path).execute_in_process(instance=instance, run_config=launched, raise_on_error=False)
+    assert not result.success
+    assert result.get_asset_materialization_events() == []
+    assert result.get_step_failure_events()[0].step_key == "sales__weighted"

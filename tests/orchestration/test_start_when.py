@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RunRequest, build_sensor_context
+from dagster._core.test_utils import create_run_for_test
 
 from dagster_unified.api import CsvSource, Pipeline
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
+from dagster_unified.orchestration.streaming import LOADED
 
 WAITS = "sales waits for what start_when asks for"
 
@@ -72,3 +74,17 @@ def test_a_function_of_the_sensors_context_decides(instance, tmp_path):
     deployment = Deployment(instance, tmp_path, lambda context: seen.append(context.instance) or next(answers))
     assert [deployment.tick(), deployment.tick()] == [WAITS, True]
     assert seen == [instance, instance]
+
+
+def test_a_new_stream_waits_for_one_that_runs_under_a_name_that_is_gone(instance, tmp_path):
+    deployment = Deployment(instance, tmp_path, "always")
+    job = deployment.definitions.resolve_job_def("sales_streaming")
+    create_run_for_test(instance, job_name="shops_streaming", status=DagsterRunStatus.STARTED)  # not of this library
+    assert deployment.tick() is True
+    orphan = create_run_for_test(
+        instance, job_name="shops_streaming", status=DagsterRunStatus.STARTED, tags={LOADED: "before"}
+    )
+    assert f"sales is new here, and run {orphan.run_id[:8]} of shops_streaming still runs, which" in deployment.tick()
+    create_run_for_test(instance, job_name=job.name, status=DagsterRunStatus.SUCCESS, tags={LOADED: "before"})
+    instance.report_run_canceled(orphan)
+    assert deployment.tick() is True

@@ -76,14 +76,19 @@ def _committed_since(begun: float, run: Run, region: Region) -> Manifest | None:
     return found if found is not None and found.created >= begun else None
 
 
-def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> list[dict[int, Manifest]]:
-    """The intermediates of each partition that stand; those that the stage needs and that are lost are recomputed."""
-    plan = runs[0].plan
+def check_mode(plan: Plan) -> None:
+    """Raises `UnsupportedError` for a plan that does not run in BATCH."""
     if plan.execution.mode != "BATCH":
         raise UnsupportedError(
             f"{plan.name}: this job runs BATCH stages, and the pipeline resolves to {plan.execution.mode}; launch with"
             " execution.runtime-mode=BATCH and bounded sources"
         )
+
+
+def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> list[dict[int, Manifest]]:
+    """The intermediates of each partition that stand; those that the stage needs and that are lost are recomputed."""
+    plan = runs[0].plan
+    check_mode(plan)
     found = [
         {r.id: m for r in run.plan.regions if r.id != region.id and (m := find(r)) is not None}
         for run, find in zip(runs, finds, strict=True)
