@@ -36,6 +36,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import (
     MalformedInputError,
     PipelineError,
+    RecordTypeError,
     StateError,
     UnsupportedError,
     UserFunctionError,
@@ -379,3 +380,14 @@ def test_an_epoch_that_was_planned_of_another_kind_of_source_is_one_sentence(run
     given.from_collection([Event("a", 1, 0)], Event, name="given").print("out")
     with pytest.raises(StateError, match=r"^p: the checkpoint has an epoch that was planned, .* start without state"):
         run_streaming(given, {"restart-strategy.type": "none"})
+
+
+@MODES
+def test_a_null_that_no_function_has_seen_does_not_reach_a_sink(run, tmp_path, mode):
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"shop": ["a", "b"], "amount": [1, None]}), tmp_path / "in" / "1.parquet")
+    pipeline = Pipeline("p")
+    sales = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Sale)).where("shop is not null")
+    sales.sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
+    with pytest.raises(RecordTypeError, match=r"^p: sink 'out': field 'amount' of Sale is null, and its type does not"):
+        run(pipeline, mode, {"restart-strategy.type": "none"})

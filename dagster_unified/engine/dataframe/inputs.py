@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.base import MALFORMED, SparkSource
+from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.dataframe.exchanges import Exchanges
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.errors import PipelineError
@@ -19,9 +19,14 @@ from dagster_unified.graph.nodes import Edge
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.subtasks import CHOOSING
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
+from dagster_unified.records import RecordType, type_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+
+
+_WITHOUT_FUNCTIONS = (g.SourceNode, g.NativeNode, g.AssignTimestampsNode)
+"""What lets records pass that nobody has decoded."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,32 @@ class Inputs:
         return functools.reduce(lambda one, other: one.unionByName(other), frames)
 
     def of_sink(self, sink: int) -> DataFrame:
-        """What a sink writes: the columns of the records, and the pass-through columns."""
-        return self.of(sink).select(*input_layout(self.plan, sink).records.names, *self.exchanges.axis.columns)
+        """What a sink writes: the columns of the records, and the pass-through columns.
+
+        A null that a type does not allow fails where no function has looked at the records before.
+        """
+        records = input_layout(self.plan, sink).records
+        edges = self.plan.graph.main_inputs(sink)
+        unseen = any(isinstance(self.plan.graph.node(edge.source), _WITHOUT_FUNCTIONS) for edge in edges)
+        columns = self._without_nulls(sink, records) if unseen else list(records.names)
+        return self.of(sink).select(*columns, *self.exchanges.axis.columns)
+
+    def _without_nulls(self, sink: int, records: RecordType) -> list[Column]:
+        from pyspark.sql import functions as F
+
+        name, kind, columns = self.plan.graph.node(sink).name, type_name(records.python), []
+        for field, stored in zip(records.schema, spark_schema(records.schema), strict=True):
+            column = F.col(field.name)
+            if not field.nullable:
+                message = (
+                    f"dagster_unified.errors.RecordTypeError: {self.plan.name}: sink '{name}': field '{field.name}' of"
+                    f" {kind} is null, and its type does not allow None; declare it optional (`| None`), or leave such"
+                    " rows out before"
+                )
+                raised = F.raise_error(F.lit(message)).cast(stored.dataType)
+                column = F.when(column.isNull(), raised).otherwise(column).alias(field.name)
+            columns.append(column)
+        return columns
 
     def of_iteration(self, node: g.IterationNode) -> list[DataFrame]:
         """The inputs of an iteration, the variables first."""
