@@ -61,7 +61,7 @@ def stale_partitions(keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]]
     for i, (before, mine) in enumerate(pairwise(keys), 1):
         if (
             before in shown
-            and CARRIED_FROM in shown.get(mine, ())
+            and MADE_BY in shown.get(mine, ())  # it has state; one that was the first went on from none
             and _run(shown[mine], CARRIED_FROM) != _run(shown[before], MADE_BY)
         ):
             return [key for key in keys[i:] if key in shown]

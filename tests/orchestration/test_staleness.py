@@ -7,10 +7,12 @@ import shutil
 from typing import NamedTuple
 
 import pytest
-from dagster import AssetKey, DagsterInstance, DailyPartitionsDefinition
+from dagster import AssetKey, DagsterInstance, DailyPartitionsDefinition, MetadataValue
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
+from dagster_unified.orchestration.metadata import CARRIED_FROM, MADE_BY
+from dagster_unified.orchestration.staleness import stale_partitions
 
 DAYS = [f"2013-03-0{d}" for d in range(1, 6)]
 
@@ -81,3 +83,11 @@ def test_days_are_stale_also_where_the_janitor_has_freed_what_they_were_made_of(
         False,
         "2013-03-02 to 2013-03-04 went on from a state that has been replaced since: run a backfill over them",
     )
+
+
+def test_a_day_that_was_the_first_is_stale_once_there_is_one_before_it():
+    made = {MADE_BY: MetadataValue.dagster_run("a")}
+    shown = {DAYS[1]: made, DAYS[2]: {**made, CARRIED_FROM: MetadataValue.dagster_run("a")}}
+    assert stale_partitions(DAYS, shown) == []
+    assert stale_partitions(DAYS, {DAYS[0]: {MADE_BY: MetadataValue.dagster_run("b")}, **shown}) == DAYS[1:3]
+    assert stale_partitions(DAYS, {DAYS[0]: {}, DAYS[1]: {}}) == []  # of a stage without state
