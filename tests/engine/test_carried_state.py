@@ -210,7 +210,7 @@ class Days:
     """Runs a pipeline partition by partition."""
 
     def __init__(self, spark, tmp_path, **options):
-        self.spark, self.store = spark, IntermediateStore(str(tmp_path / "store"))
+        self.spark, self.store, self.last = spark, IntermediateStore(str(tmp_path / "store")), DAYS[-1]
         self.options = {"execution.runtime-mode": "BATCH", "pipeline.max-parallelism": 4, **options}
 
     def run(self, pipeline, *days, run_id="run"):
@@ -234,7 +234,7 @@ class Days:
             if at == 0
             else (lambda region: self.store.find(Address(pipeline.name, region.name, run_id, DAYS[at - 1])))
         )
-        carry = Carrying(before, DAYS[at - 1] if at else "", last=day == DAYS[-1])
+        carry = Carrying(before, DAYS[at - 1] if at else "", last=day == self.last)
         return Run(
             plan(bound(pipeline.graph(), part), Configuration.of(self.options), carry_state=True),
             self.spark,
@@ -584,3 +584,16 @@ def test_an_aggregate_without_parts_is_named(spark, tmp_path):
         ),
     ):
         Days(spark, tmp_path).run(pipeline, DAYS[0])
+
+
+def test_no_day_goes_on_from_one_with_which_the_input_had_ended(spark, tmp_path):
+    days = Days(spark, tmp_path)
+    days.last = DAYS[1]
+    for build in (windows, totals):
+        days.run(build(EVENTS, str(tmp_path / build.__name__)), *DAYS[:2])
+    days.last = DAYS[2]
+    again = windows(EVENTS, str(tmp_path / "windows"))
+    with pytest.raises(CarriedStateError, match=f"partition {DAYS[1]}, with which the input ended .* with {DAYS[1]}"):
+        days.run(again, DAYS[2])
+    days.run(again, *DAYS[1:])
+    days.run(totals(EVENTS, str(tmp_path / "totals")), DAYS[2])  # which no end makes a difference to

@@ -211,6 +211,7 @@ def manifests_of(
                 histograms=metrics.histograms,
                 created=now(),
                 carried_from=carried_from,
+                ended=run.carry is not None and run.carry.last and any(node.has_timers for node in carrying),
                 subtasks=run.plan.subtasks_of_state(carrying),
                 portable=[node.uid for node in carrying if node.merges_partials],
                 groups=run.plan.execution.streaming.max_parallelism if region.carried and not only_saved(runs) else 0,

@@ -37,7 +37,7 @@ class Carrying:
     """Whether the state begins empty and goes to a savepoint and nowhere else."""
 
     def manifest(self, plan: Plan, region: Region) -> Manifest | None:
-        """The manifest of the partition before; raises `CarriedStateError` where there is none."""
+        """The manifest of the partition before; raises `CarriedStateError` for none, or one that ended."""
         if self.before is None:
             return None
         found = self.before(region)
@@ -46,6 +46,12 @@ class Carrying:
                 f"{plan.name}: stage '{region.name}' goes on from the state of partition {self.key_before}, which is"
                 " not there: it has not been run, or its state was freed; run a backfill that begins with"
                 f" {self.key_before}, or with an earlier partition"
+            )
+        if found.ended:
+            raise CarriedStateError(
+                f"{plan.name}: stage '{region.name}' goes on from the state of partition {self.key_before}, with which"
+                " the input ended when it ran, so that its windows have closed and its timers have fired; run a"
+                f" backfill that begins with {self.key_before}"
             )
         return found
 

@@ -85,6 +85,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     carried_from: str = ""
     """The run of the partition before whose state this one began with, where state is carried."""
 
+    ended: bool = False
+    """Whether the input ended with this partition, so that the carried state has no open windows and no timers."""
+
     groups: int = 0
     """How many key groups carried state is spread over."""
 
