@@ -101,8 +101,10 @@ class EpochCommitted:
     metrics: Metrics
     written: Mapping[str, Written]
     """By sink."""
-    state_rows: int = 0
-    state_bytes: int = 0
+    state_rows: int | None = None
+    state_bytes: int | None = None
+    """Of state, after the micro-batch before; None in a job's first one."""
+
     diverted: Mapping[str, int] = field(default_factory=dict)
     """Malformed rows that were set aside, by source."""
 

@@ -1,5 +1,7 @@
 """What an observation of a sink's asset says."""
 
+from dataclasses import replace
+
 from dagster_unified.engine.events import EpochCommitted, Written
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.orchestration.trend import Trend
@@ -42,3 +44,9 @@ def test_rates_state_watermark_and_late_records():
     ) == (3, 6, 20, 7, 700, 4.0)
     assert said["watermark"].value == "1970-01-01 00:00:15+00:00"
     assert said["batch durations"].value == "▁▁█"
+
+
+def test_of_state_nothing_is_said_before_it_is_known():
+    trend = Trend(lambda: 10_000)
+    trend.add(replace(epoch(0, 100, 1.0), state_rows=None, state_bytes=None))
+    assert {"state rows", "state bytes"}.isdisjoint(trend.metadata("a"))

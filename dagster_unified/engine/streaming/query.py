@@ -321,11 +321,11 @@ class Query(ABC):
         """What Spark reported of the micro-batch before, or None before the first."""
         return self.query.lastProgress if self.query is not None else None
 
-    def measured(self) -> tuple[int, int, int]:
-        """What Spark measured in the micro-batch before: rows read, and rows and bytes of state."""
+    def measured(self) -> tuple[int, int | None, int | None]:
+        """What Spark measured in the micro-batch before, if there was one: rows read, and rows and bytes of state."""
         progress = self.progress()
         if progress is None:
-            return 0, 0, 0
+            return 0, None, None
         states = progress["stateOperators"]
         rows, size = sum(s["numRowsTotal"] for s in states), sum(s["memoryUsedBytes"] for s in states)
         return int(progress.numInputRows), rows, size
