@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,18 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[Layer]:
     for name in sorted(environment):
         if name in known:
             yield Layer(f"environment, {name}", {known[name]: environment[name]}, shared=True)
-        elif name.startswith(families):
+        elif name.startswith(families) or _is_misspelled(name, known):
             raise ConfigurationError(
                 f"the environment variable {name} is like an option's, but no option has that"
                 f" name{nearest(name, known)}"
             )
+
+
+def _is_misspelled(name: str, known: Iterable[str]) -> bool:
+    """Whether a variable is nearly an option's; a program may have others of its own that begin alike."""
+    if not name.startswith(PREFIX):
+        return False
+    return bool(get_close_matches(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], 1, 0.85))
 
 
 def _keys(option: Option) -> tuple[str, ...]:

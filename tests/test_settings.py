@@ -115,6 +115,21 @@ def test_a_variable_that_is_almost_an_options_is_an_error(folder, monkeypatch):
         settings.configuration()
 
 
+def test_a_variable_whose_first_word_is_misspelled_is_an_error_and_another_programs_is_not(folder, monkeypatch):
+    monkeypatch.setenv("DAGSTER_UNIFIED_OUTPUT", "/data")
+    monkeypatch.setenv("DAGSTER_UNIFIED_DATA", "/data")
+    settings.configuration()
+    monkeypatch.setenv("DAGSTER_UNIFIED_PARALELISM_DEFAULT", "3")
+    with pytest.raises(ConfigurationError, match="did you mean 'DAGSTER_UNIFIED_PARALLELISM_DEFAULT'"):
+        settings.configuration()
+
+
+def test_a_value_that_is_none_is_named_with_where_it_stands(folder, monkeypatch):
+    monkeypatch.setenv("DAGSTER_UNIFIED_PARALLELISM_DEFAULT", "x")
+    with pytest.raises(ConfigurationError, match=r"^environment, DAGSTER_UNIFIED_PARALLELISM_DEFAULT: parallelism.def"):
+        settings.configuration()
+
+
 def test_an_older_name_of_an_option_works_in_every_layer(folder, monkeypatch):
     (folder / settings.FILE).write_text('execution.shuffle-mode = "ALL_EDGES_BLOCKING"\n')
     assert batch_configuration()["execution.batch-shuffle-mode"] == "ALL_EDGES_BLOCKING"

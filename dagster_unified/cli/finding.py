@@ -128,7 +128,7 @@ def _import_module(name: str) -> ModuleType:
         raise PipelineError(f"'{name}' is not a module's name; give it in full, such as jobs.flight_delays") from error
     except UnifiedError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PipelineError(_cannot_import(name, error)) from error
 
 
@@ -151,13 +151,13 @@ def _import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except UnifiedError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PipelineError(_cannot_import(str(path), error)) from error
     return module
 
 
-def _cannot_import(name: str, error: Exception) -> str:
-    trace = traceback.extract_tb(error.__traceback__)
+def _cannot_import(name: str, error: BaseException) -> str:
+    trace = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)  # which says its line
     at = f", at {trace[-1].filename}:{trace[-1].lineno}" if trace else ""
     return (
         f"{name} cannot be imported: {type(error).__name__}:"

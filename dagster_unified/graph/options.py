@@ -378,7 +378,7 @@ class Configuration:
                     raise ConfigurationError(
                         f"{layer.origin}: {other} and {key} are two names of one option; give one of them"
                     )
-                self._settings[known.key] = Setting(known.parse(value), layer)
+                self._settings[known.key] = Setting(_parsed(known, value, layer), layer)
 
     @staticmethod
     def of(values: Mapping[str, Any] | None = None) -> Configuration:
@@ -402,6 +402,15 @@ class Configuration:
     def items(self) -> list[tuple[str, Setting]]:
         """All options, in their order."""
         return list(self._settings.items())
+
+
+def _parsed(known: Option, value: Any, layer: Layer) -> Any:
+    try:
+        return known.parse(value)
+    except ConfigurationError as error:
+        if not layer.shared:
+            raise
+        raise ConfigurationError(f"{layer.origin}: {error}") from None  # nobody has written it for this run
 
 
 def written(value: Any) -> str:

@@ -23,6 +23,7 @@ def cli(tmp_path, monkeypatch, capsys):
     (tmp_path / "shop_none.py").write_text("x = 1\n")
     (tmp_path / "shop_broken.py").write_text("def (:\n")
     (tmp_path / "shop_fails.py").write_text("1 / 0\n")
+    (tmp_path / "shop_leaves.py").write_text("raise SystemExit(3)\n")
     (tmp_path / "shop_missing.py").write_text("import there_is_no_such_module\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -122,6 +123,7 @@ MISTAKES = {
         "unknown option 'parallelism.defalt'; did you mean 'parallelism.default'?",
     ),
     "no such file": (["explain", "nowhere.py"], "there is no file nowhere.py"),
+    "a module that exits": (["explain", "shop_leaves"], "shop_leaves cannot be imported: SystemExit: 3, at"),
     "no such module": (["explain", "shop_jbo"], "there is no module 'shop_jbo'; did you mean 'shop_job'?"),
     "relative module": (["explain", ".shop_job"], "'.shop_job' is not a module's name"),
     "no such pipeline": (

@@ -112,7 +112,9 @@ def test_the_exit_code_says_that_tables_could_not_be_written(cli, saved, tmp_pat
     (made,) = savepoints(saved)
     assert (code, out) == (1, f"{made.describe()}\n")
     assert made.describe().endswith(f"(command line), tables in {tmp_path}/tables")
-    assert err.startswith("dagster-unified: its tables could not be written: Spark needs Java")
+    assert err.startswith(
+        "dagster-unified: its tables could not be written: Spark needs Java 17 or newer, and JAVA_HOME"
+    )
 
 
 def test_a_path_that_has_a_savepoint_is_an_error_before_anything_is_done(cli, saved, tmp_path):
