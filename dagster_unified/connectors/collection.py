@@ -94,12 +94,12 @@ class CollectionSource(SparkSource[Out]):
                 raise cannot_follow(self.name, EverythingRead(end), "it does not begin with them any more")
         if end < len(self.data) or not parts:
             content = pa.BufferOutputStream()
-            pq.write_table(pa.Table.from_batches([self.batch.slice(end)]), content)
+            pq.write_table(self._from(end), content)
             put(folder / self._part(end, len(self.data)).name, content.getvalue().to_pybytes())
         return self.unread(spark.readStream.schema(spark_schema(self.records.schema)).parquet(as_pattern(folder)))
 
     def read(self, spark: SparkSession) -> DataFrame:
-        return self.unread(spark.createDataFrame(self._table(), schema=spark_schema(self.records.schema)))
+        return self.unread(spark.createDataFrame(self._from(self._start), schema=spark_schema(self.records.schema)))
 
     def batch_position(self, spark: SparkSession) -> Position:
         return EverythingRead(len(self.data)) if self.slice is None else super().batch_position(spark)
@@ -124,9 +124,9 @@ class CollectionSource(SparkSource[Out]):
             return len(self.data) if self.behind.count is None else self.behind.count
         return 0
 
-    def _table(self) -> pa.Table:
-        """The records that were not read before."""
-        return pa.Table.from_batches([self.batch.slice(self._start)])
+    def _from(self, first: int) -> pa.Table:
+        """The records from a place on."""
+        return pa.Table.from_batches([self.batch.slice(first)])
 
     def _part(self, first: int, end: int) -> _Part:
         records = self.batch.slice(first, end - first)

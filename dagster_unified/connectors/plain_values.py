@@ -7,6 +7,9 @@ from typing import Any
 
 from msgspec import inspect as mi
 
+NO_FLOAT = "{} is a whole number that a float cannot hold; declare the field as an int"
+"""Why a number does not fit a field that is a float."""
+
 Find = Callable[[Any], Iterator[Any]]
 """Gives what a plain value has of what is looked for."""
 

@@ -75,12 +75,12 @@ def check_java() -> None:
     """Raises `MissingRequirementError` where there is no Java, or one that is too old."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    if home and not os.path.exists(str(java)):
+    if java is not None and not os.path.exists(java):
         raise MissingRequirementError(
             f"Spark needs Java {JAVA} or newer, and JAVA_HOME, which is {home}, has no bin/java: set it to the folder"
             " of a JDK, or unset it where such a java is on the PATH"
         )
-    if java is None or not os.path.exists(java):
+    if java is None:
         raise MissingRequirementError(
             f"Spark needs Java {JAVA} or newer, and there is none: install a JDK (Debian: apt-get install"
             f" openjdk-{JAVA}-jre-headless) or set JAVA_HOME"

@@ -20,6 +20,7 @@ from msgspec import inspect as mi
 
 from dagster_unified.connectors.exact_times import check_microseconds, python_times
 from dagster_unified.connectors.nested import from_json, json_type
+from dagster_unified.connectors.plain_values import NO_FLOAT
 from dagster_unified.connectors.splits import Malformed
 from dagster_unified.nulls import forbidden_null
 from dagster_unified.records import RecordType, shorten
@@ -45,8 +46,6 @@ _PLAIN: dict[pa.DataType, type] = {
 """The class of a field's values that Arrow takes as they are: times without a zone as UTC, and others in UTC."""
 
 _NONE = type(None)
-
-_NO_FLOAT = "{} is a whole number that a float cannot hold; declare the field as an int"
 
 MONTHS = "it has months, which have no length; cast it to a text, or to a number of seconds, in a query"
 """Why an interval of a database is no duration."""
@@ -128,7 +127,7 @@ def _exact_float(value: Any) -> Any:
         return _refuse(value, "a float")
     found = float(value)
     if isinstance(value, int) and found != value:
-        raise ValueError(_NO_FLOAT.format(value))
+        raise ValueError(NO_FLOAT.format(value))
     return found
 
 
@@ -144,7 +143,7 @@ def exact_floats(column: pa.Array) -> pa.Array:
         exact = pc.and_(pc.equal(back, column), pc.less(found, largest))
         if not pc.all(exact, min_count=0).as_py():  # a null is no number
             value = column.filter(pc.invert(exact))[0].as_py()
-            raise ValueError(_NO_FLOAT.format(value))
+            raise ValueError(NO_FLOAT.format(value))
     return found
 
 

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import inspect as mi
 
 from dagster_unified.connectors.exact_times import check_each, times_in
-from dagster_unified.connectors.plain_values import finder
+from dagster_unified.connectors.plain_values import NO_FLOAT, finder
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.records import RecordType, shorten
 
@@ -146,9 +146,7 @@ def from_plain(python: Any) -> Convert:
         if whole is not None:
             for number in whole(value):
                 if int(float(number)) != number:
-                    raise ValueError(
-                        f"{number} is a whole number that a float cannot hold; declare the field as an int"
-                    )
+                    raise ValueError(NO_FLOAT.format(number))
         return msgspec.convert(value, python, builtin_types=_NOT_TEXTS)
 
     return convert
