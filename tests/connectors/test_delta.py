@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from datetime import timedelta
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -204,6 +205,20 @@ class Raw(NamedTuple):
 def test_a_table_is_not_partitioned_by_what_a_folder_cannot_say():
     with pytest.raises(PipelineError, match="partition_by='raw': the name of a folder cannot say a binary"):
         DeltaSink("/tables/stock", partition_by="raw").check(record_type(Raw))
+
+
+class Waits(NamedTuple):
+    by_gate: dict[str, list[timedelta]]
+
+
+class Wait(NamedTuple):
+    wait: timedelta | None
+
+
+@pytest.mark.parametrize(("records", "says"), [(Wait, "'wait' is"), (Waits, "'by_gate' has")])
+def test_a_timedelta_is_refused_wherever_it_is(records, says):
+    with pytest.raises(PipelineError, match=f"field {says} a timedelta, which Delta cannot hold; map it to seconds"):
+        DeltaSink("/tables/waits").check(record_type(records))
 
 
 def test_a_key_goes_with_upsert():

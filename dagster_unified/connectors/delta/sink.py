@@ -54,9 +54,9 @@ class DeltaSink(SparkSink[object, DeltaFile]):
     partitions had written. `upsert` merges: a row of a key that a partition no longer gives stays.
 
     Raises `PipelineError` for a `key` or `partition_by` that is no field of the record, for `upsert` without a key, and
-    for a field of type `timedelta`, which Delta cannot hold. A table with other columns or partitions, or one that asks
-    more of its writers than to add files, such as a constraint, a computed column or mapped column names, is a
-    `SinkError` before anything is written; so is an empty text in a column of `partition_by`, which means none there.
+    for a field that is or has a `timedelta`, which Delta cannot hold. A table with other columns or partitions, or one
+    that asks more of its writers than to add files, such as a constraint, a computed column or mapped column names, is
+    a `SinkError` before anything is written; so is an empty text in a column of `partition_by`, which means none there.
 
     Examples:
         >>> totals = sales.key_by("shop").sum("amount")
@@ -112,9 +112,11 @@ class DeltaSink(SparkSink[object, DeltaFile]):
             if column not in records.names:
                 raise PipelineError(f"no field '{column}' in {records.describe()}{nearest(column, records.names)}")
         for column in records.schema:
-            if pa.types.is_duration(column.type):
+            if _has_duration(column.type):
+                what = "is" if pa.types.is_duration(column.type) else "has"
                 raise PipelineError(
-                    f"field '{column.name}' is a timedelta, which Delta cannot hold; map it to seconds or milliseconds"
+                    f"field '{column.name}' {what} a timedelta, which Delta cannot hold; map it to seconds or"
+                    " milliseconds"
                 )
             unsaid = pa.types.is_binary(column.type) or pa.types.is_nested(column.type)
             if unsaid and column.name in self.partition_by:
@@ -258,6 +260,12 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         from deltalake import DeltaTable
 
         return asked(self.path, lambda: DeltaTable(self._uri(), storage_options=self.storage_options))
+
+
+def _has_duration(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_duration(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(pa.types.is_duration(kind))
 
 
 def _quoted(names: Sequence[str]) -> str:

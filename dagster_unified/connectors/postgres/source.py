@@ -63,6 +63,9 @@ WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.pid <> pg_ba
 """Transactions that write tables or have taken numbers of sequences; VACUUM locks indexes alike, and does neither."""
 
 
+_GIVEN = "SELECT pg_sequence_last_value(pg_get_serial_sequence(%s, %s)::regclass)"
+"""The last number of a column's own sequence; null where it has none, or may not be read."""
+
 _LEAVES = """
 SELECT n.nspname, c.relname, pg_relation_size(c.oid) / current_setting('block_size')::int8,
        c.relkind IN ('r', 'm') AND has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'),
@@ -95,8 +98,9 @@ class PostgresSource(SplitSource[Out]):
     position waits for those that were running when it was read, at most `lag`; and a `timestamptz` is read once it
     is `lag` old, also by a run for a window that has just ended. What commits later than that is missed, so let
     `lag` be longer than the longest transaction that writes the table. Numbers that are taken ahead, by a sequence
-    with a CACHE above 1 or by a program, come late at any lag. BATCH also reads by `follow`, if it is given, so
-    that a stream goes on where it ended, and a `timestamptz` that is followed bounds it to a partition in time.
+    with a CACHE above 1 or by a program, come late at any lag. A sequence that was set back, as in a table that was
+    made again, is an error. BATCH also reads by `follow`, if it is given, so that a stream goes on where it ended, and
+    a `timestamptz` that is followed bounds it to a partition in time.
 
     A field is read from a column of its name. Nested fields and `dict`s are read from `json`, `jsonb`, arrays and
     composite types. With `bounded=False` the source does not end, and the pipeline runs in STREAMING. Raises
@@ -251,8 +255,27 @@ class PostgresSource(SplitSource[Out]):
             time.sleep(rest.total_seconds())
 
     def _unlost(self, read: Offsets, end: Offsets) -> Offsets:
-        """Rows may be deleted after they were read, so that the table ends before."""
+        """Rows may be deleted after they were read, so that the table ends before.
+
+        Raises `SourceError` where the sequence of the column that is followed gives numbers again that were read.
+        """
+        for part, offset in read.items():
+            if offset > end.get(part, offset):
+                self._check_sequence(offset - 1)
         return {part: max(offset, read.get(part, offset)) for part, offset in end.items()}
+
+    def _check_sequence(self, read: int) -> None:
+        if self.table is None or self.follow is None or self._is_time:
+            return
+        with closing(self._connect()) as client, self._errors():
+            row = client.execute(_GIVEN, (self.table.sql, self.follow)).fetchone()
+        given = None if row is None else row[0]
+        if given is not None and given < read:
+            raise SourceError(
+                f"{self._where}: {self._place} was read up to {self.follow} {read}, and its sequence has given numbers"
+                f" up to {given} only: the table was made again, or the sequence was set back, and rows with lower"
+                " numbers would never be read; start without state, or with another uid, to read it from its beginning"
+            )
 
     @property
     def _is_time(self) -> bool:

@@ -331,6 +331,29 @@ def test_rows_that_are_deleted_after_they_were_read_do_not_end_a_stream(postgres
 
 
 @pytest.mark.parametrize(
+    "again",
+    [
+        ["TRUNCATE orders RESTART IDENTITY"],
+        ["DROP TABLE orders", "CREATE TABLE orders (id bigserial PRIMARY KEY, shop text NOT NULL)"],
+    ],
+)
+def test_a_table_whose_numbers_begin_again_is_an_error(postgres, again):
+    execute(
+        postgres,
+        "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, shop text NOT NULL)",
+        "INSERT INTO orders (shop) SELECT 'old' FROM generate_series(1, 100)",
+    )
+    source = PostgresSource("orders", Order, postgres, follow="id")
+    start = source.available(source.oldest())
+    execute(postgres, *again)
+    assert source.available(start) == start
+    execute(postgres, "INSERT INTO orders (shop) VALUES ('new')")
+    with pytest.raises(SourceError, match="was read up to id 100, and its sequence has given numbers up to 1 only"):
+        source.available(start)
+    assert [order.shop for order in everything(source)] == ["new"]
+
+
+@pytest.mark.parametrize(
     ("change", "says"),
     [
         ("ALTER TABLE orders RENAME COLUMN shop TO store", "table orders has no column 'shop'; the record has a field"),
