@@ -324,12 +324,17 @@ class SplitSource(SparkSource[Out]):
         now = self.identities()
         if not now:
             return
-        kept = folder / _IDENTITIES
-        held = msgspec.json.decode(kept.read_bytes(), type=dict[str, str]) if kept.exists() else {}
+        held = self.kept_identities(folder)
         self._check_identities(held, now)
         if not now.items() <= held.items():
             folder.mkdir(parents=True, exist_ok=True)
-            put(kept, msgspec.json.encode({**held, **now}))
+            put(folder / _IDENTITIES, msgspec.json.encode({**held, **now}))
+
+    @staticmethod
+    def kept_identities(folder: UPath) -> Mapping[str, str]:
+        """What a stream's offsets are of, as it was kept in `folder`; empty where nothing was."""
+        kept = folder / _IDENTITIES
+        return msgspec.json.decode(kept.read_bytes(), type=dict[str, str]) if kept.exists() else {}
 
     def _check_identities(self, read: Mapping[str, str], now: Mapping[str, str]) -> None:
         again = next((name for name, identity in read.items() if now.get(name, identity) != identity), None)

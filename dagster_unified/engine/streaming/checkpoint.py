@@ -141,6 +141,9 @@ class CheckpointDirectory:
 
     def __init__(self, root: str, pipeline: str) -> None:
         self.path = storage_path(root, "execution.checkpointing.dir") / pipeline
+        self.sources = self.path / "sources"
+        """Where its sources keep what they have decided, each in a folder of its uid."""
+
         self._deployment = AlternatingFiles(self.path / "deployment", Deployed, lambda d: d.version)
         self._mine: Deployed | None = None
         """The record as this object wrote it last."""
@@ -176,8 +179,8 @@ class CheckpointDirectory:
         if fresh:
             for part in ("spark", "control", "epochs", "malformed", "splits", "iterations"):
                 remove_tree(self.path / part)
-            forget_ranges(self.path / "sources")
-            forget_collections(self.path / "sources")
+            forget_ranges(self.sources)
+            forget_collections(self.sources)
             held = None if held is None else msgspec.structs.replace(held, id="")
         elif held is None and (found := sorted(_STATE & children(self.path).keys())):
             raise StateError(

@@ -308,7 +308,7 @@ class StreamingJob:
         """Write a savepoint of the state that the stopped queries have left."""
         assert self.deployed is not None
         assert self._saving is not None
-        checkpoint = FrozenCheckpoint(self.directory.path, self._saving.last_epochs())
+        checkpoint = FrozenCheckpoint(self.directory.path, self.directory.sources, self._saving.last_epochs())
         self._saving.write_tables(self.deployed, checkpoint, path, reason)
 
     def _prepare_savepoints(self, lease: HeldLease, deployed: Deployed) -> None:

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
+import msgspec
 from upath import UPath
 
 from dagster_unified.connectors.paths import for_spark
-from dagster_unified.connectors.positions import Position
+from dagster_unified.connectors.positions import OffsetsRead, Position
 from dagster_unified.connectors.spark_log import offsets_of_sources
+from dagster_unified.connectors.splits import SplitSource
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.iterations.savepoints import Written, write_iteration
@@ -47,15 +49,16 @@ if TYPE_CHECKING:
 class FrozenCheckpoint:
     """What a job has written until some epochs, in the folder of a deployment or of a savepoint.
 
-    Nobody writes to it any more.
+    Nobody writes to it any more. `sources` is where the job keeps what it has decided of its sources.
     """
 
     place: UPath
+    sources: UPath
     epochs: Mapping[str, int | None]
     """Of each query of lanes; None where it had no data, and so there is nothing of it."""
 
 
-def stopped(place: UPath, names: Iterable[str]) -> FrozenCheckpoint:
+def stopped(place: UPath, sources: UPath, names: Iterable[str]) -> FrozenCheckpoint:
     """That of a stopped job at its last epochs; raises `StateError` where there is none, or one was begun."""
     epochs = {}
     for name in names:
@@ -69,7 +72,7 @@ def stopped(place: UPath, names: Iterable[str]) -> FrozenCheckpoint:
                 " with a savepoint"
             )
         epochs[name] = committed
-    return FrozenCheckpoint(place, epochs)
+    return FrozenCheckpoint(place, sources, epochs)
 
 
 @dataclass
@@ -77,8 +80,15 @@ class _Query:
     """A query of lanes at an epoch of its checkpoint."""
 
     spec: PackedSpec
-    place: UPath
-    epoch: int | None
+    checkpoint: FrozenCheckpoint
+
+    @property
+    def epoch(self) -> int | None:
+        return self.checkpoint.epochs.get(self.spec.name)
+
+    @property
+    def place(self) -> UPath:
+        return self.checkpoint.place
 
     @property
     def plan(self) -> Plan:
@@ -106,10 +116,18 @@ class _Query:
     def positions(self) -> dict[str, Position]:
         """What was read of each source, by its uid."""
         return {
-            node.uid: spark_source(self.plan.name, node).stream_position(None if offset is None else folder, offset)
+            node.uid: self._position(node, folder, offset)
             for node, folder, offset in self.sources()
             if not isinstance(node, g.RelayedNode)
         }
+
+    def _position(self, node: g.SourceNode, folder: UPath, offset: str | None) -> Position:
+        source = spark_source(self.plan.name, node)
+        position = source.stream_position(None if offset is None else folder, offset)
+        if isinstance(source, SplitSource) and isinstance(position, OffsetsRead):
+            kept = source.kept_identities(self.checkpoint.sources / node.uid)
+            return msgspec.structs.replace(position, identities=dict(kept))
+        return position
 
     def write_operators(
         self, spark: SparkSession, folder: UPath, attempt: str, tasks: int | None
@@ -171,7 +189,7 @@ def write_tables(
     """
     stateful_in_all(plan, spark)
     folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
-    held = [_Query(one, checkpoint.place, checkpoint.epochs.get(one.name)) for one in queries]
+    held = [_Query(one, checkpoint) for one in queries]
     without = next((query.spec.name for query in held if query.epoch is None), None)
     if without is not None and deployed.start:
         remedy = "copy that one's folder, or ask" if all(query.epoch is None for query in held) else "ask"

@@ -192,7 +192,7 @@ class Saving:
         return taken
 
     def _writing_drained(self, reason: str) -> Callable[[Deployed, str], None]:
-        checkpoint = FrozenCheckpoint(self.directory.path, self.last_epochs())
+        checkpoint = FrozenCheckpoint(self.directory.path, self.directory.sources, self.last_epochs())
         return lambda deployed, path: self.write_tables(deployed, checkpoint, path, reason)
 
     def _take(self, wanted: Request) -> None:
@@ -251,7 +251,7 @@ class Saving:
         error = ""
         if not without_tables(self.plan):
             try:
-                checkpoint = FrozenCheckpoint(folder, epochs)
+                checkpoint = FrozenCheckpoint(folder, self.directory.sources, epochs)
                 self.write_tables(saved.deployed, checkpoint, wanted.path or str(folder), wanted.reason, beside_epochs)
             except Exception as raised:
                 error = str(translated(raised, self.plan, "savepoint", self.spark))

@@ -114,7 +114,7 @@ def _take_stopped(
         return Taken(saved, str(folder))
     tables = path or str(folder)
     try:
-        _write_tables(plan, spark(), directory, saved.deployed, _checkpoint(plan, folder, saved), tables, reason)
+        _write_tables(plan, spark(), directory, saved.deployed, _checkpoint(plan, directory, saved), tables, reason)
     except UnifiedError as error:
         return Taken(saved, str(folder), error=str(error))
     return Taken(saved, str(folder), tables)
@@ -127,7 +127,8 @@ def _take_drained(
     lease = directory.take(owner, PATIENCE)
     # Spark may have begun an epoch after the last one, in which nothing was done: the queries have stopped
     names = [one.name for one in packed(plan, Lanes())]
-    checkpoint = FrozenCheckpoint(directory.path, {name: directory.last_epoch(name) for name in names})
+    last = {name: directory.last_epoch(name) for name in names}
+    checkpoint = FrozenCheckpoint(directory.path, directory.sources, last)
     try:
         saved = save_drained(
             directory,
@@ -159,9 +160,10 @@ def _write_tables(
         raise translated(error, plan, "savepoint", spark) from error
 
 
-def _checkpoint(plan: Plan, folder: UPath, saved: Savepoint) -> FrozenCheckpoint:
+def _checkpoint(plan: Plan, directory: CheckpointDirectory, saved: Savepoint) -> FrozenCheckpoint:
+    folder = directory.path / "savepoints" / saved.name
     names = [one.name for one in packed(plan, Lanes())]
     epochs = {name: last_number(folder / "spark" / name / "commits") for name in names}
     if saved.settled and epochs.get(MAIN) is not None:
-        return FrozenCheckpoint(folder, epochs)
-    return stopped(folder, names)
+        return FrozenCheckpoint(folder, directory.sources, epochs)
+    return stopped(folder, directory.sources, names)

@@ -127,6 +127,17 @@ def test_a_stream_goes_on_at_the_offsets_where_batch_ended(run_on_spark, run_str
     assert rows(tmp_path / "table") == [("a", 20), ("b", 9)]
 
 
+def test_a_savepoint_of_a_stream_knows_of_which_topics_its_offsets_are(run_streaming, kafka, topic, tmp_path):
+    kafka.write(topic, sales(1, 2))
+    saved = str(tmp_path / "saved")
+    run_streaming(totals(kafka, topic, tmp_path / "table"), {"execution.savepoint.path": saved})
+    kafka.delete_topic(topic)
+    kafka.create_topic(topic, partitions=2)
+    kafka.write(topic, sales(3, 4, 5, 6))
+    with pytest.raises(SourceError, match=f"{topic} was deleted and made again since it was read"):
+        run_streaming(totals(kafka, topic, tmp_path / "table"), {"execution.state-recovery.path": saved})
+
+
 def test_both_modes_begin_and_end_where_a_consumer_group_has_stopped(
     run_on_spark, run_streaming, kafka, topic, tmp_path
 ):
