@@ -524,6 +524,7 @@ def _record_type(python: Any, info: mi.Type, where: str) -> RecordType:
                 f" such as `class Of{name}({type_name(python)})`, or use a class that is not generic"
             )
         fields = [_field(f.name, f.type, f"{where}: field '{f.name}' of {type_name(python)}") for f in info.fields]
+        _check_cases(fields, f"{where}: {type_name(python)}")
         computed = next((f.name for f in _dataclass_fields(python) if not f.init), None)
         if computed is not None:
             raise RecordTypeError(
@@ -567,6 +568,17 @@ def _field(name: str, info: mi.Type, where: str) -> pa.Field:
     return pa.field(name, arrow_type(info, where), nullable=nullable)
 
 
+def _check_cases(fields: Sequence[pa.Field], where: str) -> None:
+    """Raises `RecordTypeError` where names differ in their case only, which is nothing to Spark and to most tables."""
+    seen: dict[str, str] = {}
+    for field in fields:
+        other = seen.setdefault(field.name.lower(), field.name)
+        if other != field.name:
+            raise RecordTypeError(
+                f"{where} has the fields '{other}' and '{field.name}', which are one column to Spark; rename one"
+            )
+
+
 def arrow_type(info: mi.Type, where: str) -> pa.DataType:
     """The Arrow type of one inspected msgspec type; raises `RecordTypeError` beginning with `where`."""
     if isinstance(info, mi.Metadata):
@@ -584,7 +596,9 @@ def arrow_type(info: mi.Type, where: str) -> pa.DataType:
     if isinstance(info, mi.TupleType):
         return pa.struct([_field(f"f{i}", t, where) for i, t in enumerate(info.item_types)])
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
-        return pa.struct([_field(f.name, f.type, f"{where}.{f.name}") for f in info.fields])
+        fields = [_field(f.name, f.type, f"{where}.{f.name}") for f in info.fields]
+        _check_cases(fields, where)
+        return pa.struct(fields)
     if isinstance(info, mi.EnumType):
         return pa.string() if isinstance(next(iter(info.cls)).value, str) else pa.int64()  # msgspec takes no others
     if isinstance(info, mi.LiteralType):

@@ -105,6 +105,10 @@ class SparkSource(Source[Out]):
         """Whether it knows what belongs to a partition."""
         return bool(self.partition_columns)
 
+    def tells_apart(self, one: Slice, other: Slice) -> bool:
+        """Whether what belongs to these two partitions is not the same."""
+        return True
+
     def how_to_bound(self) -> str:
         """What an author can do about that."""
         return "name the field that says it, with .partitioned_by(field)"

@@ -223,12 +223,20 @@ def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known
                 f" {known.describe()}{nearest(dimension, known.names)}"
             )
         kind = schema.field(column).type
+        if dimension not in known.in_time and not any(is_key(kind) for is_key in _KEY_TYPES):
+            raise PipelineError(
+                f"{where}: field '{column}' of type {kind} cannot be compared with the keys of {known.describe()};"
+                " a text, a whole number or a date can"
+            )
         if dimension in known.in_time and not any(is_time(kind) for is_time in _TIMES):
             raise PipelineError(
                 f"{where}: cannot be partitioned in time by field '{column}' of type {kind}; a datetime, a date,"
                 " milliseconds since the epoch or an ISO text can"
             )
 
+
+_KEY_TYPES = (pa.types.is_string, pa.types.is_int64, pa.types.is_date)
+"""What is written in one way only."""
 
 _TIMES = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.is_string)
 

@@ -61,7 +61,7 @@ class FileSink(SparkSink[object, StagedFolder]):
 
     Spark's workers write to a folder next to the directory, and a rename puts it in place. Raises `PipelineError` for
     a path in an object store, where a folder is renamed file by file (use `DeltaSink` there), for another `format`, and
-    for nested fields and bytes in CSV.
+    for nested fields, bytes and a single field that may be None in CSV.
 
     Examples:
         >>> sink = sales.sink_to(FileSink("tables/sales", name="files"))
@@ -93,6 +93,11 @@ class FileSink(SparkSink[object, StagedFolder]):
     def check(self, records: RecordType) -> None:
         if self.format != "csv":
             return
+        if len(records.schema) == 1 and records.schema[0].nullable:
+            raise PipelineError(
+                f"{records.describe()} has one field, which may be None, and an empty line is no row of CSV; write"
+                " Parquet, map None to a text, or add a field"
+            )
         for field in records.schema:
             what = "nested" if pa.types.is_nested(field.type) else "bytes" if pa.types.is_binary(field.type) else None
             if what is not None:

@@ -94,6 +94,9 @@ class _FileSource(SparkSource[Out]):
     def can_be_bounded(self) -> bool:
         return super().can_be_bounded() or self.template is not None
 
+    def tells_apart(self, one: Slice, other: Slice) -> bool:
+        return bool(self.partition_columns) or self.template is None or self.template.of(one) != self.template.of(other)
+
     def how_to_bound(self) -> str:
         return (
             f"{super().how_to_bound()}, or write a path template such as"
@@ -255,7 +258,23 @@ class _FileSource(SparkSource[Out]):
         if not found:
             whose = f" for partition {self.slice.key}" if self.slice is not None else ""
             raise PipelineError(f"source '{self.name}': there are no files at {self.path}{whose}; check the path")
+        self._check_folders(found)
         return found
+
+    def _check_folders(self, found: list[UPath]) -> None:
+        """Raises `PipelineError` where files lie in folders of different columns, of which Spark would read some."""
+        if "*" in path_text(self.path):
+            return
+        below = len(path_text(self.path)) + 1
+        first: dict[tuple[str, ...], UPath] = {}
+        for file in found:
+            first.setdefault(tuple(name.partition("=")[0] for name in path_text(file)[below:].split("/")[:-1]), file)
+        if len(first) > 1:
+            one, other = list(first.values())[:2]
+            raise PipelineError(
+                f"source '{self.name}': {one} and {other} lie in folders of different columns, of which Spark reads"
+                " only some; move them, or read each folder by a source of its own"
+            )
 
 
 class TextSource(_FileSource[Out]):

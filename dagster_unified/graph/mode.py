@@ -13,6 +13,8 @@ from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration
 
+_RESTARTS = "restart-strategy."
+
 
 @dataclass(frozen=True)
 class Streaming:
@@ -99,6 +101,15 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
             raise ConfigurationError(
                 f"{graph.name}: execution.checkpointing.interval is set, and BATCH takes no checkpoints: a failed stage"
                 " restarts from the materialized output of the stages before it; remove the option, or launch with"
+                " execution.runtime-mode=STREAMING"
+            )
+        restarts = next(
+            (k for k, _ in configuration.items() if k.startswith(_RESTARTS) and configuration.asked(k)), None
+        )
+        if restarts is not None:
+            raise ConfigurationError(
+                f"{graph.name}: {restarts} is set, and it is about a STREAMING job that fails: BATCH tries its stages"
+                " again as retry_policy of the BatchDeployment says; remove the option, or launch with"
                 " execution.runtime-mode=STREAMING"
             )
         if configuration.asked("execution.savepoint.interval"):

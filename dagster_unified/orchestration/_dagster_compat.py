@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dagster import BetaWarning, DagsterError
+from dagster import BetaWarning, DagsterError, SupersessionWarning
 from dagster._core.definitions.asset_selection import KeysAssetSelection
 from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
@@ -54,7 +54,7 @@ __all__ = [
     "resolve_backfill_policy",
     "resolve_partitions_def",
     "scaffold_component",
-    "without_beta_warning",
+    "without_warning",
 ]
 
 STORAGE_MODULE = "dagster._core.storage.sqlite_storage"
@@ -86,8 +86,9 @@ StepInterruptedError.__name__ = DagsterExecutionInterruptedError.__name__
 
 
 @contextmanager
-def without_beta_warning(of: str) -> Iterator[None]:
-    """Keeps Dagster from warning about the library's own use of a parameter that is in beta."""
+def without_warning(of: str) -> Iterator[None]:
+    """Keeps Dagster from warning about the library's own use of what is in beta or superseded."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=f"Parameter `{of}`", category=BetaWarning)
+        for category in (BetaWarning, SupersessionWarning):
+            warnings.filterwarnings("ignore", message=rf"\w+ `{of}`", category=category)
         yield

@@ -40,6 +40,7 @@ from dagster_unified.engine.events import (
 from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
+from dagster_unified.errors import PipelineError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.slices import Slice
@@ -147,6 +148,11 @@ def stage_asset(
         if batch.partitions is None:
             step = _Step(context, batch, loaded, region, options, translator)
             return MaterializeResult(metadata=step.reused() or run_steps([step])[0])
+        if not context.has_partition_key and not context.has_partition_key_range:
+            raise PipelineError(
+                f"{loaded.name}: the deployment is partitioned, and the run is of no partition; choose one where you"
+                ' launch it, such as `dagster asset materialize --partition …`, or tags {"dagster/partition": …}'
+            )
         steps = [
             _Step(context, batch, loaded, region, options, translator, slice_of(batch.partitions, key))
             for key in context.partition_keys

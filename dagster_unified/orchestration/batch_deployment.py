@@ -23,7 +23,7 @@ from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
-from dagster_unified.orchestration.partitions import checked_carrying, dimensions_of, in_zone
+from dagster_unified.orchestration.partitions import check_apart, checked_carrying, dimensions_of, in_zone
 from dagster_unified.orchestration.resources import batch_configuration
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ class BatchDeployment:
         graph = self.pipeline.graph()
         if self.partitions is not None:
             graph = bound(graph, dimensions_of(self.partitions) if slice_ is None else slice_)
+            check_apart(graph, self.partitions, slice_)
         return plan(graph, options, self.carry_state)
 
     def loaded(self) -> Plan:

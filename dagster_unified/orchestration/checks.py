@@ -35,6 +35,7 @@ from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.nodes import Graph, SinkNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.slices import Slice
+from dagster_unified.orchestration._dagster_compat import without_warning
 from dagster_unified.orchestration.resources import session_of
 
 
@@ -93,9 +94,10 @@ def sink_checks(
     if checks.rows_within is not None:
         found += [_rows(key, checks, checks.rows_within) for key in dict.fromkeys(assets.values())]
     if checks.fresh_within is not None:
-        found += build_last_update_freshness_checks(
-            assets=list(dict.fromkeys(assets.values())), lower_bound_delta=checks.fresh_within
-        )
+        with without_warning("build_last_update_freshness_checks"):
+            found += build_last_update_freshness_checks(
+                assets=list(dict.fromkeys(assets.values())), lower_bound_delta=checks.fresh_within
+            )
     return found
 
 

@@ -24,7 +24,7 @@ from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import boundedness
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.targets import check_targets, written
-from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep, without_beta_warning
+from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep, without_warning
 from dagster_unified.orchestration.assets import source_specs, stage_asset
 from dagster_unified.orchestration.batch_deployment import BatchDeployment
 from dagster_unified.orchestration.checks import Checks, sink_checks
@@ -228,7 +228,7 @@ def _batch(
     executor: ExecutorDefinition | None,
 ) -> Definitions:
     name, partitions = loaded.name, deployment.partitions
-    with without_beta_warning("backfill_policy"):
+    with without_warning("backfill_policy"):
         stages = [stage_asset(deployment, loaded, region, upstream, translator) for region in loaded.regions]
     keys = [stage.key for stage in stages]
     job = define_asset_job(

@@ -5,12 +5,13 @@ Time zones and days of 23 or 25 hours are those of the partitions definition.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pendulum
 from dagster import (
     AssetDep,
     AssetKey,
+    DynamicPartitionsDefinition,
     MultiPartitionKey,
     MultiPartitionsDefinition,
     PartitionsDefinition,
@@ -18,8 +19,9 @@ from dagster import (
     TimeWindowPartitionsDefinition,
 )
 
+from dagster_unified.connectors.base import SparkSource
 from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.nodes import ReadingNode
+from dagster_unified.graph.nodes import Graph, ReadingNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
@@ -91,6 +93,59 @@ def dimensions_of(partitions: PartitionsDefinition[str]) -> Dimensions:
         tuple(own),
         frozenset(name for name, definition in own.items() if isinstance(definition, TimeWindowPartitionsDefinition)),
     )
+
+
+def check_apart(graph: Graph, partitions: PartitionsDefinition[str], slice_: Slice | None) -> None:
+    """Raises `PipelineError` where a source reads the same for two partitions in time that follow each other.
+
+    Without a partition the first ones are looked at, as far as they are known while the code location loads.
+    """
+    one = slice_ or _first(partitions)
+    if one is None:
+        return
+    for node in graph.sources:
+        for other in _next_to(partitions, one):
+            if isinstance(node.source, SparkSource) and not node.source.tells_apart(one, other):
+                first, second = sorted([one.key, other.key])
+                raise PipelineError(
+                    f"{graph.name}: source '{node.name}' reads the same for the partitions {first} and {second}:"
+                    f" {node.source.describe()}; put what tells them apart into the path, such as {{key}} or"
+                    " {start:%Y-%m-%dT%H%z}, or name the field that says it, with .partitioned_by(field)"
+                )
+
+
+def _first(partitions: PartitionsDefinition[str]) -> Slice | None:
+    if not isinstance(partitions, MultiPartitionsDefinition):
+        key = _first_key(partitions)
+    else:
+        keys = {d.name: _first_key(d.partitions_def) for d in partitions.partitions_defs}
+        known = {name: key for name, key in keys.items() if key is not None}
+        key = MultiPartitionKey(known) if len(known) == len(keys) else None
+    return None if key is None else slice_of(partitions, key)
+
+
+def _first_key(partitions: PartitionsDefinition[str]) -> str | None:
+    return None if isinstance(partitions, DynamicPartitionsDefinition) else partitions.get_first_partition_key()
+
+
+def _next_to(partitions: PartitionsDefinition[str], slice_: Slice) -> Iterator[Slice]:
+    """The partitions in time before and after one."""
+    if isinstance(partitions, TimeWindowPartitionsDefinition):
+        for key in (key_before(partitions, slice_.key), key_after(partitions, slice_.key)):
+            if key is not None:
+                yield slice_of(partitions, key)
+    if isinstance(partitions, MultiPartitionsDefinition):
+        own = partitions.get_partition_key_from_str(slice_.key)
+        assert isinstance(own, MultiPartitionKey)
+        for dimension in partitions.partitions_defs:
+            name, definition = dimension.name, dimension.partitions_def
+            if isinstance(definition, TimeWindowPartitionsDefinition):
+                for key in (
+                    key_before(definition, own.keys_by_dimension[name]),
+                    key_after(definition, own.keys_by_dimension[name]),
+                ):
+                    if key is not None:
+                        yield slice_of(partitions, MultiPartitionKey({**own.keys_by_dimension, name: key}))
 
 
 def slice_of(partitions: PartitionsDefinition[str], key: str) -> Slice:

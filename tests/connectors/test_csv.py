@@ -165,6 +165,16 @@ class Raw(NamedTuple):
     content: bytes
 
 
+class Note(NamedTuple):
+    text: str | None
+
+
+def test_a_single_field_that_may_be_none_is_not_written_as_csv():
+    pipeline = Pipeline("notes")
+    with pytest.raises(PipelineError, match="has one field, which may be None, and an empty line is no row of CSV"):
+        pipeline.from_collection([Note(None)], Note, name="notes").sink_to(FileSink("/tmp/notes", format="csv"))
+
+
 def test_bytes_are_not_written_as_csv():
     pipeline = Pipeline("raw")
     with pytest.raises(PipelineError, match="field 'content' is bytes, which CSV cannot hold"):

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import (
     CsvSource,
     FileSink,
+    JsonSource,
     KeyedBatchFunction,
     KeyedProcessFunction,
     OutputTag,
@@ -314,6 +315,18 @@ def test_a_native_null_key_is_an_error_too(run_on_spark, tmp_path):
 class tuple_of_note(NamedTuple):
     note: str
     total: int
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_files_beside_folders_that_tell_columns_are_an_error(run_on_spark, run_streaming, tmp_path, mode):
+    (tmp_path / "in/size=2").mkdir(parents=True)
+    for name in ("a", "size=2/b", "size=2/c"):
+        (tmp_path / f"in/{name}.json").write_text('{"name": "a", "size": 1, "note": null}\n')
+    pipeline = Pipeline("mixed")
+    pipeline.from_source(JsonSource(str(tmp_path / "in"), Row)).print()
+    run = run_on_spark if mode == "BATCH" else run_streaming
+    with pytest.raises(PipelineError, match=r"in/a\.json and .*in/size=2/b\.json lie in folders of different columns"):
+        run(pipeline)
 
 
 def test_a_missing_file_or_column_says_so(spark, run_on_spark, tmp_path):

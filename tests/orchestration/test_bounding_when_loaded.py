@@ -1,14 +1,22 @@
 """What of a source belongs to a partition is checked when the code location loads."""
 
 import re
+from datetime import datetime
+from decimal import Decimal
 from typing import NamedTuple
 
 import pytest
-from dagster import DailyPartitionsDefinition, MultiPartitionsDefinition, StaticPartitionsDefinition
+from dagster import (
+    DailyPartitionsDefinition,
+    HourlyPartitionsDefinition,
+    MultiPartitionsDefinition,
+    StaticPartitionsDefinition,
+)
 
 from dagster_unified.api import CsvSource, Pipeline
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import BatchDeployment, unified_definitions
+from dagster_unified.orchestration.partitions import slice_of
 
 DAILY = DailyPartitionsDefinition("2013-01-01", timezone="America/New_York")
 SHOPS = StaticPartitionsDefinition(["north", "south"])
@@ -56,13 +64,66 @@ def test_a_template_that_fits_no_partition_is_an_error_when_the_code_location_lo
         unified_definitions(BatchDeployment(daily(CsvSource(path, Sale)), partitions=DAILY))
 
 
+HOURLY = HourlyPartitionsDefinition("2024-11-03-00:00", timezone="America/New_York")
+
+
+@pytest.mark.parametrize(
+    ("partitions", "path", "says"),
+    [
+        (HOURLY, "/in/{start:%Y-%m-%d}.csv", "2024-11-03-00:00 and 2024-11-03-01:00: csv files at /in/"),
+        (DAILY, "/in/{start:%Y/%m}.csv", "2013-01-01 and 2013-01-02: csv files at"),
+        (
+            MultiPartitionsDefinition({"date": HOURLY, "shop": SHOPS}),
+            "/in/{shop}/{date:%Y-%m-%d}.csv",
+            r"2024-11-03-00:00|north and 2024-11-03-01:00|north: csv files at",
+        ),
+    ],
+)
+def test_partitions_of_one_path_are_an_error_when_the_code_location_loads(partitions, path, says):
+    with pytest.raises(PipelineError, match=re.escape(f"source 'sales' reads the same for the partitions {says}")):
+        unified_definitions(BatchDeployment(daily(CsvSource(path, Sale, name="sales")), partitions=partitions))
+    by_field = CsvSource(path, Sale, name="sales").partitioned_by(
+        **({"date": "at", "shop": "shop"} if isinstance(partitions, MultiPartitionsDefinition) else {"": "at"})
+    )
+    unified_definitions(BatchDeployment(daily(by_field), partitions=partitions))
+
+
+def test_the_hour_that_comes_twice_needs_a_path_of_its_own_for_each():
+    key = "2024-11-03-01:00-0500"
+    assert HOURLY.time_window_for_partition_key(key).start.utcoffset().total_seconds() == -5 * 3600
+    for path, fits in [("{start:%Y-%m-%d-%H}", False), ("{start:%Y-%m-%d-%H%z}", True), ("{key}", True)]:
+        deployment = BatchDeployment(daily(CsvSource(f"/in/{path}.csv", Sale, name="sales")), partitions=HOURLY)
+        unified_definitions(deployment)
+        if fits:
+            deployment.plan(deployment.configuration(), slice_of(HOURLY, key))
+            continue
+        with pytest.raises(PipelineError, match="reads the same for the partitions 2024-11-03-01:00 and 2024-11-03-01"):
+            deployment.plan(deployment.configuration(), slice_of(HOURLY, key))
+
+
+class Priced(NamedTuple):
+    price: Decimal
+    sold: bool
+    weight: float
+    at: datetime
+
+
+@pytest.mark.parametrize("field", Priced._fields)
+def test_keys_are_compared_with_what_is_written_in_one_way_only(field):
+    pipeline = daily(CsvSource("/in", Priced, name="sales").partitioned_by(field))
+    with pytest.raises(PipelineError, match=f"source 'sales': field '{field}' of type .* cannot be compared with the"):
+        unified_definitions(BatchDeployment(pipeline, partitions=SHOPS))
+
+
 def test_static_partitions_have_no_times_and_several_dimensions_have_their_names():
     with pytest.raises(PipelineError, match=re.escape("asks for 'start', and a partition has {key}")):
         unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{start}.csv", Sale)), partitions=SHOPS))
     both = MultiPartitionsDefinition({"date": DAILY, "shop": SHOPS})
     unified_definitions(
-        BatchDeployment(daily(CsvSource("/in/sales/{shop}/{date:%Y}/{end:%j}/{key}.csv", Sale)), partitions=both)
+        BatchDeployment(daily(CsvSource("/in/sales/{shop}/{date:%Y}/{end:%j}.csv", Sale)), partitions=both)
     )
+    with pytest.raises(PipelineError, match=re.escape("'2013-01-01|north' for {key}, which cannot be part of a path")):
+        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{key}.csv", Sale)), partitions=both))
     with pytest.raises(
         PipelineError,
         match=re.escape(

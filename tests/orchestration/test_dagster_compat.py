@@ -2,11 +2,12 @@
 
 import importlib
 import warnings
+from datetime import timedelta
 
 from dagster import BackfillPolicy, Definitions, RetryPolicy, asset, job, op
 
 from dagster_unified.api import Pipeline
-from dagster_unified.orchestration import BatchDeployment, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, Checks, unified_definitions
 from dagster_unified.orchestration import _dagster_compat as compat
 
 
@@ -41,7 +42,9 @@ def test_loading_a_pipeline_warns_of_nothing_and_the_users_own_use_is_warned_of(
     pipeline.from_collection([("a", 1)], name="words").key_by(0).sum(1).print("out")
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        unified_definitions(BatchDeployment(pipeline, backfill_policy=BackfillPolicy.single_run())).get_repository_def()
+        fresh = Checks(fresh_within=timedelta(days=1))
+        batch = BatchDeployment(pipeline, backfill_policy=BackfillPolicy.single_run(), checks=fresh)
+        unified_definitions(batch).get_repository_def()
         assert [str(w.message) for w in seen] == []
 
         @asset(backfill_policy=BackfillPolicy.single_run())

@@ -105,6 +105,13 @@ def test_after_a_failure_in_the_middle_of_a_range_what_was_finished_is_not_run_a
     assert "stage 'as_total'" not in log
 
 
+def test_a_run_without_a_partition_says_that_it_needs_one(instance):
+    found = job().execute_in_process(instance=instance, raise_on_error=False)
+    (failed,) = [event for event in found.all_events if event.is_step_failure]
+    assert "the deployment is partitioned, and the run is of no partition" in failed.step_failure_data.error.to_string()
+    assert not [event for event in found.all_events if event.is_step_up_for_retry]
+
+
 def test_a_later_run_goes_on_from_the_state_of_a_day_that_a_re_execution_did_not_run_again(instance):
     BROKEN.write_text("adding 2013-03-11")
     first = carrying_job().execute_in_process(

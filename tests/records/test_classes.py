@@ -127,6 +127,11 @@ class Parent(NamedTuple):
     parent: Optional["Parent"]
 
 
+class Cases(NamedTuple):
+    at: int
+    At: int
+
+
 @dataclass
 class Computed:
     amount: int
@@ -139,6 +144,8 @@ class Computed:
         (Node, "p: Node has records of its own type, however deep, which no columns hold"),
         (Parent, "p: Parent has records of its own type"),
         (Computed, "p: field 'twice' of Computed has init=False"),
+        (Cases, "p: Cases has the fields 'at' and 'At', which are one column to Spark; rename one"),
+        (list[Cases], "p has the fields 'at' and 'At', which are one column"),
     ],
 )
 def test_what_no_columns_hold_is_refused_where_the_type_is_given(kind, words):

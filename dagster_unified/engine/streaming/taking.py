@@ -26,7 +26,6 @@ from dagster_unified.state import manifest as manifests
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from upath import UPath
 
 
 Then: TypeAlias = Literal["running", "suspended", "drained"]
