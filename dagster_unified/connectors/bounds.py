@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from datetime import date, datetime, timedelta
 from string import Formatter
 from typing import TYPE_CHECKING, TypeAlias
@@ -88,6 +88,10 @@ class PathTemplate:
     def of(self, slice_: Slice) -> str:
         """The path of one partition."""
         return self._filled(lambda name, form: self._value(name, form, slice_))
+
+    def names(self, dimensions: Set[str]) -> bool:
+        """Whether a field of the path is of one of these dimensions in time."""
+        return any(name in {*dimensions, "start", "end", "key"} for _, name, _ in self._pieces)
 
     def tells_no_time(self) -> str | None:
         """Why the paths of files do not tell which partitions in time they are of; None where they do."""

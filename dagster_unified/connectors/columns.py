@@ -15,7 +15,7 @@ from dagster_unified.errors import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructField
+    from pyspark.sql.types import DataType, StructField, StructType
 
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 
@@ -44,6 +44,20 @@ def as_fields(frame: DataFrame, schema: pa.Schema, where: str) -> DataFrame:
                 " it is, and convert it in a map"
             )
     return frame.select(*[_as_field(frame, field, where).alias(field.name) for field in wanted])
+
+
+def widened(found: StructType, schema: pa.Schema) -> StructType | None:
+    """The columns of a record's fields, with small numbers as wide as the fields are; None where none is small."""
+    from pyspark.sql.types import StructType
+
+    wide = StructType([_wide(found[field.name], field) for field in spark_schema(schema)])
+    return None if all(field.dataType == found[field.name].dataType for field in wide) else wide
+
+
+def _wide(found: StructField, wanted: StructField) -> StructField:
+    small = (found.dataType.simpleString(), wanted.dataType.simpleString())
+    widens = (small[1] == "bigint" and small[0] in _WHOLE) or small == ("float", "double")
+    return wanted if widens else found
 
 
 def _as_field(frame: DataFrame, field: StructField, where: str) -> Column:

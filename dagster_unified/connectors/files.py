@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from abc import abstractmethod
 from itertools import chain
@@ -15,7 +16,7 @@ from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.base import MALFORMED, SparkSource, fitting, opaque, spark_schema
 from dagster_unified.connectors.bounds import PathTemplate, in_folder
 from dagster_unified.connectors.checks import within
-from dagster_unified.connectors.columns import as_fields
+from dagster_unified.connectors.columns import as_fields, widened
 from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.listing import names_until, show
 from dagster_unified.connectors.paths import for_spark, name_of, path_text, storage_path
@@ -45,6 +46,9 @@ _CORRUPT = "__corrupt"
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*:/+")
 _PLAIN = re.compile(r"(?!.*/\.\.?/)[\w./=+:@-]+", re.ASCII)
 """Paths that Spark shows as they are."""
+
+_FIRST_BYTES = 1_000_000
+"""Of a file, in which its first line is looked for."""
 
 _MOST = 2_000
 """Files at most whose partitions are looked up in a table of their paths."""
@@ -95,7 +99,10 @@ class _FileSource(SparkSource[Out]):
         return super().can_be_bounded() or self.template is not None
 
     def tells_apart(self, one: Slice, other: Slice) -> bool:
-        return bool(self.partition_columns) or self.template is None or self.template.of(one) != self.template.of(other)
+        if self.template is None or self.partition_columns:
+            return True
+        differing = {name for name, own in one.dimensions.items() if other.dimensions[name] != own}
+        return not self.template.names(differing) or self.template.of(one) != self.template.of(other)
 
     def how_to_bound(self) -> str:
         return (
@@ -139,7 +146,7 @@ class _FileSource(SparkSource[Out]):
 
         monitors = self.boundedness is Boundedness.UNBOUNDED
         if not monitors:
-            self._existing()
+            self._look_at(self._existing()[0])
         files = Folder(self.path)
         listing = show(
             spark, folder, files, self._read_before(), self._in_partition_before, self.max_files_per_trigger, monitors
@@ -193,6 +200,7 @@ class _FileSource(SparkSource[Out]):
 
     def read(self, spark: SparkSession) -> DataFrame:
         found = self._existing()
+        self._look_at(found[0])
         if isinstance(self.behind, Unread):
             return self._read(spark, [for_spark(self.path)])
         rest = self._unread_of(found)
@@ -231,6 +239,7 @@ class _FileSource(SparkSource[Out]):
             folders = folders or source.path.is_dir()  # of which Spark itself says what it reads
             files += found
             places |= {_SCHEME.sub("", str(file)): place for file in found}
+        self._look_at(files[0])
         if (
             folders
             or len(places) < len(files)
@@ -260,6 +269,9 @@ class _FileSource(SparkSource[Out]):
             raise PipelineError(f"source '{self.name}': there are no files at {self.path}{whose}; check the path")
         self._check_folders(found)
         return found
+
+    def _look_at(self, file: UPath) -> None:
+        """Raises `PipelineError` where the first file is not of the format, in a way that Spark does not tell."""
 
     def _check_folders(self, found: list[UPath]) -> None:
         """Raises `PipelineError` where files lie in folders of different columns, of which Spark would read some."""
@@ -344,7 +356,9 @@ class TextSource(_FileSource[Out]):
         names = list(self.records.names)
         reason = F.when(F.col(_CORRUPT).isNotNull(), F.lit(f"cannot be read as {self.records.describe()}"))
         for field in self.records.schema:
-            for misfit, test in chain(within(field, field.name, _missing), within(field, field.name, unfit)):
+            for misfit, test in chain(
+                within(field, field.name, _missing), within(field, field.name, unfit), self._odd(field)
+            ):
                 reason = reason.when(test(F.col(field.name)), F.lit(misfit))
         for name, enum in self.records.members().items():
             values = [member.value for member in enum]
@@ -362,6 +376,10 @@ class TextSource(_FileSource[Out]):
         if self.on_malformed != "fail":
             return frame.select(*values, problem.alias(MALFORMED))
         return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*values)
+
+    def _odd(self, field: pa.Field) -> Iterator[Check]:
+        """What else may be wrong with a field of this format."""
+        return iter(())
 
     def _line(self, row: Column) -> Column:
         """A row as it may stand in a file, but for blanks and quotes."""
@@ -384,6 +402,9 @@ class TextSource(_FileSource[Out]):
         )
 
 
+_UNDECODED = "\ufffd"
+"""What Spark makes of bytes that are not UTF-8."""
+
 _NO_CHARACTER = "\uffff"
 """Stands before quotes that are escaped by themselves; by default NUL does, and is lost."""
 
@@ -402,7 +423,7 @@ class CsvSource(TextSource[Out]):
     A text may be in quotes, with quotes in it doubled, as RFC 4180 has it and most programs write it; `escape` is
     another character that stands before them, such as a backslash. A row is one line, and a text with a line break in
     it makes its row malformed. With `multi_line` such a text is read, and each file by one task; in a file whose lines
-    end with CR LF, these two in a text become LF.
+    end with CR LF, these two in a text become LF. Files are in UTF-8; a text with other bytes makes its row malformed.
 
     A row that does not fit its record type fails the run with `MalformedInputError`, which names file and line. With
     `on_malformed="drop"` such rows are left out and counted; with `"divert"` they are kept in a table of their own.
@@ -460,6 +481,11 @@ class CsvSource(TextSource[Out]):
         kept = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
         return F.to_csv(row, {**self._dialect(), **kept})
 
+    def _odd(self, field: pa.Field) -> Iterator[Check]:
+        if pa.types.is_string(field.type):
+            problem = f"field '{field.name}' has bytes that are not UTF-8, or U+FFFD, which stands for such bytes"
+            yield problem, lambda value: value.contains(_UNDECODED)
+
     def odd_header(self, spark: SparkSession, file: str) -> str:
         """What is wrong with the first line of a file that does not name the record's fields."""
         first = spark.read.text(file).limit(1).collect()
@@ -479,10 +505,25 @@ class JsonSource(TextSource[Out]):
 
     Paths, modes, partitions and malformed rows are as in `CsvSource`; there is an example at `CsvSource`. A member
     that the record does not have is ignored; a field that the object does not have is None, or makes the row
-    malformed where the field may not be None.
+    malformed where the field may not be None. Spark reads one object of a line, and nothing of what follows it there;
+    bounded files whose first line has more are a `PipelineError`.
     """
 
     format = "json"
+
+    def _look_at(self, file: UPath) -> None:
+        try:
+            with file.open("rb") as opened:
+                start = opened.read(_FIRST_BYTES).decode("utf-8-sig", "replace").lstrip()
+            _, end = json.JSONDecoder().raw_decode(start)
+        except (OSError, ValueError):  # it cannot be read, is compressed, longer or malformed, which Spark says
+            return
+        more = start[end:].partition("\n")[0].strip()
+        if more:
+            raise PipelineError(
+                f"source '{self.name}': the first line of {file} goes on behind its first object, with"
+                f" {more[:40]!r}, and only one object of a line is read; write one to a line, as `jq -c .` does"
+            )
 
 
 class ParquetSource(_FileSource[Out]):
@@ -497,8 +538,12 @@ class ParquetSource(_FileSource[Out]):
     format = "parquet"
 
     def _read(self, spark: SparkSession, paths: list[str], options: Mapping[str, Any] | None = None) -> DataFrame:
-        frame = spark.read.options(**(options or {})).parquet(*paths)
+        reader = spark.read.options(**(options or {}))
+        frame = reader.parquet(*paths)
         self._check_columns(frame.columns)
+        wide = widened(frame.schema, self.records.schema)
+        if wide is not None:  # Spark has looked at one file, and others may have wider numbers
+            frame = reader.schema(wide).parquet(*paths)
         return as_fields(frame, self.records.schema, f"source '{self.name}'")
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
@@ -548,8 +593,12 @@ def _from_path(field: StructField) -> Column:
     """What the folders of a file tell of a field."""
     from pyspark.sql import functions as F
 
-    path = F.url_decode(F.url_decode("_metadata.file_path"))  # once for the URL, once for the name of the folder
-    text = F.regexp_extract(path, f"/{re.escape(field.name)}=([^/]*)/", 1)
+    def decoded(text: Column) -> Column:
+        # a + is one in a path, and a blank in what url_decode is for
+        return F.url_decode(F.replace(text, F.lit("+"), F.lit("%2B")))
+
+    path = decoded(F.col("_metadata.file_path"))
+    text = decoded(F.regexp_extract(path, f"/{re.escape(field.name)}=([^/]*)/", 1))
     return F.when(~text.isin("", "__HIVE_DEFAULT_PARTITION__"), text).cast(field.dataType).alias(field.name)
 
 

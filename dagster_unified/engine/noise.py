@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from threading import Thread
 
 _NOISE = re.compile(
@@ -21,6 +21,12 @@ _NOISE = re.compile(
 )
 _FAILURE = re.compile(rb"PySpark worker failed with exception:")
 """Comes before a traceback. What failed is raised as an error that says it in one sentence."""
+
+_TRACEBACK = b"Traceback (most recent call last):"
+_CHAINED = b"During handling of the above exception"
+_SOURCE = b"python_streaming_source_runner.py"
+_CLOSED = re.compile(rb"(ConnectionResetError|BrokenPipeError): ")
+"""How Spark's process for a Python source ends, now and then, where its query has."""
 
 
 def launch(settings: Mapping[str, str]) -> None:
@@ -47,11 +53,8 @@ def _pass_on(reader: int) -> None:
 
 def without_noise(lines: Iterable[bytes], write: Callable[[bytes], object]) -> None:
     """Write the lines that are of use to someone."""
-    empty, failed = (
-        False,
-        False,
-    )  # whether an empty line that follows a note, and the traceback of a worker, are left out
-    for line in lines:
+    empty = failed = False  # whether an empty line that follows a note, and the traceback of a worker, are left out
+    for line in _without_closed_sources(lines):
         if _NOISE.match(line):
             empty = True
         elif _FAILURE.match(line):
@@ -63,3 +66,23 @@ def without_noise(lines: Iterable[bytes], write: Callable[[bytes], object]) -> N
         else:
             empty = False
             write(line)
+
+
+def _without_closed_sources(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines without tracebacks of processes of sources whose sockets were closed; a traceback comes at its end."""
+    held: list[bytes] = []
+    dropped = False
+    for line in lines:
+        if not held and not line.startswith(_TRACEBACK):
+            if not dropped or (line.strip() and not line.startswith(_CHAINED)):
+                dropped = False
+                yield line
+            continue
+        held.append(line)
+        if line.startswith((_TRACEBACK, b" ", b"\n")):
+            continue
+        dropped = bool(_CLOSED.match(line)) and any(_SOURCE in one for one in held)
+        if not dropped:
+            yield from held
+        held = []
+    yield from held

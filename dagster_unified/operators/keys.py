@@ -15,6 +15,7 @@ from zlib import crc32
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.arrow_types import has
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.column_hashes import integer_hashes, text_hashes
 from dagster_unified.operators.failures import placed
@@ -194,7 +195,7 @@ def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, 
             if pc.any(pc.is_nan(column)).as_py():
                 raise _no_key(name, f"is {_NAN}", pc.is_nan(column), batch, layout, where)
             columns[place] = pc.add(column, pa.scalar(0.0, column.type))
-        elif _has_floats(column.type):
+        elif has(column.type, pa.types.is_floating):
             values = column.to_pylist()
             unequal = pa.array(map(_has_nan, values))
             if True in unequal.to_pylist():
@@ -204,12 +205,6 @@ def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, 
 
 
 _NAN = "nan, which equals nothing,"
-
-
-def _has_floats(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):  # a list is no key
-        return any(_has_floats(field.type) for field in kind)
-    return bool(pa.types.is_floating(kind))
 
 
 def _has_nan(value: Any) -> bool:

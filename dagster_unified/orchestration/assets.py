@@ -409,10 +409,15 @@ class _Step:
         last = key_after(partitions, self.slice.key) is None
         if key is None:
             return Carrying(None, "", last)
-        before = self.producers.of(slice_of(partitions, key))
-        return Carrying(
-            lambda region: before.latest(region.name, self.translator.get_asset_key(self.launched, region)), key, last
-        )
+        producers = self.producers.of(slice_of(partitions, key))
+
+        def before(region: Region) -> "Manifest | None":
+            asset_key = self.translator.get_asset_key(self.launched, region)
+            state = {(self.launched.graph.node(port.node).uid, port.tag) for port in region.carried}
+            found = producers.latest(region.name, asset_key)
+            return producers.holding(asset_key, state) if found is None and state else found
+
+        return Carrying(before, key, last)
 
 
 def _end_of(part: Slice) -> int | None:

@@ -17,17 +17,18 @@ from dagster import (
     RetryPolicy,
 )
 
+from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
+from dagster_unified.orchestration.deployment import check_pipeline
 from dagster_unified.orchestration.partitions import check_apart, checked_carrying, dimensions_of, in_zone
 from dagster_unified.orchestration.resources import batch_configuration
 
 if TYPE_CHECKING:
-    from dagster_unified.api.pipeline import Pipeline
     from dagster_unified.orchestration.checks import Checks
     from dagster_unified.orchestration.janitor import Retention
     from dagster_unified.orchestration.schedules import BatchSchedule
@@ -88,6 +89,7 @@ class BatchDeployment:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_pipeline(self.pipeline, "BatchDeployment")
         name = self.pipeline.name
         if MODE in self.options:
             raise ConfigurationError(

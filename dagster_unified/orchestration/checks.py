@@ -36,6 +36,7 @@ from dagster_unified.graph.nodes import Graph, SinkNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.slices import Slice
 from dagster_unified.orchestration._dagster_compat import without_warning
+from dagster_unified.orchestration.moments import check_lengths
 from dagster_unified.orchestration.resources import session_of
 
 
@@ -71,8 +72,11 @@ class Checks:
     blocking: bool = False
 
     def __post_init__(self) -> None:
-        if self.rows_within is not None and self.rows_within < 0:
-            raise ConfigurationError("checks: rows_within cannot be negative")
+        check_lengths("Checks", fresh_within=self.fresh_within)
+        if self.rows_within is not None and not (isinstance(self.rows_within, (int, float)) and self.rows_within >= 0):
+            raise ConfigurationError(
+                f"checks: rows_within is a number such as 0.5, not negative, and not {self.rows_within!r}"
+            )
         if self.history < 1:
             raise ConfigurationError("checks: history must be at least 1")
 

@@ -168,6 +168,10 @@ class _Deployed:
 def _by_pipeline(given: Sequence[Pipeline | BatchDeployment | StreamingDeployment]) -> list[_Deployed]:
     found: dict[str, _Deployed] = {}
     for one in given:
+        if not isinstance(getattr(one, "pipeline", one), Pipeline):
+            raise ConfigurationError(
+                f"unified_definitions takes pipelines and deployments of pipelines, each by itself, not {one!r}"
+            )
         pipeline = one if isinstance(one, Pipeline) else one.pipeline
         deployed = found.setdefault(pipeline.name, _Deployed(pipeline))
         if deployed.pipeline is not pipeline:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagster import ExecutorDefinition, in_process_executor
 
 from dagster_unified import settings
+from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status
 from dagster_unified.errors import ConfigurationError, lasting
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.upgrade import Code, changes
-from dagster_unified.orchestration.moments import utc, words
+from dagster_unified.orchestration.moments import check_lengths, utc, words
 from dagster_unified.orchestration.restarts import Failure, decide
 
 if TYPE_CHECKING:
-    from dagster_unified.api.pipeline import Pipeline
     from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
     from dagster_unified.orchestration.checks import Checks
 
@@ -72,6 +72,7 @@ class StreamingDeployment:
     executor: ExecutorDefinition = in_process_executor
 
     def __post_init__(self) -> None:
+        check_pipeline(self.pipeline, "StreamingDeployment")
         if self.state not in ("running", "suspended"):
             raise ConfigurationError(
                 f"{self.pipeline.name}: a deployment's state is 'running' or 'suspended', not {self.state!r}"
@@ -104,11 +105,18 @@ class StreamingDeployment:
                 f"{self.pipeline.name}: a StreamingDeployment runs in STREAMING, and its options say"
                 " execution.runtime-mode=BATCH; leave the option out, or use a BatchDeployment"
             )
-        for name in ("stall_after", "observe_every", "tick_every"):
-            if not isinstance(getattr(self, name), timedelta):
-                raise ConfigurationError(
-                    f"{self.pipeline.name}: {name} is a timedelta, not {getattr(self, name)!r}; import it from datetime"
-                )
+        check_lengths(
+            self.pipeline.name,
+            stall_after=self.stall_after,
+            observe_every=self.observe_every,
+            tick_every=self.tick_every,
+        )
+
+
+def check_pipeline(given: object, of: str) -> None:
+    """Raises `ConfigurationError` for what is no pipeline."""
+    if not isinstance(given, Pipeline):
+        raise ConfigurationError(f"a {of} is of a pipeline, and not of {given!r}; give it the Pipeline itself")
 
 
 def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:

@@ -43,6 +43,7 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
+from dagster_unified.orchestration.moments import check_lengths
 from dagster_unified.orchestration.producers import lineage_of
 
 _UNFINISHED = [
@@ -69,6 +70,7 @@ class Retention:
     """Whether the schedule is on unless somebody turns it off."""
 
     def __post_init__(self) -> None:
+        check_lengths("Retention", max_age=self.max_age, failed_for=self.failed_for)
         if (self.max_bytes or 0) < 0 or timedelta(0) > min(self.max_age or timedelta(0), self.failed_for):
             raise ConfigurationError("Retention: max_age, max_bytes and failed_for cannot be negative")
 

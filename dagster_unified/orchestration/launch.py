@@ -53,7 +53,7 @@ class Outcome:
         spark = session.start(self.spark.master, self.spark.remote, self.spark.config)
         found = {}
         for node in planned.graph.sinks:
-            if isinstance(node.sink, SparkSink):
+            if isinstance(node.sink, SparkSink) and node.sink.exists():
                 table = node.sink.preview(spark, rows)
                 if table is not None:
                     found[f"{node.name} ({node.sink.describe()})"] = table

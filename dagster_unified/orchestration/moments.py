@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 
 import pendulum
 
+from dagster_unified.errors import ConfigurationError
+
 
 def now() -> pendulum.DateTime:
     """The moment that it is, in UTC."""
@@ -23,6 +25,13 @@ def as_text(millis: int) -> str:
         return utc(millis / 1000).replace(microsecond=0).isoformat(sep=" ")
     except (OverflowError, ValueError, OSError):
         return str(millis)
+
+
+def check_lengths(where: str, **given: object) -> None:
+    """Raises `ConfigurationError` where one of these is no length of time; None says nothing."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, timedelta):
+            raise ConfigurationError(f"{where}: {name} is a timedelta, not {value!r}; import it from datetime")
 
 
 def earlier_on_the_clock(moment: datetime, by: timedelta) -> pendulum.DateTime:

@@ -7,7 +7,7 @@ was created.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -45,6 +45,13 @@ class Producers:
         """What this run or one that it re-executes wrote for a stage, or else its latest materialization."""
         return self.own(stage) or self.materialized(stage, key)
 
+    def holding(self, key: AssetKey, state: Set[tuple[str, str | None]]) -> Manifest | None:
+        """What a stage left that has had another name since, as stages are named by their operators.
+
+        None where the stage was ever materialized under the name that it has: what it left then is freed or damaged.
+        """
+        return None if self._latest(key) else self.store.newest_holding(self.pipeline, self.partition, state)
+
     def own(self, stage: str) -> Manifest | None:
         """What this run, or one that it re-executes, wrote for a stage, if it still stands."""
         return next((m for run_id in self.lineage if (m := self._manifest(stage, run_id)) is not None), None)
@@ -68,11 +75,16 @@ class Producers:
 
         `before` is a moment in seconds since the epoch.
         """
+        run_id = self._latest(key, before)
+        return None if run_id is None else self._manifest(stage, run_id)
+
+    def _latest(self, key: AssetKey, before: float | None = None) -> str | None:
+        """The run of a stage's latest materialization."""
         partitions = None if self.slice is None else [self.slice.key]
         hits = self.instance.fetch_materializations(
             AssetRecordsFilter(asset_key=key, asset_partitions=partitions, before_timestamp=before), limit=1
         ).records
-        return self._manifest(stage, hits[0].run_id) if hits else None
+        return hits[0].run_id if hits else None
 
     def execution(self, stage: str) -> str:
         """The identity under which a stage writes to its sinks.

@@ -29,7 +29,7 @@ from dagster_unified.orchestration._dagster_compat import (
     ScheduleType,
     UnresolvedAssetJobDefinition,
 )
-from dagster_unified.orchestration.moments import earlier_on_the_clock, words
+from dagster_unified.orchestration.moments import check_lengths, earlier_on_the_clock, words
 
 _RANGE_START, _RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 
@@ -53,6 +53,7 @@ class BatchSchedule:
     """Whether the schedule is on unless somebody turns it off."""
 
     def __post_init__(self) -> None:
+        check_lengths("BatchSchedule", offset=self.offset)
         if self.offset < timedelta(0) or self.catch_up < 0 or (self.retries is not None and self.retries < 0):
             raise ConfigurationError("a schedule's offset, catch_up and retries cannot be negative")
         if self.offset.total_seconds() % 60:

@@ -53,6 +53,24 @@ def test_what_fits_is_read(spark, tmp_path, column, kind, found):
     assert read(spark, tmp_path, column, kind) == [found]
 
 
+class Wide(NamedTuple):
+    whole: int
+    real: float
+
+
+@pytest.mark.parametrize("small_first", [True, False])
+def test_numbers_of_several_widths_in_one_folder(spark, tmp_path, small_first):
+    small = pa.table({"whole": pa.array([1], pa.int32()), "real": pa.array([0.5], pa.float32())})
+    wide = pa.table({"whole": [2**40], "real": [0.1]})
+    for name, table in zip("ab" if small_first else "ba", (small, wide), strict=True):
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    frame = ParquetSource(str(tmp_path), Wide, name="in").settled().read(spark)
+    assert sorted(frame.toArrow().to_pylist(), key=str) == [
+        {"whole": 1, "real": 0.5},
+        {"whole": 2**40, "real": 0.1},
+    ]
+
+
 @pytest.mark.parametrize("number", [2**53 + 1, 2**63 - 1, -(2**63) + 1])
 def test_a_whole_number_that_a_float_cannot_hold_is_an_error(spark, tmp_path, number):
     with pytest.raises(PySparkException, match=f"source 'in': column 'v' has {number}, which a float cannot hold"):

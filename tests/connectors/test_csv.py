@@ -98,7 +98,7 @@ def records(texts):
     )
 
 
-ONE_LINE = st.sampled_from(TEXTS) | st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=20)
+ONE_LINE = st.sampled_from(TEXTS) | st.text(st.characters(codec="utf-8", exclude_characters="\r\n\ufffd"), max_size=20)
 
 
 @settings(max_examples=examples(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -159,6 +159,16 @@ def test_the_line_of_a_row_of_several_lines_is_its_first(run_on_spark, tmp_path)
     source = CsvSource(str(tmp_path / "lines.csv"), Line, name="lines", multi_line=True)
     with pytest.raises(MalformedInputError, match=r"lines\.csv, line 4: cannot be read as Line"):
         read(run_on_spark, tmp_path, source)
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_bytes_that_are_not_utf_8_make_their_row_malformed(request, tmp_path, mode):
+    (tmp_path / "lines.csv").write_bytes("text\ncafé\n".encode() + "cafè\n".encode("latin-1"))
+    pipeline = Pipeline("lines")
+    pipeline.from_source(CsvSource(str(tmp_path / "lines.csv"), Note, name="lines")).print()
+    run = request.getfixturevalue("run_on_spark" if mode == "BATCH" else "run_streaming")
+    with pytest.raises(MalformedInputError, match=r"field 'text' has bytes that are not UTF-8, or U\+FFFD"):
+        run(pipeline)
 
 
 class Raw(NamedTuple):

@@ -317,6 +317,28 @@ class tuple_of_note(NamedTuple):
     total: int
 
 
+def test_both_modes_read_the_same_of_the_names_of_folders(spark, run_on_spark, run_streaming, tmp_path):
+    names = ["a/b", "a+b", "a b", "ü", "100%", "a=b"]
+    rows = [(name, number) for number, name in enumerate(names)]
+    spark.createDataFrame(rows, "name string, size long").write.partitionBy("name").json(str(tmp_path / "in"))
+    for run, mode in ((run_on_spark, "BATCH"), (run_streaming, "STREAMING")):
+        pipeline = Pipeline("named")
+        source = pipeline.from_source(JsonSource(str(tmp_path / "in"), Row, name="in"))
+        source.sink_to(FileSink(str(tmp_path / mode), name="out"))
+        run(pipeline)
+        found = spark.read.parquet(str(tmp_path / mode)).select("name", "size").collect()
+        assert sorted(map(tuple, found)) == sorted(rows)
+
+
+@pytest.mark.parametrize("line", ['{"name": "a"}{"name": "b"}', '{"name": "a"}, {"name": "b"}', '{"name": "a"} and'])
+def test_json_with_several_objects_on_its_first_line_is_an_error(run_on_spark, tmp_path, line):
+    (tmp_path / "in.json").write_text(f"{line}\n")
+    pipeline = Pipeline("lines")
+    pipeline.from_source(JsonSource(str(tmp_path / "in.json"), Row)).print()
+    with pytest.raises(PipelineError, match=r"the first line of .*in\.json goes on behind its first object, with '"):
+        run_on_spark(pipeline)
+
+
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 def test_files_beside_folders_that_tell_columns_are_an_error(run_on_spark, run_streaming, tmp_path, mode):
     (tmp_path / "in/size=2").mkdir(parents=True)

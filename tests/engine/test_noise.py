@@ -58,6 +58,23 @@ def test_a_workers_traceback_is_left_out_and_an_error_of_spark_is_not():
     )
 
 
+SOURCE = '  File "/x/python_streaming_source_runner.py", line 257, in main\n    read_int(infile)\n'
+
+
+def traceback(frames, error):
+    return f"Traceback (most recent call last):\n{frames}{error}\n"
+
+
+def test_the_end_of_a_sources_process_whose_query_has_ended_is_left_out():
+    chained = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    reset = traceback(SOURCE, "ConnectionResetError: [Errno 104] Connection reset by peer")
+    broken = traceback(SOURCE, "BrokenPipeError: [Errno 32] Broken pipe")
+    assert passed_on(f"seen 1\n{reset}{chained}{broken}\nseen 2\n\n") == "seen 1\nseen 2\n\n"
+    own = traceback('  File "job.py", line 1, in <module>\n', "BrokenPipeError: [Errno 32] Broken pipe")
+    wrong = traceback(SOURCE, "ValueError: no such offset")
+    assert passed_on(f"{own}{chained}{wrong}seen") == f"{own}{chained}{wrong}seen"
+
+
 @pytest.mark.spark
 def test_a_streaming_job_shows_what_the_pipeline_prints_and_nothing_else(tmp_path):
     (tmp_path / "job.py").write_text(PROGRAM)

@@ -88,6 +88,11 @@ def test_partitions_of_one_path_are_an_error_when_the_code_location_loads(partit
     unified_definitions(BatchDeployment(daily(by_field), partitions=partitions))
 
 
+def test_a_source_may_be_the_same_for_all_keys_of_a_dimension():
+    both = MultiPartitionsDefinition({"date": HOURLY, "shop": SHOPS})
+    unified_definitions(BatchDeployment(daily(CsvSource("/in/{shop}.csv", Sale)), partitions=both))
+
+
 def test_the_hour_that_comes_twice_needs_a_path_of_its_own_for_each():
     key = "2024-11-03-01:00-0500"
     assert HOURLY.time_window_for_partition_key(key).start.utcoffset().total_seconds() == -5 * 3600

@@ -7,7 +7,14 @@ from dagster import AssetKey, AssetSpec, DailyPartitionsDefinition, Definitions
 
 from dagster_unified.api import CsvSource, KafkaOffsetsInitializer, KafkaSource, Pipeline, PostgresSink
 from dagster_unified.errors import ConfigurationError, PipelineError
-from dagster_unified.orchestration import BatchDeployment, Checks, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import (
+    BatchDeployment,
+    BatchSchedule,
+    Checks,
+    Retention,
+    StreamingDeployment,
+    unified_definitions,
+)
 
 DAILY = DailyPartitionsDefinition("2024-01-01")
 
@@ -60,6 +67,23 @@ def test_two_deployments_of_one_kind_and_two_pipelines_of_one_name_are_errors():
         unified_definitions(StreamingDeployment(pipeline), StreamingDeployment(pipeline))
     with pytest.raises(PipelineError, match="two pipelines are named 'sales'"):
         unified_definitions(pipeline, sales(monitor=True))
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: BatchSchedule(offset=3600), "BatchSchedule: offset is a timedelta, not 3600; import it from datetime"),
+        (lambda: Retention(max_age="7 d"), "Retention: max_age is a timedelta, not '7 d'"),
+        (lambda: Checks(fresh_within=3600), "Checks: fresh_within is a timedelta, not 3600"),
+        (lambda: Checks(rows_within="50%"), "checks: rows_within is a number such as 0.5, not negative, and not '50%'"),
+        (lambda: BatchDeployment("sales"), "a BatchDeployment is of a pipeline, and not of 'sales'"),
+        (lambda: StreamingDeployment("sales"), "a StreamingDeployment is of a pipeline, and not of 'sales'"),
+        (lambda: unified_definitions([Pipeline("sales")]), r"takes pipelines and deployments of pipelines, .* not \["),
+    ],
+)
+def test_what_is_of_another_type_is_said_to_be(made, says):
+    with pytest.raises(ConfigurationError, match=says):
+        made()
 
 
 def test_what_goes_for_the_assets_of_both_deployments_is_given_once():

@@ -17,12 +17,30 @@ from dagster import (
 )
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, Pipeline, RateSource
+from dagster_unified.api import CsvSource, DeltaSink, Pipeline, RateSource
 from dagster_unified.errors import PipelineError
-from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration import (
+    BatchDeployment,
+    IntermediatesResource,
+    StreamingDeployment,
+    unified_definitions,
+)
 from dagster_unified.orchestration.partitions import in_zone, key_after, key_before, slice_of
 from dagster_unified.state import Savepoint
-from tests.orchestration.partitioned_job import BROKEN, DAILY, HOME, build, carrying_job, defs, job, shops_job
+from tests.orchestration.partitioned_job import (
+    BROKEN,
+    DAILY,
+    HOME,
+    Sale,
+    add,
+    as_total,
+    build,
+    carrying_job,
+    checked,
+    defs,
+    job,
+    shops_job,
+)
 from tests.writing import written
 
 DAYS = ["2013-03-09", "2013-03-10", "2013-03-11"]
@@ -133,6 +151,28 @@ def test_a_later_run_goes_on_from_the_state_of_a_day_that_a_re_execution_did_not
     assert amounts() == [1, 7, 15]
     assert carrying_job().execute_in_process(instance=instance, partition_key=DAYS[-1]).success
     assert amounts() == [1, 7, 15]
+
+
+def test_a_stage_that_has_another_name_since_goes_on_from_the_state_of_its_operators(instance):
+    def run(names, **partition):
+        pipeline = Pipeline("sales")
+        incoming = pipeline.from_source(CsvSource(str(HOME / "in"), Sale, name="incoming").partitioned_by("at"))
+        totals = incoming.map(as_total).name(names[0]).key_by("shop").reduce(add).uid("adding").name(names[1])
+        totals.rebalance().map(checked).name("checked").sink_to(DeltaSink(str(HOME / "table"), name="table"))
+        definitions = unified_definitions(
+            BatchDeployment(pipeline, partitions=DAILY, carry_state=True, retry_policy=None),
+            resources={"intermediates": IntermediatesResource(path=str(HOME / "store"))},
+        )
+        job = definitions.resolve_job_def("sales_batch")
+        return job.execute_in_process(instance=instance, raise_on_error=False, **partition)
+
+    assert run(("first", "totals"), tags=whole_range(*DAYS[:2])).success
+    assert run(("head", "sums"), partition_key=DAYS[2]).success
+    assert amounts() == [1, 7, 15]
+    shutil.rmtree(HOME / "store/sales/sums")
+    again = run(("head", "sums"), partition_key="2013-03-12")
+    (failed,) = [event for event in again.all_events if event.is_step_failure]
+    assert "it has not been run, or its state was freed" in failed.step_failure_data.error.to_string()
 
 
 def test_a_stream_goes_on_exactly_where_the_days_have_ended(instance, tmp_path):

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from dagster_unified.arrow_types import has
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import WriteAttempt, WriteIdentity
 from dagster_unified.connectors.delta.committer import (
@@ -112,7 +113,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
             if column not in records.names:
                 raise PipelineError(f"no field '{column}' in {records.describe()}{nearest(column, records.names)}")
         for column in records.schema:
-            if _has_duration(column.type):
+            if has(column.type, pa.types.is_duration):
                 what = "is" if pa.types.is_duration(column.type) else "has"
                 raise PipelineError(
                     f"field '{column.name}' {what} a timedelta, which Delta cannot hold; map it to seconds or"
@@ -260,12 +261,6 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         from deltalake import DeltaTable
 
         return asked(self.path, lambda: DeltaTable(self._uri(), storage_options=self.storage_options))
-
-
-def _has_duration(kind: pa.DataType) -> bool:
-    if pa.types.is_nested(kind):
-        return any(_has_duration(kind.field(number).type) for number in range(kind.num_fields))
-    return bool(pa.types.is_duration(kind))
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.arrow_types import has
 from dagster_unified.connectors.kafka.formats import JsonFormat, ValueFormat
 from dagster_unified.connectors.kafka.formats.base import spelled_type
 from dagster_unified.connectors.kafka.formats.json import check_keys, encode, object_of
@@ -159,7 +160,7 @@ class MessageEncoder:
         without_nan = {*of_key}
         if made.value is None and not made.value_format.holds_nan:
             without_nan.update(records.names)
-        self._in_json = {name for name in without_nan if _has_floats(records.schema.field(name).type)}
+        self._in_json = {name for name in without_nan if has(records.schema.field(name).type, pa.types.is_floating)}
 
     def encode(self, batch: pa.RecordBatch) -> Messages:
         """The messages of a batch of records. Raises `UserFunctionError`, naming the record, where a function does."""
@@ -307,11 +308,3 @@ def _milliseconds(value: Any) -> int:
     if value is None:
         return 0
     return to_millis(value) if isinstance(value, datetime) else int(value)
-
-
-def _has_floats(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return any(_has_floats(field.type) for field in kind)
-    if pa.types.is_map(kind):
-        return _has_floats(kind.key_type) or _has_floats(kind.item_type)
-    return _has_floats(kind.value_type) if pa.types.is_list(kind) else bool(pa.types.is_floating(kind))

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect as mi
 
+from dagster_unified.arrow_types import has
 from dagster_unified.connectors.database.reading import MONTHS, REFUSED, exact_floats, first
 from dagster_unified.connectors.exact_times import python_times
 from dagster_unified.connectors.nested import from_json
@@ -77,7 +78,7 @@ class ReadField:
     def reads(self, base: str) -> bool:
         """Whether it is read from a column whose type has this name in the catalog."""
         if self.type == "json":
-            return base in _JSON or ((base == "record" or base.startswith("_")) and not _has_binary(self.arrow))
+            return base in _JSON or ((base == "record" or base.startswith("_")) and not has(self.arrow, _is_binary))
         if self.type.endswith("[]"):
             return base in [f"_{name}" for name in _READ_FROM[self.type[:-2]]]
         return base in _READ_FROM[self.type]
@@ -153,10 +154,8 @@ def _durations(column: pa.Array) -> pa.Array:
         raise ValueError(MONTHS) from None
 
 
-def _has_binary(kind: pa.DataType) -> bool:
-    """Whether it holds bytes or durations, which PostgreSQL's `to_jsonb` writes as nobody else reads them."""
-    if pa.types.is_nested(kind):
-        return any(_has_binary(kind.field(number).type) for number in range(kind.num_fields))
+def _is_binary(kind: pa.DataType) -> bool:
+    """Whether it is bytes or a duration, which PostgreSQL's `to_jsonb` writes as nobody else reads them."""
     return kind in (pa.binary(), pa.duration("us"))
 
 

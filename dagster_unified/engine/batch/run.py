@@ -37,10 +37,15 @@ class Carrying:
     """Whether the state begins empty and goes to a savepoint and nowhere else."""
 
     def manifest(self, plan: Plan, region: Region) -> Manifest | None:
-        """The manifest of the partition before; raises `CarriedStateError` for none, or one that ended."""
+        """The manifest of the partition before, which a stage without state can do without.
+
+        Raises `CarriedStateError` where there is none for a stage with state, and for one that ended.
+        """
         if self.before is None:
             return None
         found = self.before(region)
+        if found is None and not region.carried:
+            return None
         if found is None:
             raise CarriedStateError(
                 f"{plan.name}: stage '{region.name}' goes on from the state of partition {self.key_before}, which is"

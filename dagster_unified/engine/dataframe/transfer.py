@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from dagster_unified.arrow_types import has
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -37,10 +39,8 @@ def small_rows(spark: SparkSession) -> Iterator[None]:
 
 def may_be_large(schemas: Iterable[pa.Schema]) -> bool:
     """Whether a row of one of these columns may be large: it has bytes in it."""
-    return any(_has_bytes(field.type) for schema in schemas for field in schema)
+    return any(has(field.type, _is_bytes) for schema in schemas for field in schema)
 
 
-def _has_bytes(kind: pa.DataType) -> bool:
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return True
-    return any(_has_bytes(kind.field(i).type) for i in range(kind.num_fields))
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect as mi
 
+from dagster_unified.arrow_types import has
 from dagster_unified.errors import RecordTypeError, StateError
 from dagster_unified.nulls import parts
 from dagster_unified.operators.state.migration import FILL_IN, Convert, migration
@@ -135,14 +136,12 @@ def _arrow(info: mi.Type) -> pa.DataType | None:
         found = arrow_of(info)
     except RecordTypeError:
         return None
-    return None if is_empty(found) else found
+    return None if has(found, is_empty) else found
 
 
 def is_empty(kind: pa.DataType) -> bool:
-    """Whether there is a struct without fields in it, which Parquet does not have."""
-    if pa.types.is_struct(kind) and kind.num_fields == 0:
-        return True
-    return any(is_empty(kind.field(i).type) for i in range(kind.num_fields))
+    """Whether it is a struct without fields, which Parquet does not have."""
+    return bool(pa.types.is_struct(kind) and kind.num_fields == 0)
 
 
 def same_type(one: pa.DataType, other: pa.DataType) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.arrow_types import has
 from dagster_unified.errors import StateError
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.state import chunks
@@ -35,7 +36,7 @@ class RowsColumn(TypedColumn):
         self._rows = ArrowRows(what, layout)
         self._of = type_name(layout.records.python)
         kind = pa.list_(pa.field("element", pa.struct(list(layout.schema))))
-        self.arrow = None if is_empty(kind) else kind
+        self.arrow = None if has(kind, is_empty) else kind
 
     def encode(self, values: Sequence[Any]) -> tuple[pa.Array | None, Encoded]:
         return super().encode(values) if self.arrow is None else (self.lists(values), {})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -217,6 +218,16 @@ class IntermediateStore:
         found = [self.find(Address(pipeline, stage, name, partition)) for name in children(runs)]
         same = [manifest for manifest in found if manifest is not None and manifest.fingerprint == fingerprint]
         return max(same, key=lambda manifest: manifest.created, default=None)
+
+    def newest_holding(self, pipeline: str, partition: str, streams: Set[tuple[str, str | None]]) -> Manifest | None:
+        """The last manifest that any run committed of any stage that holds these streams, and whose data stands."""
+        found = [
+            self.find(Address(pipeline, stage, run, partition))
+            for stage in children(self.root / pipeline)
+            for run in children(self.folder(Address(pipeline, stage, "any", partition)).parent)
+        ]
+        held = [one for one in found if one is not None and streams <= {(s.uid, s.tag) for s in one.streams}]
+        return max(held, key=lambda manifest: manifest.created, default=None)
 
     def link(self, address: Address, manifest: Manifest) -> None:
         """Make another run's intermediate that of this one as well; the data stays where it is."""
