@@ -516,7 +516,7 @@ class JsonSource(TextSource[Out]):
             with file.open("rb") as opened:
                 start = opened.read(_FIRST_BYTES).decode("utf-8-sig", "replace").lstrip()
             _, end = json.JSONDecoder().raw_decode(start)
-        except (OSError, ValueError):  # it cannot be read, is compressed, longer or malformed, which Spark says
+        except (OSError, ValueError, RecursionError):  # Spark says what is wrong with it
             return
         more = start[end:].partition("\n")[0].strip()
         if more:

@@ -32,6 +32,8 @@ def read(spark, folder, column, kind):
     ("column", "kind", "found"),
     [
         (pa.array([1], pa.int8()), int, 1),
+        (pa.array([200], pa.uint8()), int, 200),
+        (pa.array([2**32 - 1], pa.uint32()), int, 2**32 - 1),
         (pa.array([7], pa.uint64()), int, 7),
         (pa.array([Decimal(7)], pa.decimal128(10, 0)), int, 7),
         (pa.array([7]), float, 7.0),
