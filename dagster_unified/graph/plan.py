@@ -26,7 +26,7 @@ from dagster_unified.graph.operator_state import subtasks_with_state
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.parts import edge_parts, own_parts
 from dagster_unified.graph.portable import with_portable_state
-from dagster_unified.graph.regions import Exchange, exchanges, regions
+from dagster_unified.graph.regions import Exchange, behind_barriers, exchanges, regions
 from dagster_unified.graph.subtasks import subtasks
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
 
@@ -163,16 +163,16 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
         check_iterations(graph, execution.goes_on)
     graph = resolve_forward(graph)
     found_tasks = tasks(graph, execution.chaining)
-    found_exchanges = exchanges(graph, found_tasks, execution.shuffle_mode)
-    groups = regions(
-        len(found_tasks),
-        [(e.source, e.target) for e in found_exchanges if not e.blocking],
-        [(e.source, e.target) for e in found_exchanges if e.blocking],
-    )
     in_batch = execution.mode == "BATCH"
     if execution.has_savepoint:
         check_savepoint(graph)
     carried = carrying(graph, execution) if carry_state or (in_batch and execution.has_savepoint) else ()
+    found_exchanges = exchanges(graph, found_tasks, execution.shuffle_mode)
+    groups = _grouped(found_tasks, found_exchanges)
+    early = {task for group in groups if _begins_early(graph, found_tasks, group, carried) for task in group}
+    if early:
+        found_exchanges = tuple(behind_barriers(found_exchanges, early))
+        groups = _grouped(found_tasks, found_exchanges)
     return Plan(
         graph,
         execution,
@@ -180,6 +180,31 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
         found_exchanges,
         _regions(graph, execution, found_tasks, found_exchanges, groups, carried),
         findings,
+    )
+
+
+def _grouped(all_tasks: tuple[Task, ...], all_exchanges: tuple[Exchange, ...]) -> tuple[tuple[int, ...], ...]:
+    return regions(
+        len(all_tasks),
+        [(e.source, e.target) for e in all_exchanges if not e.blocking],
+        [(e.source, e.target) for e in all_exchanges if e.blocking],
+    )
+
+
+def _begins_early(
+    graph: Graph, all_tasks: tuple[Task, ...], group: tuple[int, ...], carrying_nodes: tuple[int, ...]
+) -> bool:
+    """Whether a region would hand on state before it knows how far event time has come in it.
+
+    An operator with state ends its partition with the watermark of all that has come, which is known of the stages
+    before; here an assigner is in the operator's own, as a stream that goes around the operator has joined the two.
+    """
+    task_of = {node: task for task in group for node in all_tasks[task].operators}
+    return any(
+        assigner.id in task_of and task_of[assigner.id] != task_of[node]
+        for node in carrying_nodes
+        if node in task_of
+        for assigner in nearest_assigners(graph, graph.inputs(node))
     )
 
 

@@ -7,8 +7,8 @@ pipelined exchanges; regions with a cycle between them are merged, since neither
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, replace
 
 from dagster_unified.graph.chaining import Task
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Graph
@@ -57,6 +57,16 @@ def _blocking(edge: Edge, shuffle_mode: str) -> tuple[bool, str]:
             return False, "pointwise exchanges are pipelined"
         return True, f"{kind.value} is not a forward exchange, and all others are blocking"
     return True, f"{kind.value} is all-to-all: its consumer needs every producer's output"
+
+
+def behind_barriers(found: Iterable[Exchange], tasks: Set[int]) -> Iterator[Exchange]:
+    """The exchanges, of which those among some tasks are barriers."""
+    for exchange in found:
+        if exchange.source in tasks and exchange.target in tasks and not exchange.blocking:
+            reason = "state is handed on by the event time of all that has come, which only a stage before can tell"
+            yield replace(exchange, blocking=True, reason=reason)
+        else:
+            yield exchange
 
 
 def regions(

@@ -129,6 +129,33 @@ def chained(events, path):
     return pipeline
 
 
+class Between(KeyedProcessFunction):
+    """Says, an hour after each event, which one was the last."""
+
+    requires_time_sorted_input = True
+
+    def open(self, context):
+        self.last = context.get_state(ValueStateDescriptor("last", int))
+
+    def process_element(self, value, ctx):
+        self.last.update(value.value)
+        ctx.timer_service().register_event_time_timer(value.at + 3_600_000)
+        return ()
+
+    def on_timer(self, timestamp, ctx):
+        yield Out(ctx.get_current_key(), timestamp, self.last.value())
+
+
+def beside(events, path):
+    """A stream goes around the operator with state, and joins the two in one region."""
+    pipeline = Pipeline("beside")
+    timed = events_of(pipeline, events)
+    found = timed.key_by("key").process(Between(), output_type=Out).uid("between")
+    around = timed.map(lambda e: Out(f"{e.key} itself", e.at, e.value), output_type=Out).uid("around")
+    found.map(lambda out: out, output_type=Out).union(around).sink_to(sink(path))
+    return pipeline
+
+
 def windows(events, path):
     pipeline = Pipeline("windows")
     outs = events_of(pipeline, events).map(lambda e: Out(e.key, e.at // (2 * DAY), e.value), output_type=Out)
@@ -307,6 +334,18 @@ def test_days_with_carried_state_give_what_one_spark_job_for_all_one_run_and_str
     assert table(paths["of days"])
     built = build(EVENTS, "/tmp/nowhere")
     assert days.left(built) == together.left(built)
+
+
+def test_state_goes_on_where_a_stream_goes_around_its_operator(spark, tmp_path, run_on_spark):
+    days, together = Days(spark, tmp_path / "days"), Days(spark, tmp_path / "together")
+    events = [event("a", day, hour, 100 * day + hour) for day in range(3) for hour in (1, 3, 23)]
+    days.run(beside(events, str(tmp_path / "by days")), *DAYS)
+    together.run_together(beside(events, str(tmp_path / "together")), *DAYS)
+    once = beside(events, str(tmp_path / "once"))
+    run_on_spark(once)
+    assert table(str(tmp_path / "by days")) == table(str(tmp_path / "once")) == table(str(tmp_path / "together"))
+    at_once, by_days = (plan(once.graph(), Configuration(), carry_state=carried) for carried in (False, True))
+    assert [len(planned.regions) for planned in (at_once, by_days)] == [2, 4]
 
 
 @pytest.mark.parametrize("build", rotated([sessions, totals, native_windows], 1))
