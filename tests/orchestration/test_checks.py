@@ -126,7 +126,7 @@ def test_tables_compare_by_key_or_as_bags():
 
 
 def test_checks_that_cannot_be_are_errors():
-    with pytest.raises(ConfigurationError, match="rows_within is a number such as 0.5, not negative"):
+    with pytest.raises(ConfigurationError, match=r"rows_within is a number such as 0.5, not negative"):
         Checks(rows_within=-1)
     with pytest.raises(ConfigurationError, match="history must be at least 1"):
         Checks(history=0)
