@@ -201,11 +201,15 @@ def stage_asset(
     return stage
 
 
+def _launched_regions(loaded: Plan, launched: Plan, region: Region) -> list[Region]:
+    """The regions of the launched plan that have operators of a region of the loaded one."""
+    uids = {loaded.graph.node(n).uid for n in region.nodes}
+    return [r for r in launched.regions if any(launched.graph.node(n).uid in uids for n in r.nodes)]
+
+
 def _launched_region(loaded: Plan, launched: Plan, region: Region) -> Region | None:
     """The region that this step has to run; None where a later stage's step runs it."""
-    uids = {loaded.graph.node(n).uid for n in region.nodes}
-    mine = [r for r in launched.regions if any(launched.graph.node(n).uid in uids for n in r.nodes)]
-    wanted = mine[-1]
+    wanted = _launched_regions(loaded, launched, region)[-1]
     members = {launched.graph.node(n).uid for n in wanted.nodes}
     last = max(r.id for r in loaded.regions if any(loaded.graph.node(n).uid in members for n in r.nodes))
     return wanted if last == region.id else None
@@ -441,8 +445,10 @@ def run_steps(steps: "Sequence[_Step]", last_of_run: bool = True) -> list[dict[s
                 f"{last.launched.execution.savepoint.path} keeps the savepoint after partition {stays.partition}, which"
                 f" is later than {runs[-1].partition}. Where its state is to change, run all partitions up to that one"
             )
-        elif last_of_run and leave_savepoint(runs[-1], last.launched_region, last.stands) is not None:
-            last.report_savepoint()
+        elif last_of_run:
+            ran = _launched_regions(last.loaded, last.launched, last.region)  # the last of them, and what led to it
+            if leave_savepoint(runs[-1], ran, last.stands) is not None:
+                last.report_savepoint()
     previews = _previews(runs[-1], last.launched_region)  # of the table as it is now
     return [
         step.materialized(run, manifest, previews if step is last else {})

@@ -251,7 +251,7 @@ class Days:
         finds = [lambda region, run=run: self.store.find(run.address(region)) for run in runs]
         for region in runs[0].plan.regions:
             run_partitions(runs, region.name, finds)
-            leave_savepoint(runs[-1], region, finds[-1])
+            leave_savepoint(runs[-1], [region], finds[-1])
 
     def _run(self, pipeline, day, run_id):
         part = slice_of(PARTITIONS, day)

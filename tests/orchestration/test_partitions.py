@@ -219,6 +219,22 @@ def test_stages_that_run_by_themselves_leave_a_savepoint_once_all_of_them_have_r
     assert [left_after("as_total", DAYS[0]), left_after("totals", DAYS[0])] == [DAYS[1], DAYS[1]]
 
 
+def test_a_run_that_has_more_stages_than_assets_leaves_its_savepoint(spark, tmp_path):
+    pipeline = Pipeline("words")
+    words = pipeline.from_collection([("a", 1), ("a", 2)], tuple[str, int], "words")
+    words.key_by(0).sum(1).uid("sums").union(words).print("out")
+    definitions = unified_definitions(
+        BatchDeployment(pipeline, retry_policy=None),
+        resources={"intermediates": IntermediatesResource(path=str(tmp_path / "store"))},
+    )
+    options = {"execution.batch-shuffle-mode": "ALL_EDGES_BLOCKING", "execution.savepoint.path": str(tmp_path / "left")}
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+        job = definitions.resolve_job_def("words_batch")
+        config = {"resources": {"execution": {"config": options}}}
+        assert job.execute_in_process(instance=instance, run_config=config).success
+    assert Savepoint.read(str(tmp_path / "left")).keyed_state("sums").num_rows == 1
+
+
 def test_a_lost_intermediate_of_a_partition_is_recomputed_for_that_partition_alone(instance):
     BROKEN.write_text("2013-03-11")
     first = job().execute_in_process(instance=instance, tags=whole_range(DAYS[0], DAYS[-1]), raise_on_error=False)

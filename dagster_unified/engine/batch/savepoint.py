@@ -47,7 +47,7 @@ def run_all(run: Run, again: bool = False) -> list[StageManifest]:
         for region in run.plan.regions:
             found = run.store.find(run.address(region)) if again else None
             done[region.id] = found or run_stage(run, region, lambda r: done.get(r.id))
-            leave_savepoint(run, region, lambda r: done.get(r.id))
+            leave_savepoint(run, [region], lambda r: done.get(r.id))
         return list(done.values())
 
 
@@ -78,15 +78,15 @@ def begun(run: Run, known: StartingState | None = None) -> Run:
     return replace(run, plan=plan, carry=replace(carry, start=start))
 
 
-def leave_savepoint(run: Run, region: Region, finished: Finished) -> Manifest | None:
-    """Write the savepoint, if the run leaves one and this region was the last that it waited for.
+def leave_savepoint(run: Run, regions: Sequence[Region], finished: Finished) -> Manifest | None:
+    """Write the savepoint, if the run leaves one and these regions were the last that it waited for.
 
     Raises `StateError` where a later partition has left one, which stays: see `later_savepoint`.
 
     Stages may run in processes of their own: two that finish together both write it, and the same.
     """
     execution, needed = run.plan.execution, _needed(run.plan)
-    if not execution.goes_on or region.id not in {one.id for one in needed}:
+    if not execution.goes_on or not {one.id for one in needed} & {one.id for one in regions}:
         return None
     found = [finished(one) for one in needed]
     stages = [stage for stage in found if stage is not None]
