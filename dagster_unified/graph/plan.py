@@ -194,10 +194,10 @@ def _grouped(all_tasks: tuple[Task, ...], all_exchanges: tuple[Exchange, ...]) -
 def _begins_early(
     graph: Graph, all_tasks: tuple[Task, ...], group: tuple[int, ...], carrying_nodes: tuple[int, ...]
 ) -> bool:
-    """Whether a region would hand on state before it knows how far event time has come in it.
+    """Whether a region would hand on state before it knows how far event time has come.
 
-    An operator with state ends its partition with the watermark of all that has come, which is known of the stages
-    before; here an assigner is in the operator's own, as a stream that goes around the operator has joined the two.
+    An operator with state ends a partition with the watermark of all that has come. The stages before it tell that,
+    and its own cannot. Where a stream goes around the operator, the assigner is in the operator's own stage.
     """
     task_of = {node: task for task in group for node in all_tasks[task].operators}
     return any(

@@ -168,7 +168,7 @@ class _Deployed:
 def _by_pipeline(given: Sequence[Pipeline | BatchDeployment | StreamingDeployment]) -> list[_Deployed]:
     found: dict[str, _Deployed] = {}
     for one in given:
-        if not isinstance(getattr(one, "pipeline", one), Pipeline):
+        if not isinstance(one, (Pipeline, BatchDeployment, StreamingDeployment)):
             raise ConfigurationError(
                 f"unified_definitions takes pipelines and deployments of pipelines, each by itself, not {one!r}"
             )

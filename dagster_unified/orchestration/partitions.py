@@ -103,8 +103,9 @@ def check_apart(graph: Graph, partitions: PartitionsDefinition[str], slice_: Sli
     one = slice_ or _first(partitions)
     if one is None:
         return
+    beside = list(_next_to(partitions, one))
     for node in graph.sources:
-        for other in _next_to(partitions, one):
+        for other in beside:
             if isinstance(node.source, SparkSource) and not node.source.tells_apart(one, other):
                 first, second = sorted([one.key, other.key])
                 raise PipelineError(
@@ -130,22 +131,20 @@ def _first_key(partitions: PartitionsDefinition[str]) -> str | None:
 
 def _next_to(partitions: PartitionsDefinition[str], slice_: Slice) -> Iterator[Slice]:
     """The partitions in time before and after one."""
-    if isinstance(partitions, TimeWindowPartitionsDefinition):
-        for key in (key_before(partitions, slice_.key), key_after(partitions, slice_.key)):
-            if key is not None:
-                yield slice_of(partitions, key)
-    if isinstance(partitions, MultiPartitionsDefinition):
+    if not isinstance(partitions, MultiPartitionsDefinition):
+        yield from (slice_of(partitions, key) for key in _keys_next_to(partitions, slice_.key))
+    else:
         own = partitions.get_partition_key_from_str(slice_.key)
         assert isinstance(own, MultiPartitionKey)
         for dimension in partitions.partitions_defs:
-            name, definition = dimension.name, dimension.partitions_def
-            if isinstance(definition, TimeWindowPartitionsDefinition):
-                for key in (
-                    key_before(definition, own.keys_by_dimension[name]),
-                    key_after(definition, own.keys_by_dimension[name]),
-                ):
-                    if key is not None:
-                        yield slice_of(partitions, MultiPartitionKey({**own.keys_by_dimension, name: key}))
+            for key in _keys_next_to(dimension.partitions_def, own.keys_by_dimension[dimension.name]):
+                yield slice_of(partitions, MultiPartitionKey({**own.keys_by_dimension, dimension.name: key}))
+
+
+def _keys_next_to(partitions: PartitionsDefinition[str], key: str) -> Iterator[str]:
+    """Those before and after a key, of partitions in time."""
+    if isinstance(partitions, TimeWindowPartitionsDefinition):
+        yield from (one for one in (key_before(partitions, key), key_after(partitions, key)) if one is not None)
 
 
 def slice_of(partitions: PartitionsDefinition[str], key: str) -> Slice:

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.orchestration import SparkResource
+from dagster_unified.orchestration.launch import Outcome
 from dagster_unified.state import Savepoint
 
 pytestmark = [pytest.mark.spark, pytest.mark.rotates("stories", together=True)]
@@ -104,3 +107,9 @@ def test_stopping_with_a_savepoint(tmp_path, told, drain):
     assert saved.positions["sales"].count == 1
     code, again = told("stop", "shops.py", "--savepoint", "left")
     assert (code, f"there is a savepoint in {tmp_path}/left already" in again) == (2, True)
+
+
+def test_a_table_that_no_epoch_has_made_yet_is_not_shown(spark, tmp_path):
+    pipeline = Pipeline("early")
+    pipeline.from_collection([1], int).sink_to(DeltaSink(str(tmp_path / "table"), name="table"))
+    assert Outcome("run", None, SparkResource()).tables(pipeline.plan({}), 5) == {}

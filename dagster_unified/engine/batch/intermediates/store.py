@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -214,20 +214,19 @@ class IntermediateStore:
 
     def newest(self, pipeline: str, stage: str, partition: str, fingerprint: str) -> Manifest | None:
         """The last manifest that any run committed of a stage, of one code and input, and whose data stands."""
-        runs = self.folder(Address(pipeline, stage, "any", partition)).parent
-        found = [self.find(Address(pipeline, stage, name, partition)) for name in children(runs)]
-        same = [manifest for manifest in found if manifest is not None and manifest.fingerprint == fingerprint]
-        return max(same, key=lambda manifest: manifest.created, default=None)
+        return _newest(m for m in self._standing(pipeline, stage, partition) if m.fingerprint == fingerprint)
 
     def newest_holding(self, pipeline: str, partition: str, streams: Set[tuple[str, str | None]]) -> Manifest | None:
         """The last manifest that any run committed of any stage that holds these streams, and whose data stands."""
-        found = [
-            self.find(Address(pipeline, stage, run, partition))
-            for stage in children(self.root / pipeline)
-            for run in children(self.folder(Address(pipeline, stage, "any", partition)).parent)
-        ]
-        held = [one for one in found if one is not None and streams <= {(s.uid, s.tag) for s in one.streams}]
-        return max(held, key=lambda manifest: manifest.created, default=None)
+        found = (m for stage in children(self.root / pipeline) for m in self._standing(pipeline, stage, partition))
+        return _newest(m for m in found if streams <= {(s.uid, s.tag) for s in m.streams})
+
+    def _standing(self, pipeline: str, stage: str, partition: str) -> Iterator[Manifest]:
+        """The manifests that any run committed of a stage, and whose data stands."""
+        for run in children(self.folder(Address(pipeline, stage, "any", partition)).parent):
+            found = self.find(Address(pipeline, stage, run, partition))
+            if found is not None:
+                yield found
 
     def link(self, address: Address, manifest: Manifest) -> None:
         """Make another run's intermediate that of this one as well; the data stays where it is."""
@@ -245,6 +244,10 @@ class IntermediateStore:
         if (folder / MANIFEST).exists():
             (folder / MANIFEST).unlink()
         remove_tree(folder)
+
+
+def _newest(manifests: Iterable[Manifest]) -> Manifest | None:
+    return max(manifests, key=lambda manifest: manifest.created, default=None)
 
 
 def _encoded(manifest: Manifest) -> bytes:
