@@ -375,11 +375,11 @@ def test_an_epoch_that_was_planned_of_another_kind_of_source_is_one_sentence(run
     logs = Pipeline("p")
     logs.from_source(LogSource(tmp_path / "logs")).print("out")
     with pytest.raises(MalformedInputError):
-        run_streaming(logs, {"restart-strategy.type": "none"})
+        run_streaming(logs)
     given = Pipeline("p")
     given.from_collection([Event("a", 1, 0)], Event, name="given").print("out")
     with pytest.raises(StateError, match=r"^p: the checkpoint has an epoch that was planned, .* start without state"):
-        run_streaming(given, {"restart-strategy.type": "none"})
+        run_streaming(given)
 
 
 @MODES
@@ -390,4 +390,4 @@ def test_a_null_that_no_function_has_seen_does_not_reach_a_sink(run, tmp_path, m
     sales = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Sale)).where("shop is not null")
     sales.sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
     with pytest.raises(RecordTypeError, match=r"^p: sink 'out': field 'amount' of Sale is null, and its type does not"):
-        run(pipeline, mode, {"restart-strategy.type": "none"})
+        run(pipeline, mode)

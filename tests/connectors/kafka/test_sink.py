@@ -231,12 +231,12 @@ def test_a_topic_that_is_not_there_ends_the_run_at_once_and_a_cluster_that_is_aw
     away = Pipeline("sales")
     away.from_collection(SALES, Sale).sink_to(KafkaSink("sales", "127.0.0.1:1"))
     with pytest.raises(UnavailableError, match="does not answer"):
-        run(away, mode, {"restart-strategy.type": "none"})
+        run(away, mode)
     unregistered = Pipeline("sales")
     form = AvroFormat(AVRO, SchemaRegistry("http://127.0.0.1:1"))
     unregistered.from_collection(SALES, Sale).sink_to(KafkaSink("sales", kafka.address, value_format=form))
     with pytest.raises(UnavailableError, match=r"sales: sink 'sales' .*: the schema registry at .* does not answer"):
-        run(unregistered, mode, {"restart-strategy.type": "none"})
+        run(unregistered, mode)
 
 
 def test_what_it_promises_is_in_the_plan():
