@@ -210,7 +210,7 @@ def _ask(name: str, define: list[str], state: Literal["running", "suspended", "d
 
     deployment = load_deployment(name)
     directory = directory_of(deployment, define)
-    if state == "running":
+    if state != "drained":
         check_not_drained(directory, plan_of(deployment, define))
     if not (
         state == "running" and deployment.state == "suspended"

@@ -170,7 +170,7 @@ def _act(
         )
     else:
         state = _STATES[config.action]
-        if config.action is Action.resume:
+        if config.action is not Action.drain:
             check_not_drained(directory, plan(deployment.pipeline.graph(), configuration_of(deployment, launched)))
         ask(directory, state=state, reason=f"run {context.run_id}")
         context.log.info(f"{name} is to be {state}")

@@ -15,6 +15,8 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.orchestration import SparkResource, StreamingDeployment, unified_definitions
 
 
@@ -111,8 +113,6 @@ def test_the_event_log_has_observations_of_the_sinks_asset(drained):
 
 
 def test_options_of_the_launch_go_before_those_of_the_deployment(drained):
-    from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-
     folder, _, _ = drained
     assert not (folder / "declared").exists()
     held = CheckpointDirectory(str(folder / "launched"), "shops").deployed()
@@ -122,9 +122,11 @@ def test_options_of_the_launch_go_before_those_of_the_deployment(drained):
 def test_a_drained_job_does_not_read_its_input_once_more(drained):
     folder, instance, definitions = drained
     launched = {"resources": {"execution": {"config": {"execution.checkpointing.dir": str(folder / "launched")}}}}
-    resume = {"ops": {"shops_action": {"config": {"action": "resume"}}}}
-    for name, config in (("shops_control", {**launched, **resume}), ("shops_streaming", launched)):
+    actions = [{"ops": {"shops_action": {"config": {"action": a}}}} for a in ("resume", "suspend", "stop")]
+    asked = [("shops_control", {**launched, **action}) for action in actions]
+    for name, config in (*asked, ("shops_streaming", launched)):
         with pytest.raises(Failure, match="shops was drained: its input has ended"):
             definitions.resolve_job_def(name).execute_in_process(instance=instance, run_config=config)
+    assert read_desired(CheckpointDirectory(str(folder / "launched"), "shops")).state == "drained"
     rows = DeltaTable(str(folder / "totals")).to_pyarrow_table().to_pylist()
     assert sorted(tuple(r.values()) for r in rows) == [("north", 5), ("south", 2)]

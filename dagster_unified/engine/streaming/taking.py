@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.positions import after, check_positions
-from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed, last_number
+from dagster_unified.engine.streaming.checkpoint import (
+    PATIENCE,
+    CheckpointDirectory,
+    Deployed,
+    check_not_drained,
+    last_number,
+)
 from dagster_unified.engine.streaming.desired import ask
 from dagster_unified.engine.streaming.portable import FrozenCheckpoint, stopped, write_tables
 from dagster_unified.engine.streaming.requests import Answer, await_answer, request
@@ -58,9 +64,12 @@ def take(
     A job that is to be `suspended` then stops, and is kept stopped: the savepoint is its state where it stops. One that
     is to be `drained` comes to the end of its input before: what has arrived is processed, all timers fire, and the
     savepoint is the state that is left. Raises `StateError` where there is no state to save, or a savepoint in `path`
-    already, or where a job is to be drained and none runs, and `UnsupportedError` where a path is given, or a job is to
-    be drained, and a source cannot tell what has been read of it; nothing is asked then.
+    already, or where a job is to be drained and none runs, `ConfigurationError` where one that was drained is to be
+    suspended, and `UnsupportedError` where a path is given, or a job is to be drained, and a source cannot tell what
+    has been read of it; nothing is asked then.
     """
+    if then == "suspended":
+        check_not_drained(directory, plan)
     why = without_tables(plan)
     if path:
         path = str(manifests.check_free(path, "savepoint"))
