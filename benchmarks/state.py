@@ -33,7 +33,6 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.records import record_type
 from dagster_unified.state import manifest as manifests
 
 
@@ -133,7 +132,7 @@ def _saved(spark: SparkSession, folder: str) -> tuple[float, float]:
 
 def _started(spark: SparkSession, folder: str, name: str, options: dict[str, Any]) -> None:
     """A job over ten records, from its start to the end of its data; its timers do not fire."""
-    ten = CollectionSource("ten", record_type(Number, "ten"), tuple(Number(n, n) for n in range(10)))
+    ten = CollectionSource([Number(n, n) for n in range(10)], Number, "ten")
     options = {
         "execution.savepoint.ignore-unclaimed-state": True,  # of the position: this is another source
         "execution.savepoint.path": f"{folder}/after {name}",

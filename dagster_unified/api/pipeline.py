@@ -61,9 +61,8 @@ class Pipeline(GraphBuilder):
             if not records:
                 raise PipelineError(f"{self.name}: an empty collection has no type; give type_info=")
             type_info = _type_of(records[0])
-        kind = self._record_type(type_info, name)
-        with placed(f"{self.name}: source '{name}'"):
-            source = CollectionSource(name, kind, tuple(records))
+        with placed(self.name):
+            source = CollectionSource(records, type_info, name)
         return self.from_source(source)
 
     def execute(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -13,11 +14,13 @@ from dagster_unified.connectors.paths import as_pattern, children, put
 from dagster_unified.connectors.positions import EverythingRead, Position, cannot_follow
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest, fingerprint
+from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.type_variables import Out
-from dagster_unified.records import RecordType
+from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import TypeForm
     from upath import UPath
 
 
@@ -49,18 +52,19 @@ def forget_collections(sources: UPath) -> None:
 
 
 class CollectionSource(SparkSource[Out]):
-    """Gives its records, in both modes in their order; ends after the last one.
+    """Gives its records, in both modes in their order; ends after the last one. `type_info` is their type.
 
     There is an example at `Pipeline.from_collection`, which makes one.
     """
 
     boundedness = Boundedness.BOUNDED
 
-    def __init__(self, name: str, records: RecordType, data: tuple[Out, ...]) -> None:
+    def __init__(self, collection: Iterable[Out], type_info: TypeForm[Out], name: str = "collection") -> None:
         self.name = name
-        self.records = records
-        self.data = data
-        self.batch = records.to_batch(data)
+        self.data = tuple(collection)
+        with placed(f"source '{name}'"):
+            self.records = record_type(type_info, f"source '{name}'")
+            self.batch = self.records.to_batch(self.data)
 
     def describe(self) -> str:
         return f"{len(self.data)} records given in the program" + (

@@ -216,8 +216,7 @@ def test_a_source_that_cannot_be_bounded_is_named():
 
 
 def test_partitions_differ_in_what_they_are_known_by():
-    kind = record_type(Sale, "here")
-    source = CollectionSource("sales", kind, (Sale("a", "2013-05-01T12:00:00Z", 1),)).partitioned_by("at")
+    source = CollectionSource([Sale("a", "2013-05-01T12:00:00Z", 1)], Sale, "sales").partitioned_by("at")
     assert source.bounded_to(MAY).describe() != source.bounded_to(slice_of(DAILY, "2013-05-02")).describe()
     assert isinstance(MAY.time(), TimeRange)
 

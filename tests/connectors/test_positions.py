@@ -23,7 +23,6 @@ from dagster_unified.connectors.positions import (
 )
 from dagster_unified.errors import MalformedInputError, StateError, UnsupportedError
 from dagster_unified.orchestration.partitions import slice_of
-from dagster_unified.records import record_type
 
 BERLIN = DailyPartitionsDefinition("2024-01-01", timezone="Europe/Berlin")
 SECOND = slice_of(BERLIN, "2024-01-02")
@@ -43,7 +42,7 @@ SALES = (
 
 
 def collection(data=SALES, name="sales"):
-    return CollectionSource(name, record_type(Sale, "test"), tuple(data))
+    return CollectionSource(data, Sale, name)
 
 
 class Query:

@@ -104,7 +104,7 @@ def add(a, b):
 
 
 def events_of(pipeline, events):
-    source = CollectionSource("events", record_type(Event, "events"), tuple(events)).partitioned_by("day")
+    source = CollectionSource(events, Event, "events").partitioned_by("day")
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(BOUND).with_timestamp_assigner("at")
     return pipeline.from_source(source).rebalance().assign_timestamps_and_watermarks(strategy)
 

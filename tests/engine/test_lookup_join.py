@@ -16,7 +16,6 @@ from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import PipelineError, RecordTypeError
-from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 
 
@@ -48,7 +47,7 @@ LOCATED = [(1, "Kennedy", 40.6), (2, None, None), (3, None, None), (4, "La Guard
 
 
 def table(records=AIRPORTS):
-    return CollectionSource("airports", record_type(Airport, "airports"), tuple(records))
+    return CollectionSource(records, Airport, "airports")
 
 
 def located(stream, source=None):

@@ -40,7 +40,6 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.graph.slices import bound
 from dagster_unified.orchestration.partitions import slice_of
-from dagster_unified.records import record_type
 from tests.depth import rotated
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04")
@@ -99,7 +98,7 @@ LARGE = OutputTag("large", Total)
 
 def events_of(pipeline, name="events"):
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(hours=1)).with_timestamp_assigner("at")
-    source = CollectionSource(name, record_type(Event, name), tuple(EVENTS)).partitioned_by("at")
+    source = CollectionSource(EVENTS, Event, name).partitioned_by("at")
     return pipeline.from_source(source).assign_timestamps_and_watermarks(strategy)
 
 
@@ -219,7 +218,7 @@ def broadcast(pipeline):
 
 
 def looked_up(pipeline):
-    table = CollectionSource("names", record_type(Total, "names"), (Total("a", 7), Total("b", 8)))
+    table = CollectionSource([Total("a", 7), Total("b", 8)], Total, "names")
     found = totals(events_of(pipeline)).lookup_join(table, "key", {"number": "value"}, Numbered, how="inner")
     return found.map(lambda n: Total(n.key, n.value * n.number), output_type=Total)
 

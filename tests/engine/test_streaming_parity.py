@@ -46,7 +46,6 @@ from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.records import record_type
 from dagster_unified.testing import final_result, run_pipeline
 from tests.depth import examples
 
@@ -97,7 +96,7 @@ class Named(NamedTuple):
     name: str | None
 
 
-NAMES = CollectionSource("names", record_type(Name, "names"), (Name("a", "A"), Name("b", "B")))
+NAMES = CollectionSource([Name("a", "A"), Name("b", "B")], Name, "names")
 
 STATELESS = {
     "map": lambda s: s.map(lambda e: Event(e.key, e.at, e.value + 1), Event),

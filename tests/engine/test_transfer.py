@@ -5,7 +5,6 @@ import pytest
 
 from dagster_unified.api import CollectionSource, FileSink, MapFunction, Pipeline
 from dagster_unified.engine.dataframe.transfer import MAX_BYTES, UNLIMITED, may_be_large, small_rows
-from dagster_unified.records import record_type
 
 NUMBER, BYTES = pa.schema([("n", pa.int64())]), pa.schema([("tags", pa.list_(pa.struct([("data", pa.binary())])))])
 
@@ -46,7 +45,7 @@ class Limit(MapFunction[int, str]):
 def test_a_stage_is_planned_by_its_records(spark, run_on_spark, tmp_path, kind, limit):
     one = kind()
     pipeline = Pipeline("limits")
-    source = CollectionSource("one", record_type(kind, "one"), (one,))
+    source = CollectionSource([one], kind, "one")
     pipeline.from_source(source).map(Limit(), output_type=str).sink_to(FileSink(str(tmp_path / "out")))
     run_on_spark(pipeline)
     assert [row[0] for row in spark.read.parquet(str(tmp_path / "out")).collect()] == [limit]

@@ -11,7 +11,6 @@ import pytest
 from dagster_unified.api import CollectionSource, FileSink, Pipeline, WatermarkStrategy
 from dagster_unified.graph.fingerprint import fingerprint, fingerprint_of
 from dagster_unified.graph.upgrade import changes, deployed_code
-from dagster_unified.records import record_type
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -205,11 +204,7 @@ class RealRow(NamedTuple):
 def marks(row=Row, data=(("a", 1),), step=lambda r: r, key="key", options=None, reduce=True):
     """The fingerprints of `rows` → key_by → sink."""
     pipeline = Pipeline("p")
-    stream = (
-        pipeline.from_source(CollectionSource("rows", record_type(row), tuple(row(*d) for d in data)))
-        .map(step, row)
-        .name("step")
-    )
+    stream = pipeline.from_source(CollectionSource([row(*d) for d in data], row, "rows")).map(step, row).name("step")
     keyed = stream.key_by(key)
     (keyed.max("value") if reduce else keyed.max_by("value")).name("last").sink_to(FileSink("/tables/x"))
     return {r.name: r.fingerprint for r in pipeline.plan(options).regions}

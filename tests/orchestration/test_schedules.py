@@ -24,7 +24,6 @@ from dagster_unified.api import CollectionSource, Pipeline
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import BatchDeployment, BatchSchedule, unified_definitions
 from dagster_unified.orchestration.schedules import cron_of
-from dagster_unified.records import record_type
 
 NEW_YORK = ZoneInfo("America/New_York")
 DAILY = DailyPartitionsDefinition("2024-03-01", timezone="America/New_York")
@@ -34,7 +33,7 @@ STAGE = AssetKey(["days", "ticks"])
 
 def defined(partitions=DAILY, **options):
     pipeline = Pipeline("days")
-    source = CollectionSource("ticks", record_type(int), (1, 2))
+    source = CollectionSource([1, 2], int, "ticks")
     source = source.partitioned_by(**options.pop("by")) if "by" in options else source.partitioned_by("value")
     pipeline.from_source(source).print()
     return unified_definitions(BatchDeployment(pipeline, partitions=partitions, **options))

@@ -18,7 +18,6 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.errors import StateError
-from dagster_unified.records import record_type
 from dagster_unified.state import EverythingRead, Savepoint
 
 DAY = date(2026, 1, 1)
@@ -67,7 +66,7 @@ class Totals(KeyedProcessFunction):
 def totals(path):
     pipeline = Pipeline("totals")
     sales = [Sale("left out", 1, 1), Sale("north", 10, 5), Sale("new", 11, 6)]
-    source = CollectionSource("sales", record_type(Sale, "sales"), tuple(sales))
+    source = CollectionSource(sales, Sale, "sales")
     strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
     stream = pipeline.from_source(source).assign_timestamps_and_watermarks(strategy)
     results = stream.key_by("shop").process(Totals(), output_type=Out).uid("totals")

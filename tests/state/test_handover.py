@@ -140,7 +140,7 @@ def add(a, b):
 def timed(pipeline, events):
     """The stream of some events, with their times."""
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(BOUND).with_timestamp_assigner("at")
-    source = CollectionSource("events", record_type(Event, "events"), tuple(events))
+    source = CollectionSource(events, Event, "events")
     return pipeline.from_source(source).assign_timestamps_and_watermarks(strategy)
 
 
@@ -210,7 +210,7 @@ def rolling(pipeline, stream):
 
 
 def weighted(pipeline, stream):
-    rules = pipeline.from_source(CollectionSource("rules", record_type(str, "rules"), RULES)).broadcast(LIMITS)
+    rules = pipeline.from_source(CollectionSource(RULES, str, "rules")).broadcast(LIMITS)
     return stream.key_by("key").connect(rules).process(Weighted(), output_type=Out).uid("weighted")
 
 
@@ -531,8 +531,8 @@ class Worded(BroadcastProcessFunction):
 def worded(numbers, words, path, kind=Word):
     """Two operators with broadcast state: a map, and a table with rows of a kind."""
     pipeline = Pipeline("worded")
-    source = CollectionSource("numbers", record_type(int, "numbers"), numbers)
-    rules = pipeline.from_source(CollectionSource("words", record_type(str, "words"), words))
+    source = CollectionSource(numbers, int, "numbers")
+    rules = pipeline.from_source(CollectionSource(words, str, "words"))
     stream = pipeline.from_source(source)
     ruled = stream.connect(rules.broadcast(WORDS)).process(Worded(), output_type=str).uid("worded")
     rows = rules.map(lambda word: kind(word), kind).broadcast()
@@ -577,7 +577,7 @@ class Remembering(KeyedProcessFunction):
 
 def remembering(held, path, uid="memory", events=EVENTS[:2]):
     pipeline = Pipeline("memory")
-    source = CollectionSource("events", record_type(Event, "events"), tuple(events))
+    source = CollectionSource(events, Event, "events")
     keyed = pipeline.from_source(source).key_by("key")
     found = keyed.process(Remembering(held), output_type=str).uid(uid)
     found.sink_to(DeltaSink(path, name="table"))

@@ -25,7 +25,6 @@ from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, StateError, UnifiedError
-from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint
 from tests.depth import rotated
 
@@ -82,7 +81,7 @@ class Known(MapFunction, CheckpointedFunction):
 def two(numbers, path):
     pipeline = Pipeline("two")
     rows = tuple(map(Number, numbers))
-    stream = pipeline.from_source(CollectionSource("numbers", record_type(Number, "numbers"), rows))
+    stream = pipeline.from_source(CollectionSource(rows, Number, "numbers"))
     buffered = stream.flat_map(Buffered()).uid("buffered")
     buffered.union(stream.map(Known()).uid("known")).sink_to(DeltaSink(path, name="table", mode="append"))
     return pipeline
@@ -154,7 +153,7 @@ class Split(MapFunction, CheckpointedFunction):
 def parted(numbers, path):
     pipeline = Pipeline("parted")
     rows = tuple(map(Number, numbers))
-    stream = pipeline.from_source(CollectionSource("numbers", record_type(Number, "numbers"), rows))
+    stream = pipeline.from_source(CollectionSource(rows, Number, "numbers"))
     chosen = stream.partition_custom(lambda key, count: key % count, "value")
     chosen.map(Split()).uid("split").set_parallelism(2).sink_to(DeltaSink(path, name="table"))
     return pipeline
