@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from upath import UPath
 
     from dagster_unified.connectors.bounds import Hull
+    from dagster_unified.records import RecordType
 
 
 class SparkSource(Source[Out]):
@@ -292,9 +293,13 @@ class SparkSink(Sink[In], Generic[In, C]):
         """Whether what it wrote is still there, as far as it knows."""
         return True
 
-    def dataset(self) -> ds.Dataset:
-        """All that is there."""
+    def dataset(self, records: RecordType) -> ds.Dataset:
+        """All that is there. `records` are those that are written, for files that do not say their columns' types."""
         raise NotImplementedError
+
+    def schema_of(self, records: RecordType) -> pa.Schema:
+        """The columns that `dataset` has where the table is as declared."""
+        return records.schema
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         """The first rows of what is there, or None where it cannot be read back."""

@@ -147,7 +147,7 @@ class FileSink(SparkSink[object, StagedFolder]):
     def exists(self) -> bool:
         return bool(self.path.exists())
 
-    def dataset(self) -> ds.Dataset:
+    def dataset(self, records: RecordType) -> ds.Dataset:
         import pyarrow.dataset as ds
 
         files = [
@@ -155,11 +155,36 @@ class FileSink(SparkSink[object, StagedFolder]):
             for f in self.path.rglob(f"*.{self.format}")
             if not any(p.startswith(("_", ".")) for p in f.relative_to(self.path).parts)
         ]
-        return ds.dataset([f.path for f in files], format=self.format, filesystem=self.path.fs)
+        if not files:
+            return ds.dataset(self.schema_of(records).empty_table())
+        as_written = "parquet" if self.format == "parquet" else _csv_format(self.schema_of(records))
+        return ds.dataset([f.path for f in files], format=as_written, filesystem=self.path.fs)
+
+    def schema_of(self, records: RecordType) -> pa.Schema:
+        if self.format == "parquet":
+            return records.schema
+        spans = [i for i, field in enumerate(records.schema) if pa.types.is_duration(field.type)]
+        schema = records.schema
+        for i in spans:  # a text of Spark's, which Arrow cannot read
+            schema = schema.set(i, schema.field(i).with_type(pa.string()))
+        return schema
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         reader = spark.read.options(**_CSV) if self.format == "csv" else spark.read
         return reader.format(self.format).load(as_pattern(self.path)).limit(rows).toArrow()
+
+
+def _csv_format(schema: pa.Schema) -> ds.CsvFileFormat:
+    """How Arrow reads what was written: by itself it takes a column's type from what the values look like."""
+    import pyarrow.csv as csv
+    import pyarrow.dataset as ds
+
+    return ds.CsvFileFormat(
+        csv.ParseOptions(newlines_in_values=True),
+        convert_options=csv.ConvertOptions(
+            column_types=schema, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+        ),
+    )
 
 
 class _FileCommitter(Committer[StagedFolder]):

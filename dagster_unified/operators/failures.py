@@ -46,10 +46,17 @@ def user_failure(error: BaseException, where: str, function: Any, record: Any) -
     if isinstance(error, UnifiedError):
         return type(error)(f"{where}: {error}" + (f" (at {line})" if line else ""))
     at = f", at {line}" if line else ""
-    shown = shorten(record)
+    shown = shorten(_of_its_stream(record))
     return UserFunctionError(
         f"{where}: {type(error).__name__}: {error}{at}, on {shown}", operator=where, record=shown, location=line
     )
+
+
+def _of_its_stream(record: Any) -> Any:
+    """The record that the user knows of one of two united streams (`either_type` of `connected.py`)."""
+    if getattr(type(record), "_fields", None) != ("side", "first", "second"):
+        return record
+    return record.first if record.side == 1 else record.second
 
 
 def _user_line(trace: TracebackType | None, function: Any) -> str:

@@ -13,6 +13,8 @@ from dagster import BetaWarning, DagsterError, SupersessionWarning
 from dagster._core.definitions.asset_selection import KeysAssetSelection
 from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
+from dagster._core.definitions.declarative_automation.operators import AllDepsCondition
+from dagster._core.definitions.declarative_automation.operators.utils import has_allow_ignore
 from dagster._core.definitions.partitions.schedule_type import ScheduleType
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.errors import DagsterExecutionInterruptedError
@@ -40,6 +42,7 @@ __all__ = [
     "REPOSITORY_LABEL_TAG",
     "STORAGE_MODULE",
     "WILL_RETRY_TAG",
+    "AllDepsCondition",
     "AssetPartitionStatus",
     "BaseAssetGraph",
     "BulkActionStatus",
@@ -51,6 +54,7 @@ __all__ = [
     "StepEventStatus",
     "StepInterruptedError",
     "UnresolvedAssetJobDefinition",
+    "has_allow_ignore",
     "resolve_backfill_policy",
     "resolve_partitions_def",
     "scaffold_component",

@@ -46,6 +46,7 @@ from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.slices import Slice
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
+from dagster_unified.orchestration.automation import condition_of
 from dagster_unified.orchestration.heartbeat import beating
 from dagster_unified.orchestration.history import latest_metadata
 from dagster_unified.orchestration.malformed import materialized
@@ -113,6 +114,11 @@ def stage_asset(
     before = [partition_before(translator.get_asset_key(loaded, region))] if batch.carry_state else []
     read = [n for n in loaded.graph.readers if n.id in region.nodes]
     carries = batch.carry_state and bool(region.carried)
+    # Of an asset that depends on itself and has a check, Dagster's automation requests the partition before as well
+    # (AutomationConditionEvaluator._handle_execution_set).
+    checked = carries and batch.automation_condition is None
+    own, condition = translator.get_asset_key(loaded, region), batch.automation_condition
+    placeholders = [translator.get_source_key(loaded, n) for n in read if name_of(n) not in upstream]
 
     @asset(
         key=translator.get_asset_key(loaded, region),
@@ -127,9 +133,9 @@ def stage_asset(
         code_version=region.fingerprint,
         retry_policy=batch.retry_policy,
         freshness_policy=batch.freshness_policy,
-        automation_condition=batch.automation_condition,
+        automation_condition=None if condition is None else condition_of(condition, placeholders, own),
         pool=batch.pool,
-        check_specs=[carried_state_spec(translator.get_asset_key(loaded, region))] if carries else [],
+        check_specs=[carried_state_spec(own)] if checked else [],
         required_resource_keys={"spark", "execution", "intermediates"},
     )
     def stage(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
@@ -196,7 +202,7 @@ def stage_asset(
             context.add_asset_metadata(metadata, partition_key=of)
         if found is not None and not found.passed:
             context.log.warning(f"stage '{region.name}': {found.description}")
-        return MaterializeResult(check_results=[] if found is None else [found])
+        return MaterializeResult(check_results=[found] if found is not None and checked else [])
 
     return stage
 

@@ -63,8 +63,10 @@ class BatchDeployment:
     partition_mapping=...)`); every other source is shown as an external asset.
 
     `schedule` gives the pipeline `<pipeline>_schedule`; `automation_condition`, Dagster's declarative automation, may
-    take its place. `freshness_policy` and `retry_policy` are those of the stages. `pool` is their concurrency pool: a
-    backfill runs as many stages at once as the instance gives it slots.
+    take its place. It does not look at the assets that stand for sources, which nobody materializes: give `upstream`
+    for what it is to wait for. With `carry_state` the stages then have no check of the state that they went on from,
+    and say it in the run's log. `freshness_policy` and `retry_policy` are those of the stages. `pool` is their
+    concurrency pool: a backfill runs as many stages at once as the instance gives it slots.
 
     `retention` gives the pipeline a job `<pipeline>_janitor` and its schedule, which free intermediates; without it
     they are kept. `checks` gives the assets of the sinks their checks, and the job `<pipeline>_checks`.

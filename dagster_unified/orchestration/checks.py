@@ -38,6 +38,7 @@ from dagster_unified.graph.slices import Slice
 from dagster_unified.orchestration._dagster_compat import without_warning
 from dagster_unified.orchestration.moments import check_lengths
 from dagster_unified.orchestration.resources import session_of
+from dagster_unified.records import RecordType
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,8 @@ class Checks:
     """Which checks the assets of a pipeline's sinks get.
 
     `rows_within` is by which part a materialization's row count may differ from the median of the `history` before it
-    (0.5: from half to one and a half times); `fresh_within` how old the last materialization or observation may be.
+    (0.5: from half to one and a half times), of BATCH only; `fresh_within` how old the last materialization may be, or
+    of a stream the last rows that it wrote. With `blocking` a check that fails stops the assets after it in its run.
     """
 
     schema: bool = True
@@ -92,15 +94,18 @@ def sink_checks(
             if checks.schema:
                 found.append(_schema(planned, node, node.sink, key, checks))
             if checks.unique_keys and node.sink.key:
-                found.append(_unique(node, node.sink, key, checks))
+                found.append(_unique(planned, node, node.sink, key, checks))
             if checks.parity is not None:
-                found.append(_parity(graph, node, node.sink, key, checks, checks.parity))
+                found.append(_parity(graph, planned, node, node.sink, key, checks, checks.parity))
     if checks.rows_within is not None:
         found += [_rows(key, checks, checks.rows_within) for key in dict.fromkeys(assets.values())]
     if checks.fresh_within is not None:
         with without_warning("build_last_update_freshness_checks"):
             found += build_last_update_freshness_checks(
-                assets=list(dict.fromkeys(assets.values())), lower_bound_delta=checks.fresh_within
+                assets=list(dict.fromkeys(assets.values())),
+                lower_bound_delta=checks.fresh_within,
+                severity=AssetCheckSeverity.ERROR if checks.blocking else AssetCheckSeverity.WARN,
+                blocking=checks.blocking,
             )
     return found
 
@@ -108,9 +113,7 @@ def sink_checks(
 def _schema(
     planned: Plan, node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks
 ) -> AssetChecksDefinition:
-    edge = planned.graph.inputs(node.id)[0]
-    records = planned.graph.records_of(edge)
-    assert records is not None
+    records = _records_of(planned, node)
 
     @asset_check(
         name=_name(node, "schema"),
@@ -119,8 +122,10 @@ def _schema(
         description=f"The table of {node.name} has the columns of {records.describe()}.",
     )
     def check() -> AssetCheckResult:
-        held = {f.name: f.dataType.simpleString() for f in spark_schema(sink.dataset().schema)}
-        wanted = {f.name: f.dataType.simpleString() for f in spark_schema(records.schema)}
+        if not sink.exists():
+            return _nothing(planned, node)
+        held = {f.name: f.dataType.simpleString() for f in spark_schema(sink.dataset(records).schema)}
+        wanted = {f.name: f.dataType.simpleString() for f in spark_schema(sink.schema_of(records))}
         wrong = [f"'{n}' is {held.get(n, 'missing')}, and should be {t}" for n, t in wanted.items() if held.get(n) != t]
         more = sorted(set(held) - set(wanted))
         return AssetCheckResult(
@@ -132,8 +137,10 @@ def _schema(
     return check
 
 
-def _unique(node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks) -> AssetChecksDefinition:
-    columns = list(sink.key)
+def _unique(
+    planned: Plan, node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks
+) -> AssetChecksDefinition:
+    columns, records = list(sink.key), _records_of(planned, node)
 
     @asset_check(
         name=_name(node, "unique_keys"),
@@ -142,7 +149,9 @@ def _unique(node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Ch
         description=f"No two rows of {node.name} have the same {', '.join(columns)}.",
     )
     def check() -> AssetCheckResult:
-        table = sink.dataset().to_table(columns=columns)
+        if not sink.exists():
+            return _nothing(planned, node)
+        table = sink.dataset(records).to_table(columns=columns)
         counted = table.group_by(columns).aggregate([([], "count_all")])
         twice = counted.filter(pc.field("count_all") > 1)
         return AssetCheckResult(
@@ -180,7 +189,7 @@ def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition
         now, before = counts[0], statistics.median(counts[1:])
         return AssetCheckResult(
             passed=abs(now - before) <= within * before,
-            severity=AssetCheckSeverity.WARN,
+            severity=AssetCheckSeverity.ERROR if checks.blocking else AssetCheckSeverity.WARN,
             description=f"{now} rows, and {before:g} in the median of the {len(counts) - 1} before",
             metadata={"rows": now, "median before": before},
         )
@@ -189,8 +198,16 @@ def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition
 
 
 def _parity(
-    graph: Graph, node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks, parity: Parity
+    graph: Graph,
+    planned: Plan,
+    node: SinkNode,
+    sink: SparkSink[Any, Any],
+    key: AssetKey,
+    checks: Checks,
+    parity: Parity,
 ) -> AssetChecksDefinition:
+    records = _records_of(planned, node)
+
     @asset_check(
         name=_name(node, "parity"),
         asset=key,
@@ -199,11 +216,13 @@ def _parity(
         description=f"BATCH over a slice of the input gives what {node.name} holds.",
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
+        if not sink.exists():
+            return _nothing(planned, node)
         slice_ = parity.slice()
         with tempfile.TemporaryDirectory(prefix="parity-") as folder:
             made = batch_tables(graph, slice_, parity.options, session_of(context.resources.spark), folder)[node.name]
         chosen = parity.where(slice_)
-        held, ours = sink.dataset().to_table(filter=chosen), made if chosen is None else made.filter(chosen)
+        held, ours = sink.dataset(records).to_table(filter=chosen), made if chosen is None else made.filter(chosen)
         found = compare(ours, held, list(sink.key), parity.differences)
         return AssetCheckResult(
             passed=not found.different,
@@ -217,6 +236,21 @@ def _parity(
         )
 
     return check
+
+
+def _records_of(planned: Plan, node: SinkNode) -> RecordType:
+    records = planned.graph.records_of(planned.graph.inputs(node.id)[0])
+    assert records is not None
+    return records
+
+
+def _nothing(planned: Plan, node: SinkNode) -> AssetCheckResult:
+    """The result for a table that is not there."""
+    return AssetCheckResult(
+        passed=False,
+        description=f"{planned.name}: sink '{node.name}' ({node.sink.describe()}): nothing is there yet; run the"
+        " pipeline, or see who has removed it",
+    )
 
 
 def _differences(found: Comparison) -> MetadataValue:

@@ -176,11 +176,12 @@ class SinkChecks(Resolvable):
     unique_keys: Annotated[bool, _checked(bool, "Check the keys of upserted tables.")] = True
     rows_within: Annotated[
         float | None,
-        _checked(float | None, "By which part a row count may differ from the median of those before.", 0.5),
+        _checked(float | None, "By which part a row count of BATCH may differ from the median of those before.", 0.5),
     ] = None
     history: Annotated[int, _checked(int, "How many row counts to compare with.")] = 10
     fresh_within: Annotated[
-        timedelta | None, _length_or_none("How old the last materialization or observation may be.", "1 d")
+        timedelta | None,
+        _length_or_none("How old the last materialization may be, or the last rows of a stream.", "1 d"),
     ] = None
     blocking: Annotated[bool, _checked(bool, "Whether a failed check stops the assets after it.")] = False
 

@@ -145,7 +145,13 @@ class _Deployed:
     @property
     def checks(self) -> Checks | None:
         """The checks of the sinks."""
-        return self._once("checks", [one.checks for one in self._declared if one.checks is not None])
+        found = self._once("checks", [one.checks for one in self._declared if one.checks is not None])
+        if found is not None and found.rows_within is not None and self.batch is None:
+            raise ConfigurationError(
+                f"{self.pipeline.name}: rows_within compares the row counts of runs in BATCH, and this pipeline is"
+                " deployed in STREAMING only; leave it out, or see with fresh_within whether rows still come"
+            )
+        return found
 
     @property
     def upstream(self) -> Mapping[str, CoercibleToAssetDep]:

@@ -31,6 +31,7 @@ from dagster import (
     SensorDefinition,
     SensorEvaluationContext,
     SkipReason,
+    TimestampMetadataValue,
     job,
     op,
     sensor,
@@ -84,7 +85,7 @@ from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.savepoints import left, started
 from dagster_unified.orchestration.targets import check_location, targets_metadata
 from dagster_unified.orchestration.translator import StageTranslator
-from dagster_unified.orchestration.trend import Trend
+from dagster_unified.orchestration.trend import UPDATED, Trend
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -204,7 +205,7 @@ class _Watcher:
         """The savepoints that the job has taken by itself, and that are not reported yet."""
 
         self._diverted: set[str] = set()
-        self._trend = Trend()
+        self._trend = Trend({sink: at for sink, key in assets.sinks.items() if (at := self._last_updated(key))})
         self._logged = self._told = self._looked = 0.0
         self._observed_at = time.monotonic()
         self._signs = 0
@@ -213,6 +214,13 @@ class _Watcher:
         """What was lost last of the cluster, and when."""
 
         self.reason = ""
+
+    def _last_updated(self, key: AssetKey) -> int | None:
+        """When rows were last written, as the last observation of an asset says."""
+        seen = self._context.instance.fetch_observations(key, limit=1).records
+        observed = seen[0].asset_observation if seen else None
+        at = observed.metadata.get(UPDATED) if observed is not None else None
+        return round(at.value * 1000) if isinstance(at, TimestampMetadataValue) else None
 
     def happened(self, event: Event) -> None:
         """An epoch is committed, a savepoint taken, or the queries have stopped; called from the thread that did it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dagster import MetadataValue
@@ -14,14 +14,20 @@ from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration.moments import as_text
 
 KEPT = 60
+UPDATED = "dagster/last_updated_timestamp"
+"""What Dagster's freshness checks look at."""
+
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Trend:
     """Remembers the last epochs."""
 
-    def __init__(self, clock: Callable[[], int] = wall_clock) -> None:
+    def __init__(self, updated: Mapping[str, int], clock: Callable[[], int] = wall_clock) -> None:
         self._clock = clock
+        self._updated = dict(updated)
+        """When rows were last written to a sink, at first by earlier runs; milliseconds since the epoch."""
+
         self._epochs: deque[EpochCommitted] = deque(maxlen=KEPT)
         self._committed: deque[int] = deque(maxlen=KEPT)
         self._totals = Totals()
@@ -36,6 +42,8 @@ class Trend:
         for sink, written in event.written.items():
             self._rows[sink] = self._rows.get(sink, 0) + written.rows
             self._bytes[sink] = self._bytes.get(sink, 0) + written.bytes
+            if written.rows:
+                self._updated[sink] = self._clock()
 
     @property
     def begun(self) -> bool:
@@ -79,6 +87,8 @@ class Trend:
             **{f"backlog of {source}": waiting for source, waiting in last.backlog.items()},
             **self._totals.shown(self._clock() / 1000),
         }
+        if sink in self._updated:
+            found[UPDATED] = MetadataValue.timestamp(self._updated[sink] / 1000)
         if self.watermark is not None:
             found["watermark"] = MetadataValue.text(as_text(self.watermark))
             found["watermark lag (s)"] = round((self._clock() - self.watermark) / 1000, 1)

@@ -18,6 +18,7 @@ from dagster_unified.api import (
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.orchestration import SparkResource, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration.trend import UPDATED
 
 
 class Sale(NamedTuple):
@@ -109,6 +110,7 @@ def test_the_event_log_has_observations_of_the_sinks_asset(drained):
         "watermark lag (s)",
         "state rows",
         "bytes written",
+        UPDATED,
     } <= observed.keys()
 
 

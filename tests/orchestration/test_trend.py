@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dagster_unified.engine.events import EpochCommitted, Written
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.orchestration.trend import Trend
+from dagster_unified.orchestration.trend import UPDATED, Trend
 
 
 def epoch(number, rows, seconds, sink="a", late=0, watermark=None):
@@ -24,7 +24,7 @@ def epoch(number, rows, seconds, sink="a", late=0, watermark=None):
 
 def test_rates_state_watermark_and_late_records():
     now = [10_000]
-    trend = Trend(lambda: now[0])
+    trend = Trend({}, lambda: now[0])
     assert trend.metadata("a") is None
     trend.add(epoch(0, 100, 1.0))
     assert trend.metadata("a")["late records"] == 0
@@ -47,6 +47,18 @@ def test_rates_state_watermark_and_late_records():
 
 
 def test_of_state_nothing_is_said_before_it_is_known():
-    trend = Trend(lambda: 10_000)
+    trend = Trend({}, lambda: 10_000)
     trend.add(replace(epoch(0, 100, 1.0), state_rows=None, state_bytes=None))
     assert {"state rows", "state bytes"}.isdisjoint(trend.metadata("a"))
+
+
+def test_an_observation_says_when_rows_were_last_written_also_by_an_earlier_run():
+    now = [10_000]
+    trend = Trend({"a": 4_000, "b": 5_000}, lambda: now[0])
+    trend.add(replace(epoch(0, 0, 1.0), written={"a": Written(0, 0)}))
+    assert trend.metadata("a")[UPDATED].value == 4.0
+    now[0] = 11_000
+    trend.add(epoch(1, 100, 1.0))
+    now[0] = 19_000
+    assert (trend.metadata("a")[UPDATED].value, trend.metadata("b")[UPDATED].value) == (11.0, 5.0)
+    assert UPDATED not in trend.metadata("c")

@@ -206,7 +206,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         options = self.storage_options
         return bool(asked(self.path, lambda: DeltaTable.is_deltatable(self._uri(), storage_options=options)))
 
-    def dataset(self) -> ds.Dataset:
+    def dataset(self, records: RecordType) -> ds.Dataset:
         """The table, read through a file system of Arrow's own.
 
         deltalake's calls back into Python from threads that outlive a scan, which now and then aborts a process that

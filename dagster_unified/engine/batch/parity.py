@@ -58,14 +58,16 @@ def batch_tables(
                 f"{graph.name}: sink '{node.name}' ({node.sink.describe()}) cannot be read back and compared; leave"
                 " parity out, or write to a table"
             )
-        nodes[node.id], sinks[node.name] = replace(node, sink=moved), moved
+        records = graph.records_of(graph.inputs(node.id)[0])
+        assert records is not None
+        nodes[node.id], sinks[node.name] = replace(node, sink=moved), (moved, records)
     moved_graph = replace(graph, nodes=tuple(nodes))
     planned = plan(
         moved_graph if partition is None else bound(moved_graph, partition),
         Configuration.of({**options, "execution.runtime-mode": "BATCH"}),
     )
     run_all(Run(planned, spark, IntermediateStore(f"{folder}/intermediates"), "parity", "parity"))
-    return {name: sink.dataset().to_table() for name, sink in sinks.items()}
+    return {name: sink.dataset(records).to_table() for name, (sink, records) in sinks.items()}
 
 
 def compare(batch: pa.Table, table: pa.Table, key: Sequence[str] = (), limit: int = 10) -> Comparison:
