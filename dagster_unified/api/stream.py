@@ -1317,6 +1317,11 @@ def _check_lookup_fields(
     where: str,
 ) -> None:
     """Raises where the fields of a lookup's result are not those of the stream and the table."""
+    if not isinstance(columns, Mapping):
+        raise PipelineError(
+            f"{where}: columns= says which of the table's columns a new field is, such as {{'city': 'name'}}, and is"
+            f" {columns!r}"
+        )
     for field, column in columns.items():
         _check_field(table.records, column, f"{where}: table '{table.name}'")
         if field in before.names:

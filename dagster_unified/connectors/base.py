@@ -293,7 +293,7 @@ class SparkSink(Sink[In], Generic[In, C]):
         """Whether what it wrote is still there, as far as it knows."""
         return True
 
-    def dataset(self, records: RecordType) -> ds.Dataset:
+    def dataset(self, records: RecordType | None = None) -> ds.Dataset:
         """All that is there. `records` are those that are written, for files that do not say their columns' types."""
         raise NotImplementedError
 

@@ -13,6 +13,7 @@ from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import Commit, Committable, Committer, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.paths import (
     as_pattern,
+    check_folder,
     for_spark,
     is_in_object_store,
     place_of,
@@ -106,6 +107,7 @@ class FileSink(SparkSink[object, StagedFolder]):
                 )
 
     def committer(self, schema: pa.Schema) -> _FileCommitter:
+        check_folder(self.path, self.name)
         return _FileCommitter(self.path, self.format)
 
     def takes_together(self) -> bool:
@@ -147,7 +149,7 @@ class FileSink(SparkSink[object, StagedFolder]):
     def exists(self) -> bool:
         return bool(self.path.exists())
 
-    def dataset(self, records: RecordType) -> ds.Dataset:
+    def dataset(self, records: RecordType | None = None) -> ds.Dataset:
         import pyarrow.dataset as ds
 
         files = [
@@ -155,9 +157,12 @@ class FileSink(SparkSink[object, StagedFolder]):
             for f in self.path.rglob(f"*.{self.format}")
             if not any(p.startswith(("_", ".")) for p in f.relative_to(self.path).parts)
         ]
-        if not files:
-            return ds.dataset(self.schema_of(records).empty_table())
-        as_written = "parquet" if self.format == "parquet" else _csv_format(self.schema_of(records))
+        as_written: str | ds.FileFormat = self.format
+        if records is not None:
+            if not files:
+                return ds.dataset(self.schema_of(records).empty_table())
+            if self.format == "csv":
+                as_written = _csv_format(self.schema_of(records))
         return ds.dataset([f.path for f in files], format=as_written, filesystem=self.path.fs)
 
     def schema_of(self, records: RecordType) -> pa.Schema:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 from uuid import uuid4
 
-from dagster_unified.errors import ConfigurationError
+from dagster_unified.errors import ConfigurationError, SinkError
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -82,6 +82,15 @@ def is_in_object_store(path: UPath) -> bool:
 def is_local(path: UPath) -> bool:
     """Whether a path is on this machine's disks."""
     return path.protocol in ("", "file", "local")
+
+
+def check_folder(path: UPath, sink: str) -> None:
+    """Raises `SinkError` where a file has the name of the folder that a sink writes to."""
+    if path.is_file():
+        raise SinkError(
+            f"sink '{sink}': {path} is a file, and the sink writes a folder; give it the path of a folder, or move the"
+            " file away"
+        )
 
 
 def children(folder: UPath) -> dict[str, bool]:

@@ -81,7 +81,7 @@ class TableSink(SparkSink[In, C]):
         table, database = self.place()
         return Target(f"{database}/{table}", shared=self.mode == "append" and self.partition_column is None)
 
-    def dataset(self, records: RecordType) -> ds.Dataset:
+    def dataset(self, records: RecordType | None = None) -> ds.Dataset:
         import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed
 
         return ds.dataset(self.written().rows())

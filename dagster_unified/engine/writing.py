@@ -92,10 +92,15 @@ def _named(node: SinkNode, pipeline: str) -> Iterator[None]:
 
 
 def _tells_of(line: str, place: str) -> bool:
-    """Whether a line names a place, something in it, or a folder that it is in."""
+    """Whether a line names a place, something in it or hidden beside it, or a folder that it is in."""
     path = PurePosixPath(place.split("://")[-1])
     folders = [str(folder) for folder in path.parents if folder.name]
-    return str(path) in line or any(re.search(rf"{re.escape(folder)}(?![^\s:,])", line) for folder in folders)
+    beside = str(path.with_name(f".{path.name}."))
+    return (
+        str(path) in line
+        or beside in line
+        or any(re.search(rf"{re.escape(folder)}(?![^\s:,])", line) for folder in folders)
+    )
 
 
 def _has_no_folder(node: SinkNode) -> bool:

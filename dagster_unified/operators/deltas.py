@@ -208,7 +208,13 @@ class DeltaOperator(KeyedOperator):
         try:
             for key, solution, work in zip(keys, held, workset, strict=True):  # type: ignore[assignment]
                 if work:
-                    change, following = update(solution, work)
+                    returned = update(solution, work)
+                    if type(returned) is not tuple or len(returned) != 2:
+                        raise RecordTypeError(
+                            f"{self.where}: update returns the change or None, and the next workset, such as `return"
+                            f" changed, ()`, and not {shorten(returned)}"
+                        )
+                    change, following = returned
                     if change is not None:
                         changes[key] = change
                     if following:

@@ -199,6 +199,7 @@ class Strict(NamedTuple):
         ((table(), "origin", {}, Flight), PipelineError, "table 'airports': no field 'origin'"),
         ((table(), {}, {"name": "name"}, Located), PipelineError, "on is a field that both have"),
         ((table(), ["origin"], {"name": "name"}, Located), PipelineError, "on is a field that both have"),
+        ((table(), {"origin": "faa"}, ["name"], Located), PipelineError, r"columns= says which .* and is \['name'\]"),
         (
             (table(), {"origin": "faa"}, {"name": "name"}, Origin, "inner"),
             RecordTypeError,

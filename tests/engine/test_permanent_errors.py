@@ -8,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from dagster_unified.api import CsvSource, DeltaSink, FileSink, Pipeline
+from dagster_unified.engine.writing import _named
 from dagster_unified.errors import MalformedInputError, PipelineError, SinkError
 
 
@@ -58,3 +59,25 @@ def test_a_path_that_cannot_be_written_to(run, tmp_path, sink):
     ) as raised:
         run(pipeline)
     assert not raised.value.retryable
+
+
+@pytest.mark.parametrize("sink", [DeltaSink, FileSink])
+def test_a_file_in_the_place_of_a_sinks_folder_stays(run, tmp_path, sink):
+    (tmp_path / "totals").write_text("of somebody")
+    pipeline = Pipeline("p")
+    pipeline.from_collection([Sale("a", 1)]).sink_to(sink(str(tmp_path / "totals"), name="out"))
+    with pytest.raises(SinkError, match=r"p: sink 'out': /.*/totals is a file, and the sink writes a folder") as raised:
+        run(pipeline)
+    assert not raised.value.retryable
+    assert (tmp_path / "totals").read_text() == "of somebody"
+
+
+def test_a_disk_that_takes_no_files_is_told_of_the_sink_that_stages_beside_its_folder():
+    pipeline = Pipeline("p")
+    pipeline.from_collection([Sale("a", 1)]).sink_to(FileSink("/disk/tables", name="out"))
+    (node,) = pipeline.graph().sinks
+    said = "Job aborted: java.io.IOException: Mkdirs failed to create file:/disk/.tables.160/_temporary/0"
+    with pytest.raises(SinkError, match=r"p: sink 'out' .* cannot be written to: "), _named(node, "p"):
+        raise RuntimeError(said)
+    with pytest.raises(RuntimeError), _named(node, "p"):
+        raise RuntimeError(said.replace("/disk/", "/other/"))

@@ -202,6 +202,16 @@ def test_a_wrong_change_names_the_operator(change, message):
         found(*distances(WAYS, [1], body=Wrong(change)))
 
 
+@pytest.mark.parametrize("returned", [None, Place(1, 2, []), Visit(1, 2)])
+def test_an_update_that_returns_only_the_change_is_told_so(returned):
+    class Forgets(iterations.DeltaFunction[Place, Visit]):
+        def update(self, solution, workset):
+            return returned
+
+    with pytest.raises(RecordTypeError, match=r"operator 'Forgets': update returns the change or None, and the next"):
+        found(*distances(WAYS, [1], body=Forgets()))
+
+
 class Given(iterations.BatchDeltaFunction):
     """Changes what it is given to change."""
 

@@ -26,7 +26,14 @@ from dagster_unified.connectors.delta.committer import (
     staged_files,
     upsert_folder,
 )
-from dagster_unified.connectors.paths import for_spark, place_of, remove_tree, storage_path
+from dagster_unified.connectors.paths import (
+    check_folder,
+    for_spark,
+    is_local,
+    place_of,
+    remove_tree,
+    storage_path,
+)
 from dagster_unified.connectors.writers import Ship
 from dagster_unified.errors import ConfigurationError, PipelineError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
@@ -127,6 +134,8 @@ class DeltaSink(SparkSink[object, DeltaFile]):
                 )
 
     def committer(self, schema: pa.Schema) -> DeltaCommitter:
+        if is_local(self.path):
+            check_folder(self.path, self.name)
         return DeltaCommitter.of_table(
             self.name, self.path, schema, self.mode, self.key, self.partition_by, self.storage_options
         )
@@ -206,7 +215,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         options = self.storage_options
         return bool(asked(self.path, lambda: DeltaTable.is_deltatable(self._uri(), storage_options=options)))
 
-    def dataset(self, records: RecordType) -> ds.Dataset:
+    def dataset(self, records: RecordType | None = None) -> ds.Dataset:
         """The table, read through a file system of Arrow's own.
 
         deltalake's calls back into Python from threads that outlive a scan, which now and then aborts a process that
