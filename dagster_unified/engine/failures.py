@@ -37,6 +37,9 @@ _RAISED = re.compile(
 )
 """As a worker or an expression raises it; not where a plan that is shown quotes the expression."""
 
+CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
+"""Errors of a path that no further attempt fixes, unlike a full disk or a lost connection."""
+
 _STATE = re.compile(r"\s*SQLSTATE: [0-9A-Z]{5}$")
 """What Spark puts behind a message."""
 
@@ -151,12 +154,18 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
 
 @contextmanager
 def naming_store(pipeline: str, path: UPath, then: str) -> Iterator[None]:
-    """Name the folder of a store that does not answer; `then` says what happens once it does."""
+    """Name the folder of a store that does not answer, or takes no files; `then` says what happens once it answers."""
     try:
         yield
     except errors.UnifiedError:
         raise
     except Exception as error:
+        if is_local(path) and isinstance(error, OSError) and error.errno in CLOSED:
+            if not str(error.filename).startswith(str(path)):
+                raise
+            raise errors.ConfigurationError(
+                f"{pipeline}: nothing can be written to {path}: {error.strerror}: {error.filename}; give another folder"
+            ) from error
         if is_local(path) or not _is_away(error):
             raise
         raise errors.UnavailableError(

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Any
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine.commit import SinkCommits, WriteContext, WriteResult
 from dagster_unified.engine.dataframe.observations import observed
+from dagster_unified.engine.failures import CLOSED
 from dagster_unified.errors import PipelineError, SinkError, UnifiedError
 from dagster_unified.graph.nodes import SinkNode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
-"""Errors of a path that no further attempt fixes, unlike a full disk or a lost connection."""
 
 _CLOSED_IN_JAVA = re.compile(
     r"Mkdirs failed to create|mkdir of .* failed|Permission denied|Read-only file system|[Nn]ot a"
@@ -79,7 +77,7 @@ def _named(node: SinkNode, pipeline: str) -> Iterator[None]:
             raise
         raise type(error)(f"{pipeline}: {error}") from error
     except OSError as error:
-        if error.errno not in _CLOSED and not (error.errno in (errno.ENOENT, errno.EEXIST) and _has_no_folder(node)):
+        if error.errno not in CLOSED and not (error.errno in (errno.ENOENT, errno.EEXIST) and _has_no_folder(node)):
             raise
         at = f" {error.filename}" if error.filename else ""
         raise _unwritable(node, pipeline, f"{error.strerror}{':' + at if at else ''}") from error

@@ -49,6 +49,7 @@ from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.automation import condition_of
 from dagster_unified.orchestration.heartbeat import beating
 from dagster_unified.orchestration.history import latest_metadata
+from dagster_unified.orchestration.intermediates import store_of
 from dagster_unified.orchestration.malformed import materialized
 from dagster_unified.orchestration.metadata import columns_metadata, stage_metadata
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
@@ -139,15 +140,13 @@ def stage_asset(
         required_resource_keys={"spark", "execution", "intermediates"},
     )
     def stage(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
-        store = context.resources.intermediates.store()
-        with (
-            interruptible(context.instance, context.run_id) as asked,
-            asked.cancelling(),
-            as_failure(),
-            naming_store(loaded.name, store.root, "another attempt goes on from the stages that are finished"),
-            beating(store, loaded.name, context.run_id),
-        ):
-            return materialize(context)
+        with interruptible(context.instance, context.run_id) as asked, asked.cancelling(), as_failure():
+            store = store_of(context.resources.intermediates)
+            with (
+                naming_store(loaded.name, store.root, "another attempt goes on from the stages that are finished"),
+                beating(store, loaded.name, context.run_id),
+            ):
+                return materialize(context)
 
     def materialize(context: AssetExecutionContext) -> MaterializeResult[Any]:
         options = batch.configuration(context.resources.execution.launched())
@@ -243,7 +242,7 @@ class _Step:
 
     def __post_init__(self) -> None:
         self.producers = Producers(
-            self.context.resources.intermediates.store(),
+            store_of(self.context.resources.intermediates),
             self.loaded.name,
             self.slice,
             self.context.run,

@@ -31,6 +31,7 @@ from upath import UPath
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.orchestration._dagster_compat import WILL_RETRY_TAG, StepEventStatus
 from dagster_unified.orchestration.history import why_it_failed
+from dagster_unified.orchestration.intermediates import store_of
 
 BEAT = 2.0
 """Seconds between signs of life."""
@@ -95,7 +96,7 @@ def heartbeat_sensor(pipeline: str, ops: set[str]) -> SensorDefinition:
         ),
     )
     def watch(context: SensorEvaluationContext) -> SkipReason:
-        found = fail_dead_runs(context.instance, context.resources.intermediates.store(), pipeline, ops)
+        found = fail_dead_runs(context.instance, store_of(context.resources.intermediates), pipeline, ops)
         return SkipReason("; ".join(found) or f"no run of {pipeline} has died")
 
     return watch

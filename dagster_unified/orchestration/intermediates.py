@@ -10,6 +10,7 @@ from dagster import ConfigurableResource
 from pydantic import Field
 
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.errors import ConfigurationError
 
 
 class IntermediatesResource(ConfigurableResource):  # type: ignore[type-arg]
@@ -23,3 +24,12 @@ class IntermediatesResource(ConfigurableResource):  # type: ignore[type-arg]
     def store(self) -> IntermediateStore:
         """Open the store."""
         return IntermediateStore(self.path)
+
+
+def store_of(resource: IntermediatesResource) -> IntermediateStore:
+    """Open the store of the resource `intermediates`."""
+    if not isinstance(resource, IntermediatesResource):
+        raise ConfigurationError(
+            f"the resource 'intermediates' is a {type(resource).__name__}; give an IntermediatesResource"
+        )
+    return resource.store()

@@ -43,6 +43,7 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
+from dagster_unified.orchestration.intermediates import store_of
 from dagster_unified.orchestration.moments import check_lengths
 from dagster_unified.orchestration.producers import lineage_of
 
@@ -93,7 +94,7 @@ def janitor_job(
 
     @op(name=f"{pipeline}_free_intermediates", required_resource_keys={"intermediates"})
     def free(context: OpExecutionContext, config: JanitorConfig) -> None:
-        store: IntermediateStore = context.resources.intermediates.store()
+        store: IntermediateStore = store_of(context.resources.intermediates)
         readers = Readers(
             context.instance,
             loaded.name,

@@ -7,7 +7,7 @@ import pytest
 from upath import UPath
 
 from dagster_unified.engine.failures import naming_store, translated
-from dagster_unified.errors import SourceError, UnavailableError
+from dagster_unified.errors import ConfigurationError, SourceError, UnavailableError
 from tests.depth import rotated
 
 
@@ -103,6 +103,16 @@ def test_a_connection_of_another_kind_that_is_refused_is_not_the_stores():
     """Where Spark's JVM has died, its process is the one that refuses."""
     with pytest.raises(ConnectionRefusedError), naming_store("p", UPath("s3://lake/checkpoints"), "it goes on"):
         raise ConnectionRefusedError(111, "Connection refused")
+
+
+def test_a_folder_that_takes_no_files_is_named_and_another_file_is_not_taken_for_it(tmp_path):
+    (tmp_path / "file").write_text("")
+    store = UPath(tmp_path / "file" / "store")
+    said = r"^p: nothing can be written to /.*/file/store: Not a directory: /"
+    with pytest.raises(ConfigurationError, match=said), naming_store("p", store, "it goes on"):
+        store.mkdir(parents=True)
+    with pytest.raises(NotADirectoryError), naming_store("p", UPath(tmp_path / "store"), "it goes on"):
+        store.mkdir(parents=True)
 
 
 GRPC = """<_MultiThreadedRendezvous of RPC that terminated with:
