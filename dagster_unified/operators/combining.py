@@ -43,6 +43,13 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
         unknown = next((kind for kind in columns.values() if kind not in kinds), None)
         if unknown is not None:
             raise PipelineError(f"{where}: combine knows {', '.join(kinds)}, and not {unknown!r}")
+        for name, kind in columns.items():
+            of = self._schema.field(name).type
+            if kind == "sum" and not _is_number(of):
+                raise PipelineError(
+                    f"{where}: combine adds up numbers, and '{name}' is {of}; give a function that reduces two records"
+                    " to one"
+                )
         self._nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
         self._held: list[pa.RecordBatch] = []
         self._rows = 0
@@ -99,6 +106,11 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
                 f"{self._where}: combine: a sum of column '{field.name}' is larger than its type, {field.type}, holds:"
                 f" {error}; use a column of a larger type"
             ) from error
+
+
+def _is_number(of: pa.DataType) -> bool:
+    """Whether a sum of values of a type is one of that type: of two bools it would be a number."""
+    return bool(pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of))
 
 
 def _wide_enough(column: pa.ChunkedArray) -> pa.ChunkedArray:

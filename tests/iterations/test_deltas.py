@@ -1,6 +1,7 @@
 """Delta iterations in the harness, against plain Python."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -181,6 +182,17 @@ def counted(pipeline):
 def test_what_cannot_be_combined_is_refused(build, message):
     with pytest.raises(PipelineError, match=message):
         iterations.combine(build(Pipeline("refused")), {"distance": "min", "ways": "min"})
+
+
+@pytest.mark.parametrize("python", [bool, str, timedelta])
+def test_what_is_no_number_is_not_added_up(python):
+    class Seen(NamedTuple):
+        name: str
+        value: python
+
+    stream = Pipeline("refused").from_collection([], Seen).key_by("name")
+    with pytest.raises(PipelineError, match="combine adds up numbers, and 'value' is"):
+        iterations.combine(stream, {"value": "sum"})
 
 
 def test_an_unbounded_stream_is_refused():
