@@ -29,6 +29,7 @@ from dagster_unified.api.connected import (
 from dagster_unified.api.record_types import NOT_GIVEN, itself, main_output, stated_output, type_argument
 from dagster_unified.api.watermarks import WatermarkStrategy
 from dagster_unified.api.windows import WindowedStream
+from dagster_unified.arrow_types import has
 from dagster_unified.connectors.printing import PrintSink
 from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph import nodes
@@ -1305,6 +1306,10 @@ def _check_lookup_keys(before: RecordType, table: Source[Any], pairs: Mapping[st
             raise RecordTypeError(
                 f"{where}: field '{field}' is a {kinds[0]} and the table's '{column}' a {kinds[1]}; "
                 "a lookup compares values of one type"
+            )
+        if has(kinds[0], pa.types.is_map):
+            raise PipelineError(
+                f"{where}: field '{field}' has a dict, which Spark does not compare; look up another field"
             )
 
 

@@ -221,3 +221,13 @@ def test_errors_while_the_graph_is_built(arguments, error, message):
     stream = Pipeline("p").from_collection(FLIGHTS, Flight)
     with pytest.raises(error, match=rf"operator 'lookup_join': .*{message}"):
         stream.lookup_join(*arguments)
+
+
+def test_a_dict_is_not_looked_up():
+    class Tagged(NamedTuple):
+        tags: dict[str, int]
+        name: str
+
+    stream = Pipeline("p").from_collection([], Tagged)
+    with pytest.raises(PipelineError, match="operator 'lookup_join': field 'tags' has a dict, which Spark does not"):
+        stream.lookup_join(CollectionSource([], Tagged, "t"), "tags", {"named": "name"}, Located)
