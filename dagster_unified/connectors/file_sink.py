@@ -168,11 +168,8 @@ class FileSink(SparkSink[object, StagedFolder]):
     def schema_of(self, records: RecordType) -> pa.Schema:
         if self.format == "parquet":
             return records.schema
-        spans = [i for i, field in enumerate(records.schema) if pa.types.is_duration(field.type)]
-        schema = records.schema
-        for i in spans:  # a text of Spark's, which Arrow cannot read
-            schema = schema.set(i, schema.field(i).with_type(pa.string()))
-        return schema
+        fields = records.schema  # a timedelta is a text of Spark's, which Arrow cannot read
+        return pa.schema([f.with_type(pa.string()) if pa.types.is_duration(f.type) else f for f in fields])
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         reader = spark.read.options(**_CSV) if self.format == "csv" else spark.read

@@ -112,17 +112,17 @@ def stage_asset(
     `upstream` are the user's own assets that some sources read, by the names of the sources.
     """
     inputs = [AssetDep(translator.get_asset_key(loaded, loaded.regions[r])) for r in region.inputs]
-    before = [partition_before(translator.get_asset_key(loaded, region))] if batch.carry_state else []
+    own, condition = translator.get_asset_key(loaded, region), batch.automation_condition
+    before = [partition_before(own)] if batch.carry_state else []
     read = [n for n in loaded.graph.readers if n.id in region.nodes]
     carries = batch.carry_state and bool(region.carried)
     # Of an asset that depends on itself and has a check, Dagster's automation requests the partition before as well
     # (AutomationConditionEvaluator._handle_execution_set).
-    checked = carries and batch.automation_condition is None
-    own, condition = translator.get_asset_key(loaded, region), batch.automation_condition
+    checked = carries and condition is None
     placeholders = [translator.get_source_key(loaded, n) for n in read if name_of(n) not in upstream]
 
     @asset(
-        key=translator.get_asset_key(loaded, region),
+        key=own,
         deps=[*inputs, *upstream_deps(loaded, read, upstream, translator), *before],
         partitions_def=batch.partitions,
         backfill_policy=batch.backfill_policy,
@@ -184,16 +184,13 @@ def stage_asset(
 
     def result(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
         assert batch.partitions is not None
-        key, keys = (
-            translator.get_asset_key(loaded, region),
-            batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance),
-        )
-        known: dict[str, Mapping[str, Any]] = {**latest_metadata(context.instance, key), **shown} if carries else {}
-        found = carried_state_result(key, keys, known) if carries else None
+        keys = batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance)
+        known: dict[str, Mapping[str, Any]] = {**latest_metadata(context.instance, own), **shown} if carries else {}
+        found = carried_state_result(own, keys, known) if carries else None
         counted = [of for of, metadata in shown.items() if ROWS in metadata]
         if counted:
             try:
-                known = known or {**latest_metadata(context.instance, key, around(keys, shown)), **shown}
+                known = known or {**latest_metadata(context.instance, own, around(keys, shown)), **shown}
                 shown[counted[-1]]["rows per partition"] = rows_per_partition(keys, known, counted)
             except Exception as error:  # no picture is worth a stage
                 context.log.warning(f"rows per partition could not be drawn: {type(error).__name__}: {error}")
