@@ -29,7 +29,7 @@ from dagster_unified.api.connected import (
 from dagster_unified.api.record_types import NOT_GIVEN, itself, main_output, stated_output, type_argument
 from dagster_unified.api.watermarks import WatermarkStrategy
 from dagster_unified.api.windows import WindowedStream
-from dagster_unified.arrow_types import has
+from dagster_unified.arrow_types import has, is_number
 from dagster_unified.connectors.printing import PrintSink
 from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph import nodes
@@ -1151,12 +1151,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
                 f"{self._where(kind)}: field '{name}' is a {enum.__name__}, an enum, which has no {kind}; "
                 "map it to a number, or use reduce"
             )
-        if kind == "sum" and not (
-            pa.types.is_integer(kind_of)
-            or pa.types.is_floating(kind_of)
-            or pa.types.is_decimal(kind_of)
-            or pa.types.is_duration(kind_of)
-        ):
+        if kind == "sum" and not (is_number(kind_of) or pa.types.is_duration(kind_of)):
             raise PipelineError(f"{self._where(kind)}: field '{name}' is a {kind_of}, which has no sum")
         if records.schema.field(name).nullable:
             raise PipelineError(

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_unified.arrow_types import is_number
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.operators.functions.base import FlatMapFunction, Function, ReduceFunction, RuntimeContext
 from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext, IterationListener
@@ -45,7 +46,7 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
             raise PipelineError(f"{where}: combine knows {', '.join(kinds)}, and not {unknown!r}")
         for name, kind in columns.items():
             of = self._schema.field(name).type
-            if kind == "sum" and not _is_number(of):
+            if kind == "sum" and not is_number(of):
                 raise PipelineError(
                     f"{where}: combine adds up numbers, and '{name}' is {of}; give a function that reduces two records"
                     " to one"
@@ -106,11 +107,6 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
                 f"{self._where}: combine: a sum of column '{field.name}' is larger than its type, {field.type}, holds:"
                 f" {error}; use a column of a larger type"
             ) from error
-
-
-def _is_number(of: pa.DataType) -> bool:
-    """Whether a sum of values of a type is one of that type: of two bools it would be a number."""
-    return bool(pa.types.is_integer(of) or pa.types.is_floating(of) or pa.types.is_decimal(of))
 
 
 def _wide_enough(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -38,7 +38,6 @@ from dagster_unified.graph.slices import Slice
 from dagster_unified.orchestration._dagster_compat import without_warning
 from dagster_unified.orchestration.moments import check_lengths
 from dagster_unified.orchestration.resources import session_of
-from dagster_unified.records import RecordType
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def sink_checks(
 def _schema(
     planned: Plan, node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks
 ) -> AssetChecksDefinition:
-    records = _records_of(planned, node)
+    records = planned.graph.written_to(node.id)
 
     @asset_check(
         name=_name(node, "schema"),
@@ -140,7 +139,7 @@ def _schema(
 def _unique(
     planned: Plan, node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks
 ) -> AssetChecksDefinition:
-    columns, records = list(sink.key), _records_of(planned, node)
+    columns, records = list(sink.key), planned.graph.written_to(node.id)
 
     @asset_check(
         name=_name(node, "unique_keys"),
@@ -206,7 +205,7 @@ def _parity(
     checks: Checks,
     parity: Parity,
 ) -> AssetChecksDefinition:
-    records = _records_of(planned, node)
+    records = planned.graph.written_to(node.id)
 
     @asset_check(
         name=_name(node, "parity"),
@@ -236,12 +235,6 @@ def _parity(
         )
 
     return check
-
-
-def _records_of(planned: Plan, node: SinkNode) -> RecordType:
-    records = planned.graph.records_of(planned.graph.inputs(node.id)[0])
-    assert records is not None
-    return records
 
 
 def _nothing(planned: Plan, node: SinkNode) -> AssetCheckResult:

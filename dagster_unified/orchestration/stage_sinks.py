@@ -29,7 +29,7 @@ def stage_sink_specs(
             description=f"{node.sink.describe()}, written by stage '{region.name}' of {plan.name}.",
             kinds={node.sink.kind} - {""},
             partitions_def=partitions,
-            metadata=columns_metadata(plan.graph.records_of(plan.graph.inputs(node.id)[0])),
+            metadata=columns_metadata(plan.graph.written_to(node.id)),
         )
         for region in plan.regions
         for node in _several(plan, region)

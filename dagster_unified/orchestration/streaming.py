@@ -515,7 +515,7 @@ def sink_specs(
             kinds={"spark", "streaming", node.sink.kind} - {""},
             metadata={
                 **targets_metadata(planned, [node.id]),
-                **columns_metadata(planned.graph.records_of(planned.graph.inputs(node.id)[0])),
+                **columns_metadata(planned.graph.written_to(node.id)),
             },
         )
         for node in planned.graph.sinks

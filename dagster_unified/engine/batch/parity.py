@@ -58,9 +58,7 @@ def batch_tables(
                 f"{graph.name}: sink '{node.name}' ({node.sink.describe()}) cannot be read back and compared; leave"
                 " parity out, or write to a table"
             )
-        records = graph.records_of(graph.inputs(node.id)[0])
-        assert records is not None
-        nodes[node.id], sinks[node.name] = replace(node, sink=moved), (moved, records)
+        nodes[node.id], sinks[node.name] = replace(node, sink=moved), (moved, graph.written_to(node.id))
     moved_graph = replace(graph, nodes=tuple(nodes))
     planned = plan(
         moved_graph if partition is None else bound(moved_graph, partition),

@@ -108,6 +108,13 @@ class Graph:
         """The record type of what comes over an edge."""
         return self.port_type(edge.source, edge.side_output)
 
+    def written_to(self, sink: int) -> RecordType:
+        """The record type of what a sink is given."""
+        edge = self.inputs(sink)[0]
+        records = self.records_of(edge)
+        assert records is not None
+        return records
+
     def port_type(self, node_id: int, tag: str | None) -> RecordType | None:
         """The record type of a node's output or side output."""
         if tag is None:
