@@ -162,7 +162,9 @@ def _start_classic(master: str, config: Mapping[str, str], app_name: str, shippe
 
     _forget_what_died()
     reach_master(master)
-    check_java()
+    is_first = SparkContext._active_spark_context is None
+    if is_first:
+        check_java()
     if master.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -173,7 +175,6 @@ def _start_classic(master: str, config: Mapping[str, str], app_name: str, shippe
     if store is not None:
         settings.update(store.settings())
     settings.update({**forking(master, DAEMON, config), **config, **shipped})
-    is_first = SparkContext._active_spark_context is None
     noise.launch({**settings, "spark.master": master, "spark.app.name": app_name})
     if store is not None and not master.startswith("local"):  # not before: a JVM's command line is for all to see
         settings.update({**store.executor_environment(), **config, **shipped})
@@ -285,8 +286,7 @@ def prepared(session: SparkSession) -> SparkSession:
         if store is not None:
             store_given.give(session, store)
         check_workers(session)
-    given = session.conf.getAll
-    if PARTITIONS not in given and (count := _cores_at_most(session, given)) is not None:
+    if session.conf.get(PARTITIONS, None) is None and (count := _cores_at_most(session)) is not None:
         session.conf.set(PARTITIONS, str(2 * count))
     return session
 
@@ -303,9 +303,9 @@ def partitions(session: SparkSession) -> int:
     return int(session.conf.get(PARTITIONS) or 200)
 
 
-def _cores_at_most(session: SparkSession, given: Mapping[str, str]) -> int | None:
+def _cores_at_most(session: SparkSession) -> int | None:
     """How many tasks may run at once; with dynamic allocation, None where nobody says on how many executors."""
-    if given.get("spark.dynamicAllocation.enabled") != "true":
+    if session.conf.get("spark.dynamicAllocation.enabled", "false") != "true":
         return cores(session)
-    most = given.get("spark.dynamicAllocation.maxExecutors", "")
-    return int(most) * int(given.get("spark.executor.cores", "1")) if most.isdecimal() else None
+    most = session.conf.get("spark.dynamicAllocation.maxExecutors", "") or ""
+    return int(most) * int(session.conf.get("spark.executor.cores", "1") or 1) if most.isdecimal() else None

@@ -62,7 +62,7 @@ from dagster_unified.orchestration.partitions import (
     upstream_deps,
 )
 from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
-from dagster_unified.orchestration.producers import Producers
+from dagster_unified.orchestration.producers import Chain, Producers
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.savepoints import left
 from dagster_unified.orchestration.stage_sinks import materialized_sinks
@@ -71,6 +71,7 @@ from dagster_unified.orchestration.targets import targets_metadata
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql import SparkSession
 
     from dagster_unified.engine.batch.intermediates.store import Manifest
     from dagster_unified.engine.state_tables.savepoints import StartingState
@@ -150,8 +151,9 @@ def stage_asset(
 
     def materialize(context: AssetExecutionContext) -> MaterializeResult[Any]:
         options = batch.configuration(context.resources.execution.launched())
+        chain = Chain(context.run, context.instance)
         if batch.partitions is None:
-            step = _Step(context, batch, loaded, region, options, translator)
+            step = _Step(context, batch, loaded, region, options, translator, chain)
             return MaterializeResult(metadata=step.reused() or run_steps([step])[0])
         if not context.has_partition_key and not context.has_partition_key_range:
             raise PipelineError(
@@ -159,7 +161,7 @@ def stage_asset(
                 ' launch it, such as `dagster asset materialize --partition …`, or tags {"dagster/partition": …}'
             )
         steps = [
-            _Step(context, batch, loaded, region, options, translator, slice_of(batch.partitions, key))
+            _Step(context, batch, loaded, region, options, translator, chain, slice_of(batch.partitions, key))
             for key in context.partition_keys
         ]
         before = [step.finished() for step in steps]
@@ -227,6 +229,7 @@ class _Step:
     region: Region
     options: Configuration
     translator: "StageTranslator"
+    chain: Chain
     slice: Slice | None = None
     recomputed: dict[str, str] = field(default_factory=dict)
     """Stages that had to be recomputed for this one, and why."""
@@ -242,8 +245,7 @@ class _Step:
             store_of(self.context.resources.intermediates),
             self.loaded.name,
             self.slice,
-            self.context.run,
-            self.context.instance,
+            self.chain,
         )
 
     @cached_property
@@ -328,12 +330,12 @@ class _Step:
         shown = stage_metadata(self.launched, region, reused, self.producers.store.data(reused), self.translator, {})
         return {**shown, "reused from run": MetadataValue.dagster_run(reused.run)}
 
-    def as_run(self, asked: Interrupts) -> Run:
+    def as_run(self, spark: "SparkSession", asked: Interrupts) -> Run:
         """How the engine is to run it, and until when."""
         assert self.launched_region is not None
         run = Run(
             plan=self.launched,
-            spark=asked.started(session_of(self.context.resources.spark)),
+            spark=spark,
             store=self.producers.store,
             run_id=self.context.run.run_id,
             execution=self.producers.execution(self.launched_region.name),
@@ -439,7 +441,8 @@ def run_steps(steps: "Sequence[_Step]", last_of_run: bool = True) -> list[dict[s
     last = steps[-1]
     assert last.launched_region is not None
     with interrupts.listening() as asked:
-        runs = [step.as_run(asked) for step in steps]
+        spark = asked.started(session_of(last.context.resources.spark))
+        runs = [step.as_run(spark, asked) for step in steps]
         manifests = run_partitions(runs, last.launched_region.name, [step.find for step in steps])
         stays = later_savepoint(runs[-1]) if last_of_run else None
         if stays is not None:

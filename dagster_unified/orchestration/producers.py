@@ -18,24 +18,37 @@ from dagster_unified.graph.slices import WHOLE, Slice
 
 
 @dataclass
+class Chain:
+    """A run and those that it re-executes, of which Dagster is asked once."""
+
+    run: DagsterRun
+    instance: DagsterInstance
+
+    @cached_property
+    def lineage(self) -> list[str]:
+        """The run, the run that it re-executes, and so on."""
+        return list(lineage_of(self.run, self.instance))
+
+    @cached_property
+    def begun(self) -> float | None:
+        """When the oldest run was created, in seconds since the epoch."""
+        record = self.instance.get_run_record_by_id(self.lineage[-1])
+        return record.create_timestamp.timestamp() if record is not None else None
+
+
+@dataclass
 class Producers:
     """The runs whose intermediates one run may read, for one partition of one pipeline."""
 
     store: IntermediateStore
     pipeline: str
     slice: Slice | None
-    run: DagsterRun
-    instance: DagsterInstance
+    chain: Chain
 
     @property
     def partition(self) -> str:
         """The partition's name in the store."""
         return WHOLE if self.slice is None else self.slice.name
-
-    @cached_property
-    def lineage(self) -> list[str]:
-        """The run, the run that it re-executes, and so on."""
-        return list(lineage_of(self.run, self.instance))
 
     def of(self, slice_: Slice) -> Producers:
         """The same for another partition."""
@@ -54,21 +67,21 @@ class Producers:
 
     def own(self, stage: str) -> Manifest | None:
         """What this run, or one that it re-executes, wrote for a stage, if it still stands."""
-        return next((m for run_id in self.lineage if (m := self._manifest(stage, run_id)) is not None), None)
+        return next((m for run_id in self.chain.lineage if (m := self._manifest(stage, run_id)) is not None), None)
 
     def find(self, stage: str, key: AssetKey) -> Manifest | None:
         """What the producing run wrote for a stage, if it still stands."""
         found = self.own(stage)
         if found is not None:
             return found
+        run = self.chain.run
         if (
-            self.run.parent_run_id is None
-            and self.run.step_keys_to_execute is None
-            and (self.run.asset_selection is None or key in self.run.asset_selection)
+            run.parent_run_id is None
+            and run.step_keys_to_execute is None
+            and (run.asset_selection is None or key in run.asset_selection)
         ):
             return None  # a run that runs this stage too reads what it wrote itself, and nothing else
-        record = self.instance.get_run_record_by_id(self.lineage[-1])
-        return self.materialized(stage, key, record.create_timestamp.timestamp() if record is not None else None)
+        return self.materialized(stage, key, self.chain.begun)
 
     def materialized(self, stage: str, key: AssetKey, before: float | None = None) -> Manifest | None:
         """The manifest of a stage's latest materialization, if it still stands.
@@ -81,7 +94,7 @@ class Producers:
     def _latest(self, key: AssetKey, before: float | None = None) -> str | None:
         """The run of a stage's latest materialization."""
         partitions = None if self.slice is None else [self.slice.key]
-        hits = self.instance.fetch_materializations(
+        hits = self.chain.instance.fetch_materializations(
             AssetRecordsFilter(asset_key=key, asset_partitions=partitions, before_timestamp=before), limit=1
         ).records
         return hits[0].run_id if hits else None
@@ -94,8 +107,8 @@ class Producers:
         So a retry or a re-execution from failure does not write twice, and re-executing a finished stage does write
         again.
         """
-        chosen = self.lineage[0]
-        for run_id in self.lineage[1:]:
+        chosen, *older = self.chain.lineage
+        for run_id in older:
             if self._finished(stage, run_id):
                 break
             chosen = run_id
@@ -108,7 +121,7 @@ class Producers:
         """
         if self.store.manifest(Address(self.pipeline, stage, run_id, self.partition)) is not None:
             return True
-        run = self.instance.get_run_by_id(run_id)
+        run = self.chain.instance.get_run_by_id(run_id)
         return run is not None and run.status is DagsterRunStatus.SUCCESS
 
     def _manifest(self, stage: str, run_id: str) -> Manifest | None:

@@ -20,5 +20,5 @@ def test_a_demonstration_ends_with_equal_tables(demo, tmp_path):
         "DAGSTER_UNIFIED_OUTPUT": f"{tmp_path}/tables",
         "UNIFIED_STORAGE": f"{tmp_path}/intermediates",
     }
-    ended = subprocess.run(["make", demo], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    ended = subprocess.run(["make", demo], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2400)
     assert ended.returncode == 0, f"{ended.stdout[-3000:]}\n{ended.stderr[-3000:]}"

@@ -427,10 +427,17 @@ def test_intermediates_that_are_lost_are_made_again_for_their_partitions(spark, 
     for day in (*DAYS[:2], DAYS[3]):
         shutil.rmtree(tmp_path / "store" / "ranges" / first / day)
     runs = [replace(run, observe=observe, execution=f"again {run.partition}") for run in ranges.runs(pipeline, DAYS)]
-    finds = [lambda region, run=run: ranges.store.find(run.address(region)) for run in runs]
+    asked = []
+
+    def finding(run):
+        return lambda region: asked.append(region.name) or ranges.store.find(run.address(region))
+
+    finds = [finding(run) for run in runs]
     run_partitions(runs, second, finds)
     assert made == [(first, DAYS[0], 2), (first, DAYS[1], 2), (first, DAYS[3], 1)]
+    asked.clear()
     run_partitions(runs, last, finds)
+    assert set(asked) == {second}, "what a stage does not read is not asked for: each question is one to a database"
     assert files(tmp_path / "out") == whole
 
 

@@ -89,10 +89,7 @@ def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> lis
     """The intermediates of each partition that stand; those that the stage needs and that are lost are recomputed."""
     plan = runs[0].plan
     check_mode(plan)
-    found = [
-        {r.id: m for r in run.plan.regions if r.id != region.id and (m := find(r)) is not None}
-        for run, find in zip(runs, finds, strict=True)
-    ]
+    found = [_standing(run.plan, region, find) for run, find in zip(runs, finds, strict=True)]
     lost = [regions_to_recompute(region.id, plan.inputs, list(each)) for each in found]
     reason = f"its intermediate is gone or damaged, and '{region.name}' needs it"
     for ancestor in plan.regions:
@@ -102,6 +99,25 @@ def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> lis
                 again = _run_together([runs[i] for i in some], ancestor.id, [found[i] for i in some], reason)
                 for index, manifest in zip(some, again, strict=True):
                     found[index][ancestor.id] = manifest
+    return found
+
+
+def _standing(plan: Plan, region: Region, find: Lookup) -> dict[int, Manifest]:
+    """The intermediates that a stage reads and, where one of them is lost, those that it is computed from, and so on.
+
+    What lies further up is not asked for: each question is one to Dagster's storage.
+    """
+    found: dict[int, Manifest] = {}
+    pending, asked = list(region.inputs), set[int]()
+    while pending:
+        number = pending.pop()
+        if number not in asked:
+            asked.add(number)
+            manifest = find(plan.regions[number])
+            if manifest is None:
+                pending += plan.regions[number].inputs
+            else:
+                found[number] = manifest
     return found
 
 
