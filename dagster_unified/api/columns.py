@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def _source(file: str = "builtin.py") -> str:
 class _Functions:
     """Spark's column functions, recorded while a pipeline is built and run by Catalyst in both modes.
 
-    Names and arguments are those of `pyspark.sql.functions`; a name that the installed Spark has not raises
-    `PipelineError`.
+    Names and arguments are those of `pyspark.sql.functions`; a name that the installed Spark has not, and arguments
+    that a function does not take, raise `PipelineError`.
 
     Examples:
         >>> from dagster_unified.api import functions as F
@@ -52,10 +53,43 @@ class _Functions:
             raise PipelineError(f"pyspark.sql.functions has no function '{name}'{nearest(name, _names())}")
 
         def record(*arguments: Any, **options: Any) -> Column:
+            _check_call(name, arguments, options)
             return Column(None, name, arguments, options, _columns_named(name, arguments, options))
 
         record.__name__ = name
         return record
+
+
+def _check_call(function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Raises `PipelineError` where a function is called otherwise than Spark's can be."""
+    parameters = _signature(function)
+    if parameters is None:
+        return
+    try:
+        _callable(parameters).bind(*arguments, **options)
+    except TypeError as error:
+        raise PipelineError(
+            f"pyspark.sql.functions.{function}: {error}; its arguments are ({ast.unparse(parameters)})"
+        ) from None
+
+
+def _callable(parameters: ast.arguments) -> Signature:
+    """Parameters of a function as Python binds them."""
+    positional = [*parameters.posonlyargs, *parameters.args]
+    needed = len(positional) - len(parameters.defaults)
+    found = []
+    for number, parameter in enumerate(positional):
+        kind = Parameter.POSITIONAL_ONLY if parameter in parameters.posonlyargs else Parameter.POSITIONAL_OR_KEYWORD
+        found.append(Parameter(parameter.arg, kind, default=Parameter.empty if number < needed else None))
+    if parameters.vararg is not None:
+        found.append(Parameter(parameters.vararg.arg, Parameter.VAR_POSITIONAL))
+    for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
+        found.append(
+            Parameter(parameter.arg, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is None else None)
+        )
+    if parameters.kwarg is not None:
+        found.append(Parameter(parameters.kwarg.arg, Parameter.VAR_KEYWORD))
+    return Signature(found)
 
 
 def _columns_named(function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, ...]:

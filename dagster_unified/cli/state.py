@@ -224,6 +224,8 @@ def _text(value: Any) -> str:
     """A value as a person writes it, which is also how `--key` does."""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ")
+    if isinstance(value, dict) and list(value) == [f"_{place}" for place in range(1, len(value) + 1)]:
+        value = tuple(value.values())  # as a savepoint has one
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_text(k)}: {_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):

@@ -29,7 +29,6 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
 
     def __init__(self, records: RecordType, key: Sequence[str], columns: Mapping[str, Kind], where: str) -> None:
         self._schema, self._key, self._kinds = records.schema, list(key), dict(columns)
-        self._where = where
         others = [name for name in records.names if name not in key]
         wrong = [name for name in columns if name not in others]
         missing = [name for name in others if name not in columns]
@@ -104,7 +103,7 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
             return column.cast(field.type)
         except pa.ArrowInvalid as error:
             raise RecordTypeError(
-                f"{self._where}: combine: a sum of column '{field.name}' is larger than its type, {field.type}, holds:"
+                f"combine: a sum of column '{field.name}' is larger than its type, {field.type}, holds:"
                 f" {error}; use a column of a larger type"
             ) from error
 
@@ -147,6 +146,8 @@ class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
         key = self._key(value)
         held = self._held.get(key)
         self._held[key] = combined = value if held is None else self._reduce(held, value)
+        if combined is None:
+            raise RecordTypeError(f"combine has made None of two records of key {key!r}; return a record")
         if held is not None and self._key(combined) != key:
             raise RecordTypeError(f"combine has made a record of key {self._key(combined)!r} of two of key {key!r}")
         return []

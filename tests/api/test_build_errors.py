@@ -508,6 +508,19 @@ def test_a_column_may_be_read_that_an_expression_before_it_names():
     rows().select("shop", F.format_string("%s amout", "shop"), F.count("*"), output_type=tuple[str, str, int])
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: F.count(), r"functions.count: missing a required argument: 'col'; its arguments are \(col"),
+        (lambda: F.sum("amount", "shop"), "functions.sum: too many positional arguments"),
+        (lambda: F.round("amount", decimals=2), "functions.round: got an unexpected keyword argument 'decimals'"),
+    ],
+)
+def test_a_column_function_is_called_as_sparks_can_be(call, message):
+    with pytest.raises(PipelineError, match=message):
+        call()
+
+
 def test_names_are_checked_without_a_parser_where_there_is_no_sql():
     code = (
         "import sys; from tests.api.test_build_errors import rows, F; rows().where(F.col('amount') > 0).select('shop');"

@@ -103,6 +103,14 @@ def test_show_prints_all_of_one_key(cli):
     assert cli("show", "b", "pairs", "--key", "x", "--key", "1")[1].splitlines() == ["shop = x", "day = 1", "n = 1"]
 
 
+def test_a_key_that_is_a_tuple_is_read_and_asked_for_as_one(cli, tmp_path):
+    keys = pa.array([{"_1": "x", "_2": 1}, {"_1": "y", "_2": 2}])
+    Savepoint.new("shops").with_state("pairs", pa.table({"key": keys, "n": [3, 4]}), "key").write(f"{tmp_path}/tuples")
+    lines = cli("show", "tuples", "pairs")[1].splitlines()
+    assert [cells(line) for line in lines[3:5]] == [["(x, 1)", "3"], ["(y, 2)", "4"]]
+    assert cli("show", "tuples", "pairs", "--key", "(y, 2)")[1].splitlines() == ["key = (y, 2)", "n = 4"]
+
+
 def test_show_as_json_prints_a_line_for_each_key(cli):
     first, second = map(json.loads, cli("show", "a", "totals", "--json")[1].splitlines())
     assert first["last"] == {"at": "2026-01-02T03:04:05Z", "amount": None}

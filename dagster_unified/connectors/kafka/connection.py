@@ -202,6 +202,10 @@ class KafkaConnection:
             for name, value in self._options.items()
         }
         servers = resolved(self._servers, f"{where}: bootstrap_servers")
+        if not servers.strip(" ,"):  # librdkafka would wait for brokers to be added
+            raise ConfigurationError(
+                f"{where}: bootstrap_servers is empty; give the address of a broker, such as broker:9092"
+            )
         given = {**options, **config}
         try:
             # librdkafka takes none that is below the least, which the author may have raised

@@ -37,6 +37,12 @@ def test_where_nobody_listens_it_says_so_within_ten_seconds():
     )
 
 
+@pytest.mark.parametrize("servers", ["", " , "])
+def test_no_address_at_all_is_an_error_at_once(servers):
+    with pytest.raises(ConfigurationError, match="bootstrap_servers is empty; give the address of a broker"):
+        KafkaConnection(servers).metadata("here")
+
+
 def test_a_client_may_wait_longer_before_it_connects_again_than_by_default():
     KafkaConnection("127.0.0.1:9", {"reconnect.backoff.ms": 2000}).admin()
 
