@@ -86,6 +86,13 @@ _ABSENT = re.compile(
 )
 _HOST = re.compile(r"\((\S+) executor \S+\)")
 
+_DAMAGED = re.compile(
+    r"\[FAILED_READ_FILE[.\w]*\] Encountered error while reading file (\S+?)\. .*?Caused by: [^\n]*?"
+    r"(Checksum error|is not a Parquet file)",
+    re.DOTALL,
+)
+"""What Spark says of a file whose bytes are not those that were written."""
+
 _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 """What Spark finds while it analyses a plan, and may not find at the next attempt."""
 
@@ -150,6 +157,15 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
             " Connect that is where its server starts"
         )
     return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
+
+
+def damaged_file(error: Exception) -> tuple[str, str] | None:
+    """The file that Spark has found to be damaged, and what is wrong with it; None where it has found none."""
+    found = _DAMAGED.search(str(error))
+    if found is None:
+        return None
+    file = unquote(found.group(1)).removeprefix("file://")
+    return file, f"checksum error in {file}" if found.group(2) == "Checksum error" else f"{file} is no Parquet file"
 
 
 @contextmanager

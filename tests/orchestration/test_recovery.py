@@ -113,6 +113,24 @@ def test_a_truncated_intermediate_counts_as_lost(instance):
     assert values() == [16, 20]
 
 
+def test_an_intermediate_whose_bytes_have_changed_is_set_aside_and_computed_again(instance):
+    first = failed_run(instance)
+    file = next((HOME / "store" / "recovery" / "sums").rglob("*.parquet"))
+    whole = file.read_bytes()
+    damaged = whole[:50] + bytes(255 - byte for byte in whole[50:90]) + whole[90:]
+    file.write_bytes(damaged)
+    with reexecuted(instance, first.run_id) as failed:
+        assert not failed.success
+        (message,) = [e.step_failure_data.error.message for e in failed.all_node_events if e.is_step_failure]
+    assert f"recovery: stage 'table': the intermediate of stage 'sums' is damaged (checksum error in {file})" in message
+    with reexecuted(instance, failed.run_id) as again:
+        assert again.success
+        log = "\n".join(e.user_message for e in instance.all_logs(again.run_id))
+    assert "recomputing stage 'sums'" in log
+    assert file.with_name(f"_damaged-{file.name}").read_bytes() == damaged, "nobody's bytes are thrown away"
+    assert values() == [16, 20]
+
+
 def test_the_error_of_a_user_function_names_its_place_and_is_not_retried(instance):
     result = failed_run(instance)
     failure = next(e for e in result.all_node_events if e.is_step_failure)

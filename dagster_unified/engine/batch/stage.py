@@ -35,7 +35,7 @@ from dagster_unified.engine.cluster import watching
 from dagster_unified.engine.commit import WriteResult
 from dagster_unified.engine.dataframe.transfer import may_be_large, small_rows
 from dagster_unified.engine.events import StageFinished, StageStarted
-from dagster_unified.engine.failures import translated
+from dagster_unified.engine.failures import damaged_file, translated
 from dagster_unified.engine.positions import batch_positions, settled
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
@@ -162,12 +162,31 @@ def _run_region(
             manifests = _execute(runs, region, frames, begun, before, iterations, recovering=bool(reason))
         iterations.forget()
     except Exception as error:
+        _set_aside(error, first, region, [m for found in inputs for m in found.values()] + ([before] if before else []))
         raise translated(error, first.plan, region.name, first.spark) from error
     finally:
         frames.release()
     for run, manifest in zip(runs, manifests, strict=True):
         run.observe(StageFinished(region.name, number, of, manifest, reason))
     return manifests
+
+
+def _set_aside(error: Exception, run: Run, region: Region, read: Sequence[Manifest]) -> None:
+    """Raises `IntermediateLostError` where an intermediate that was read is damaged, and takes the file away.
+
+    So the next attempt computes it again, as it does one that is gone.
+    """
+    damaged = damaged_file(error)
+    if damaged is None:
+        return
+    file, wrong = damaged
+    for manifest in read:
+        if f"/{manifest.data}/" in file:
+            run.store.set_aside(manifest, file)
+            raise IntermediateLostError(
+                f"{run.plan.name}: stage '{region.name}': the intermediate of stage '{manifest.stage}' is damaged"
+                f" ({wrong}); the file is set aside, and the next attempt computes it again"
+            ) from error
 
 
 def _columns(plan: Plan, region: Region) -> list[pa.Schema]:

@@ -238,6 +238,14 @@ class IntermediateStore:
         """The folder that holds a manifest's Parquet files."""
         return self.folder(Address(manifest.pipeline, manifest.stage, manifest.run, manifest.partition)) / manifest.data
 
+    def set_aside(self, manifest: Manifest, damaged: str) -> None:
+        """Take a data file away from an intermediate that cannot be read; so it is lost to all runs that share it."""
+        folder = self.data(manifest)
+        for file in manifest.files:
+            if damaged.endswith(f"/{manifest.data}/{file.path}"):
+                path = folder / file.path
+                path.rename(path.with_name(f"_damaged-{path.name}"))
+
     def remove(self, address: Address) -> None:
         """Frees an intermediate: first the manifest, so that no reader finds half of one."""
         folder = self.folder(address)
