@@ -6,6 +6,7 @@ Knows neither engine nor connectors, which both ship code.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import io
 import sys
@@ -41,6 +42,8 @@ def by_value_bytes(value: Any) -> bytes:
                 _resolve_annotations(obj)
             if isinstance(obj, msgspec.StructMeta) and not cloudpickle.cloudpickle._should_pickle_by_reference(obj):
                 return _reduced_struct(typing.cast("type[msgspec.Struct]", obj))
+            if obj is dataclasses.MISSING:  # else another one arrives, and dataclasses take it for a default
+                return getattr, (dataclasses, "MISSING")
             if isinstance(obj, msgspec.Meta):
                 return _meta, (dict(obj.__rich_repr__()),)
             return super().reducer_override(obj)

@@ -1,9 +1,14 @@
 """What is shipped by value arrives whole in a process that cannot import its module."""
 
+import dataclasses
 import subprocess
 import sys
 
+import msgspec
 import pytest
+from pyspark import cloudpickle
+
+from dagster_unified.by_value import by_value_bytes
 
 MODULE = """
 from typing import Annotated, ClassVar
@@ -134,3 +139,17 @@ def test_what_is_installed_is_known_where_the_environment_is_reached_by_a_link(t
     command = [str(tmp_path / "current/bin/python"), "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "True True False\n", done.stderr
+
+
+def test_a_dataclass_has_no_default_where_it_had_none():
+    @dataclasses.dataclass
+    class Total:
+        total: int
+        blocked: bool
+        seen: list[str] = dataclasses.field(default_factory=list)
+
+    shipped = cloudpickle.loads(by_value_bytes(Total))
+    assert msgspec.convert({"total": 1, "blocked": True}, shipped).seen == []
+    with pytest.raises(msgspec.ValidationError, match="missing required field `blocked`"):
+        msgspec.convert({"total": 1}, shipped)
+    assert [field.default is dataclasses.MISSING for field in dataclasses.fields(shipped)] == [True, True, True]

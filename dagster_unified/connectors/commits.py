@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -39,8 +40,15 @@ class WriteIdentity:
 
     execution: str
     partition: str = WHOLE
+    """The partition's name, as paths have it."""
+
     epoch: int | None = None
     timeline: int = 0
+
+    @property
+    def partition_key(self) -> str:
+        """The partition's key, as its author and Dagster write it."""
+        return unquote(self.partition)
 
     @property
     def writer(self) -> str:

@@ -18,6 +18,7 @@ from dagster_unified.connectors.postgres import PostgresSink, PostgresSource
 from dagster_unified.connectors.splits import Malformed
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
+from dagster_unified.graph.slices import Slice
 from dagster_unified.orchestration import BatchDeployment
 from dagster_unified.records import record_type
 from tests.connectors.database.test_source import everything as everything_in_a_database
@@ -145,6 +146,19 @@ def test_a_partition_that_runs_again_replaces_its_rows(database, mode):
     for execution, partition, ids in [("1", "mon", (1, 2)), ("2", "tue", (3,)), ("3", "mon", (4,)), ("4", "tue", ())]:
         write(sink, [Sale(n, "a") for n in ids], record=Sale, execution=execution, partition=partition)
     assert database.rows("SELECT id, of_run FROM sales") == [(4, "mon")]
+
+
+def test_the_column_of_the_partition_has_its_key_as_dagster_writes_it(database):
+    key = "Zürich|2024-01-01-05:00"
+    for execution in ("1", "2"):
+        write(
+            database.sink(partition_column="of_run"),
+            [Sale(1, "a")],
+            record=Sale,
+            execution=execution,
+            partition=Slice(key, {}).name,
+        )
+    assert database.rows("SELECT id, of_run FROM sales") == [(1, key)]
 
 
 @pytest.mark.parametrize("tasks", [[[Sale(1, "a")]], [[Sale(1, "a")], MANY]])

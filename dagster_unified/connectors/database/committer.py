@@ -188,11 +188,11 @@ class DatabaseCommitter(Committer[StagedRows]):
         before = self._locked(connection, identity.replaces)
         self._remember(connection, identity.replaces, before, 0 if before is None else before + 1)
         if plan.partition_column is not None:
-            of_partition = self._table.c[plan.partition_column] == identity.partition
+            of_partition = self._table.c[plan.partition_column] == identity.partition_key
             connection.execute(sa.delete(self._table).where(of_partition))
-            return identity.partition
+            return identity.partition_key
         if before is not None:
-            raise partition_repeated(plan.where, identity.partition)
+            raise partition_repeated(plan.where, identity.partition_key)
         return None
 
     def _load(self, connection: sa.Connection, rows: pa.Table, partition: str | None) -> None:

@@ -197,10 +197,10 @@ class PostgresCommitter(Committer[PostgresCommittable]):
             return None
         again = self._count_run(client, identity.replaces)
         if tag is not None:
-            client.execute(f"DELETE FROM {table} WHERE {quoted(tag)} = %s".encode(), (identity.partition,))
-            return identity.partition
+            client.execute(f"DELETE FROM {table} WHERE {quoted(tag)} = %s".encode(), (identity.partition_key,))
+            return identity.partition_key
         if again:
-            raise partition_repeated(plan.where, identity.partition)
+            raise partition_repeated(plan.where, identity.partition_key)
         return None
 
     def _count_run(self, client: Client, replaces: str) -> bool:
