@@ -36,7 +36,7 @@ def test_a_shop_has_the_sum_of_its_sales():
 '''
 
 PYPROJECT = """[project]
-name = "{project}"
+name = "{distribution}"
 version = "0.1.0"
 requires-python = ">=3.11"
 dependencies = ["dagster-unified", "dagster-webserver"]
@@ -110,5 +110,7 @@ def files(package: str, project: str) -> dict[str, str]:
         "data/sales/2024-01-01.csv": SALES,
         ".gitignore": IGNORED,
     }
-    written = {place: text.format(name=package, project=project) for place, text in templates.items()}
+    distribution = re.sub("_+", "-", package).strip("-")  # not every folder's name is one that pip takes
+    names = {"name": package, "project": project, "distribution": distribution}
+    written = {place: text.format(**names) for place, text in templates.items()}
     return {**written, f"{package}/pipeline.py": example.over_files(package)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
 
 from dagster import (
     AssetKey,
@@ -116,13 +116,39 @@ def _checked(kind: Any, description: str, *examples: object) -> Resolver:
     return Resolver(resolve, model_field_type=kind | str, description=description, examples=list(examples) or None)
 
 
-def _upstream(_: ResolutionContext, given: Mapping[str, str]) -> Mapping[str, CoercibleToAssetDep]:
+def _nested(kind: type[Resolvable], description: str) -> Resolver:
+    """Attributes of their own. Dagster lets a text pass in their place, as one of a template."""
+
+    def resolve(context: ResolutionContext, given: BaseModel | str | None) -> object:
+        if isinstance(given, str):
+            known = ", ".join(kind.model().model_fields)
+            raise ConfigurationError(f"expected attributes, some of {known}, and not {given!r}")
+        return None if given is None else kind.resolve_from_model(context, given)
+
+    return Resolver(resolve, model_field_type=kind.model() | None, description=description)
+
+
+def _backfill_policy(context: ResolutionContext, given: object) -> BackfillPolicy | None:
+    if isinstance(given, str):
+        raise ConfigurationError(f"backfill_policy: expected attributes, such as {{type: single_run}}, not {given!r}")
+    return resolve_backfill_policy(context, given)
+
+
+def _upstream(_: ResolutionContext, given: Mapping[str, str] | str) -> Mapping[str, CoercibleToAssetDep]:
+    if isinstance(given, str):
+        raise ConfigurationError(
+            f"upstream: expected assets by sources, such as {{sales: exports/sales}}, not {given!r}"
+        )
     return {source: AssetKey.from_user_string(asset) for source, asset in given.items()}
 
 
 Options: TypeAlias = Annotated[
     Mapping[str, str | int | float | bool],
-    _plain("Option keys and values.", {"execution.checkpointing.dir": "/data/checkpoints"}),
+    _checked(
+        dict[str, str | int | float | bool],
+        "Option keys and values.",
+        {"execution.checkpointing.dir": "/data/checkpoints"},
+    ),
 ]
 
 Upstream: TypeAlias = Annotated[
@@ -211,7 +237,7 @@ class Batch(Resolvable):
     backfill_policy: Annotated[
         BackfillPolicy | None,
         Resolver(
-            resolve_backfill_policy,
+            _backfill_policy,
             model_field_type=BACKFILL_POLICY_MODEL,
             description="How many partitions a backfill gives to one run.",
         ),
@@ -224,9 +250,9 @@ class Batch(Resolvable):
         _plain("With fingerprint, a stage that would give the same again does not run."),
     ] = "never"
     upstream: Upstream = field(default_factory=dict)
-    schedule: Annotated[Schedule | None, _plain("When it runs.")] = None
-    retention: Annotated[Kept | None, _plain("Which intermediates are kept; without it, all.")] = None
-    checks: Annotated[SinkChecks | None, _plain("Which checks the assets of the sinks get.")] = None
+    schedule: Annotated[Schedule | None, _nested(Schedule, "When it runs.")] = None
+    retention: Annotated[Kept | None, _nested(Kept, "Which intermediates are kept; without it, all.")] = None
+    checks: Annotated[SinkChecks | None, _nested(SinkChecks, "Which checks the assets of the sinks get.")] = None
     pool: Annotated[str | None, _plain("The concurrency pool of the stages.")] = None
     options: Options = field(default_factory=dict)
 
@@ -273,7 +299,7 @@ class Streaming(Resolvable):
     )
     tick_every: Annotated[timedelta, _length("How often the sensor looks.", "30 s")] = timedelta(seconds=30)
     upstream: Upstream = field(default_factory=dict)
-    checks: Annotated[SinkChecks | None, _plain("Which checks the assets of the sinks get.")] = None
+    checks: Annotated[SinkChecks | None, _nested(SinkChecks, "Which checks the assets of the sinks get.")] = None
 
     def deployment(self, pipeline: Pipeline) -> StreamingDeployment:
         """Declare the same in Python."""
@@ -322,15 +348,19 @@ class UnifiedPipelineComponent(Component, Resolvable):
             examples=["my_project.shops:pipeline"],
         ),
     ]
-    batch: Annotated[Batch | None, _plain("How it runs in BATCH.")] = None
-    streaming: Annotated[Streaming | None, _plain("How it is kept running in STREAMING.")] = None
+    batch: Annotated[Batch | None, _nested(Batch, "How it runs in BATCH.")] = None
+    streaming: Annotated[Streaming | None, _nested(Streaming, "How it is kept running in STREAMING.")] = None
     executor: Annotated[
         Literal["in_process", "project"],
-        _plain("What executes its stages: one process, with one Spark session, or the executor of your project."),
+        _checked(
+            Literal["in_process", "project"],
+            "What executes its stages: one process, with one Spark session, or the executor of your project.",
+        ),
     ] = "in_process"
     project_resources: Annotated[
         list[Literal["spark", "execution", "intermediates"]],
-        _plain(
+        _checked(
+            list[Literal["spark", "execution", "intermediates"]],
             "Which of these resources the definitions of your project give. The others have their defaults.",
             ["spark", "intermediates"],
         ),
@@ -342,6 +372,15 @@ class UnifiedPipelineComponent(Component, Resolvable):
             produces=["asset", "asset_check", "job", "schedule", "sensor", "resource"],
             tags=["spark", "dagster-unified"],
         )
+
+    @classmethod
+    def load(cls, attributes: BaseModel | None, context: ComponentLoadContext) -> Self:
+        """Make the component of its attributes."""
+        if attributes is None:
+            raise ConfigurationError(
+                "there are no attributes; give at least pipeline, as module:attribute, such as my_shops.sales:pipeline"
+            )
+        return super().load(attributes, context)
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Build the definitions of the pipeline."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
+from packaging.requirements import Requirement
 
 from dagster_unified.cli import main
 
@@ -46,6 +47,16 @@ def test_a_new_project_runs_tests_itself_and_is_what_dagster_loads(tmp_path, mon
     assert "Validation successful for code location corner_shops.definitions" in run(
         "dagster", "definitions", "validate"
     )
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("My Shop", "my-shop"), ("x-y-", "x-y"), ("corner.shops", "corner-shops")]
+)
+def test_a_new_project_has_a_name_that_pip_takes(tmp_path, monkeypatch, folder, name):
+    monkeypatch.chdir(tmp_path)
+    assert init(folder) == 0
+    assert tomllib.loads((tmp_path / folder / "pyproject.toml").read_text())["project"]["name"] == name
+    assert str(Requirement(name)) == name
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path, monkeypatch, capsys):

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from dagster import DailyPartitionsDefinition, DefaultScheduleStatus
+from dagster import ComponentTree, DailyPartitionsDefinition, DefaultScheduleStatus
 from dagster.components.resolved.errors import ResolutionException
 from dagster_dg_cli.cli import create_dg_cli
 from pydantic import ValidationError
 
 import dagster_unified
 from dagster_unified import UnifiedPipelineComponent
+from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import BatchDeployment, BatchSchedule, Checks, Retention, StreamingDeployment
 
 PYPROJECT = """
@@ -167,6 +168,19 @@ def test_a_component_gives_the_definitions_of_its_pipeline(shops):
         ),
         ({"batch": {"carry_state": "maybe"}}, "expected bool, and not 'maybe'"),
         ({"batch": {"retention": {"max_bytes": "5GB"}}}, "expected int | None, and not '5GB'"),
+        ({"executor": "in-process"}, "expected Literal['in_process', 'project'], and not 'in-process'"),
+        (
+            {"project_resources": "spark"},
+            "expected list[Literal['spark', 'execution', 'intermediates']], and not 'spark'",
+        ),
+        ({"batch": "daily"}, "expected attributes, some of partitions, timezone, backfill_policy"),
+        ({"batch": {"schedule": "0 3 * * *"}}, "some of offset, catch_up, retries, cron, running, and not '0 3 * * *'"),
+        (
+            {"batch": {"backfill_policy": "single_run"}},
+            "backfill_policy: expected attributes, such as {type: single_run}",
+        ),
+        ({"batch": {"upstream": "a/b"}}, "upstream: expected assets by sources, such as {sales: exports/sales}"),
+        ({"batch": {"options": "x=y"}}, "expected dict[str, str | int | float | bool], and not 'x=y'"),
         ({"batch": {"schedule": {"offset": "later"}}}, "'later' is not a duration such as 10 s, 500 ms or 2 min"),
     ],
 )
@@ -174,6 +188,13 @@ def test_what_is_not_there_is_an_error_that_says_what_is(shops, attributes, mess
     with pytest.raises(ResolutionException, match="ConfigurationError") as raised:
         component(**attributes)
     assert message in str(raised.value)
+
+
+def test_a_component_without_attributes_says_which_it_needs():
+    with pytest.raises(
+        ConfigurationError, match="there are no attributes; give at least pipeline, as module:attribute"
+    ):
+        UnifiedPipelineComponent.load(None, ComponentTree.for_test().load_context)
 
 
 def test_an_attribute_that_there_is_not_is_an_error(shops):

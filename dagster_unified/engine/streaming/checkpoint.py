@@ -92,6 +92,9 @@ class Deployed(msgspec.Struct, frozen=True):
     reads: dict[str, str] = {}
     """The query that reads each source, by the source's uid."""
 
+    native: dict[str, list[str]] = {}
+    """The sources of each query of a native aggregate, by uid, in the order in which Spark numbers them."""
+
     start: str = ""
     """The savepoint that the deployment's state began with; empty where it began without."""
 
@@ -456,6 +459,10 @@ def _check(held: Deployed, wanted: Deployed) -> None:
             f"{held.pipeline}: the stateful operators are {_shown(wanted.levels)}, and the checkpoint has"
             f" {_shown(held.levels)}; keep their uids and their order, or start without state (upgrade mode stateless)"
         )
+    check_sources(held, wanted.reads)
+    for name, sources in held.native.items():
+        if wanted.native.get(name, sources) != sources:
+            raise _other_sources(held.pipeline, wanted.native[name], sources)
     for uid, count in held.subtasks.items():
         if wanted.subtasks.get(uid, count) != count:
             raise ConfigurationError(
@@ -463,6 +470,23 @@ def _check(held: Deployed, wanted: Deployed) -> None:
                 f" operator state of {count}; set the parallelism back, or stop the job with a savepoint and start from"
                 " that, which splits the state anew"
             )
+
+
+def check_sources(held: Deployed, reads: Mapping[str, str]) -> None:
+    """Raises `StateError` where queries read other sources than those whose positions Spark's checkpoint has.
+
+    Spark finds a position by the place of its source in the query, and would read on from another one's.
+    """
+    if held.reads and held.reads != reads:
+        raise _other_sources(held.pipeline, list(reads), list(held.reads))
+
+
+def _other_sources(pipeline: str, sources: Sequence[str], held: Sequence[str]) -> StateError:
+    return StateError(
+        f"{pipeline}: the sources are {', '.join(sources)}, and the checkpoint has what was read of {', '.join(held)};"
+        " with the code before, stop the job with a savepoint elsewhere, and start from that"
+        " (execution.state-recovery.path), or start without state (upgrade mode stateless)"
+    )
 
 
 def _shown(levels: dict[str, list[list[str]]]) -> str:

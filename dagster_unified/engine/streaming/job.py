@@ -44,7 +44,17 @@ from dagster_unified.engine.streaming.relays import bound
 from dagster_unified.engine.streaming.requests import forget
 from dagster_unified.engine.streaming.savepoint import check_whole, forget_interrupted, save
 from dagster_unified.engine.streaming.saving import Saving, without_tables
-from dagster_unified.engine.streaming.topology import Lanes, QuerySpec, Topology, laid_out, packed
+from dagster_unified.engine.streaming.topology import (
+    Lanes,
+    PackedSpec,
+    QuerySpec,
+    Topology,
+    laid_out,
+    malformed_lane,
+    natively_read,
+    packed,
+    reads,
+)
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import LookupNode
@@ -150,8 +160,8 @@ class StreamingJob:
             wanted = laid_out(self.plan, lanes)
             staged = {one.name: stages for one, stages in wanted.items() if stages is not None}
             self._lanes = lanes
-            malformed = {n.uid: lanes.of(f"{n.uid} malformed") for n in self.plan.graph.sources}
-            record = self._record(lanes, staged, self._reads(wanted))
+            malformed = {n.uid: lanes.of(malformed_lane(n.uid)) for n in self.plan.graph.sources}
+            record = self._record(lanes, staged, wanted)
             if not self.start_as.fresh:
                 check_whole(self.directory)
                 check_not_drained(self.directory, self.plan)
@@ -436,16 +446,10 @@ class StreamingJob:
             return self.plan
         return after(self.plan, self.directory.positions(), self.plan.execution.savepoint.ignore_unclaimed)
 
-    def _reads(self, wanted: Mapping[QuerySpec, Topology | None]) -> dict[str, str]:
-        """The query that reads each source, by the source's uid."""
+    def _record(
+        self, lanes: Lanes, staged: Mapping[str, Topology], wanted: Mapping[QuerySpec, Topology | None]
+    ) -> Deployed:
         plans = segments(self.plan)
-        return {
-            plans[one.segment].graph.node(head.source).uid: one.name
-            for one, stages in wanted.items()
-            for head in (stages.heads if stages is not None else ())
-        }
-
-    def _record(self, lanes: Lanes, staged: Mapping[str, Topology], reads: dict[str, str]) -> Deployed:
         levels = {
             name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels]
             for name, stages in staged.items()
@@ -468,7 +472,12 @@ class StreamingJob:
             levels=levels,
             code=code,
             loaded=self.start_as.loaded,
-            reads=reads,
+            reads=reads(PackedSpec(one.name, plans[one.segment], stages) for one, stages in wanted.items() if stages),
+            native={
+                one.name: natively_read(plans[one.segment], one.aggregate)
+                for one in wanted
+                if one.aggregate is not None
+            },
             start=self.plan.execution.starts_from or "",
             subtasks=self.plan.subtasks_of_state(self.plan.graph.nodes),
         )

@@ -27,11 +27,11 @@ from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.iterations.savepoints import Written, write_iteration
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import stateful, stateful_in_all, write_table
-from dagster_unified.engine.streaming.checkpoint import Deployed, last_number
+from dagster_unified.engine.streaming.checkpoint import Deployed, check_sources, last_number
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
 from dagster_unified.engine.streaming.relays import write_handed_on
-from dagster_unified.engine.streaming.topology import PackedSpec
+from dagster_unified.engine.streaming.topology import PackedSpec, reads
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, library_version
@@ -188,6 +188,7 @@ def write_tables(
     one table.
     """
     stateful_in_all(plan, spark)
+    check_sources(deployed, reads(queries))
     folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
     held = [_Query(one, checkpoint) for one in queries]
     without = next((query.spec.name for query in held if query.epoch is None), None)

@@ -11,7 +11,7 @@ stages for each segment of the plan, which iterations are at the ends of. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -161,6 +161,11 @@ class Lanes:
         return self.numbers.setdefault(name, max(self.numbers.values(), default=-1) + 1)
 
 
+def malformed_lane(source: str) -> str:
+    """The name of the lane that the malformed rows of a source, given by its uid, go on."""
+    return f"{source} malformed"
+
+
 def topology(plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> Topology:
     """The stages that lead to some of the plan's ends."""
     return _Builder(plan, sinks, lanes).build()
@@ -197,6 +202,22 @@ def packed(plan: Plan, lanes: Lanes) -> list[PackedSpec]:
     return [PackedSpec(one.name, plans[one.segment], stages) for one, stages in found if stages is not None]
 
 
+def reads(queries: Iterable[PackedSpec]) -> dict[str, str]:
+    """The query that reads each source, by the source's uid."""
+    return {one.plan.graph.node(head.source).uid: one.name for one in queries for head in one.stages.heads}
+
+
+def natively_read(plan: Plan, aggregate: int) -> list[str]:
+    """The sources of a native aggregate, by uid, in the order in which its query reads them."""
+    found: list[str] = []
+    for edge in plan.graph.inputs(aggregate):
+        if plan.graph.inputs(edge.source):
+            found += natively_read(plan, edge.source)
+        else:
+            found.append(plan.graph.node(edge.source).uid)
+    return list(dict.fromkeys(found))
+
+
 class _Builder:
     def __init__(self, plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> None:
         self.plan, self.graph, self.sinks, self.lanes = plan, plan.graph, sinks, lanes
@@ -214,7 +235,7 @@ class _Builder:
         """Operators to which an exchange sends what comes out of a track."""
 
     def build(self) -> Topology:
-        heads = tuple(self._head(node) for node in self.graph.sources if node.id in self.members)
+        heads = tuple(map(self._head, self._sources()))
         levels: list[dict[int, Track]] = []
         passes: list[dict[int, Track]] = []
         between = [self._between(0)]
@@ -229,6 +250,14 @@ class _Builder:
             self._lane(n): self.graph.node(n).uid for n in self.tail if isinstance(self.graph.node(n), g.IterationNode)
         }
         return Topology(heads, tuple(levels), tuple(passes), tuple(between), tail, self.tail_lanes, uids, iterations)
+
+    def _sources(self) -> list[g.Node]:
+        """The sources, in the order in which the first code of the deployment had them.
+
+        Spark finds in its checkpoint what was read of each by its place in the query.
+        """
+        found = [node for node in self.graph.sources if node.id in self.members]
+        return sorted(found, key=lambda node: self.lanes.of(malformed_lane(node.uid)))
 
     def outputs(self, node: int) -> list[Edge]:
         return [e for e in self.graph.outputs(node) if e.target in self.members]
