@@ -119,6 +119,8 @@ _LASTING = (
     MalformedInputError,
     SourceError,
     SinkError,
+    StateError,
+    CarriedStateError,
 )
 
 

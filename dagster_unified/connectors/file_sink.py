@@ -23,7 +23,7 @@ from dagster_unified.connectors.paths import (
     storage_path,
 )
 from dagster_unified.connectors.writers import Ship
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import PipelineError, SinkError
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.layout import PARTITION_INDEX
@@ -108,6 +108,11 @@ class FileSink(SparkSink[object, StagedFolder]):
 
     def committer(self, schema: pa.Schema) -> _FileCommitter:
         check_folder(self.path, self.name)
+        if (self.path / "_delta_log").exists():
+            raise SinkError(
+                f"sink '{self.name}': {self.path} is a Delta table, and the sink replaces what is in its folder; give"
+                " it another path, or move the table away"
+            )
         return _FileCommitter(self.path, self.format)
 
     def takes_together(self) -> bool:

@@ -103,10 +103,12 @@ class TableSink(SparkSink[In, C]):
                 )
             if self.is_json(records.schema.field(name)):
                 raise PipelineError(f"sink '{self.name}': field '{name}' is nested, and cannot be in a key")
-        if self.partition_column in records.names:
+        filled = (self.partition_column or "").casefold()  # most databases tell no two names apart by case
+        taken = next((name for name in records.names if name.casefold() == filled), None)
+        if taken is not None:
             raise PipelineError(
-                f"sink '{self.name}': the records have the field '{self.partition_column}', which the sink fills"
-                " itself; give partition_column another name"
+                f"sink '{self.name}': the records have the field '{taken}', and the sink fills the column"
+                f" '{self.partition_column}' itself; give partition_column another name"
             )
 
     def check_partitioned(self) -> None:

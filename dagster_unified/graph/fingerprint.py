@@ -132,6 +132,8 @@ class _Walk:
             self._named(value, place)
         elif isinstance(value, types.CodeType):
             self._code(value, place)
+        elif isinstance(value, type) and typing.get_origin(value) is None and is_installed(value.__module__):
+            self._put(place, f"class {_name_of(value)}")  # also where it is met again: what comes before does not count
         elif self._again(value, place):
             return
         elif isinstance(value, types.FunctionType):
@@ -295,9 +297,6 @@ class _Walk:
             self.value(argument, place)
 
     def _class(self, cls: type, place: str) -> None:
-        if is_installed(cls.__module__):
-            self._put(place, f"class {_name_of(cls)}")
-            return
         place = _name_of(cls)
         self._put(place, "class")
         for name, hint in sorted(_hints(cls).items()):

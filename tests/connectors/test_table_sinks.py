@@ -118,6 +118,20 @@ def test_the_last_record_of_a_key_stays(database, more):
     assert len(database.rows()) == max(2, len(more) - 1)
 
 
+class Measured(NamedTuple):
+    level: float
+    text: str
+
+
+@pytest.mark.parametrize("levels", [(0.0, -0.0), (-0.0, 0.0)])
+def test_a_key_of_minus_zero_is_that_of_zero(database, levels):
+    sink = database.sink("measured", mode="upsert", key="level")
+    write(sink, [Measured(levels[0], "first"), Measured(levels[1], "second")], epoch=0)
+    assert database.rows("SELECT text FROM measured") == [("second",)]
+    write(sink, [Measured(levels[0], "third")], epoch=1)
+    assert database.rows("SELECT text FROM measured") == [("third",)]
+
+
 class Pair(NamedTuple):
     left: str
     right: date
@@ -193,6 +207,8 @@ def test_a_sink_that_replaces_the_whole_table_is_refused_where_runs_are_for_part
     with pytest.raises(PipelineError, match="mode 'overwrite' replaces the whole table, and runs are for partitions"):
         planned(mode="overwrite")
     assert planned(mode="overwrite", partition_column="of").graph.sinks
+    with pytest.raises(PipelineError, match="the records have the field 'id', and the sink fills the column 'ID'"):
+        planned(mode="overwrite", partition_column="ID")
 
 
 @pytest.mark.parametrize(

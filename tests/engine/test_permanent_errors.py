@@ -6,6 +6,7 @@ They are terminal by their type, and name what has to be corrected.
 from typing import NamedTuple
 
 import pytest
+from deltalake import DeltaTable
 
 from dagster_unified.api import CsvSource, DeltaSink, FileSink, Pipeline
 from dagster_unified.engine.writing import _named
@@ -70,6 +71,18 @@ def test_a_file_in_the_place_of_a_sinks_folder_stays(run, tmp_path, sink):
         run(pipeline)
     assert not raised.value.retryable
     assert (tmp_path / "totals").read_text() == "of somebody"
+
+
+def test_a_delta_table_in_the_place_of_a_sinks_folder_of_files_stays(run, tmp_path):
+    for sink in (DeltaSink, FileSink):
+        pipeline = Pipeline("p")
+        pipeline.from_collection([Sale("a", 1)]).sink_to(sink(str(tmp_path / "totals"), name="out"))
+        if sink is DeltaSink:
+            run(pipeline)
+            continue
+        with pytest.raises(SinkError, match=r"p: sink 'out': /.*/totals is a Delta table, and the sink replaces what"):
+            run(pipeline)
+    assert DeltaTable(str(tmp_path / "totals")).to_pyarrow_table().num_rows == 1
 
 
 def test_a_disk_that_takes_no_files_is_told_of_the_sink_that_stages_beside_its_folder():

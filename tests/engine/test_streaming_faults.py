@@ -164,9 +164,10 @@ def test_a_holder_that_is_silent_is_given_up_and_may_not_write_any_more(tmp_path
 
 def counting(tmp_path, **options):
     pipeline = Pipeline("p")
-    pipeline.from_collection([("a", 1), ("b", 2), ("a", 3)], tuple[str, int]).key_by("f0").sum("f1").uid(
-        options.pop("uid", "sums")
-    ).sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="f0", name="out"))
+    pairs = pipeline.from_collection([("a", 1), ("b", 2), ("a", 3)], tuple[str, int])
+    pairs.key_by(options.pop("by", "f0")).sum("f1").uid(options.pop("uid", "sums")).sink_to(
+        DeltaSink(str(tmp_path / "out"), mode="upsert", key="f0", name="out")
+    )
     return pipeline.plan(
         {
             "execution.runtime-mode": "STREAMING",
@@ -279,6 +280,10 @@ def test_what_must_not_change_under_kept_state_is_an_error_that_says_what_to_do(
         StateError, match="the stateful operators are other, and the checkpoint has sums; keep their uids"
     ):
         StreamingJob(counting(tmp_path, uid="other"), spark, Start("three")).run()
+    with pytest.raises(
+        StateError, match="'sums': the type of the key has changed: the checkpoint has str, and int is declared"
+    ):
+        StreamingJob(counting(tmp_path, by="f1"), spark, Start("three")).run()
     assert StreamingJob(counting(tmp_path, uid="other"), spark, Start("four", fresh=True)).run() == "finished"
     assert sorted(tuple(r.values()) for r in table(tmp_path / "out").to_pylist()) == [("a", 4), ("b", 2)]
 

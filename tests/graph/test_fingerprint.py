@@ -162,6 +162,14 @@ def test_a_fingerprint_says_where_its_parts_come_from(tmp_path, monkeypatch):
     assert [place for place in before if before[place] != after[place]] == ["user_code.RATES"]
 
 
+def test_a_class_that_names_the_type_that_changed_elsewhere_has_not_changed(tmp_path, monkeypatch):
+    text = (
+        "from typing import NamedTuple\nKIND = %s\nclass Out(NamedTuple):\n total: float\ndef f(v): return Out(KIND(v))"
+    )
+    before, after = (fingerprint_of(module(tmp_path, monkeypatch, text % kind).f).parts for kind in ("int", "float"))
+    assert [place for place in before if before[place] != after[place]] == ["user_code.f"]
+
+
 def test_what_cannot_be_told_is_left_out_and_named(tmp_path, monkeypatch):
     text = (
         "import itertools, os\nNUMBERS = itertools.count()\nFILE = open(os.devnull)\ndef f(v): return FILE.read(),"

@@ -158,7 +158,13 @@ def test_a_failed_run_is_started_again_when_its_time_has_come_and_the_message_sa
 
 @pytest.mark.parametrize(
     ("error", "restarted"),
-    [("SinkError", False), ("PipelineError", False), ("UserFunctionError", True), ("LeaseLostError", True)],
+    [
+        ("SinkError", False),
+        ("PipelineError", False),
+        ("StateError", False),
+        ("UserFunctionError", True),
+        ("LeaseLostError", True),
+    ],
 )
 def test_what_would_fail_again_is_not_started_again_until_it_is_resumed(error, restarted):
     failed = run("FAILURE", reason="no column", error=error)

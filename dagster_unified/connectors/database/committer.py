@@ -283,4 +283,9 @@ def _is_mark(error: Any) -> bool:
 
 def _last_of_each_key(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
     numbered = rows.select(list(key)).append_column("__row", pa.array(range(len(rows)), pa.int64()))
+    import pyarrow.compute as pc
+
+    for place, name in enumerate(key):
+        if pa.types.is_floating(numbered.column(name).type):  # to a database -0.0 is the key 0.0
+            numbered = numbered.set_column(place, name, pc.add(numbered.column(name), 0.0))
     return rows.take(numbered.group_by(list(key)).aggregate([("__row", "max")]).column("__row_max"))

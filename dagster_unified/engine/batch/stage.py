@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -64,10 +65,18 @@ def run_partitions(runs: Sequence[Run], stage: str, finds: Sequence[Lookup]) -> 
     except UnifiedError as error:
         if error.retryable or len(runs) == 1:
             raise
-    return [
-        _committed_since(begun, run, region) or run_partitions([run], stage, [find])[0]
-        for run, find in zip(runs, finds, strict=True)
-    ]
+    return [_alone(run, region, find, begun) for run, find in zip(runs, finds, strict=True)]
+
+
+def _alone(run: Run, region: Region, find: Lookup, begun: float) -> Manifest:
+    """Run a stage for one of several partitions whose job has failed; an error names it."""
+    committed = _committed_since(begun, run, region)
+    if committed is not None:
+        return committed
+    try:
+        return run_stage(run, region, find)
+    except UnifiedError as error:
+        raise type(error)(f"{error} (in partition {unquote(run.partition)})") from error.__cause__
 
 
 def _committed_since(begun: float, run: Run, region: Region) -> Manifest | None:

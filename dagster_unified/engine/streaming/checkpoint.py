@@ -39,6 +39,7 @@ from dagster_unified.connectors.splits import forget_ranges
 from dagster_unified.engine.streaming.atomic import AlternatingFiles, read_latest, write_atomically
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.operators.state.layouts import shown
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
@@ -91,6 +92,9 @@ class Deployed(msgspec.Struct, frozen=True):
 
     reads: dict[str, str] = {}
     """The query that reads each source, by the source's uid."""
+
+    keys: dict[str, str] = {}
+    """How the keys of each operator with keyed state lie in it, by uid: see `operators/state/layouts.py`."""
 
     native: dict[str, list[str]] = {}
     """The sources of each query of a native aggregate, by uid, in the order in which Spark numbers them."""
@@ -459,6 +463,13 @@ def _check(held: Deployed, wanted: Deployed) -> None:
             f"{held.pipeline}: the stateful operators are {_shown(wanted.levels)}, and the checkpoint has"
             f" {_shown(held.levels)}; keep their uids and their order, or start without state (upgrade mode stateless)"
         )
+    for uid, layout in held.keys.items():
+        if wanted.keys.get(uid, layout) != layout:
+            raise StateError(
+                f"{held.pipeline}: operator '{uid}': the type of the key has changed: the checkpoint has"
+                f" {shown(layout)}, and {shown(wanted.keys[uid])} is declared; key by what it was, or start without"
+                " state (upgrade mode stateless)"
+            )
     check_sources(held, wanted.reads)
     for name, sources in held.native.items():
         if wanted.native.get(name, sources) != sources:

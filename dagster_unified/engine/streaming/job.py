@@ -61,6 +61,7 @@ from dagster_unified.graph.nodes import LookupNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
+from dagster_unified.operators.state.layouts import layout_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -450,6 +451,7 @@ class StreamingJob:
         self, lanes: Lanes, staged: Mapping[str, Topology], wanted: Mapping[QuerySpec, Topology | None]
     ) -> Deployed:
         plans = segments(self.plan)
+        keyed = [track.program for stages in staged.values() for level in stages.levels for track in level.values()]
         levels = {
             name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels]
             for name, stages in staged.items()
@@ -473,6 +475,7 @@ class StreamingJob:
             code=code,
             loaded=self.start_as.loaded,
             reads=reads(PackedSpec(one.name, plans[one.segment], stages) for one, stages in wanted.items() if stages),
+            keys={one.steps[0].uid: layout_of(one.keyed.python) for one in keyed if one.keyed is not None},
             native={
                 one.name: natively_read(plans[one.segment], one.aggregate)
                 for one in wanted
