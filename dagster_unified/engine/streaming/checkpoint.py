@@ -96,8 +96,8 @@ class Deployed(msgspec.Struct, frozen=True):
     keys: dict[str, str] = {}
     """How the keys of each operator with keyed state lie in it, by uid: see `operators/state/layouts.py`."""
 
-    native: dict[str, list[str]] = {}
-    """The sources of each query of a native aggregate, by uid, in the order in which Spark numbers them."""
+    sources: dict[str, list[str]] = {}
+    """The sources of each query, by uid, in the order in which Spark numbers them."""
 
     start: str = ""
     """The savepoint that the deployment's state began with; empty where it began without."""
@@ -470,10 +470,7 @@ def _check(held: Deployed, wanted: Deployed) -> None:
                 f" {shown(layout)}, and {shown(wanted.keys[uid])} is declared; key by what it was, or start without"
                 " state (upgrade mode stateless)"
             )
-    check_sources(held, wanted.reads)
-    for name, sources in held.native.items():
-        if wanted.native.get(name, sources) != sources:
-            raise _other_sources(held.pipeline, wanted.native[name], sources)
+    check_sources(held, wanted.sources)
     for uid, count in held.subtasks.items():
         if wanted.subtasks.get(uid, count) != count:
             raise ConfigurationError(
@@ -483,21 +480,19 @@ def _check(held: Deployed, wanted: Deployed) -> None:
             )
 
 
-def check_sources(held: Deployed, reads: Mapping[str, str]) -> None:
+def check_sources(held: Deployed, sources: Mapping[str, Sequence[str]]) -> None:
     """Raises `StateError` where queries read other sources than those whose positions Spark's checkpoint has.
 
     Spark finds a position by the place of its source in the query, and would read on from another one's.
     """
-    if held.reads and held.reads != reads:
-        raise _other_sources(held.pipeline, list(reads), list(held.reads))
-
-
-def _other_sources(pipeline: str, sources: Sequence[str], held: Sequence[str]) -> StateError:
-    return StateError(
-        f"{pipeline}: the sources are {', '.join(sources)}, and the checkpoint has what was read of {', '.join(held)};"
-        " with the code before, stop the job with a savepoint elsewhere, and start from that"
-        " (execution.state-recovery.path), or start without state (upgrade mode stateless)"
-    )
+    for query, before in held.sources.items():
+        now = sources.get(query, before)
+        if now != before:
+            raise StateError(
+                f"{held.pipeline}: the sources are {', '.join(now)}, and the checkpoint has what was read of"
+                f" {', '.join(before)}; with the code before, stop the job with a savepoint elsewhere, and start from"
+                " that (execution.state-recovery.path), or start without state (upgrade mode stateless)"
+            )
 
 
 def _shown(levels: dict[str, list[list[str]]]) -> str:

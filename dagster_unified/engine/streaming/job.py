@@ -46,14 +46,12 @@ from dagster_unified.engine.streaming.savepoint import check_whole, forget_inter
 from dagster_unified.engine.streaming.saving import Saving, without_tables
 from dagster_unified.engine.streaming.topology import (
     Lanes,
-    PackedSpec,
     QuerySpec,
     Topology,
     laid_out,
     malformed_lane,
-    natively_read,
     packed,
-    reads,
+    sources_of,
 )
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
@@ -451,6 +449,7 @@ class StreamingJob:
         self, lanes: Lanes, staged: Mapping[str, Topology], wanted: Mapping[QuerySpec, Topology | None]
     ) -> Deployed:
         plans = segments(self.plan)
+        sources = {one.name: sources_of(plans[one.segment], one, stages) for one, stages in wanted.items()}
         keyed = [track.program for stages in staged.values() for level in stages.levels for track in level.values()]
         levels = {
             name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels]
@@ -474,13 +473,9 @@ class StreamingJob:
             levels=levels,
             code=code,
             loaded=self.start_as.loaded,
-            reads=reads(PackedSpec(one.name, plans[one.segment], stages) for one, stages in wanted.items() if stages),
+            reads={uid: name for name in staged for uid in sources[name]},
+            sources=sources,
             keys={one.steps[0].uid: layout_of(one.keyed.python) for one in keyed if one.keyed is not None},
-            native={
-                one.name: natively_read(plans[one.segment], one.aggregate)
-                for one in wanted
-                if one.aggregate is not None
-            },
             start=self.plan.execution.starts_from or "",
             subtasks=self.plan.subtasks_of_state(self.plan.graph.nodes),
         )

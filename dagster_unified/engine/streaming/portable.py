@@ -31,7 +31,7 @@ from dagster_unified.engine.streaming.checkpoint import Deployed, check_sources,
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
 from dagster_unified.engine.streaming.relays import write_handed_on
-from dagster_unified.engine.streaming.topology import PackedSpec, reads
+from dagster_unified.engine.streaming.topology import PackedSpec
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, library_version
@@ -188,7 +188,7 @@ def write_tables(
     one table.
     """
     stateful_in_all(plan, spark)
-    check_sources(deployed, reads(queries))
+    check_sources(deployed, {one.name: one.sources for one in queries})
     folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
     held = [_Query(one, checkpoint) for one in queries]
     without = next((query.spec.name for query in held if query.epoch is None), None)

@@ -11,7 +11,7 @@ stages for each segment of the plan, which iterations are at the ends of. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -149,6 +149,11 @@ class PackedSpec(NamedTuple):
     plan: Plan
     stages: Topology
 
+    @property
+    def sources(self) -> list[str]:
+        """The uids of its sources, in the order in which Spark numbers them."""
+        return [self.plan.graph.node(head.source).uid for head in self.stages.heads]
+
 
 class Lanes:
     """Numbers of lanes. A name keeps its number for ever, since state is found by it."""
@@ -202,20 +207,20 @@ def packed(plan: Plan, lanes: Lanes) -> list[PackedSpec]:
     return [PackedSpec(one.name, plans[one.segment], stages) for one, stages in found if stages is not None]
 
 
-def reads(queries: Iterable[PackedSpec]) -> dict[str, str]:
-    """The query that reads each source, by the source's uid."""
-    return {one.plan.graph.node(head.source).uid: one.name for one in queries for head in one.stages.heads}
+def sources_of(plan: Plan, query: QuerySpec, stages: Topology | None) -> list[str]:
+    """The uids of a query's sources, in the order in which Spark numbers them."""
+    if stages is not None:
+        return PackedSpec(query.name, plan, stages).sources
+    assert query.aggregate is not None
+    return list(dict.fromkeys(_leading_to(plan, query.aggregate)))
 
 
-def natively_read(plan: Plan, aggregate: int) -> list[str]:
-    """The sources of a native aggregate, by uid, in the order in which its query reads them."""
-    found: list[str] = []
-    for edge in plan.graph.inputs(aggregate):
-        if plan.graph.inputs(edge.source):
-            found += natively_read(plan, edge.source)
-        else:
-            found.append(plan.graph.node(edge.source).uid)
-    return list(dict.fromkeys(found))
+def _leading_to(plan: Plan, node: int) -> Iterator[str]:
+    """The uids of the sources that lead to a node, as its inputs come one after another."""
+    for edge in plan.graph.inputs(node):
+        yield from _leading_to(plan, edge.source)
+    if not plan.graph.inputs(node):
+        yield plan.graph.node(node).uid
 
 
 class _Builder:
