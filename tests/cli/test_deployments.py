@@ -1,6 +1,9 @@
 """Commands about a streaming deployment: they find it where it is declared, and change nothing where they do not."""
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.savepoint import savepoints
 from dagster_unified.state import Savepoint
 
+COMMAND = str(Path(sys.executable).with_name("dagster-unified"))
 PIPELINES = """
 from dagster_unified.api import Pipeline
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
@@ -106,13 +110,18 @@ def test_what_does_not_run_is_not_drained(cli, saved):
     assert (savepoints(saved), read_desired(saved).state) == ([], None)
 
 
-def test_the_exit_code_says_that_tables_could_not_be_written(cli, saved, tmp_path, monkeypatch):
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    code, out, err = cli("savepoint", "deployed_shops.py", "--path", "tables")
+def test_the_exit_code_says_that_tables_could_not_be_written(saved, tmp_path):
+    done = subprocess.run(  # a process of its own, which has not started Java yet
+        [COMMAND, "savepoint", "deployed_shops.py", "--path", "tables"],
+        cwd=tmp_path,
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
     (made,) = savepoints(saved)
-    assert (code, out) == (1, f"{made.describe()}\n")
+    assert (done.returncode, done.stdout) == (1, f"{made.describe()}\n")
     assert made.describe().endswith(f"(command line), tables in {tmp_path}/tables")
-    assert err.startswith(
+    assert done.stderr.startswith(
         "dagster-unified: its tables could not be written: Spark needs Java 17 or newer, and JAVA_HOME"
     )
 

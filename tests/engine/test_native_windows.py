@@ -386,7 +386,10 @@ def test_several_watermarks_or_none_are_errors_in_streaming(spark, tmp_path):
             FileSink(str(tmp_path / "out"))
         )
         plan = pipeline.plan(
-            {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+            {
+                "execution.runtime-mode": "STREAMING",
+                "execution.checkpointing.dir": str(tmp_path / f"of {len(strategies)}"),
+            }
         )
         with pytest.raises(UnsupportedError, match=message):
             StreamingJob(plan, spark, Start("one")).run()

@@ -26,7 +26,10 @@ def test_what_somebody_says_holds_also_where_it_is_what_spark_has(started):
 
 
 def test_two_for_each_core_that_dynamic_allocation_may_bring(started):
-    given = {"enabled": "true", "maxExecutors": "5"}
-    settings = {f"spark.dynamicAllocation.{name}": value for name, value in given.items()}
-    assert session._cores_at_most(started, {**settings, "spark.executor.cores": "3"}) == 15
-    assert session._cores_at_most(started, {"spark.dynamicAllocation.enabled": "true"}) is None
+    started.conf.set("spark.sql.legacy.setCommandRejectsSparkCoreConfs", "false")
+    started.conf.set("spark.dynamicAllocation.enabled", "true")
+    assert session.prepared(started).conf.get(PARTITIONS) == "200"
+    started.conf.unset(PARTITIONS)
+    started.conf.set("spark.dynamicAllocation.maxExecutors", "5")
+    started.conf.set("spark.executor.cores", "3")
+    assert session.prepared(started).conf.get(PARTITIONS) == "30"

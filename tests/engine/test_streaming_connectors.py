@@ -377,7 +377,7 @@ def test_an_epoch_that_was_planned_of_another_kind_of_source_is_one_sentence(run
     with pytest.raises(MalformedInputError):
         run_streaming(logs)
     given = Pipeline("p")
-    given.from_collection([Event("a", 1, 0)], Event, name="given").print("out")
+    given.from_collection([Event("a", 1, 0)], Event, name="log").print("out")
     with pytest.raises(StateError, match=r"^p: the checkpoint has an epoch that was planned, .* start without state"):
         run_streaming(given)
 
