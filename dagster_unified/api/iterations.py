@@ -631,9 +631,9 @@ class _Delta(IterationBody):
     def _sided(self, stream: DataStream[Any], side: str) -> DataStream[Any]:
         """A stream's records as rows of both."""
         key, records = (self.key, self.solution) if side == SOLUTION else (self.work_key, self.work)
-        function = Sided(records, self.rows, side, key.fields, key.computed)
-        bare = _without_exchange(stream)
         name = "solution set" if side == SOLUTION else "workset"
+        function = Sided(records, self.rows, side, key.fields, key.computed, f"iteration '{self.name}': {name}")
+        bare = _without_exchange(stream)
         return bare._next(nodes.MapBatchesNode, name, records=self.rows, timestamped=False, function=function)
 
 

@@ -19,6 +19,7 @@ from dagster_unified.operators.failures import RAISED, placed, user_failure
 from dagster_unified.operators.functions.base import OutputTag, RuntimeContext
 from dagster_unified.operators.functions.deltas import DeltaFunction
 from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions
+from dagster_unified.operators.keys import key_part
 from dagster_unified.operators.layout import ComputedKey, StreamLayout, declared
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
@@ -43,12 +44,15 @@ class Sided:
     computed: ComputedKey | None = None
     """The key: fields, or what a function gives."""
 
+    where: str = ""
+
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         own = declared(batch.select(list(self.records.names)).columns, self.records.schema)
         if self.computed is not None:
-            keys = [self.computed.column(self.records.from_batch(own))]
+            found = {"": self.computed.column(self.records.from_batch(own))}
         else:
-            keys = [own.column(name) for name in self.fields]
+            found = {name: own.column(name) for name in self.fields}
+        keys = [key_part(name, column, own, self.records.names, self.where) for name, column in found.items()]
         other = self.rows.schema.field(WORK if self.side == SOLUTION else SOLUTION)
         value = own.column(0)
         if self.records.shape != "value":

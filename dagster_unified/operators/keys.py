@@ -181,27 +181,31 @@ def key_values(columns: Sequence[pa.Array]) -> list[Any]:
 
 
 def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> list[pa.Array]:
-    """The key's columns; raises `RecordTypeError` for a record whose key is None, or has what is not a number.
+    """The key's columns, each as `key_part` gives it."""
+    return [key_part(name, batch.column(name), batch, layout.records.names, where) for name in keyed.columns]
 
-    -0.0 is 0.0, as everywhere in Spark, so that equal keys have one encoding and one key group.
+
+def key_part(name: str, column: pa.Array, batch: pa.RecordBatch, fields: Sequence[str], where: str) -> pa.Array:
+    """A column of a key, of records that have some fields: one of these, or else computed.
+
+    -0.0 is 0.0, as everywhere in Spark, so that equal keys have one encoding and one key group. Raises
+    `RecordTypeError` for a record whose key is None, or has what is not a number.
     """
-    columns = [batch.column(name) for name in keyed.columns]
-    for place, (name, column) in enumerate(zip(keyed.columns, columns, strict=True)):
-        if column.null_count:
-            raise _no_key(name, "is None", column.is_null(), batch, layout, where)
-        if pa.types.is_floating(column.type):
-            import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+    if column.null_count:
+        raise _no_key(name, "is None", column.is_null(), batch, fields, where)
+    if pa.types.is_floating(column.type):
+        import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
-            if pc.any(pc.is_nan(column)).as_py():
-                raise _no_key(name, f"is {_NAN}", pc.is_nan(column), batch, layout, where)
-            columns[place] = pc.add(column, pa.scalar(0.0, column.type))
-        elif has(column.type, pa.types.is_floating):
-            values = column.to_pylist()
-            unequal = pa.array(map(_has_nan, values))
-            if True in unequal.to_pylist():
-                raise _no_key(name, f"has {_NAN}", unequal, batch, layout, where)
-            columns[place] = pa.array(map(_without_negative_zero, values), column.type)
-    return columns
+        if pc.any(pc.is_nan(column)).as_py():
+            raise _no_key(name, f"is {_NAN}", pc.is_nan(column), batch, fields, where)
+        return pc.add(column, pa.scalar(0.0, column.type))
+    if has(column.type, pa.types.is_floating):
+        values = column.to_pylist()
+        unequal = pa.array(map(_has_nan, values))
+        if True in unequal.to_pylist():
+            raise _no_key(name, f"has {_NAN}", unequal, batch, fields, where)
+        return pa.array(map(_without_negative_zero, values), column.type)
+    return column
 
 
 _NAN = "nan, which equals nothing,"
@@ -220,10 +224,10 @@ def _without_negative_zero(value: Any) -> Any:
 
 
 def _no_key(
-    name: str, what: str, found: pa.Array, batch: pa.RecordBatch, layout: StreamLayout, where: str
+    name: str, what: str, found: pa.Array, batch: pa.RecordBatch, fields: Sequence[str], where: str
 ) -> RecordTypeError:
-    row = batch.slice(found.to_pylist().index(True), 1).select(list(layout.records.names)).to_pylist()[0]
-    key_name = f"the key '{name}'" if name in layout.records.names else "the computed key"
+    row = batch.slice(found.to_pylist().index(True), 1).select(list(fields)).to_pylist()[0]
+    key_name = f"the key '{name}'" if name in fields else "the computed key"
     return RecordTypeError(
         f"{where}: {key_name} {what} for {shorten(row)}; filter such records out before key_by, or give them a key"
     )

@@ -73,7 +73,7 @@ class Checks:
     blocking: bool = False
 
     def __post_init__(self) -> None:
-        check_lengths("Checks", fresh_within=self.fresh_within)
+        check_lengths("Checks", timedelta(seconds=1), fresh_within=self.fresh_within)
         if self.rows_within is not None and not (isinstance(self.rows_within, (int, float)) and self.rows_within >= 0):
             raise ConfigurationError(
                 f"checks: rows_within is a number such as 0.5, not negative, and not {self.rows_within!r}"

@@ -107,6 +107,7 @@ class StreamingDeployment:
             )
         check_lengths(
             self.pipeline.name,
+            timedelta(seconds=1),
             stall_after=self.stall_after,
             observe_every=self.observe_every,
             tick_every=self.tick_every,

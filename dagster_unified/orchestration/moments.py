@@ -27,11 +27,13 @@ def as_text(millis: int) -> str:
         return str(millis)
 
 
-def check_lengths(where: str, **given: object) -> None:
-    """Raises `ConfigurationError` where one of these is no length of time; None says nothing."""
+def check_lengths(where: str, at_least: timedelta | None = None, /, **given: object) -> None:
+    """Raises `ConfigurationError` where one of these is no length of time, or is too short; None says nothing."""
     for name, value in given.items():
         if value is not None and not isinstance(value, timedelta):
             raise ConfigurationError(f"{where}: {name} is a timedelta, not {value!r}; import it from datetime")
+        if isinstance(value, timedelta) and at_least is not None and value < at_least:
+            raise ConfigurationError(f"{where}: {name} is at least {words(at_least)}, and {value} was given")
 
 
 def earlier_on_the_clock(moment: datetime, by: timedelta) -> pendulum.DateTime:

@@ -58,7 +58,7 @@ from dagster_unified.engine.streaming.desired import Status, ask, read_desired, 
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import interrupted
 from dagster_unified.engine.streaming.saving import INTERVAL
-from dagster_unified.errors import UnifiedError
+from dagster_unified.errors import ConfigurationError, UnifiedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import ReadingNode, SinkNode
 from dagster_unified.graph.plan import Plan, plan
@@ -158,8 +158,16 @@ def streaming_job(deployment: StreamingDeployment, assets: JobAssets) -> JobDefi
 def _run(
     context: OpExecutionContext, deployment: StreamingDeployment, planned: Plan, assets: JobAssets, asked: Interrupts
 ) -> None:
-    spark = asked.started(session_of(context.resources.spark))
     directory = CheckpointDirectory(planned.execution.streaming.directory, planned.name)
+    if read_desired(directory).state == "suspended":
+        if LOADED not in context.run.tags:
+            raise ConfigurationError(
+                f"{planned.name} is suspended, and would read nothing; let it go on first (dagster-unified resume, or"
+                f" {planned.name}_control with the action resume)"
+            )
+        context.log.info(f"{planned.name} was suspended after its sensor had launched this run")
+        return
+    spark = asked.started(session_of(context.resources.spark))
     held = directory.deployed()
     changed = (
         held is not None
@@ -335,7 +343,7 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
     @sensor(
         name=f"{name}_streaming_sensor",
         job_name=streaming.name,
-        minimum_interval_seconds=max(int(deployment.tick_every.total_seconds()), 1),
+        minimum_interval_seconds=int(deployment.tick_every.total_seconds()),
         default_status=DefaultSensorStatus.STOPPED,
         description=(
             f"Keeps {name} running in STREAMING: starts it, restarts it after failures, replaces it when its code"

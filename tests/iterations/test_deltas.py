@@ -1,5 +1,6 @@
 """Delta iterations in the harness, against plain Python."""
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
@@ -379,3 +380,26 @@ def test_floats_are_no_keys_of_batches_and_none_is_no_solution():
     maybe = pipeline.from_collection([1], int | None, name="maybe").key_by(lambda n: 0, key_type=int)
     with pytest.raises(PipelineError, match="a record of the solution set may be None"):
         iterations.iterate_delta(maybe, maybe, Nearest())
+
+
+class Measured(NamedTuple):
+    at: float | None
+    value: int
+
+
+class Greatest(iterations.DeltaFunction[Measured, Measured]):
+    def update(self, solution, workset):
+        return max((one for one in (solution, *workset) if one is not None), key=lambda one: one.value), []
+
+
+@pytest.mark.parametrize("side", ["solution set", "workset"])
+@pytest.mark.parametrize(("at", "what"), [(None, "is None"), (math.nan, "is nan, which equals nothing,")])
+def test_what_is_no_key_is_said_of_the_authors_field(side, at, what):
+    pipeline = Pipeline("measured")
+    values = {"solution set": [Measured(1.0, 1)], "workset": [Measured(1.0, 2)]}
+    values[side].append(Measured(at, 3))
+    first, more = (pipeline.from_collection(v, Measured, name=n).key_by("at") for n, v in values.items())
+    iterations.iterate_delta(first, more, Greatest()).print("out")
+    message = f"^measured: .* iteration 'Greatest': {side}: the key 'at' {what} for .*'value': 3.*; filter such records"
+    with pytest.raises(RecordTypeError, match=message):
+        run_pipeline(pipeline, "BATCH")

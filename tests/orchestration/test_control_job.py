@@ -12,6 +12,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Dep
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.savepoint import savepoints
 from dagster_unified.orchestration import StreamingDeployment, progress, unified_definitions
+from dagster_unified.orchestration.streaming import LOADED
 from dagster_unified.state import Savepoint
 
 
@@ -74,6 +75,18 @@ def test_an_action_says_what_is_wanted(deployed, name, state):
     directory, definitions = deployed
     assert launch(definitions, name).success
     assert read_desired(directory).state == state
+
+
+def test_a_suspended_stream_is_not_launched_by_hand(deployed):
+    _, definitions = deployed
+    launch(definitions, "suspend")
+    streaming = definitions.resolve_job_def("shops_streaming")
+    with pytest.raises(
+        Failure, match=r"^shops is suspended, .* let it go on first \(dagster-unified resume, or shops_c"
+    ):
+        streaming.execute_in_process(instance=DagsterInstance.ephemeral())
+    launched = streaming.execute_in_process(instance=DagsterInstance.ephemeral(), tags={LOADED: "1"})
+    assert launched.success, "its sensor did, at the same moment"
 
 
 def test_a_savepoint_is_named_only_to_restore_it(deployed):

@@ -27,6 +27,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.operators.time import to_millis, to_span
 from dagster_unified.orchestration import (
@@ -144,6 +145,15 @@ def test_options_and_definitions_take_them():
         unified_definitions(pipeline, streaming).resolve_sensor_def("ticks_streaming_sensor").minimum_interval_seconds
         == 2
     )
+
+
+@pytest.mark.parametrize("name", ["stall_after", "observe_every", "tick_every"])
+@pytest.mark.parametrize("length", [timedelta(0), timedelta(seconds=-5), timedelta(milliseconds=300)])
+def test_a_length_of_no_time_is_an_error(name, length):
+    pipeline = Pipeline("ticks")
+    pipeline.from_collection(TICKS).print()
+    with pytest.raises(ConfigurationError, match=f"^ticks: {name} is at least 1 second, and .* was given"):
+        StreamingDeployment(pipeline, **{name: length})
 
 
 def test_a_schedules_offset_a_retention_and_a_freshness_take_them(tmp_path):
