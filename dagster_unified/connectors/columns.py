@@ -32,7 +32,8 @@ _TAKEN_FROM = {
 def as_fields(frame: DataFrame, schema: pa.Schema, where: str) -> DataFrame:
     """The columns of a record's fields, in its types; raises `PipelineError` where a value could change by it.
 
-    A whole number that a float cannot hold is an error when it is read; a decimal becomes the nearest float.
+    A whole number that a float, or 64 bits, cannot hold is an error when it is read; a decimal becomes the nearest
+    float.
     """
     wanted = spark_schema(schema)
     for field in wanted:
@@ -64,17 +65,23 @@ def _as_field(frame: DataFrame, field: StructField, where: str) -> Column:
     from pyspark.sql import functions as F
 
     column, kind = F.col(field.name), field.dataType
-    there = column.cast(kind)
-    if (frame.schema[field.name].dataType.simpleString(), kind.simpleString()) != ("bigint", "double"):
-        return there
-    # a float of 2**63 comes back as the largest bigint
-    exact = column.isNull() | ((there < 2.0**63) & F.coalesce(there.try_cast("bigint") == column, F.lit(False)))
+    there = column.try_cast(kind)
+    found, wanted = frame.schema[field.name].dataType, kind.simpleString()
+    if (found.simpleString(), wanted) == ("bigint", "double"):
+        # a float of 2**63 comes back as the largest bigint
+        exact = (there < 2.0**63) & F.coalesce(there.try_cast("bigint") == column, F.lit(False))
+        lacking, instead = "a float", "an int"
+    elif found.typeName() == "decimal" and wanted == "bigint":
+        exact = there.isNotNull()
+        lacking, instead = "64 bits", "a Decimal"
+    else:
+        return column.cast(kind)
     problem = F.concat(
         F.lit(f"dagster_unified.errors.MalformedInputError: {where}: column '{field.name}' has "),
         column.cast("string"),
-        F.lit(f", which a float cannot hold; declare field '{field.name}' as an int"),
+        F.lit(f", which {lacking} cannot hold; declare field '{field.name}' as {instead}"),
     )
-    return F.when(exact, there).otherwise(F.raise_error(problem).cast(kind))
+    return F.when(column.isNull() | exact, there).otherwise(F.raise_error(problem).cast(kind))
 
 
 def _fits(found: DataType, wanted: DataType) -> bool:

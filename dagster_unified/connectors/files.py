@@ -547,14 +547,36 @@ class ParquetSource(_FileSource[Out]):
         return as_fields(frame, self.records.schema, f"source '{self.name}'")
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        files = Folder(self.path)
-        some = files.any()
-        if some is not None:  # a stream would give null for a column of the record that the files do not have
-            frame, folders = spark.read.parquet(files.location(some)), folder_columns(files)
-            self._check_columns([*frame.columns, *folders])
-            own = [field for field in self.records.schema if field.name not in folders]
-            as_fields(frame, pa.schema(own), f"source '{self.name}'")
-        return self.unread(self._stream(spark, spark_schema(self.records.schema), {}, folder))
+        frame = self._stream(spark, self._found(spark), {}, folder)
+        return self.unread(as_fields(frame, self.records.schema, f"source '{self.name}'"))
+
+    def _found(self, spark: SparkSession) -> StructType:
+        """The columns of the record's fields as a file has them, or else as the fields are.
+
+        A stream would give null for a column that the files do not have.
+        """
+        from pyspark.errors import AnalysisException
+        from pyspark.sql.types import StructType
+
+        wanted, files = spark_schema(self.records.schema), Folder(self.path)
+        if self.boundedness is Boundedness.BOUNDED:
+            some = for_spark(self._existing()[0])
+        elif (name := files.any()) is not None:
+            some = files.location(name)
+        else:
+            return wanted
+        try:
+            frame = spark.read.parquet(some)
+        except AnalysisException as error:
+            if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
+                raise
+            return wanted  # the file is empty
+        folders = folder_columns(files)
+        self._check_columns([*frame.columns, *folders])
+        own = pa.schema([field for field in self.records.schema if field.name not in folders])
+        as_fields(frame, own, f"source '{self.name}'")
+        found = widened(frame.schema, own) or frame.schema
+        return StructType([field if field.name in folders else found[field.name] for field in wanted])
 
     def _alike(self, files: list[UPath]) -> bool:
         import pyarrow.parquet as pq

@@ -14,11 +14,11 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from traceback import walk_tb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from dagster_unified import errors
-from dagster_unified.connectors.files import CsvSource, TextSource
+from dagster_unified.connectors.files import CsvSource, ParquetSource, TextSource
 from dagster_unified.connectors.paths import is_local
 from dagster_unified.engine.handshake import instead
 from dagster_unified.engine.session import is_connect
@@ -93,6 +93,12 @@ _DAMAGED = re.compile(
 )
 """What Spark says of a file whose bytes are not those that were written."""
 
+_OTHER_TYPE = re.compile(
+    r"\[FAILED_READ_FILE[.\w]*\] Encountered error while reading file (\S+?)\. [^\n]*?reading Parquet column \[(.+?)\]"
+    r"\. Expected Spark type (\w+), actual Parquet type (\w+)"
+)
+"""What Spark says of a column that it cannot read as what it is in another file."""
+
 _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 """What Spark finds while it analyses a plan, and may not find at the next attempt."""
 
@@ -114,6 +120,9 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
             f"{plan.name}: stage '{stage}': the name of {unquote(colon.group(1)).removeprefix('file://')} has a colon,"
             " which Hadoop does not read on a disk; rename the file"
         )
+    unfit = _unfit_file(error, plan)
+    if unfit is not None:
+        return unfit
     if "No usable value for logOffset" in text:
         return errors.StateError(
             f"{plan.name}: the checkpoint has an epoch that was planned, not committed, of a source of another kind;"
@@ -293,8 +302,33 @@ def _sentence(error: Exception, text: str) -> str:
 def _header(file: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:
     """The error for a CSV file whose first line does not name the fields of its source's record."""
     sources = [n.source for n in plan.graph.readers if isinstance(n.source, CsvSource) and n.source.header]
-    source = next((s for s in sources if any(file.endswith(str(f).split("://")[-1]) for f in s.files())), sources[0])
+    source = next((s for s in sources if _reads(s, file)), sources[0])
     return errors.MalformedInputError(f"{plan.name}: {source.odd_header(spark, file)}")
+
+
+def _unfit_file(error: Exception, plan: Plan) -> errors.UnifiedError | None:
+    """The error for a file of a Parquet source that is none, or has other types than the source's other files."""
+    types, damaged = _OTHER_TYPE.search(str(error)), damaged_file(error)
+    if types is not None:
+        url, column, wanted, found = types.groups()
+        file = unquote(url).removeprefix("file://")
+        problem = (
+            f"column '{column}' of {file} is {found} in Parquet, and was read as {wanted}; write the file with the"
+            " types of the others, or read it with a source of its own"
+        )
+    elif damaged is not None:
+        file, what = damaged
+        problem = f"{what}; repair it, or remove it"
+    else:
+        return None
+    sources = [n.source for n in plan.graph.readers if isinstance(n.source, ParquetSource)]
+    source = next((s for s in sources if _reads(s, file)), None)
+    return None if source is None else errors.MalformedInputError(f"{plan.name}: source '{source.name}': {problem}")
+
+
+def _reads(source: CsvSource[Any] | ParquetSource[Any], file: str) -> bool:
+    """Whether a file, by its path, is one of a source's."""
+    return any(file.endswith(str(f).split("://")[-1]) for f in source.files())
 
 
 def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:

@@ -1,5 +1,6 @@
 """Columns of Parquet files as fields: no value is changed by its type."""
 
+import shutil
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import NamedTuple
@@ -9,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors.exceptions.base import PySparkException
 
-from dagster_unified.api import ParquetSource
-from dagster_unified.errors import PipelineError
+from dagster_unified.api import FileSink, ParquetSource, Pipeline
+from dagster_unified.errors import MalformedInputError, PipelineError
 
 NEW_YEAR = datetime(2024, 1, 1, tzinfo=timezone.utc)
 MILLIS = 1704067200000
@@ -28,31 +29,73 @@ def read(spark, folder, column, kind):
     return frame.toArrow()["v"].to_pylist()
 
 
-@pytest.mark.parametrize(
-    ("column", "kind", "found"),
-    [
-        (pa.array([1], pa.int8()), int, 1),
-        (pa.array([200], pa.uint8()), int, 200),
-        (pa.array([2**32 - 1], pa.uint32()), int, 2**32 - 1),
-        (pa.array([7], pa.uint64()), int, 7),
-        (pa.array([Decimal(7)], pa.decimal128(10, 0)), int, 7),
-        (pa.array([7]), float, 7.0),
-        (pa.array([0.5], pa.float32()), float, 0.5),
-        (pa.array([Decimal("0.5")]), float, 0.5),
-        (pa.array([7]), Decimal, Decimal(7)),
-        (pa.array([Decimal("1.25")], pa.decimal128(5, 2)), Decimal, Decimal("1.25")),
-        (pa.array(["a"]), str, "a"),
-        (pa.array([b"a"]), str, "a"),
-        (pa.array([MILLIS], pa.timestamp("ms", "UTC")), datetime, NEW_YEAR),
-        (pa.array([MILLIS], pa.timestamp("ms")), datetime, NEW_YEAR),
-        (pa.array([NEW_YEAR.date()]), datetime, NEW_YEAR),
-        (pa.array([NEW_YEAR.date()]), date, NEW_YEAR.date()),
-        (pa.array([{"x": 1, "y": 2}]), Point, {"x": 1, "y": 2}),
-        (pa.array([[1]], pa.list_(pa.int16())), list[int], [1]),
-    ],
-)
+FITTING = [
+    (pa.array([1], pa.int8()), int, 1),
+    (pa.array([200], pa.uint8()), int, 200),
+    (pa.array([2**32 - 1], pa.uint32()), int, 2**32 - 1),
+    (pa.array([7], pa.uint64()), int, 7),
+    (pa.array([Decimal(7)], pa.decimal128(10, 0)), int, 7),
+    (pa.array([7]), float, 7.0),
+    (pa.array([0.5], pa.float32()), float, 0.5),
+    (pa.array([Decimal("0.5")]), float, 0.5),
+    (pa.array([7]), Decimal, Decimal(7)),
+    (pa.array([Decimal("1.25")], pa.decimal128(5, 2)), Decimal, Decimal("1.25")),
+    (pa.array(["a"]), str, "a"),
+    (pa.array([b"a"]), str, "a"),
+    (pa.array([MILLIS], pa.timestamp("ms", "UTC")), datetime, NEW_YEAR),
+    (pa.array([MILLIS], pa.timestamp("ms")), datetime, NEW_YEAR),
+    (pa.array([NEW_YEAR.date()]), datetime, NEW_YEAR),
+    (pa.array([NEW_YEAR.date()]), date, NEW_YEAR.date()),
+    (pa.array([{"x": 1, "y": 2}]), Point, {"x": 1, "y": 2}),
+    (pa.array([[1]], pa.list_(pa.int16())), list[int], [1]),
+]
+
+
+@pytest.mark.parametrize(("column", "kind", "found"), FITTING)
 def test_what_fits_is_read(spark, tmp_path, column, kind, found):
     assert read(spark, tmp_path, column, kind) == [found]
+
+
+def test_streaming_reads_the_same(run_on_spark, run_streaming, tmp_path):
+    (tmp_path / "in").mkdir()
+    names = [f"v{number}" for number in range(len(FITTING))]
+    pq.write_table(pa.table([column for column, _, _ in FITTING], names=names), tmp_path / "in" / "1.parquet")
+    record = NamedTuple("Record", [(n, kind) for n, (_, kind, _) in zip(names, FITTING, strict=True)])
+    pipeline = Pipeline("columns")
+    rows = pipeline.from_source(ParquetSource(str(tmp_path / "in"), record, name="in"))
+    rows.sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    found = []
+    for run in (run_on_spark, run_streaming):
+        run(pipeline)
+        found.append(pq.read_table(tmp_path / "out").to_pylist())
+        shutil.rmtree(tmp_path / "out")
+    assert found == [[{name: value for name, (_, _, value) in zip(names, FITTING, strict=True)}]] * 2
+
+
+class Whole(NamedTuple):
+    v: int
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (pa.array([1.5]), r"column 'v' of \S+2.parquet is DOUBLE in Parquet, and was read as bigint; "),
+        (pa.array(["x"]), r"column 'v' of \S+2.parquet is BINARY in Parquet, and was read as bigint; "),
+        (b"no table", r"\S+2.parquet is no Parquet file; repair it, or remove it"),
+    ],
+)
+def test_a_later_file_that_does_not_fit_is_named(run_on_spark, run_streaming, tmp_path, mode, second, message):
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"v": [1]}), tmp_path / "in" / "1.parquet")
+    if isinstance(second, bytes):
+        (tmp_path / "in" / "2.parquet").write_bytes(second)
+    else:
+        pq.write_table(pa.table({"v": second}), tmp_path / "in" / "2.parquet")
+    pipeline = Pipeline("columns")
+    pipeline.from_source(ParquetSource(str(tmp_path / "in"), Whole, name="in")).print("out")
+    with pytest.raises(MalformedInputError, match=f"^columns: source 'in': {message}"):
+        (run_on_spark if mode == "BATCH" else run_streaming)(pipeline)
 
 
 class Wide(NamedTuple):
@@ -78,6 +121,12 @@ def test_a_whole_number_that_a_float_cannot_hold_is_an_error(spark, tmp_path, nu
     with pytest.raises(PySparkException, match=f"source 'in': column 'v' has {number}, which a float cannot hold"):
         read(spark, tmp_path, pa.array([1, None, number]), float)
     assert read(spark, tmp_path, pa.array([1, None, 2**53, -(2**63)]), float) == [1.0, None, 2.0**53, -(2.0**63)]
+
+
+def test_a_whole_number_that_64_bits_cannot_hold_is_an_error(spark, tmp_path):
+    with pytest.raises(PySparkException, match=r"'v' has 9223372036854775808, which 64 bits cannot hold; .* a Decimal"):
+        read(spark, tmp_path, pa.array([1, None, 2**63], pa.uint64()), int)
+    assert read(spark, tmp_path, pa.array([1, None, 2**63 - 1], pa.uint64()), int) == [1, None, 2**63 - 1]
 
 
 @pytest.mark.parametrize(
