@@ -271,13 +271,14 @@ def in_any_zone(bounds: TimeRange) -> TimeRange:
     return TimeRange(bounds.start - _DAY, bounds.end + _DAY)
 
 
-def in_folder(frame: DataFrame, column: str, bounds: TimeRange | frozenset[str]) -> Column:
-    """Whether a text or a number that a folder's name has may be one that partitions cover."""
+def in_folder(column: str, kind: DataType, bounds: TimeRange | frozenset[str]) -> Column:
+    """Whether a text that a folder's name has, for a field of this type, may be one that partitions cover."""
     from pyspark.sql import functions as F
 
-    text = F.col(column).cast("string")
+    text = F.col(column)
     if not isinstance(bounds, TimeRange):
-        return text.isNull() | text.isin(sorted(bounds))
+        key = text.try_cast(kind).cast("string")  # 7 for 007, where that is a number
+        return key.isNull() | key.isin(sorted(bounds))
     meant = in_any_zone(bounds)
     first, last = meant.start.date().isoformat(), (meant.end - _TICK).date().isoformat()
     day = F.substring(text, 1, 10)

@@ -47,12 +47,11 @@ def as_fields(frame: DataFrame, schema: pa.Schema, where: str) -> DataFrame:
     return frame.select(*[_as_field(frame, field, where).alias(field.name) for field in wanted])
 
 
-def widened(found: StructType, schema: pa.Schema) -> StructType | None:
-    """The columns of a record's fields, with small numbers as wide as the fields are; None where none is small."""
+def widened(found: StructType, schema: pa.Schema) -> StructType:
+    """The columns of a record's fields, with small numbers as wide as the fields are."""
     from pyspark.sql.types import StructType
 
-    wide = StructType([_wide(found[field.name], field) for field in spark_schema(schema)])
-    return None if all(field.dataType == found[field.name].dataType for field in wide) else wide
+    return StructType([_wide(found[field.name], field) for field in spark_schema(schema)])
 
 
 def _wide(found: StructField, wanted: StructField) -> StructField:

@@ -21,7 +21,16 @@ from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.listing import names_until, show
 from dagster_unified.connectors.paths import for_spark, name_of, path_text, storage_path
 from dagster_unified.connectors.positions import FilesRead, Position, Unread, cannot_follow
-from dagster_unified.connectors.texts import SQUEEZED, as_texts, converted, squeezed, unfit
+from dagster_unified.connectors.texts import (
+    SQUEEZED,
+    as_texts,
+    converted,
+    in_texts,
+    misfits_of_folder,
+    squeezed,
+    told_by_folder,
+    unfit,
+)
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
@@ -31,7 +40,7 @@ from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
@@ -151,7 +160,8 @@ class _FileSource(SparkSource[Out]):
         listing = show(
             spark, folder, files, self._read_before(), self._in_partition_before, self.max_files_per_trigger, monitors
         )
-        in_path = [field for field in schema if field.name in folder_columns(files)]
+        told = self._told()
+        in_path = [field for field in schema if field.name in told]
         own = StructType([field for field in schema if field not in in_path])
         reader = spark.readStream.format(self.format).schema(own).options(**options)
         # each "file" that Spark finds in the listing is a chunk of files, of which it can take one at a time
@@ -206,8 +216,7 @@ class _FileSource(SparkSource[Out]):
         rest = self._unread_of(found)
         if not rest:
             return self._read(spark, [for_spark(found[0])]).limit(0)
-        root = for_spark(self._whole.with_segments(Folder(self._whole).root))
-        return self.unread(self._read(spark, list(map(for_spark, rest)), {"basePath": root}))
+        return self.unread(self._read(spark, list(map(for_spark, rest))))
 
     def _unread_of(self, files: list[UPath]) -> list[UPath]:
         """Those files that were not read before."""
@@ -218,8 +227,32 @@ class _FileSource(SparkSource[Out]):
         return [file for file, name in names if name not in read and not self._in_partition_before(name)]
 
     @abstractmethod
-    def _read(self, spark: SparkSession, paths: list[str], options: Mapping[str, Any] | None = None) -> DataFrame:
+    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
         """The rows of files, or of folders or patterns of them."""
+
+    def _told(self) -> set[str]:
+        """The fields that the names of folders tell, such as the day in day=2024-01-01/a.csv.
+
+        They are read as texts, which is what names are; Spark would take 007 for the number 7.
+        """
+        folders = (Folder(self._whole).any() or "").split("/")[:-1]
+        named = {name for name, is_column, _ in (folder.partition("=") for folder in folders) if is_column}
+        return named & set(self.records.names)
+
+    def _rooted(self, told: Collection[str]) -> dict[str, str]:
+        """Spark's option that says below which folder names tell fields; of a pattern it would take none for one."""
+        return {"basePath": for_spark(self._whole.with_segments(Folder(self._whole).root))} if told else {}
+
+    def _in_folders(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
+        """The rows of folders such as day=2024-01-01 that may belong to the partitions that are read.
+
+        Behind the checks of rows it would be too late for Spark to leave the other folders alone.
+        """
+        covered = self.covered()
+        for field in spark_schema(self.records.schema):
+            if field.name in told and field.name in covered:
+                frame = frame.where(in_folder(field.name, field.dataType, covered[field.name]))
+        return frame
 
     def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
         """Reads in one scan; a file's path says which partition it is in.
@@ -320,28 +353,20 @@ class TextSource(_FileSource[Out]):
     def settings(self) -> str:
         return f"{super().settings()} {sorted(self._options().items())}"
 
-    def _read(self, spark: SparkSession, paths: list[str], options: Mapping[str, Any] | None = None) -> DataFrame:
-        schema, own = self._permissive()
-        reader = spark.read.format(self.format).schema(schema).options(**own, **(options or {}))
-        return self._checked(self._in_folders(reader.load(paths)))
-
-    def _in_folders(self, frame: DataFrame) -> DataFrame:
-        """The rows of folders such as day=2024-01-01 that may belong to the partitions that are read.
-
-        Behind the checks of rows it would be too late for Spark to leave the other folders alone.
-        """
-        covered = self.covered()
-        for name in covered.keys() & (folder_columns(Folder(self.path)) if covered else set()):
-            frame = frame.where(in_folder(frame, name, covered[name]))
-        return frame
+    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
+        told = self._told()
+        schema, own = self._permissive(told)
+        reader = spark.read.format(self.format).schema(schema).options(**own, **self._rooted(told))
+        return self._checked(self._in_folders(reader.load(paths), told), told)
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        return self.unread(self._checked(self._stream(spark, *self._permissive(), folder)))
+        told = self._told()
+        return self.unread(self._checked(self._stream(spark, *self._permissive(told), folder), told))
 
-    def _permissive(self) -> tuple[StructType, dict[str, Any]]:
+    def _permissive(self, told: Collection[str]) -> tuple[StructType, dict[str, Any]]:
         from pyspark.sql.types import StringType
 
-        schema = spark_schema(as_texts(self.records.schema)).add(_CORRUPT, StringType())
+        schema = spark_schema(in_texts(as_texts(self.records.schema), told)).add(_CORRUPT, StringType())
         return schema, {
             "mode": "PERMISSIVE",
             "columnNameOfCorruptRecord": _CORRUPT,
@@ -349,16 +374,15 @@ class TextSource(_FileSource[Out]):
             **self._options(),
         }
 
-    def _checked(self, frame: DataFrame) -> DataFrame:
+    def _checked(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
         """Each row with what is wrong with it; or, where a malformed row is to fail the run, only rows that fit."""
         from pyspark.sql import functions as F
 
         names = list(self.records.names)
         reason = F.when(F.col(_CORRUPT).isNotNull(), F.lit(f"cannot be read as {self.records.describe()}"))
         for field in self.records.schema:
-            for misfit, test in chain(
-                within(field, field.name, _missing), within(field, field.name, unfit), self._odd(field)
-            ):
+            misfits = misfits_of_folder(field) if field.name in told else within(field, field.name, unfit)
+            for misfit, test in chain(within(field, field.name, _missing), misfits, self._odd(field)):
                 reason = reason.when(test(F.col(field.name)), F.lit(misfit))
         for name, enum in self.records.members().items():
             values = [member.value for member in enum]
@@ -372,7 +396,10 @@ class TextSource(_FileSource[Out]):
             reason.isNotNull(),
             F.struct(F.col("_metadata.file_path").alias("file"), text.alias("row"), opaque(reason).alias("reason")),
         )
-        values = [converted(F.col(field.name), field) for field in self.records.schema]
+        values = [
+            (told_by_folder if field.name in told else converted)(F.col(field.name), field)
+            for field in self.records.schema
+        ]
         if self.on_malformed != "fail":
             return frame.select(*values, problem.alias(MALFORMED))
         return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*values)
@@ -537,46 +564,71 @@ class ParquetSource(_FileSource[Out]):
 
     format = "parquet"
 
-    def _read(self, spark: SparkSession, paths: list[str], options: Mapping[str, Any] | None = None) -> DataFrame:
-        reader = spark.read.options(**(options or {}))
+    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
+        told = self._told()
+        reader = spark.read.options(**self._rooted(told))
         frame = reader.parquet(*paths)
-        self._check_columns(frame.columns)
-        wide = widened(frame.schema, self.records.schema)
-        if wide is not None:  # Spark has looked at one file, and others may have wider numbers
-            frame = reader.schema(wide).parquet(*paths)
-        return as_fields(frame, self.records.schema, f"source '{self.name}'")
+        columns = self._columns(frame, told)
+        if any(frame.schema[column.name] != column for column in columns):
+            # Spark has looked at one file, and others may have wider numbers
+            frame = reader.schema(columns).parquet(*paths)
+        return self._typed(self._in_folders(frame, told), told)
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        frame = self._stream(spark, self._found(spark), {}, folder)
-        return self.unread(as_fields(frame, self.records.schema, f"source '{self.name}'"))
+        told = self._told()
+        return self.unread(self._typed(self._stream(spark, self._found(spark, told), {}, folder), told))
 
-    def _found(self, spark: SparkSession) -> StructType:
-        """The columns of the record's fields as a file has them, or else as the fields are.
+    def _typed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
+        """The columns of the record's fields, in their types."""
+        from pyspark.sql import functions as F
+
+        raised = "dagster_unified.errors.MalformedInputError: "
+        where = f"source '{self.name}'"
+        file = F.regexp_replace(_decoded(F.col("_metadata.file_path")), "^file:/+", "/")
+        values = {}
+        for field in self.records.schema:
+            if field.name in told:
+                text = F.col(field.name)
+                value = values[field.name] = told_by_folder(text, field)
+                for misfit, test in misfits_of_folder(field):
+                    problem = F.raise_error(F.concat(F.lit(f"{raised}{where}: "), file, F.lit(f": {misfit}")))
+                    values[field.name] = F.when(~test(text), value).otherwise(problem)
+        return as_fields(frame.withColumns(values), self.records.schema, where)
+
+    def _columns(self, frame: DataFrame, told: Collection[str]) -> StructType:
+        """The columns of the record's fields as a file has them, with small numbers as wide as the fields are.
+
+        Raises `PipelineError` for one that is missing, or whose values could change on their way to the field.
+        """
+        from pyspark.sql.types import StructType
+
+        missing = [name for name in self.records.names if name not in frame.columns and name not in told]
+        if missing:
+            raise PipelineError(
+                f"source '{self.name}': no column '{missing[0]}' in {self.path}; it has {', '.join(frame.columns)}"
+            )
+        schema = self.records.schema
+        own = pa.schema([field for field in schema if field.name not in told])
+        as_fields(frame, own, f"source '{self.name}'")
+        wide = widened(frame.schema, own)
+        return StructType([f if f.name in told else wide[f.name] for f in spark_schema(in_texts(schema, told))])
+
+    def _found(self, spark: SparkSession, told: Collection[str]) -> StructType:
+        """The columns of the record's fields as some file has them, or else as the fields are.
 
         A stream would give null for a column that the files do not have.
         """
         from pyspark.errors import AnalysisException
-        from pyspark.sql.types import StructType
 
-        wanted, files = spark_schema(self.records.schema), Folder(self.path)
-        if self.boundedness is Boundedness.BOUNDED:
-            some = for_spark(self._existing()[0])
-        elif (name := files.any()) is not None:
-            some = files.location(name)
-        else:
-            return wanted
+        files = Folder(self.path)
+        some = path_text(self._existing()[0]) if self.boundedness is Boundedness.BOUNDED else files.any()
         try:
-            frame = spark.read.parquet(some)
+            if some is not None:
+                return self._columns(spark.read.parquet(files.location(some.removeprefix(f"{files.root}/"))), told)
         except AnalysisException as error:
-            if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
+            if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":  # the file is empty
                 raise
-            return wanted  # the file is empty
-        folders = folder_columns(files)
-        self._check_columns([*frame.columns, *folders])
-        own = pa.schema([field for field in self.records.schema if field.name not in folders])
-        as_fields(frame, own, f"source '{self.name}'")
-        found = widened(frame.schema, own) or frame.schema
-        return StructType([field if field.name in folders else found[field.name] for field in wanted])
+        return spark_schema(in_texts(self.records.schema, told))
 
     def _alike(self, files: list[UPath]) -> bool:
         import pyarrow.parquet as pq
@@ -592,19 +644,6 @@ class ParquetSource(_FileSource[Out]):
                     return False
         return all(schema == schemas[0] for schema in schemas)
 
-    def _check_columns(self, columns: list[str]) -> None:
-        missing = [n for n in self.records.names if n not in columns]
-        if missing:
-            raise PipelineError(
-                f"source '{self.name}': no column '{missing[0]}' in {self.path}; it has {', '.join(columns)}"
-            )
-
-
-def folder_columns(files: Folder) -> set[str]:
-    """The columns that the names of folders tell, such as the day in day=2024-01-01/a.csv."""
-    folders = (files.any() or "").split("/")[:-1]
-    return {name for name, is_column, _ in (folder.partition("=") for folder in folders) if is_column}
-
 
 def _missing(field: pa.Field, path: str) -> Iterator[Check]:
     if not field.nullable:
@@ -615,13 +654,17 @@ def _from_path(field: StructField) -> Column:
     """What the folders of a file tell of a field."""
     from pyspark.sql import functions as F
 
-    def decoded(text: Column) -> Column:
-        # a + is one in a path, and a blank in what url_decode is for
-        return F.url_decode(F.replace(text, F.lit("+"), F.lit("%2B")))
-
-    path = decoded(F.col("_metadata.file_path"))
-    text = decoded(F.regexp_extract(path, f"/{re.escape(field.name)}=([^/]*)/", 1))
+    path = _decoded(F.col("_metadata.file_path"))
+    text = _decoded(F.regexp_extract(path, f"/{re.escape(field.name)}=([^/]*)/", 1))
     return F.when(~text.isin("", "__HIVE_DEFAULT_PARTITION__"), text).cast(field.dataType).alias(field.name)
+
+
+def _decoded(text: Column) -> Column:
+    """A part of a path as it is on the disk."""
+    from pyspark.sql import functions as F
+
+    # a + is one in a path, and a blank in what url_decode is for
+    return F.url_decode(F.replace(text, F.lit("+"), F.lit("%2B")))
 
 
 def _shown(file: str) -> str:

@@ -7,7 +7,7 @@ after the day, and round decimals. So these are read as texts, and become values
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,25 @@ _FINER = (37, 28, 19)
 def as_texts(schema: pa.Schema) -> pa.Schema:
     """The schema with texts in place of what is read as such."""
     return pa.schema([field.with_type(_as_text(field.type)) for field in schema])
+
+
+def in_texts(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+    """The schema with texts in place of the fields with these names."""
+    return pa.schema([field.with_type(pa.string()) if field.name in names else field for field in schema])
+
+
+def told_by_folder(text: Column, field: pa.Field) -> Column:
+    """A field's value, of the text that the name of a folder has for it; null where that does not fit."""
+    return text.try_cast(_spark_type(field.type)).alias(field.name)
+
+
+def misfits_of_folder(field: pa.Field) -> Iterator[Check]:
+    """Whether the text that the name of a folder has for a field does not fit."""
+    if _is_text(field.type):
+        yield from unfit(field, field.name)
+    elif not pa.types.is_string(field.type):
+        problem = f"field '{field.name}' is no value of {field.type} in the name of its folder"
+        yield problem, lambda text: text.isNotNull() & text.try_cast(_spark_type(field.type)).isNull()
 
 
 def squeezed(line: str) -> str:
