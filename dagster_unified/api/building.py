@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,19 +56,12 @@ class GraphBuilder:
 
         Raises `PipelineError` where it is not complete, two operators share a uid, or two sinks overwrite each other.
 
-        Of sinks with one name, all but the first are named by their uids.
+        Of sinks with one name, all but the first have a number behind it.
         """
         self._raise_mistakes()
         if not any(isinstance(n, SinkNode) for n in self._nodes):
             raise PipelineError(f"{self.name}: nothing is written anywhere; end a stream with sink_to(...) or print()")
-        nodes = []
-        sinks: set[str] = set()
-        for node in self._identified():
-            if isinstance(node, SinkNode):
-                node = replace(node, name=node.uid) if node.name in sinks else node
-                sinks.add(node.name)
-            nodes.append(node)
-        graph = Graph(self.name, tuple(nodes), tuple(self._edges))
+        graph = Graph(self.name, tuple(self._identified(self._named())), tuple(self._edges))
         check_operator_state(graph)
         check_targets(written(graph))
         return graph
@@ -106,9 +99,23 @@ class GraphBuilder:
             raise PipelineError(f"explain knows the formats {', '.join(formats)}, not '{format}'")
         return formats[format](self.plan(options))
 
-    def _identified(self) -> list[Node]:
-        """The operators, each with a uid; raises where an author has given one to two of them."""
-        given = [n for n in self._nodes if n.given_uid]
+    def _named(self) -> list[Node]:
+        """The operators, no two sinks of which have one name."""
+        names: set[str] = set()
+        nodes = []
+        for node in self._nodes:
+            if isinstance(node, SinkNode):
+                node = replace(node, name=_free(node.name, names))
+                names.add(node.name)
+            nodes.append(node)
+        return nodes
+
+    def _identified(self, nodes: Sequence[Node]) -> list[Node]:
+        """The operators, each with a uid; raises where an author has given one to two of them.
+
+        That of a sink does not depend on how operators are called: by it a target knows what the sink has written.
+        """
+        given = [n for n in nodes if n.given_uid]
         for uid, count in Counter(n.uid for n in given).items():
             if count > 1:
                 first, second = [n for n in given if n.uid == uid][:2]
@@ -116,14 +123,12 @@ class GraphBuilder:
                     f"{self.name}: '{first.name}' ({first.location}) and '{second.name}' ({second.location}) both have "
                     f"the uid '{uid}'; a uid names one operator's state"
                 )
-        taken = {n.uid for n in given}
-        nodes = []
-        for node in self._nodes:
+        uids = {n.id: n.uid for n in given}
+        for node in sorted(nodes, key=lambda node: not isinstance(node, SinkNode)):
             if not node.given_uid:
-                node = replace(node, uid=_free_uid(node.name, taken))
-                taken.add(node.uid)
-            nodes.append(node)
-        return nodes
+                own = re.sub(r"\W+", "-", node.name).strip("-").lower() or "operator"
+                uids[node.id] = _free(f"sink-{own}" if isinstance(node, SinkNode) else own, uids.values())
+        return [replace(node, uid=uids[node.id]) for node in nodes]
 
     def _add(self, kind: type[N], upstream: list[Upstream], name: str, **attributes: Any) -> N:
         if not self.is_body:
@@ -177,13 +182,13 @@ class GraphBuilder:
         return record_type(python, f"{self.name}: operator '{operator}'")
 
 
-def _free_uid(name: str, taken: set[str]) -> str:
-    base = re.sub(r"\W+", "-", name).strip("-").lower() or "operator"
-    uid, number = base, 1
-    while uid in taken:
+def _free(name: str, taken: Collection[str]) -> str:
+    """The name, with a number behind it where it is taken."""
+    found, number = name, 1
+    while found in taken:
         number += 1
-        uid = f"{base}-{number}"
-    return uid
+        found = f"{name}-{number}"
+    return found
 
 
 def _caller() -> Location | None:

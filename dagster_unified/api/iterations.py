@@ -426,7 +426,7 @@ class _BodyBuilder(GraphBuilder):
     def body(self) -> Graph:
         """The graph; raises where an operator in it cannot run there."""
         self._raise_mistakes()
-        graph = Graph(self.name, tuple(self._identified()), tuple(self._edges))
+        graph = Graph(self.name, tuple(self._identified(self._nodes)), tuple(self._edges))
         check_operator_state(graph)
         for node in graph.nodes:
             self._check(node)

@@ -150,7 +150,11 @@ def _unique(
     def check() -> AssetCheckResult:
         if not sink.exists():
             return _nothing(planned, node)
-        table = sink.dataset(records).to_table(columns=columns)
+        held = sink.dataset(records)
+        missing = [name for name in columns if name not in held.schema.names]
+        if missing:
+            return AssetCheckResult(passed=False, description=f"the table has no column '{missing[0]}'")
+        table = held.to_table(columns=columns)
         counted = table.group_by(columns).aggregate([([], "count_all")])
         twice = counted.filter(pc.field("count_all") > 1)
         return AssetCheckResult(
@@ -172,28 +176,49 @@ def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition
         ),
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
-        records = context.instance.fetch_materializations(
-            AssetRecordsFilter(asset_key=key), limit=checks.history + 1
-        ).records
-        counts = [
-            int(c.value)
-            for r in records
-            if r.asset_materialization is not None
-            and (c := r.asset_materialization.metadata.get("dagster/row_count")) is not None
-        ]
-        if len(counts) < 2:
-            return AssetCheckResult(
-                passed=True, description="there is no history yet", metadata={"rows": counts[0] if counts else 0}
-            )
-        now, before = counts[0], statistics.median(counts[1:])
+        counted, before = _counts(context, key, checks.history)
+        if not (counted and before):
+            now = next(iter(counted.values()), 0)
+            return AssetCheckResult(passed=True, description="there is no history yet", metadata={"rows": now})
+        median = statistics.median(before)
+        partition, now = max(counted.items(), key=lambda one: abs(one[1] - median))
+        of = "" if partition is None else f" in partition {partition}"
         return AssetCheckResult(
-            passed=abs(now - before) <= within * before,
+            passed=abs(now - median) <= within * median,
             severity=AssetCheckSeverity.ERROR if checks.blocking else AssetCheckSeverity.WARN,
-            description=f"{now} rows, and {before:g} in the median of the {len(counts) - 1} before",
-            metadata={"rows": now, "median before": before},
+            description=f"{now} rows{of}, and {median:g} in the median of the {len(before)} before",
+            metadata={"rows": now, "median before": median},
         )
 
     return check
+
+
+def _counts(
+    context: AssetCheckExecutionContext, key: AssetKey, history: int
+) -> tuple[dict[str | None, int], list[int]]:
+    """The row count of each partition that a run has materialized, and those of so many materializations before.
+
+    The run is the check's own, or the latest where that has materialized nothing.
+    """
+    wanted = history + 1
+    while True:
+        found = context.instance.fetch_materializations(AssetRecordsFilter(asset_key=key), limit=wanted)
+        run = context.run.run_id if any(r.run_id == context.run.run_id for r in found.records) else None
+        run = run or next((r.run_id for r in found.records), None)
+        own: dict[str | None, int] = {}
+        before = []
+        for record in found.records:
+            made = record.asset_materialization
+            count = made.metadata.get("dagster/row_count") if made is not None else None
+            if made is None or count is None:
+                continue
+            if record.run_id == run and (run or not own):  # those that people report have no run
+                own.setdefault(made.partition, int(count.value))
+            elif own:  # of a run that has ended meanwhile it is not known that it was before
+                before.append(int(count.value))
+        if len(before) >= history or not found.has_more:
+            return own, before[:history]
+        wanted *= 4
 
 
 def _parity(

@@ -393,7 +393,16 @@ def test_two_equal_uids_name_both_operators_and_their_lines():
 def test_uids_that_are_not_given_are_unique_and_follow_the_names():
     pipeline = Pipeline("p")
     pipeline.from_collection([1], name="in").map(to_int).map(to_int).print("out")
-    assert [n.uid for n in pipeline.graph().nodes] == ["in", "to_int", "to_int-2", "out"]
+    assert [n.uid for n in pipeline.graph().nodes] == ["in", "to_int", "to_int-2", "sink-out"]
+
+
+def test_what_operators_are_called_changes_no_uid_of_a_sink():
+    pipeline = Pipeline("p")
+    stream = pipeline.from_collection([1], name="in")
+    for name in ("out", "sink-out", "sink out-2"):
+        stream.map(to_int).name(name).print("out")
+    nodes = [node for node in pipeline.graph().nodes if isinstance(node, SinkNode)]
+    assert [(n.name, n.uid) for n in nodes] == [("out", "sink-out"), ("out-2", "sink-out-2"), ("out-3", "sink-out-3")]
 
 
 def test_forward_with_another_parallelism_is_an_error():

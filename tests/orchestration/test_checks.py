@@ -9,6 +9,7 @@ import pytest
 from dagster import (
     AssetKey,
     AssetObservation,
+    BackfillPolicy,
     DagsterInstance,
     DailyPartitionsDefinition,
     Definitions,
@@ -185,6 +186,42 @@ def test_a_row_count_that_collapses_stops_what_comes_after_it(stock):
     found, ran = stock(checks, *[SEVEN] * 10)
     assert found["row_count"] == (False, "10 rows, and 100 in the median of the 2 before")
     assert not ran
+
+
+def test_each_partition_of_a_range_is_judged_by_those_that_were_there_before(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    rows = {day: 10 for day in range(1, 7)} | {5: 1}
+    lines = [f"a,2024-01-{day:02d}T10:00:00Z,1" for day, count in rows.items() for _ in range(count)]
+    (tmp_path / "in" / "1.csv").write_text("\n".join(["shop,at,amount", *lines, ""]))
+    pipeline = Pipeline("sales")
+    sales = pipeline.from_source(CsvSource(str(tmp_path / "in"), Sale, name="given").partitioned_by("at"))
+    sales.sink_to(DeltaSink(str(tmp_path / "totals"), name="totals"))
+    deployed = BatchDeployment(
+        pipeline,
+        partitions=DailyPartitionsDefinition("2024-01-01"),
+        backfill_policy=BackfillPolicy.single_run(),
+        checks=Checks(schema=False, rows_within=0.2),
+    )
+    resources = {
+        "spark": PySparkResource(spark_config={}),
+        "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
+    }
+    job = unified_definitions(deployed, resources=resources).resolve_job_def("sales_batch")
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+
+        def run(first, last):
+            tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+            (found,) = job.execute_in_process(instance=instance, tags=tags).get_asset_check_evaluations()
+            return found.passed, found.description
+
+        assert run("2024-01-01", "2024-01-03") == (True, "there is no history yet")
+        expected = (False, "1 rows in partition 2024-01-05, and 10 in the median of the 3 before")
+        assert run("2024-01-04", "2024-01-06") == expected
+
+
+def test_a_table_without_its_key_has_no_unique_keys(check, tmp_path):
+    write_deltalake(str(tmp_path / "totals"), pa.table({"n": [1]}))
+    assert check(Checks(schema=False)) == {"totals_unique_keys": (False, "the table has no column 'shop'")}
 
 
 def test_a_stream_is_fresh_while_rows_come(check, tmp_path):

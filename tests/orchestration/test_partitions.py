@@ -303,6 +303,18 @@ def test_a_partitioned_overwrite_replaces_what_runs_without_partitions_had_writt
     assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["n"].to_pylist()) == [3, 4]
 
 
+@pytest.mark.parametrize("mode", ["overwrite", "append"])
+def test_a_pipeline_or_sink_under_another_name_replaces_a_partition_only_where_the_table_is_its_own(
+    spark, tmp_path, mode
+):
+    sink = DeltaSink(str(tmp_path / "table"), mode=mode)
+    for name, value in (("former", 1), ("later", 2)):
+        for partition in ("2013-03-09", "2013-03-10"):
+            written(sink, spark.createDataFrame([(value,)], "n long"), f"run {value}", partition, uid=name)
+    found = sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["n"].to_pylist())
+    assert found == ([2, 2] if mode == "overwrite" else [1, 1, 2, 2])
+
+
 def test_lineage_leads_from_the_users_asset_to_the_users_asset():
     graph = defs.resolve_asset_graph()
     first = graph.get(AssetKey(["sales", "as_total"]))

@@ -348,13 +348,15 @@ class DeltaCommitter(Committer[DeltaFile]):
     def _replaced(self, adds: Sequence[AddAction], identities: Sequence[WriteIdentity]) -> list[RemoveAction]:
         """Removals of the files that are replaced.
 
-        Those that earlier runs of the same partitions of the pipeline had written; with `overwrite` also those of no
-        such partition.
+        Those that earlier runs of the same partitions of the pipeline had written; with `overwrite` those of any
+        pipeline, and also those of no such partition.
 
         With `partition_by` the latter is only what lies in the table's partitions that are written. A STREAMING job
         keeps what it wrote in earlier epochs.
         """
-        own = tuple(_partition_prefix(i.replaces) for i in identities if i.replaces is not None)
+        # with `overwrite` whoever wrote them, such as the pipeline under a name that it had before
+        whose = _partition_prefix if self._mode == "overwrite" else _owner_prefix
+        own = tuple(whose(i) for i in identities if i.replaces is not None)
         kept = tuple(_file_prefix(i) for i in identities if i.replaces is None)
         if self._mode != "overwrite" and not own:
             return []
@@ -487,15 +489,20 @@ def partition_values(row: dict[str, Any]) -> dict[str, str | None]:
     }
 
 
-def _partition_prefix(replaces: str) -> str:
-    """How the folders of all that is written of one of the pipeline's partitions begin."""
-    return f"{_PARTITION}{digest(replaces)}-"
+def _partition_prefix(identity: WriteIdentity) -> str:
+    """How the folders of all that is written of a partition begin."""
+    return f"{_PARTITION}{digest(identity.partition)}-"
+
+
+def _owner_prefix(identity: WriteIdentity) -> str:
+    """How the folders of all that one sink of a pipeline writes of a partition begin."""
+    return f"{_partition_prefix(identity)}{digest(identity.replaces)}-"
 
 
 def _file_prefix(identity: WriteIdentity) -> str:
     """How the folders of all that one execution writes begin."""
     own = digest(identity.origin)
-    return f"data-{own}-" if identity.replaces is None else f"{_partition_prefix(identity.replaces)}{own}-"
+    return f"data-{own}-" if identity.replaces is None else f"{_owner_prefix(identity)}{own}-"
 
 
 def _remove(row: dict[str, Any]) -> RemoveAction:
