@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dagster import (
     AssetKey,
@@ -24,14 +24,12 @@ from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
-from dagster_unified.orchestration.deployment import check_pipeline
+from dagster_unified.orchestration.checks import Checks
+from dagster_unified.orchestration.deployment import check_pipeline, check_types
+from dagster_unified.orchestration.janitor import Retention
 from dagster_unified.orchestration.partitions import check_apart, checked_carrying, dimensions_of, in_zone
 from dagster_unified.orchestration.resources import batch_configuration
-
-if TYPE_CHECKING:
-    from dagster_unified.orchestration.checks import Checks
-    from dagster_unified.orchestration.janitor import Retention
-    from dagster_unified.orchestration.schedules import BatchSchedule
+from dagster_unified.orchestration.schedules import BatchSchedule
 
 DEFAULT_RETRY = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
 """Three further attempts with exponential delay; an error that is terminal by its type is not retried."""
@@ -93,6 +91,22 @@ class BatchDeployment:
     def __post_init__(self) -> None:
         check_pipeline(self.pipeline, "BatchDeployment")
         name = self.pipeline.name
+        check_types(
+            name,
+            self,
+            partitions=PartitionsDefinition,
+            timezone=str,
+            backfill_policy=BackfillPolicy,
+            upstream=Mapping,
+            schedule=BatchSchedule,
+            automation_condition=AutomationCondition,
+            freshness_policy=FreshnessPolicy,
+            retry_policy=RetryPolicy,
+            pool=str,
+            retention=Retention,
+            checks=Checks,
+            options=Mapping,
+        )
         if MODE in self.options:
             raise ConfigurationError(
                 f"{name}: a BatchDeployment runs in BATCH; leave the option {MODE} out, or use a StreamingDeployment"

@@ -20,12 +20,12 @@ from dagster_unified.engine.streaming.desired import Desired, Status
 from dagster_unified.errors import ConfigurationError, lasting
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.upgrade import Code, changes
+from dagster_unified.orchestration.checks import Checks
 from dagster_unified.orchestration.moments import check_lengths, utc, words
 from dagster_unified.orchestration.restarts import Failure, decide
 
 if TYPE_CHECKING:
     from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
-    from dagster_unified.orchestration.checks import Checks
 
 STARTUP = timedelta(minutes=3)
 """How long a run may take to start Spark and take the lease."""
@@ -73,6 +73,9 @@ class StreamingDeployment:
 
     def __post_init__(self) -> None:
         check_pipeline(self.pipeline, "StreamingDeployment")
+        check_types(
+            self.pipeline.name, self, options=Mapping, upstream=Mapping, checks=Checks, executor=ExecutorDefinition
+        )
         if self.state not in ("running", "suspended"):
             raise ConfigurationError(
                 f"{self.pipeline.name}: a deployment's state is 'running' or 'suspended', not {self.state!r}"
@@ -118,6 +121,14 @@ def check_pipeline(given: object, of: str) -> None:
     """Raises `ConfigurationError` for what is no pipeline."""
     if not isinstance(given, Pipeline):
         raise ConfigurationError(f"a {of} is of a pipeline, and not of {given!r}; give it the Pipeline itself")
+
+
+def check_types(pipeline: str, arguments: object, **kinds: type[object]) -> None:
+    """Raises `ConfigurationError` where an argument of a deployment is of another type; None says nothing."""
+    for name, kind in kinds.items():
+        value = getattr(arguments, name)
+        if value is not None and not isinstance(value, kind):
+            raise ConfigurationError(f"{pipeline}: {name} is a {kind.__name__}, not {value!r}")
 
 
 def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from dagster_unified.api import (
+    DatabaseSink,
     DeltaSink,
     FileSink,
     KafkaSink,
@@ -443,6 +444,13 @@ def test_operators_of_a_plain_stream_may_follow_key_by():
             "/data/a/b, inside the folder of sink 'one' of p",
         ),
         (DeltaSink("out", name="one"), FileSink(f"{os.getcwd()}/out", name="two"), f"one place, {os.getcwd()}/out"),
+        *(
+            (DatabaseSink("t", "sqlite:////d/q.db", "overwrite", name="one"), other, "one place, sqlite:////d/q.db/t,")
+            for other in (
+                DatabaseSink("T", "sqlite+pysqlite:////d/./q.db", name="two"),
+                DatabaseSink("t", f"sqlite:///{os.path.relpath('/d/q.db')}", name="two", schema="main"),
+            )
+        ),
         (DeltaSink("s3://bucket/a", name="one"), DeltaSink("s3a://bucket/a/", name="two"), "one place, s3://bucket/a,"),
     ],
 )

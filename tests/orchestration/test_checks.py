@@ -190,8 +190,8 @@ def test_a_row_count_that_collapses_stops_what_comes_after_it(stock):
 
 def test_each_partition_of_a_range_is_judged_by_those_that_were_there_before(spark, tmp_path):
     (tmp_path / "in").mkdir()
-    rows = {day: 10 for day in range(1, 7)} | {5: 1}
-    lines = [f"a,2024-01-{day:02d}T10:00:00Z,1" for day, count in rows.items() for _ in range(count)]
+    rows = dict.fromkeys(range(1, 7), 10) | {5: 1}
+    lines = [f"a,2024-01-{day:02d}T10:00:00Z,1" for day, n in rows.items() for _ in range(n)]
     (tmp_path / "in" / "1.csv").write_text("\n".join(["shop,at,amount", *lines, ""]))
     pipeline = Pipeline("sales")
     sales = pipeline.from_source(CsvSource(str(tmp_path / "in"), Sale, name="given").partitioned_by("at"))

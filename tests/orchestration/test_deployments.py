@@ -138,6 +138,22 @@ def test_a_deployment_that_cannot_be_is_an_error_with_the_pipelines_name():
         BatchDeployment(sales(), reuse="always")
 
 
+@pytest.mark.parametrize(
+    ("deployment", "given", "message"),
+    [
+        (BatchDeployment, {"schedule": "0 3 * * *"}, r"schedule is a BatchSchedule, not '0 3 \* \* \*'"),
+        (BatchDeployment, {"checks": True}, "checks is a Checks, not True"),
+        (BatchDeployment, {"partitions": "daily"}, "partitions is a PartitionsDefinition, not 'daily'"),
+        (BatchDeployment, {"upstream": ["given"]}, r"upstream is a Mapping, not \['given'\]"),
+        (StreamingDeployment, {"checks": True}, "checks is a Checks, not True"),
+        (StreamingDeployment, {"options": "x"}, "options is a Mapping, not 'x'"),
+    ],
+)
+def test_arguments_of_other_types_are_errors_with_their_name(deployment, given, message):
+    with pytest.raises(ConfigurationError, match=f"^sales: {message}"):
+        deployment(sales(), **given)
+
+
 def test_stages_depend_on_each_other_as_assets():
     pipeline = Pipeline("numbers")
     pipeline.from_collection([("a", 1), ("b", 2)], name="pairs").key_by(0).sum(1).name("sums").print("out")

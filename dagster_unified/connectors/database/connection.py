@@ -52,6 +52,9 @@ reads. Those from 2000 to 2999 are of a client that does not reach it."""
 _URL = re.compile(r"([\w+]+)://(?:[^:/]*(?::[^@]*)?@)?([^/?@]*)(/[^?]*)?(?:\?.*)?", re.DOTALL)
 """A URL as SQLAlchemy takes it apart, whose passwords may hold a slash: its scheme, its host, its path."""
 
+IN_FILES = ("sqlite", "duckdb")
+"""Databases that are files. They tell no upper from lower case in names, and tables are in the schema `main`."""
+
 _SESSION = {
     "duckdb": "SET TimeZone = 'UTC'",
     "mariadb": (
@@ -95,6 +98,16 @@ class Database:
             return f"database at {shown(self.url)}"
         parts = _URL.fullmatch(self.url)
         return f"{parts[1]}://{parts[2]}{parts[3] or ''}" if parts else "a database"
+
+    def place(self) -> str:
+        """The one form of all URLs that lead to the database, as far as they tell."""
+        parts = _URL.fullmatch(self.url) if isinstance(self.url, str) else None
+        if parts is None:
+            return self.describe()
+        dialect, path = parts[1].partition("+")[0], parts[3] or ""
+        if dialect in IN_FILES and path:
+            path = f"/{os.path.realpath(path.removeprefix('/'))}"
+        return f"{dialect}://{parts[2]}{path}"
 
     def __repr__(self) -> str:
         return f"Database({self.describe()})"

@@ -8,12 +8,13 @@ import pyarrow as pa
 
 from dagster_unified.connectors.commits import WriterTask
 from dagster_unified.connectors.database.committer import MARKS, DatabaseCommitter, Plan
-from dagster_unified.connectors.database.connection import Database
+from dagster_unified.connectors.database.connection import IN_FILES, Database
 from dagster_unified.connectors.database.source import DatabaseSource
 from dagster_unified.connectors.database.staging import StagedRows, StagingWriter
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.table_sink import Mode, TableSink
 from dagster_unified.errors import PipelineError
+from dagster_unified.graph.connectors import Target
 from dagster_unified.operators.functions.type_variables import In
 
 
@@ -64,6 +65,13 @@ class DatabaseSink(TableSink[In, StagedRows]):
     def place(self) -> tuple[str, str]:
         table = self.table if self.schema is None else f"{self.schema}.{self.table}"
         return table, self.database.describe()
+
+    def target(self) -> Target:
+        place = self.database.place()
+        table = self.place()[0]
+        if place.startswith(IN_FILES):
+            table = table.lower().removeprefix("main.") if self.schema is not None else table.lower()
+        return Target(f"{place}/{table}", shared=self.mode == "append" and self.partition_column is None)
 
     def committer(self, schema: pa.Schema) -> DatabaseCommitter:
         return DatabaseCommitter(

@@ -89,8 +89,8 @@ def check_mode(plan: Plan) -> None:
     """Raises `UnsupportedError` for a plan that does not run in BATCH."""
     if plan.execution.mode != "BATCH":
         raise UnsupportedError(
-            f"{plan.name}: this job runs BATCH stages, and the pipeline resolves to {plan.execution.mode}; launch with"
-            " execution.runtime-mode=BATCH and bounded sources"
+            f"{plan.name}: this job runs BATCH stages, and the pipeline resolves to {plan.execution.mode}; leave"
+            " execution.runtime-mode out and read bounded sources, or run a StreamingDeployment of the pipeline"
         )
 
 
