@@ -6,12 +6,13 @@ sqlframe turns the recorded expressions into SQL, and DuckDB runs it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import singledispatch
 from typing import Any
 
 import pyarrow as pa
 
-from dagster_unified.errors import MissingRequirementError, RecordTypeError, UnsupportedError
+from dagster_unified.errors import MissingRequirementError, PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column, replay
 from dagster_unified.graph.nodes import BOUNDS
@@ -48,11 +49,51 @@ def run_native(
     with duckdb.connect() as connection:
         for name, given in _tables(node, pipeline, table, arriving, looked_up, marks).items():
             connection.register(name, given)
-        result = connection.sql(_statement(node, pipeline, layout, columns)).to_arrow_table()
-    given = [result.column(name).combine_chunks() for name in node.records.names]
+        try:
+            result = connection.sql(_statement(node, pipeline, layout, columns)).to_arrow_table()
+        except duckdb.Error as error:
+            said = str(error).partition("\n")[0]
+            raise PipelineError(
+                f"{pipeline}: operator '{node.name}': the harness, which computes columns with DuckDB, does not accept"
+                f" an expression of it: {said}; correct the names and types that it uses"
+            ) from error
+    given = [
+        _typed(f"{pipeline}: operator '{node.name}'", field, result.column(field.name).combine_chunks())
+        for field in node.records.schema
+    ]
     times = result.column(TIMESTAMP).to_pylist() if node.timestamped else [None] * result.num_rows
     records = node.records.from_batch(cast(given, node.records.schema))
     return list(zip(records, times, strict=True))
+
+
+_KINDS = (
+    ("a text", lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind)),
+    ("a boolean", pa.types.is_boolean),
+    ("bytes", lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind)),
+    ("a whole number", lambda kind: pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)),
+    ("a float", pa.types.is_floating),
+    ("a time", lambda kind: pa.types.is_date(kind) or pa.types.is_timestamp(kind)),
+)
+"""What Spark tells apart and DuckDB as well; how wide a number is they see differently."""
+
+
+def _typed(where: str, field: pa.Field, column: pa.Array) -> pa.Array:
+    """A column as DuckDB computes it; raises `PipelineError` where it is of another kind than the output type says."""
+    if pa.types.is_duration(field.type) and pa.types.is_interval(column.type):
+        spans = [
+            None if span is None else timedelta(days=span.days, microseconds=span.nanoseconds // 1000)
+            for span in column.to_pylist()
+        ]
+        return pa.array(spans, field.type)
+    given, wanted = (next((k for k, test in _KINDS if test(kind)), None) for kind in (column.type, field.type))
+    fits = not given or not wanted or given == wanted or pa.types.is_decimal(field.type)
+    if (given, wanted) == ("a float", "a whole number"):  # which `floor` gives in Spark, and a division does not
+        fits = all(value is None or float(value).is_integer() for value in column.to_pylist())
+    if not fits and (given, wanted) != ("a whole number", "a float"):
+        raise PipelineError(
+            f"{where}: column '{field.name}' is {given}, but output_type says {field.type}; cast it in the expression"
+        )
+    return column
 
 
 @singledispatch

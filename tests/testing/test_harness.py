@@ -1,7 +1,7 @@
 """What users get for their own tests: both modes in memory, and the comparison of their ends."""
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import pytest
@@ -89,6 +89,41 @@ def test_an_output_type_names_the_columns_of_a_select(mode):
     pipeline = Pipeline("p")
     pipeline.from_collection(READINGS[:1]).select("room", F.col("degrees") / 2, output_type=Mean).print()
     assert run_pipeline(pipeline, mode).only() == [Mean("a", 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("expression", "kind", "message"),
+    [
+        ("degrees / 3", int, "operator 'select': column 'degrees' is a float, but output_type says int64; cast it in"),
+        ("room", int, "operator 'select': column 'degrees' is a text, but output_type says int64; cast it in the"),
+        ("degrees", str, "operator 'select': column 'degrees' is a whole number, but output_type says string; cast"),
+        ("degrees > 3", int, "operator 'select': column 'degrees' is a boolean, but output_type says int64; cast it"),
+        ("no_such(room)", str, "operator 'select': the harness, which computes columns with DuckDB, does not accept"),
+    ],
+)
+def test_a_column_of_another_type_than_the_output_type_is_an_error_as_on_spark(expression, kind, message):
+    class Given(NamedTuple):
+        room: str
+        degrees: kind
+
+    pipeline = Pipeline("p")
+    pipeline.from_collection(READINGS).select("room", f"{expression} as degrees", output_type=Given).print()
+    with pytest.raises(PipelineError, match=f"^p: .*{message}"):
+        run_pipeline(pipeline, "BATCH")
+
+
+class Lasting(NamedTuple):
+    room: str
+    took: timedelta
+
+
+@MODES
+def test_spans_of_time_are_aggregated_in_columns(mode):
+    pipeline = Pipeline("p")
+    values = [Lasting("a", timedelta(days=2, microseconds=1)), Lasting("a", timedelta(seconds=5))]
+    rows = pipeline.from_collection(values, Lasting)
+    rows.key_by("room").agg(F.min("took").alias("took"), output_type=Lasting).print()
+    assert list(map(tuple, run_pipeline(pipeline, mode).only())) == [("a", timedelta(seconds=5))]
 
 
 class Changes(KeyedProcessFunction):
