@@ -32,6 +32,7 @@ from dagster import (
 from dagster_unified.connectors.base import SparkSink, spark_schema
 from dagster_unified.engine.batch.parity import Comparison, batch_tables, compare
 from dagster_unified.errors import ConfigurationError
+from dagster_unified.graph.connectors import Sink
 from dagster_unified.graph.nodes import Graph, SinkNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.slices import Slice
@@ -61,7 +62,11 @@ class Checks:
 
     `rows_within` is by which part a materialization's row count may differ from the median of the `history` before it
     (0.5: from half to one and a half times), of BATCH only; `fresh_within` how old the last materialization may be, or
-    of a stream the last rows that it wrote. With `blocking` a check that fails stops the assets after it in its run.
+    of a stream the last rows that it wrote. Of a run over several partitions each is compared, with what was there
+    before the run. With `blocking` a check that fails stops the assets after it in its run.
+
+    `schema`, `unique_keys` and `parity` read the tables of a `DeltaSink` and a `FileSink`; other sinks have the other
+    checks. A database keeps the types and keys of its tables itself.
     """
 
     schema: bool = True
@@ -87,9 +92,14 @@ def sink_checks(
 ) -> list[AssetChecksDefinition]:
     """The checks of a pipeline. `assets` are those of its sinks, by name."""
     found: list[AssetChecksDefinition] = []
+    if checks.parity is not None and not any(_is_read(node.sink) for node in planned.graph.sinks):
+        raise ConfigurationError(
+            f"{planned.name}: parity compares the tables of a DeltaSink or a FileSink, and there is none; leave"
+            " parity out"
+        )
     for node in planned.graph.sinks:
         key = assets[node.name]
-        if isinstance(node.sink, SparkSink) and node.sink.elsewhere("/") is not None:
+        if isinstance(node.sink, SparkSink) and _is_read(node.sink):
             if checks.schema:
                 found.append(_schema(planned, node, node.sink, key, checks))
             if checks.unique_keys and node.sink.key:
@@ -107,6 +117,11 @@ def sink_checks(
                 blocking=checks.blocking,
             )
     return found
+
+
+def _is_read(sink: Sink[Any]) -> bool:
+    """Whether checks read a sink's table: it is of files, and can be written at another place to be compared."""
+    return isinstance(sink, SparkSink) and sink.elsewhere("/") is not None
 
 
 def _schema(

@@ -20,7 +20,7 @@ from dagster import (
 from dagster_pyspark import PySparkResource
 from deltalake import write_deltalake
 
-from dagster_unified.api import CsvSource, DeltaSink, FileSink, Pipeline
+from dagster_unified.api import CsvSource, DatabaseSink, DeltaSink, FileSink, Pipeline
 from dagster_unified.engine.batch.parity import compare
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import (
@@ -249,6 +249,10 @@ def test_checks_that_cannot_be_are_errors():
         Checks(rows_within=-1)
     with pytest.raises(ConfigurationError, match="history must be at least 1"):
         Checks(history=0)
+    pipeline = Pipeline("sales")
+    pipeline.from_source(CsvSource("in", Sale)).sink_to(DatabaseSink("out", "sqlite:///out.db"))
+    with pytest.raises(ConfigurationError, match="sales: parity compares the tables of a DeltaSink or a FileSink, and"):
+        unified_definitions(BatchDeployment(pipeline, checks=Checks(parity=Parity())))
     pipeline = Pipeline("sales")
     pipeline.from_source(CsvSource("in", Sale, monitor=True)).sink_to(DeltaSink("out"))
     with pytest.raises(ConfigurationError, match="sales: rows_within compares the row counts of runs in BATCH"):
