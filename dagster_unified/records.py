@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from msgspec import inspect as mi
 
+from dagster_unified.arrow_types import python_values
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.nulls import forbidden_null
 from dagster_unified.values import Fit, Misfit, RecordFit, class_of, described, fit_of
@@ -197,13 +198,12 @@ class RecordType:
 
     def _values(self, index: int, column: pa.Array) -> list[Any]:
         try:
-            found: list[Any] = column.to_pylist()
+            return python_values(column)
         except OverflowError as error:
             raise RecordTypeError(
                 f"field '{self.names[index]}' of {type_name(self.python)}: a value is a time outside of the years 1 to"
                 " 9999, which times are in; give another value for it where it comes from"
             ) from error
-        return found
 
     def copier(self) -> Copy | None:
         """What copies a record so that a change of the one is none of the other; None where records cannot change."""
@@ -333,8 +333,7 @@ def _shape(python: Any) -> RecordFit:
 
 
 def _through_arrow(info: mi.Type, values: list[Any]) -> list[Any]:
-    found: list[Any] = pa.array(values, arrow_type(info, "")).to_pylist()
-    return found
+    return python_values(pa.array(values, arrow_type(info, "")))
 
 
 @lru_cache(maxsize=1024)

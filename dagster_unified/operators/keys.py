@@ -15,7 +15,7 @@ from zlib import crc32
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.arrow_types import has
+from dagster_unified.arrow_types import has, python_values
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.column_hashes import integer_hashes, text_hashes
 from dagster_unified.operators.failures import placed
@@ -60,7 +60,7 @@ def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: 
     else:
         starts = _boundaries(columns, batch.num_rows)
     firsts = pa.array(starts, pa.int64())
-    picked = [column.take(firsts).to_pylist() for column in columns]
+    picked = [python_values(column.take(firsts)) for column in columns]
     return decoded(keyed, picked[0] if len(columns) == 1 else list(zip(*picked, strict=True)), where), starts
 
 
@@ -102,9 +102,9 @@ def sorted_runs(
     counts = codes.take(order).value_counts().field("counts").to_pylist()
     batch, starts = batch.take(order), [0, *accumulate(counts[:-1])]
     if len(columns) == 1:
-        return batch, decoded(keyed, encoded[0].dictionary.to_pylist(), where), starts
+        return batch, decoded(keyed, python_values(encoded[0].dictionary), where), starts
     firsts = order.take(pa.array(starts, pa.int64()))
-    picked = [column.take(firsts).to_pylist() for column in columns]
+    picked = [python_values(column.take(firsts)) for column in columns]
     return batch, decoded(keyed, list(zip(*picked, strict=True)), where), starts
 
 
@@ -139,7 +139,7 @@ def key_groups(
         return _groups_of(hashes, count)
     if len(columns) == 1 and not pa.types.is_nested(columns[0].type):
         spread = columns[0].dictionary_encode()
-        values = spread.dictionary.to_pylist()
+        values = python_values(spread.dictionary)
         hardly_any_twice = 2 * len(values) > batch.num_rows  # then remembering would cost more than it saves
         if hardly_any_twice:
             return _groups(decoded(keyed, values, where), count).take(spread.indices)
@@ -177,7 +177,7 @@ def _groups_of(hashes: pa.Array, count: int) -> pa.Array:
 
 def key_values(columns: Sequence[pa.Array]) -> list[Any]:
     """The keys in some columns, as Arrow gives them."""
-    return columns[0].to_pylist() if len(columns) == 1 else list(zip(*[c.to_pylist() for c in columns], strict=True))
+    return python_values(columns[0]) if len(columns) == 1 else list(zip(*map(python_values, columns), strict=True))
 
 
 def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> list[pa.Array]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.arrow_types import python_values
 from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, PROCESSING_TIMERS
 
 Plain = Callable[[Any], Any]
@@ -40,7 +41,7 @@ def decoded(name: str, data: bytes) -> Any:
 def plain_values(column: pa.Array) -> list[Any]:
     """Values of a column: maps are dicts, and timers the times of them."""
     convert = _plain(column.type)
-    values = column.to_pylist()
+    values = python_values(column)
     return values if convert is None else [None if v is None else convert(v) for v in values]
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -391,3 +391,36 @@ def test_a_null_that_no_function_has_seen_does_not_reach_a_sink(run, tmp_path, m
     sales.sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
     with pytest.raises(RecordTypeError, match=r"^p: sink 'out': field 'amount' of Sale is null, and its type does not"):
         run(pipeline, mode)
+
+
+class Met(NamedTuple):
+    at: datetime
+    times: list[datetime]
+
+
+class Zones(KeyedProcessFunction):
+    """Gives, when a timer fires, which zones the times have that it knows of: of the key, of state, of the record."""
+
+    def open(self, context):
+        self.last = context.get_state(ValueStateDescriptor("last", Met))
+
+    def process_element(self, value: Met, ctx) -> Iterable[str]:
+        self.last.update(value)
+        ctx.timer_service().register_event_time_timer(1)
+        yield f"record {value.at.tzinfo!r} {value.times[0].tzinfo!r}"
+
+    def on_timer(self, timestamp, ctx) -> Iterable[str]:
+        last = self.last.value()
+        yield f"timer {ctx.get_current_key().tzinfo!r} {last.at.tzinfo!r} {last.times[0].tzinfo!r}"
+
+
+@MODES
+def test_times_in_utc_have_one_zone_wherever_they_come_from(run, tmp_path, mode):
+    noon = datetime(2024, 1, 1, 12, tzinfo=timezone.utc)
+    pipeline = Pipeline("p")
+    met = pipeline.from_collection([Met(noon, [noon])], Met).key_by("at").process(Zones())
+    met.sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
+    run(pipeline, mode)
+    utc = "datetime.timezone.utc"
+    found = DeltaTable(str(tmp_path / "out")).to_pyarrow_table()["value"].to_pylist()
+    assert sorted(found) == [f"record {utc} {utc}", f"timer {utc} {utc} {utc}"]

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect as mi
 
-from dagster_unified.arrow_types import has
+from dagster_unified.arrow_types import has, python_values
 from dagster_unified.errors import RecordTypeError, StateError
 from dagster_unified.nulls import parts
 from dagster_unified.operators.state.migration import FILL_IN, Convert, migration
@@ -68,7 +68,7 @@ class TypedColumn:
                 values = self._values(array)
             else:
                 convert = self.migration(array.type)
-                values = [None if v is None else convert(v) for v in array.to_pylist()]
+                values = [None if v is None else convert(v) for v in python_values(array)]
             self._check_order(array.type, encoded)
         except (ValueError, RecordTypeError) as error:
             raise StateError(f"{self.what}: {error}") from error
@@ -115,7 +115,7 @@ class TypedColumn:
         return pa.array(values if prepare is None else [None if v is None else prepare(v) for v in values], arrow)
 
     def _values(self, array: pa.Array) -> list[Any]:
-        restore, values = self._restore, array.to_pylist()
+        restore, values = self._restore, python_values(array)
         return values if restore is None else [None if v is None else restore(v) for v in values]
 
     def _one_by_one(self, values: Sequence[Any], arrow: pa.DataType) -> tuple[pa.Array, Encoded]:
