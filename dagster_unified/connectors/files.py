@@ -593,7 +593,7 @@ class ParquetSource(_FileSource[Out]):
                 for misfit, test in misfits_of_folder(field):
                     problem = F.raise_error(F.concat(F.lit(f"{raised}{where}: "), file, F.lit(f": {misfit}")))
                     values[field.name] = F.when(~test(text), value).otherwise(problem)
-        return as_fields(frame.withColumns(values), self.records.schema, where)
+        return as_fields(frame.withColumns(values) if values else frame, self.records.schema, where)
 
     def _columns(self, frame: DataFrame, told: Collection[str]) -> StructType:
         """The columns of the record's fields as a file has them, with small numbers as wide as the fields are.

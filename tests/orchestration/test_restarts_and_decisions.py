@@ -290,14 +290,14 @@ def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_lea
         asked = tick(build_sensor_context(instance))
         started = create_run_for_test(instance, job_name=streaming.name, status=DagsterRunStatus.STARTED)
         for number in range(4):  # each run finds other code than the sensor
-            code = {"print": {"jobs.NONCE": str(number)}}
+            code = {"sink-print": {"jobs.NONCE": str(number)}}
             directory.deploy(
                 Deployed(0, "", "p", str(number), 0, 128, 4, "ROCKSDB", {}, {}, code=code, loaded=asked.tags[LOADED])
             )
         held = directory.take(started.run_id, 20)
         try:
             with pytest.raises(
-                Exception, match=r"p was started with new code 3 times .* operator 'print' \(jobs.NONCE\)"
+                Exception, match=r"p was started with new code 3 times .* operator 'sink-print' \(jobs.NONCE\)"
             ):
                 tick(build_sensor_context(instance))
         finally:
