@@ -324,7 +324,7 @@ def test_a_server_that_its_full_disk_ends_has_nothing_of_the_write_and_takes_it_
                     UnavailableError, match=r"sink 'sales': postgresql://.* (does not answer|cannot do)"
                 ):
                     write(sink, *[MANY] * 6, epoch=1)
-                server.stop(signal.SIGKILL)
+                server.stop(signal.SIGQUIT)
                 resize(100)
                 server.start()
                 assert len(ids(server.url())) == len(FEW)
