@@ -221,4 +221,7 @@ def test_streaming_is_refused_with_a_sentence_that_says_what_to_do(instance):
         run_config={"resources": {"execution": {"config": {"execution.runtime-mode": "STREAMING"}}}},
     )
     failure = next(e for e in result.all_node_events if e.is_step_failure)
-    assert "leave execution.runtime-mode out and read bounded sources" in failure.step_failure_data.user_failure_data.description
+    assert (
+        "leave execution.runtime-mode out and read bounded sources"
+        in failure.step_failure_data.user_failure_data.description
+    )
