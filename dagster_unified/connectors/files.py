@@ -146,7 +146,9 @@ class _FileSource(SparkSource[Out]):
         options = self.path.storage_options
         return sorted((UPath(f, protocol=self.path.protocol, **options) for f in files.paths()), key=str)
 
-    def _stream(self, spark: SparkSession, schema: StructType, options: dict[str, Any], folder: UPath) -> DataFrame:
+    def _stream(
+        self, spark: SparkSession, schema: StructType, options: dict[str, Any], folder: UPath, told: Collection[str]
+    ) -> DataFrame:
         """Files in the order of their age, from a listing of the library's own.
 
         A folder that is monitored may still be empty; none is ignored because it is old.
@@ -154,13 +156,10 @@ class _FileSource(SparkSource[Out]):
         from pyspark.sql.types import StructType
 
         monitors = self.boundedness is Boundedness.UNBOUNDED
-        if not monitors:
-            self._look_at(self._existing()[0])
         files = Folder(self.path)
         listing = show(
             spark, folder, files, self._read_before(), self._in_partition_before, self.max_files_per_trigger, monitors
         )
-        told = self._told()
         in_path = [field for field in schema if field.name in told]
         own = StructType([field for field in schema if field not in in_path])
         reader = spark.readStream.format(self.format).schema(own).options(**options)
@@ -212,30 +211,41 @@ class _FileSource(SparkSource[Out]):
         found = self._existing()
         self._look_at(found[0])
         if isinstance(self.behind, Unread):
-            return self._read(spark, [for_spark(self.path)])
+            return self._read(spark, [for_spark(self.path)], self._told(found[0]))
         rest = self._unread_of(found)
         if not rest:
-            return self._read(spark, [for_spark(found[0])]).limit(0)
-        return self.unread(self._read(spark, list(map(for_spark, rest))))
+            return self._read(spark, [for_spark(found[0])], self._told(found[0])).limit(0)
+        return self.unread(self._read(spark, list(map(for_spark, rest)), self._told(rest[0])))
 
     def _unread_of(self, files: list[UPath]) -> list[UPath]:
         """Those files that were not read before."""
-        whole = self.path if self.template is None else self._whole
-        below = f"{Folder(whole).root}/"
+        below = f"{Folder(self._whole).root}/"
         read = self._read_before()
         names = [(file, path_text(file).removeprefix(below)) for file in files]
         return [file for file, name in names if name not in read and not self._in_partition_before(name)]
 
     @abstractmethod
-    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
-        """The rows of files, or of folders or patterns of them."""
+    def _read(self, spark: SparkSession, paths: list[str], told: Collection[str]) -> DataFrame:
+        """The rows of files, or of folders or patterns of them; the names of folders tell some of their fields."""
 
-    def _told(self) -> set[str]:
-        """The fields that the names of folders tell, such as the day in day=2024-01-01/a.csv.
+    def _first(self) -> UPath | None:
+        """A file that a stream reads; None where a folder that is monitored has none yet."""
+        if self.boundedness is Boundedness.BOUNDED:
+            found = self._existing()[0]
+            self._look_at(found)
+            return found
+        files = Folder(self.path)
+        name = files.any()
+        return None if name is None else self.path.with_segments(f"{files.root}/{name}")
+
+    def _told(self, file: UPath | None) -> set[str]:
+        """The fields that the names of folders tell, as of a file: such as the day in day=2024-01-01/a.csv.
 
         They are read as texts, which is what names are; Spark would take 007 for the number 7.
         """
-        folders = (Folder(self._whole).any() or "").split("/")[:-1]
+        if file is None:
+            return set()
+        folders = path_text(file).removeprefix(f"{Folder(self._whole).root}/").split("/")[:-1]
         named = {name for name, is_column, _ in (folder.partition("=") for folder in folders) if is_column}
         return named & set(self.records.names)
 
@@ -289,7 +299,8 @@ class _FileSource(SparkSource[Out]):
         unknown = F.raise_error(
             F.concat(F.lit(f"source '{self.name}': a file of no partition: "), "_metadata.file_path")
         ).cast("int")
-        return self._read(spark, list(map(for_spark, files))).withColumn(PARTITION_INDEX, F.coalesce(own, unknown))
+        frame = self._read(spark, list(map(for_spark, files)), self._told(files[0]))
+        return frame.withColumn(PARTITION_INDEX, F.coalesce(own, unknown))
 
     def _alike(self, files: list[UPath]) -> bool:
         """Whether these are files, which can be read as one table."""
@@ -353,15 +364,14 @@ class TextSource(_FileSource[Out]):
     def settings(self) -> str:
         return f"{super().settings()} {sorted(self._options().items())}"
 
-    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
-        told = self._told()
+    def _read(self, spark: SparkSession, paths: list[str], told: Collection[str]) -> DataFrame:
         schema, own = self._permissive(told)
         reader = spark.read.format(self.format).schema(schema).options(**own, **self._rooted(told))
         return self._checked(self._in_folders(reader.load(paths), told), told)
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        told = self._told()
-        return self.unread(self._checked(self._stream(spark, *self._permissive(told), folder), told))
+        told = self._told(self._first())
+        return self.unread(self._checked(self._stream(spark, *self._permissive(told), folder, told), told))
 
     def _permissive(self, told: Collection[str]) -> tuple[StructType, dict[str, Any]]:
         from pyspark.sql.types import StringType
@@ -564,8 +574,7 @@ class ParquetSource(_FileSource[Out]):
 
     format = "parquet"
 
-    def _read(self, spark: SparkSession, paths: list[str]) -> DataFrame:
-        told = self._told()
+    def _read(self, spark: SparkSession, paths: list[str], told: Collection[str]) -> DataFrame:
         reader = spark.read.options(**self._rooted(told))
         frame = reader.parquet(*paths)
         columns = self._columns(frame, told)
@@ -575,8 +584,9 @@ class ParquetSource(_FileSource[Out]):
         return self._typed(self._in_folders(frame, told), told)
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        told = self._told()
-        return self.unread(self._typed(self._stream(spark, self._found(spark, told), {}, folder), told))
+        first = self._first()
+        told = self._told(first)
+        return self.unread(self._typed(self._stream(spark, self._found(spark, first, told), {}, folder, told), told))
 
     def _typed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
         """The columns of the record's fields, in their types."""
@@ -613,18 +623,16 @@ class ParquetSource(_FileSource[Out]):
         wide = widened(frame.schema, own)
         return StructType([f if f.name in told else wide[f.name] for f in spark_schema(in_texts(schema, told))])
 
-    def _found(self, spark: SparkSession, told: Collection[str]) -> StructType:
-        """The columns of the record's fields as some file has them, or else as the fields are.
+    def _found(self, spark: SparkSession, file: UPath | None, told: Collection[str]) -> StructType:
+        """The columns of the record's fields as a file has them, or else as the fields are.
 
         A stream would give null for a column that the files do not have.
         """
         from pyspark.errors import AnalysisException
 
-        files = Folder(self.path)
-        some = path_text(self._existing()[0]) if self.boundedness is Boundedness.BOUNDED else files.any()
         try:
-            if some is not None:
-                return self._columns(spark.read.parquet(files.location(some.removeprefix(f"{files.root}/"))), told)
+            if file is not None:
+                return self._columns(spark.read.parquet(for_spark(file)), told)
         except AnalysisException as error:
             if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":  # the file is empty
                 raise

@@ -77,9 +77,13 @@ class TableSink(SparkSink[In, C]):
         by = f" by {', '.join(self.key)}" if self.key else ""
         return f"table {table} at {database} ({self.mode}{by})"
 
-    def target(self) -> Target | None:
+    def target_place(self) -> str:
+        """The one name of the table, however it is written."""
         table, database = self.place()
-        return Target(f"{database}/{table}", shared=self.mode == "append" and self.partition_column is None)
+        return f"{database}/{table}"
+
+    def target(self) -> Target | None:
+        return Target(self.target_place(), shared=self.mode == "append" and self.partition_column is None)
 
     def dataset(self, records: RecordType | None = None) -> ds.Dataset:
         import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -99,7 +99,7 @@ def sink_checks(
         )
     for node in planned.graph.sinks:
         key = assets[node.name]
-        if isinstance(node.sink, SparkSink) and _is_read(node.sink):
+        if _is_read(node.sink):
             if checks.schema:
                 found.append(_schema(planned, node, node.sink, key, checks))
             if checks.unique_keys and node.sink.key:
@@ -119,7 +119,7 @@ def sink_checks(
     return found
 
 
-def _is_read(sink: Sink[Any]) -> bool:
+def _is_read(sink: Sink[Any]) -> TypeGuard[SparkSink[Any, Any]]:
     """Whether checks read a sink's table: it is of files, and can be written at another place to be compared."""
     return isinstance(sink, SparkSink) and sink.elsewhere("/") is not None
 

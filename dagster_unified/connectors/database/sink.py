@@ -14,7 +14,6 @@ from dagster_unified.connectors.database.staging import StagedRows, StagingWrite
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.table_sink import Mode, TableSink
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.connectors import Target
 from dagster_unified.operators.functions.type_variables import In
 
 
@@ -66,12 +65,11 @@ class DatabaseSink(TableSink[In, StagedRows]):
         table = self.table if self.schema is None else f"{self.schema}.{self.table}"
         return table, self.database.describe()
 
-    def target(self) -> Target:
-        place = self.database.place()
-        table = self.place()[0]
-        if place.startswith(IN_FILES):
-            table = table.lower().removeprefix("main.") if self.schema is not None else table.lower()
-        return Target(f"{place}/{table}", shared=self.mode == "append" and self.partition_column is None)
+    def target_place(self) -> str:
+        database, (table, _) = self.database.place(), self.place()
+        if database.startswith(IN_FILES):
+            table = (self.table if self.schema == "main" else table).lower()
+        return f"{database}/{table}"
 
     def committer(self, schema: pa.Schema) -> DatabaseCommitter:
         return DatabaseCommitter(
