@@ -160,7 +160,7 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
         savepoint=Savepoint(
             path=configuration["execution.savepoint.path"],
             ignore_unclaimed=configuration["execution.savepoint.ignore-unclaimed-state"],
-            interval=configuration["execution.savepoint.interval"] or None,
+            interval=configuration["execution.savepoint.interval"],
             retained=configuration["execution.savepoint.retained"],
         ),
         streaming=Streaming(

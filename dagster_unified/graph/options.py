@@ -7,6 +7,7 @@ is an error that names the nearest known one. Knows nothing of files, of the env
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,10 +32,19 @@ class Option:
     other_keys: tuple[str, ...] = ()
     """Older spellings of the key."""
 
+    least: Any = None
+    """The smallest value of a number or a duration, where that is not its kind's."""
+
+    most: Any = None
+    """The largest value, where there is one."""
+
     def parse(self, given: Any) -> Any:
         """`given`, as text or already of the right type; raises `ConfigurationError` that says what was expected."""
         try:
-            return _PARSERS[self.kind](self, given)
+            parsed = _PARSERS[self.kind](self, given)
+            if (self.least is not None and parsed < self.least) or (self.most is not None and parsed > self.most):
+                raise ValueError
+            return parsed
         except (ValueError, TypeError):
             raise ConfigurationError(
                 f"{self.key}: {given!r} is not {self.expected()}{nearest(str(given), self.choices)}"
@@ -44,14 +54,18 @@ class Option:
         """What a value must be, in words."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        return {
-            "bool": "true or false",
-            "count": "a whole number of at least 1",
-            "size": "a whole number of at least 0",
-            "text": "a text",
-            "factor": "a number of at least 0",
-            "duration": "a duration such as 10 s, 500 ms or 2 min",
+        what, least = {
+            "bool": ("true or false", None),
+            "count": ("a whole number", 1),
+            "size": ("a whole number", 0),
+            "text": ("a text that is not empty", None),
+            "factor": ("a number", 0),
+            "duration": ("a duration such as 10 s, 500 ms or 2 min", None),
         }[self.kind]
+        smallest = least if self.least is None else written(self.least)
+        if self.most is not None:
+            return f"{what} from {smallest} to {written(self.most)}"
+        return what if smallest is None else f"{what}{',' if self.kind == 'duration' else ''} of at least {smallest}"
 
 
 def _choice(option: Option, given: Any) -> str:
@@ -93,7 +107,12 @@ def _duration(_: Option, given: Any) -> timedelta:
 
 def _factor(_: Option, given: Any) -> float:
     number = float(given)
-    return number if number >= 0 and not isinstance(given, bool) else _raise()
+    return number if 0 <= number < math.inf and not isinstance(given, bool) else _raise()
+
+
+def _text(_: Option, given: Any) -> str:
+    text = str(given)
+    return text if text.strip() else _raise()
 
 
 _PARSERS: dict[str, Callable[[Option, Any], Any]] = {
@@ -101,7 +120,7 @@ _PARSERS: dict[str, Callable[[Option, Any], Any]] = {
     "bool": _bool,
     "count": _number(1),
     "size": _number(0),
-    "text": lambda _, v: str(v),
+    "text": _text,
     "duration": _duration,
     "factor": _factor,
 }
@@ -175,6 +194,7 @@ OPTIONS: tuple[Option, ...] = (
         None,
         "How often a STREAMING job takes a savepoint by itself, while it goes on; unset, never. BATCH refuses this: it"
         " leaves its state at the end of its data.",
+        least=timedelta(milliseconds=1),
     ),
     Option(
         "execution.savepoint.retained",
@@ -218,6 +238,7 @@ OPTIONS: tuple[Option, ...] = (
         "count",
         128,
         "The number of key groups of a STREAMING job. Fixed in its checkpoint.",
+        most=1 << 15,  # Flink's bound
     ),
     Option(
         "iteration.max-feedback-records",
@@ -257,6 +278,7 @@ OPTIONS: tuple[Option, ...] = (
         "factor",
         1.5,
         "By how much each wait is longer than the one before.",
+        least=1.0,
     ),
     Option(
         "restart-strategy.exponential-delay.reset-backoff-threshold",
@@ -269,6 +291,7 @@ OPTIONS: tuple[Option, ...] = (
         "factor",
         0.1,
         "The part of a wait by which it varies, so that jobs do not start all at once.",
+        most=1.0,
     ),
     Option(
         "restart-strategy.failure-rate.max-failures-per-interval",

@@ -93,6 +93,11 @@ def test_what_follows_from_the_mode(mode, schedule, updates):
         ({"execution.runtime-mode": "BACH"}, "'BACH' is not one of BATCH, STREAMING, AUTOMATIC; did you mean 'BATCH'"),
         ({"parallelism.default": "0"}, "not a whole number of at least 1"),
         ({"execution.incremental-updates": "maybe"}, "not true or false"),
+        ({"execution.savepoint.interval": "0 s"}, "'0 s' is not a duration such as .* 2 min, of at least 1 ms"),
+        ({"execution.checkpointing.dir": " "}, "' ' is not a text that is not empty"),
+        ({"pipeline.max-parallelism": 1_000_000}, "1000000 is not a whole number from 1 to 32768"),
+        ({"restart-strategy.exponential-delay.backoff-multiplier": 0.5}, "0.5 is not a number of at least 1.0"),
+        ({"restart-strategy.exponential-delay.jitter-factor": "2"}, "'2' is not a number from 0 to 1.0"),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_an_error(options, words):
