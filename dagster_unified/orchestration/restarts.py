@@ -70,8 +70,9 @@ def _exponential(failures: Sequence[Failure], options: Configuration) -> Verdict
             in_a_row = []
         in_a_row.append(failure)
     first, most = options[f"{prefix}.initial-backoff"], options[f"{prefix}.max-backoff"]
-    factor = options[f"{prefix}.backoff-multiplier"] ** min(len(in_a_row) - 1, 64)
-    wait = min(first.total_seconds() * factor, most.total_seconds())
+    wait, longest = first.total_seconds(), most.total_seconds()
+    for _ in in_a_row[1:]:
+        wait = min(wait * options[f"{prefix}.backoff-multiplier"], longest)
     jitter = options[f"{prefix}.jitter-factor"]
     wait *= 1 + random.Random(failures[-1].seed).uniform(-jitter, jitter)
-    return Verdict(len(in_a_row), failures[-1].ended + timedelta(seconds=wait))
+    return Verdict(len(in_a_row), failures[-1].ended + timedelta(seconds=min(wait, longest)))

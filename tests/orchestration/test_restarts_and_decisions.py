@@ -81,6 +81,12 @@ def test_jitter_keeps_within_its_factor_and_is_the_same_at_every_tick():
     assert decide(failures(3), options).at == at
 
 
+def test_no_wait_is_longer_than_the_longest_whatever_the_jitter_and_the_multiplier():
+    options = strategy("EXPONENTIAL-DELAY", backoff_multiplier=1e9, max_backoff="5 s", jitter_factor=1)
+    waits = [decide(failures(*range(n)), options).at - NOON - (n - 1) * SECOND for n in range(2, 100)]
+    assert max(waits) == 5 * SECOND
+
+
 def test_failure_rate_counts_within_its_interval():
     options = strategy("FAILURE-RATE", max_failures_per_interval=2, failure_rate_interval="1 min", delay="3 s")
     assert decide(failures(0, 100), options).at == NOON + 103 * SECOND
