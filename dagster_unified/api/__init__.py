@@ -87,7 +87,7 @@ from dagster_unified.operators.state.map import MapState, MapStateDescriptor
 from dagster_unified.operators.state.reducing import ReducingState, ReducingStateDescriptor
 from dagster_unified.operators.state.ttl import StateTtlConfig, StateVisibility, UpdateType
 from dagster_unified.operators.state.value import ValueState, ValueStateDescriptor
-from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain, to_millis
 from dagster_unified.operators.windows import (
     ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,
@@ -148,5 +148,5 @@ __all__ = [
     "TimeDomain", "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger", "TriggerResult",
     "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "UpdateType", "ValueState", "ValueStateDescriptor",
     "WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy", "WindowAssigner", "WindowFunction",
-    "WindowedStream", "functions",
+    "WindowedStream", "functions", "to_millis",
 ]  # fmt: skip

@@ -86,7 +86,12 @@ class WatermarkStrategy(Generic[In]):
         return replace(self, assigner=assigner)
 
     def with_idleness(self, timeout: timedelta) -> Self:
-        """In STREAMING, a source without records for `timeout` does not hold the watermark back. No effect in BATCH."""
+        """In STREAMING, a source without records for `timeout` does not hold the watermark back. No effect in BATCH.
+
+        Raises `PipelineError` for a timeout that is not above 0, as Flink does.
+        """
+        if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
+            raise PipelineError(f"the idle timeout must be a timedelta that is larger than 0, not {timeout!r}")
         return replace(self, idleness=timeout)
 
     def with_watermark_alignment(

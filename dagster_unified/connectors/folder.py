@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dagster_unified.connectors.paths import for_spark, is_local, path_text, url
+from dagster_unified.operators.time import to_millis
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -162,4 +163,4 @@ def _changed(info: Mapping[str, Any]) -> int:
     told = next((info[word] for word in words if word in info), 0)
     if isinstance(told, str):
         told = datetime.fromisoformat(told)
-    return int(told.timestamp() * 1000) if isinstance(told, datetime) else int(told * 1000)
+    return to_millis(told) if isinstance(told, datetime) else int(told * 1000)

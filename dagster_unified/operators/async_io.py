@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic
@@ -159,6 +159,11 @@ class AsyncCalls:
                 return _records(self.function.timeout(record), "timeout")
         except RAISED as error:
             raise failed(error, record) from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # since another call has failed
+                raise
+            raise failed(error, record) from error
 
     async def _attempted(self, record: Any) -> list[Any]:
         """The results of the first call that is not to be repeated."""
@@ -181,6 +186,8 @@ class AsyncCalls:
 
     async def _invoked(self, record: Any) -> list[Any]:
         call: Any = self.function.async_invoke(record)
+        if isinstance(call, AsyncIterable):
+            raise TypeError("async_invoke has a `yield`, and gives all results at once; return a list of records")
         if not isinstance(call, Awaitable):
             raise TypeError(f"async_invoke returned {shorten(call)}, which cannot be awaited; write `async def`")
         return _records(await call, "async_invoke")

@@ -36,7 +36,16 @@ class TimeDomain(Enum):
 
 
 def to_millis(moment: int | datetime) -> int:
-    """Milliseconds since the epoch; a naive datetime is taken as UTC."""
+    """The milliseconds since the epoch of a datetime, as timers have them (Java: `Instant.toEpochMilli`).
+
+    A part of a millisecond is cut off downwards, and a datetime without a time zone is in UTC; an int is returned as it
+    is. `int(moment.timestamp() * 1000)` goes by a float, which is one millisecond less for some moments.
+
+    Examples:
+        >>> from datetime import datetime, timezone
+        >>> to_millis(datetime(2024, 1, 1, tzinfo=timezone.utc))
+        1704067200000
+    """
     if isinstance(moment, datetime):
         return to_span((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)) - _EPOCH)
     return moment

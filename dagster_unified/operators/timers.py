@@ -23,7 +23,7 @@ def timer_time(moment: Any) -> int:
     if not isinstance(moment, Integral) or isinstance(moment, bool):
         raise StateError(
             f"a timer's time is an int, in milliseconds since the epoch, and was given {shorten(moment)}"
-            f" ({type_name(type(moment))}); round a float, and use int(moment.timestamp() * 1000) for a datetime"
+            f" ({type_name(type(moment))}); round a float, and use to_millis(moment) for a datetime"
         )
     if not MIN_TIMESTAMP <= moment <= MAX_TIMESTAMP:  # type: ignore[operator]
         raise StateError(

@@ -44,6 +44,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.slices import Slice
+from dagster_unified.operators.time import to_millis
 from dagster_unified.orchestration import progress
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.automation import condition_of
@@ -430,7 +431,7 @@ class _Step:
 
 def _end_of(part: Slice) -> int | None:
     time = part.time()
-    return None if time is None else int(time.end.timestamp() * 1000)
+    return None if time is None else to_millis(time.end)
 
 
 def run_steps(steps: "Sequence[_Step]", last_of_run: bool = True) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import datetime
 from functools import reduce
 from math import isnan
 from operator import and_, or_
@@ -28,6 +28,7 @@ from dagster_unified.operators.state.table import (
     TIMERS,
     timer_lists,
 )
+from dagster_unified.operators.time import to_millis
 from dagster_unified.state.schemas import from_spark, to_spark
 from dagster_unified.state.values import hashable
 
@@ -102,10 +103,12 @@ def arranged_frame(where: str, frame: DataFrame, key: Sequence[str], timers: Dat
     _check_timers(where, times.names, key)
     _check_moments(where, times.field("timestamp").type, 0)
     domain = F.col("domain") if "domain" in times.names else F.lit("event")
-    _check_rows_of_timers(where, timers.withColumn("domain", domain), key)
+    generation = F.col("generation") if "generation" in times.names else F.lit(0)
+    if "generation" in times.names and not pa.types.is_integer(times.field("generation").type):
+        raise _no_generation(where)
+    _check_rows_of_timers(where, timers.withColumns({"domain": domain, "generation": generation}), key)
     declared = {name: rows.schema[name].dataType for name in key}
     moment = F.unix_millis("timestamp") if pa.types.is_timestamp(times.field("timestamp").type) else F.col("timestamp")
-    generation = F.col("generation") if "generation" in times.names else F.lit(0)
     timer = F.struct(moment.cast("long").alias("timestamp"), generation.cast("long").alias("generation"))
     keys = [F.col(name).cast(declared[name]).alias(name) for name in key]
     lists = (
@@ -154,9 +157,12 @@ def _check_rows_of_timers(where: str, timers: DataFrame, key: Sequence[str]) -> 
 
     given = (*key, "timestamp", "domain")
     lacking = reduce(or_, [F.col(name).isNull() for name in given])
-    found = timers.where(lacking | ~F.col("domain").isin(list(DOMAINS))).first()
+    ungenerated = F.col("generation").isNull() | (F.col("generation") < 0)
+    found = timers.where(lacking | ungenerated | ~F.col("domain").isin(list(DOMAINS))).first()
     if found is None:
         return
+    if found["generation"] is None or found["generation"] < 0:
+        raise _no_generation(where)
     if found["domain"] not in DOMAINS:
         raise _no_domain(where, found["domain"])
     name = next(name for name in given if found[name] is None)
@@ -173,6 +179,12 @@ def _nan_key(where: str, name: str) -> StateError:
 
 def _no_domain(where: str, domain: object) -> StateError:
     return StateError(f"{where}: a timer has the domain '{domain}', and it is 'event' or 'processing'")
+
+
+def _no_generation(where: str) -> StateError:
+    return StateError(
+        f"{where}: the generation of a timer is a whole number of at least 0; leave the column out, or give it one"
+    )
 
 
 def _cast_frame(frame: DataFrame, schema: pa.Schema, key: Sequence[str]) -> DataFrame:
@@ -203,6 +215,11 @@ def state_schema(where: str, schema: pa.Schema, key: Sequence[str]) -> pa.Schema
     for field in [schema.field(name) for name in key] + [f for f in schema if f.name not in key]:
         kind = canonical(field.type)
         if field.name in OWN:
+            if not _OWN_TYPES[field.name](kind):
+                raise StateError(
+                    f"{where}: column '{field.name}' is of type {kind}, and its name is one of the library's own; give"
+                    " it another"
+                )
             fields.append(pa.field(field.name, kind))
             continue
         if field.name in key:
@@ -251,6 +268,14 @@ _CANONICAL = [
 ]
 
 
+_OWN_TYPES: Mapping[str, Callable[[pa.DataType], bool]] = {
+    EVENT_TIMERS: lambda kind: bool(kind == canonical(TIMERS)),
+    PROCESSING_TIMERS: lambda kind: bool(kind == canonical(TIMERS)),
+    HELD: lambda kind: bool(pa.types.is_list(kind)),
+    ENCODED: lambda kind: bool(pa.types.is_map(kind)),
+}
+
+
 # Keys and timers
 
 
@@ -285,7 +310,7 @@ def _with_timers(
     domains = timers["domain"].to_pylist() if "domain" in timers.schema.names else ["event"] * size
     if None in owners:
         raise StateError(f"{where}: a timer has no key; fill in {', '.join(key)}, or leave the timer out")
-    generations = timers["generation"].to_pylist() if "generation" in timers.schema.names else [0] * size
+    generations = _generations(where, timers) if "generation" in timers.schema.names else [0] * size
     wrong = sorted({str(domain) for domain in domains} - DOMAINS.keys())
     if wrong:
         raise _no_domain(where, wrong[0])
@@ -316,17 +341,28 @@ def _check_moments(where: str, kind: pa.DataType, missing: int) -> None:
 def _moments(where: str, timers: pa.Table) -> list[int]:
     column = timers["timestamp"]
     _check_moments(where, column.type, column.null_count)
-    if pa.types.is_timestamp(column.type):
-        column = pc.cast(column, pa.timestamp("ms", column.type.tz), safe=False)
-    found: list[int] = column.cast(pa.int64()).to_pylist()
+    if pa.types.is_timestamp(column.type):  # which rounds down, also before 1970
+        column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz))
+    return _whole(where, "timestamp", column)
+
+
+def _generations(where: str, timers: pa.Table) -> list[int]:
+    column = timers["generation"]
+    if column.null_count or not pa.types.is_integer(column.type) or pc.any(pc.less(column, 0)).as_py():
+        raise _no_generation(where)
+    return _whole(where, "generation", column)
+
+
+def _whole(where: str, name: str, column: pa.ChunkedArray) -> list[int]:
+    try:
+        found: list[int] = column.cast(pa.int64()).to_pylist()
+    except pa.ArrowException as error:
+        raise StateError(f"{where}: the {name} of a timer is no int of 64 bits: {error}") from error
     return found
 
 
 def millis(moment: datetime | int) -> int:
     """A moment in milliseconds since the epoch; a datetime without a time zone is in UTC."""
-    if isinstance(moment, int):
-        return moment
-    if not isinstance(moment, datetime):
+    if not isinstance(moment, (int, datetime)) or isinstance(moment, bool):
         raise StateError(f"expected a datetime or milliseconds since the epoch, and was given {moment!r}")
-    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
-    return int(aware.timestamp() * 1000)
+    return to_millis(moment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol, get_args, overload
 
 import msgspec
 import pyarrow as pa
@@ -314,7 +314,16 @@ class Savepoint:
         return replace(self, manifest=msgspec.structs.replace(self.manifest, event=event), _held=held)
 
     def with_position(self, source_uid: str, position: Position) -> Savepoint:
-        """The savepoint that says what was read of a source: a run that starts from it reads what comes after."""
+        """The savepoint that says what was read of a source: a run that starts from it reads what comes after.
+
+        Raises `StateError` where the pipeline has no such source, and for what is no position.
+        """
+        if not isinstance(position, get_args(Position)):
+            kinds = ", ".join(kind.__name__ for kind in get_args(Position))
+            raise StateError(
+                f"{self.pipeline}: the position of source '{source_uid}' is one of {kinds} (dagster_unified.state), and"
+                f" not {position!r}"
+            )
         if self._graph is not None:
             known = [node.uid for node in self._graph.sources]
             if source_uid not in known:

@@ -560,6 +560,12 @@ def test_the_drift_of_watermarks_is_a_length_of_time(drift):
         WatermarkStrategy.for_monotonous_timestamps().with_watermark_alignment("g", drift)
 
 
+@pytest.mark.parametrize("timeout", [timedelta(0), timedelta(seconds=-1), 5, "10 s"])
+def test_an_idle_timeout_is_a_length_of_time(timeout):
+    with pytest.raises(PipelineError, match=r"the idle timeout must be a timedelta that is larger than 0, not"):
+        WatermarkStrategy.for_monotonous_timestamps().with_idleness(timeout)
+
+
 def test_only_watermarks_that_are_known_by_part_are_aligned():
     with pytest.raises(UnsupportedError, match=r"group 'g': the watermark of each part has to be known"):
         WatermarkStrategy.no_watermarks().with_watermark_alignment("g", timedelta(seconds=20))

@@ -153,6 +153,17 @@ class Nothing(AsyncFunction):
         pass
 
 
+class Generator(AsyncFunction):
+    async def async_invoke(self, value: int) -> list[int]:
+        yield value
+
+
+class Cancelled(AsyncFunction):
+    async def async_invoke(self, value: int) -> list[int]:
+        await asyncio.sleep(0)
+        raise asyncio.CancelledError("the pool is closed")
+
+
 class LongWaiting(AsyncFunction):
     async def async_invoke(self, value: int) -> list[int]:
         await asyncio.sleep(9 * value)
@@ -165,6 +176,8 @@ class LongWaiting(AsyncFunction):
         (Plain(), r"async_invoke returned \[0\], which cannot be awaited; write `async def`, on 0"),
         (One(), "async_invoke returned 0; return a list of records, which may be empty, on 0"),
         (Nothing(), "async_invoke returned None; return a list of records, which may be empty, on 0"),
+        (Generator(), "async_invoke has a `yield`, and gives all results at once; return a list of records, on 0"),
+        (Cancelled(), r"CancelledError: the pool is closed, at .*test_async_io.*, on [012]"),
         (LongWaiting(), "ZeroDivisionError"),
     ],
 )

@@ -138,6 +138,8 @@ def test_dataframes_that_are_no_state_are_refused(spark):
     fine, times = {"k": ["a"], "v": [1]}, {"k": ["a"], "timestamp": [1]}
     long = pa.array([Decimal("0.123456789012345678901")], pa.decimal128(30, 24))
     for state, timers, message in (
+        (fine, {**times, "generation": pa.array([None], pa.int64())}, "generation of a timer is a whole number"),
+        (fine, {**times, "generation": ["x"]}, "generation of a timer is a whole number"),
         ({"k": ["a", "a"], "v": [1, 2]}, None, "several rows have the key 'a'; give each key one row"),
         ({"k": ["a", None], "v": [1, 2]}, None, "a row has no key; fill in k"),
         ({"k": [float("nan")], "v": [1]}, None, "the key 'k' of a row is nan"),

@@ -89,6 +89,13 @@ def test_timers_may_be_given_as_times_and_of_the_processing_clock(tmp_path):
     assert (timer["domain"], timer["timestamp"]) == ("processing", 1767225600005)
 
 
+def test_a_time_with_a_part_of_a_millisecond_is_rounded_down_as_in_a_dataframe():
+    moments = [datetime(1969, 12, 31, 23, 59, 59, 999_999, timezone.utc), datetime(1987, 3, 1, 0, 0, 0, 4_000)]
+    timers = pa.table({"f0": ["a", "b"], "timestamp": pa.array(moments, pa.timestamp("us"))})
+    made = Savepoint.new(shops()).with_state("counts", COUNTS, timers=timers)
+    assert {timer["timestamp"] for timer in made.timers("counts").to_pylist()} == {-1, 541_555_200_004}
+
+
 def test_the_state_of_an_operator_is_replaced_dropped_and_renamed(written, tmp_path):
     table = written.keyed_state("counts")
     more = table.set_column(table.schema.get_field_index("count"), "count", pa.array([5, None, None], pa.int64()))
@@ -259,6 +266,33 @@ def test_a_copy_of_a_checkpoint_without_tables_is_an_error_that_says_so(tmp_path
         (
             lambda new: new.with_position("sale", Unread()),
             "shops: no source has the uid 'sale': there are sales; did you mean 'sales'?",
+        ),
+        (
+            lambda new: new.with_position("sales", 5),
+            "shops: the position of source 'sales' is one of Unread, EverythingRead, PartitionsRead, FilesRead,"
+            " OffsetsRead, SparkOffset (dagster_unified.state), and not 5",
+        ),
+        (
+            lambda new: new.with_state("counts", COUNTS.append_column("__encoded", pa.array(["x"] * len(COUNTS)))),
+            "shops: operator 'counts': column '__encoded' is of type string, and its name is one of the library's own;"
+            " give it another",
+        ),
+        (
+            lambda new: new.with_state(
+                "counts", COUNTS, timers=pa.table({"f0": ["a"], "timestamp": pa.array([2**63], pa.uint64())})
+            ),
+            "shops: operator 'counts': the timestamp of a timer is no int of 64 bits: Integer value"
+            " 9223372036854775808 not in range: 0 to 9223372036854775807",
+        ),
+        *(
+            (
+                lambda new, generation=generation: new.with_state(
+                    "counts", COUNTS, timers=pa.table({"f0": ["a"], "timestamp": [1], "generation": generation})
+                ),
+                "shops: operator 'counts': the generation of a timer is a whole number of at least 0; leave the column"
+                " out, or give it one",
+            )
+            for generation in (["x"], [-1], pa.array([None], pa.int64()))
         ),
         (lambda new: new.without("counts"), "shops: the savepoint has no state of 'counts': there is state of none"),
     ],

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Literal
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.operators.time import to_millis
 
 
 class OffsetResetStrategy(Enum):
@@ -62,9 +63,7 @@ class KafkaOffsetsInitializer:
 
         The moment is a datetime, or milliseconds since the epoch. A datetime without a zone is in UTC.
         """
-        if isinstance(moment, datetime):
-            aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
-            moment = int(aware.timestamp() * 1000)
+        moment = to_millis(moment)
         if moment < 0:
             raise PipelineError(
                 f"KafkaOffsetsInitializer.timestamp: {moment} is before 1970, where Kafka's time begins"

@@ -18,6 +18,7 @@ from dagster_unified.engine.streaming.topology import TAIL
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.time import to_millis
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -115,5 +116,5 @@ class NativeQuery(Query):
         """Spark's watermark in the micro-batch before; None before the first, for which Spark says 1970."""
         progress = self.progress()
         text = None if progress is None else progress["eventTime"].get("watermark")
-        millis = None if text is None else int(datetime.fromisoformat(text).timestamp() * 1000)
+        millis = None if text is None else to_millis(datetime.fromisoformat(text))
         return millis or None
