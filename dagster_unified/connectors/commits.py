@@ -29,7 +29,7 @@ from dagster_unified.graph.slices import WHOLE
 class WriteIdentity:
     """Who writes to a sink, and what.
 
-    In BATCH `execution` is the run, its retries and its re-executions, which writes one `partition`. In STREAMING it is
+    In BATCH `execution` is the run, its retries and its re-executions, which write one `partition`. In STREAMING it is
     the deployment, which writes an `epoch`; where the deployment went back to a savepoint, it begins a new `timeline`,
     on which epochs come again.
     """
@@ -45,6 +45,13 @@ class WriteIdentity:
     epoch: int | None = None
     timeline: int = 0
 
+    run: int = 0
+    """In BATCH the number of the run, which grows within an execution, where the target can replace what it has.
+
+    So a later run, whose code or input may be another, replaces what an earlier one wrote before it failed. It is 0 for
+    a target that cannot do so, and takes one write of all these runs.
+    """
+
     @property
     def partition_key(self) -> str:
         """The partition's key, as its author and Dagster write it."""
@@ -58,7 +65,7 @@ class WriteIdentity:
     @property
     def version(self) -> int:
         """The number of this write among those of its writer."""
-        return self.epoch or 0
+        return self.run if self.epoch is None else self.epoch
 
     @property
     def deployment(self) -> str | None:

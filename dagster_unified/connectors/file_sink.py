@@ -70,7 +70,7 @@ class FileSink(SparkSink[object, StagedFolder]):
         [3, 4, 5]
     """
 
-    capabilities = Capabilities(transactional=True, replaces_partition=True, undoes=True)
+    capabilities = Capabilities(transactional=True, replaces_partition=True, replaces_all=True, undoes=True)
     committable = StagedFolder
 
     def __init__(self, path: str, name: str | None = None, format: Literal["parquet", "csv"] = "parquet") -> None:  # noqa: A002

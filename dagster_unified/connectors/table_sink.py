@@ -61,6 +61,7 @@ class TableSink(SparkSink[In, C]):
             transactional=True,
             upsert=self.upserts,
             replaces_partition=partition_column is not None,
+            replaces_all=mode == "overwrite",
             refuses_repeats=partition_column is None and not self.upserts,
         )
 

@@ -37,6 +37,24 @@ class StageFinished:
 
 
 @dataclass(frozen=True)
+class SinkHeld:
+    """A sink had the rows of a stage already, by an earlier attempt or run of an execution, and was given none."""
+
+    stage: str
+    sink: str
+    execution: str
+    """The run that began it."""
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        return (
+            f"stage '{self.stage}': sink '{self.sink}' has the rows that an earlier attempt of the execution"
+            f" {self.execution} has committed, and was given none, since it could not replace them; if the code or the"
+            " input has changed since, mend the target by hand, or take the rows out and launch a new run"
+        )
+
+
+@dataclass(frozen=True)
 class Written:
     """What a sink was given in an epoch, and the bytes that it has written of it."""
 
@@ -213,6 +231,7 @@ class MasterBack:
 Event = (
     StageStarted
     | StageFinished
+    | SinkHeld
     | IterationResumed
     | RoundCommitted
     | InputHeldBack

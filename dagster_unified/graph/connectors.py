@@ -47,6 +47,9 @@ class Capabilities:
     replaces_partition: bool = False
     """A partition of the pipeline that runs again replaces what it had written."""
 
+    replaces_all: bool = False
+    """A run without partitions replaces all that is there."""
+
     refuses_repeats: bool = False
     """A partition of the pipeline that runs again is an error: what it had written can be neither replaced nor told."""
 
@@ -59,6 +62,10 @@ class Capabilities:
         if self.upsert:
             return Guarantee.UPSERT
         return Guarantee.EXACTLY_ONCE if self.transactional else Guarantee.AT_LEAST_ONCE
+
+    def takes_again(self, partitioned: bool) -> bool:
+        """Whether what is written again, of a partition or without one, takes the place of what was written before."""
+        return self.upsert or (self.replaces_partition if partitioned else self.replaces_all)
 
     def describe(self) -> str:
         """The guarantee in words, and what comes twice nevertheless."""

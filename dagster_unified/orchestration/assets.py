@@ -34,6 +34,7 @@ from dagster_unified.engine.events import (
     MasterAway,
     MasterBack,
     RoundCommitted,
+    SinkHeld,
     StageFinished,
     StageStarted,
 )
@@ -340,6 +341,7 @@ class _Step:
             store=self.producers.store,
             run_id=self.context.run.run_id,
             execution=self.producers.execution(self.launched_region.name),
+            number=self.producers.chain.number,
             partition=self.producers.partition,
             partition_end=None if self.slice is None else _end_of(self.slice),
             observe=_observer(self.context, self.slice, self.recomputed),
@@ -475,8 +477,8 @@ def _observer(
             context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
         elif isinstance(event, (IterationResumed, RoundCommitted)):
             context.log.info(f"{event.describe()}{of}")
-        elif isinstance(event, (ExecutorLost, MasterAway, MasterBack)):
-            context.log.warning(event.describe())
+        elif isinstance(event, (ExecutorLost, MasterAway, MasterBack, SinkHeld)):
+            context.log.warning(f"{event.describe()}{of if isinstance(event, SinkHeld) else ''}")
         elif isinstance(event, StageFinished):
             m = event.manifest
             context.log.info(

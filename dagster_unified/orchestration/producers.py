@@ -15,6 +15,7 @@ from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, DagsterRun, D
 
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest
 from dagster_unified.graph.slices import WHOLE, Slice
+from dagster_unified.operators.time import to_millis
 
 
 @dataclass
@@ -34,6 +35,12 @@ class Chain:
         """When the oldest run was created, in seconds since the epoch."""
         record = self.instance.get_run_record_by_id(self.lineage[-1])
         return record.create_timestamp.timestamp() if record is not None else None
+
+    @cached_property
+    def number(self) -> int:
+        """The run's number: when it was created, in milliseconds since the epoch."""
+        record = self.instance.get_run_record_by_id(self.run.run_id)
+        return 0 if record is None else to_millis(record.create_timestamp)
 
 
 @dataclass

@@ -8,11 +8,21 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import DeltaSink, MapFunction, Pipeline, RuntimeContext, iterations
+from dagster_unified.api import (
+    DatabaseSink,
+    DeltaSink,
+    FileSink,
+    ForeachSink,
+    MapFunction,
+    Pipeline,
+    RuntimeContext,
+    iterations,
+)
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("RECOVERY_HOME") or tempfile.mkdtemp(prefix="recovery"))
 BROKEN = HOME / "broken"
+FACTOR = HOME / "factor"
 
 
 class Event(NamedTuple):
@@ -79,10 +89,32 @@ def looping() -> Pipeline:
     return pipeline
 
 
+def scaled(event: Event) -> Event:
+    return Event(event.key, event.value * int(FACTOR.read_text()))
+
+
+def refuse(events: list[Event]) -> None:
+    if BROKEN.exists():
+        raise ValueError("the service takes no such event")
+
+
+def several_sinks() -> Pipeline:
+    """A stage with sinks of every kind, of which the last one fails as long as a file exists."""
+    pipeline = Pipeline("several")
+    events = pipeline.from_collection([Event("a", 1), Event("b", 2)], name="events").map(scaled).name("scaled")
+    for mode, key in (("overwrite", ()), ("upsert", "key"), ("append", ())):
+        events.sink_to(DeltaSink(str(HOME / f"several_{mode}"), name=mode, mode=mode, key=key))
+        events.sink_to(DatabaseSink(mode, f"sqlite:///{HOME}/several.db", name=f"sqlite_{mode}", mode=mode, key=key))
+    events.sink_to(FileSink(str(HOME / "several_files"), name="files"))
+    events.sink_to(ForeachSink(refuse, name="service"))
+    return pipeline
+
+
 pipeline = build()
 defs = unified_definitions(
     BatchDeployment(pipeline, retry_policy=None),
     BatchDeployment(looping(), retry_policy=None),
+    BatchDeployment(several_sinks(), retry_policy=None),
     resources={
         "spark": SparkResource(master="local[2]"),
         "intermediates": IntermediatesResource(path=str(HOME / "store")),
@@ -92,6 +124,10 @@ defs = unified_definitions(
 
 def job():
     return defs.resolve_job_def("recovery_batch")
+
+
+def several_sinks_job():
+    return defs.resolve_job_def("several_batch")
 
 
 def looping_job():

@@ -1,14 +1,17 @@
 """Failures in the last stage, lost intermediates, and what runs again: through Dagster, on Spark."""
 
+import logging
 import shutil
+import sqlite3
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from dagster import DagsterEventType, DagsterInstance, ReexecutionOptions, execute_job, reconstructable
 from deltalake import DeltaTable
 
 from tests.orchestration import recovery_job
-from tests.orchestration.recovery_job import BROKEN, HOME, job, looping_job
+from tests.orchestration.recovery_job import BROKEN, FACTOR, HOME, job, looping_job, several_sinks_job
 
 
 @pytest.fixture
@@ -153,6 +156,42 @@ def test_re_execution_after_the_sink_had_committed_does_not_append_twice(instanc
     ) as again:
         assert again.success
     assert values() == [16, 20]
+
+
+def several_tables():
+    with sqlite3.connect(HOME / "several.db") as database:
+        found = {
+            f"sqlite_{mode}": sorted(v for (v,) in database.execute(f"SELECT value FROM {mode}"))
+            for mode in ("overwrite", "upsert", "append")
+        }
+    for mode in ("overwrite", "upsert", "append"):
+        found[mode] = sorted(DeltaTable(str(HOME / f"several_{mode}")).to_pyarrow_table()["value"].to_pylist())
+    return {**found, "files": sorted(pq.read_table(HOME / "several_files")["value"].to_pylist())}
+
+
+def test_a_re_execution_of_mended_code_replaces_what_sinks_had_committed_and_says_where_it_cannot(instance):
+    with sqlite3.connect(HOME / "several.db") as database:
+        for mode in ("overwrite", "upsert", "append"):
+            database.execute(f"CREATE TABLE {mode} (key TEXT{' PRIMARY KEY' * (mode == 'upsert')}, value BIGINT)")
+    BROKEN.touch()
+    FACTOR.write_text("1000")
+    first = several_sinks_job().execute_in_process(instance=instance, raise_on_error=False)
+    assert not first.success
+    assert set(map(tuple, several_tables().values())) == {(1000, 2000)}
+    for factor in (1, 10):  # as somebody does who mends twice, each time from the page of the run that failed
+        FACTOR.write_text(str(factor))
+        BROKEN.unlink(missing_ok=True)
+        options = ReexecutionOptions.from_failure(first.run_id, instance)
+        with execute_job(reconstructable(several_sinks_job), instance, reexecution_options=options) as again:
+            assert again.success
+            warnings = [e.user_message for e in instance.all_logs(again.run_id) if e.level == logging.WARNING]
+        appended = ("append", "sqlite_append")
+        assert several_tables() == {
+            name: [1000, 2000] if name in appended else [factor, 2 * factor] for name in several_tables()
+        }
+        for name in appended:
+            assert any(f"sink '{name}' has the rows that an earlier attempt" in warning for warning in warnings)
+        assert len(warnings) == 2
 
 
 def test_re_executing_a_run_that_succeeded_writes_again_also_when_the_janitor_was_there(instance):

@@ -357,7 +357,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         # with `overwrite` whoever wrote them, such as the pipeline under a name that it had before
         whose = _partition_prefix if self._mode == "overwrite" else _owner_prefix
         own = tuple(whose(i) for i in identities if i.replaces is not None)
-        kept = tuple(_file_prefix(i) for i in identities if i.replaces is None)
+        kept = tuple(_file_prefix(i) for i in identities if i.epoch is not None)
         if self._mode != "overwrite" and not own:
             return []
         written = [dict(add.partition_values) for add in adds]

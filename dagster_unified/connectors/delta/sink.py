@@ -96,7 +96,11 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         # a merge leaves nothing that a file identifies, so that no partition and no epoch can be taken back
         told_apart = not self.upserts
         self.capabilities = Capabilities(
-            transactional=True, upsert=self.upserts, replaces_partition=told_apart, undoes=told_apart
+            transactional=True,
+            upsert=self.upserts,
+            replaces_partition=told_apart,
+            replaces_all=mode == "overwrite",
+            undoes=told_apart,
         )
         if mode not in ("append", "overwrite", "upsert"):
             raise PipelineError(f"sink '{self.name}': mode is 'append', 'overwrite' or 'upsert', not {mode!r}")

@@ -63,7 +63,10 @@ class Carrying:
 
 @dataclass(frozen=True)
 class Run:
-    """Where and as whom stages run. A run, its retries and its re-executions share one `execution`."""
+    """Where and as whom stages run.
+
+    A run, its retries and its re-executions share one `execution`, in which `number` grows from run to run.
+    """
 
     plan: Plan
     spark: SparkSession
@@ -71,6 +74,7 @@ class Run:
     run_id: str
     execution: str
     partition: str = WHOLE
+    number: int = 0
     partition_end: int | None = None
     """Where a partition in time ends: milliseconds since the epoch."""
 

@@ -20,6 +20,7 @@ from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.engine.writing import spark_sink, write, write_partitions
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Region
+from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.layout import EMITTED
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class RegionSinks:
         return frame.select(*stream.layout.records.names, *further, *PartitionAxis(len(manifests)).columns)
 
     def _context(self, run: Run, node: SinkNode) -> WriteContext:
-        identity = WriteIdentity(run.plan.name, node.uid, run.execution, run.partition)
+        replaces = node.sink.capabilities.takes_again(partitioned=run.partition != WHOLE)
+        number = run.number if replaces else 0
+        identity = WriteIdentity(run.plan.name, node.uid, run.execution, run.partition, run=number)
         staging = str(run.store.root / ".staging")
         return WriteContext(identity, self.region.name, ship=by_value_afresh, staging=staging)

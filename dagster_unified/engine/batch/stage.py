@@ -35,14 +35,14 @@ from dagster_unified.engine.batch.sinks import RegionSinks
 from dagster_unified.engine.cluster import watching
 from dagster_unified.engine.commit import WriteResult
 from dagster_unified.engine.dataframe.transfer import may_be_large, small_rows
-from dagster_unified.engine.events import StageFinished, StageStarted
+from dagster_unified.engine.events import SinkHeld, StageFinished, StageStarted
 from dagster_unified.engine.failures import damaged_file, translated
 from dagster_unified.engine.positions import batch_positions, settled
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
-from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.metrics import merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -250,9 +250,7 @@ def _execute(
             frame = frames.sink_input(nodes[0].id)
             result = sinks.write(runs[0], nodes[0], frame)
             written = [{nodes[0].name: result}]
-            again = [Metrics({"sink had this execution already": 1})] if result.repeated else []
-            metrics = [merge([*frames.metrics(), *again])]
-            found = Materialized(streams, frame.schema.json(), [[result.rows]], metrics)
+            found = Materialized(streams, frame.schema.json(), [[result.rows]], [merge(frames.metrics())])
         else:
             found = materialize(frames, streams, attempts[0])
         carried_from = before.run if before is not None else ""
@@ -268,11 +266,15 @@ def _execute(
             own = now()
             results |= {node.name: sinks.write_materialized(run, node, manifest) for node in left}
             run.check()
+            held = [name for name, result in results.items() if result.repeated]
+            for name in held:
+                run.observe(SinkHeld(region.name, name, run.execution))
             whole = msgspec.structs.replace(
                 manifest,
                 seconds=share + now() - own,
                 bytes=manifest.bytes or sum(result.bytes for result in results.values()),
                 sinks={name: result.location for name, result in results.items()},
+                counters=manifest.counters | ({"sinks that had this execution already": len(held)} if held else {}),
                 iterations=iterations.summaries,
             )
             committed.append(run.store.commit(run.address(region), whole))
