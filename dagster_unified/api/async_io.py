@@ -9,8 +9,8 @@ from dagster_unified.api.record_types import NOT_GIVEN, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
 from dagster_unified.operators.async_io import AsyncCalls, AsyncFunction, AsyncRetryStrategy
-from dagster_unified.operators.functions.iterations import is_count
 from dagster_unified.operators.functions.type_variables import R, T
+from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -94,7 +94,6 @@ def _calls(stream: DataStream[T], calls: AsyncCalls, output_type: TypeForm[R]) -
         raise PipelineError(f"{where}: the timeout has to be positive, and is {calls.timeout}")
     if retry is not None and not isinstance(retry, AsyncRetryStrategy):
         raise PipelineError(f"{where}: expected an AsyncRetryStrategy such as fixed_delay(...), got {retry!r}")
-    if not is_count(calls.capacity, 1):
-        raise PipelineError(f"{where}: the capacity has to be at least 1, and is {calls.capacity!r}")
+    check_count(f"{where}: the capacity", calls.capacity)
     records = stream._output(name, function.async_invoke, output_type, main_output)
     return stream._next(nodes.AsyncNode, name, naming=nodes.Naming.FUNCTION, records=records, function=calls)

@@ -43,7 +43,7 @@ from dagster_unified.operators.joins import (
     ProcessJoinFunction,
     WindowedPairs,
 )
-from dagster_unified.operators.time import to_span
+from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
 from dagster_unified.records import return_type, type_name
 
@@ -422,7 +422,8 @@ class IntervalJoined(Generic[A, B]):
             >>> collect(joined.between(timedelta(minutes=1), timedelta(hours=2)).process(Later()))
             [2]
         """
-        low, high = map(to_span, (lower, upper))
+        low = checked_span(f"{self._where()}: the lower bound", lower)
+        high = checked_span(f"{self._where()}: the upper bound", upper)
         if low > high:
             raise PipelineError(f"{self._where()}: the lower bound, {lower}, is above the upper, {upper}")
         self._bounds = (low, high)
@@ -443,11 +444,13 @@ class IntervalJoined(Generic[A, B]):
 
         Without it they are dropped and counted. None comes in BATCH.
         """
+        self._left._check_late_tag(tag, self._where())
         self._late[0] = tag
         return self
 
     def side_output_right_late_data(self, tag: OutputTag[B]) -> Self:
         """Where right records go that come after the watermark."""
+        self._right._check_late_tag(tag, self._where())
         self._late[1] = tag
         return self
 

@@ -49,11 +49,11 @@ from dagster_unified.operators.functions.iterations import (
     TerminateOnMaxIter,
     TerminateOnMaxIterOrTol,
     hears_of_epochs,
-    is_count,
     iteration_listeners,
 )
 from dagster_unified.operators.functions.type_variables import K, S, T
 from dagster_unified.records import RecordType, record_type, type_name
+from dagster_unified.values import check_count, is_count
 
 __all__ = [
     "BatchDeltaFunction",
@@ -119,8 +119,8 @@ class IterationConfig:
         if self.operator_life_cycle not in LifeCycle.__members__:
             known = " or ".join(LifeCycle.__members__)
             raise PipelineError(f"IterationConfig: operator_life_cycle is {known}, not {self.operator_life_cycle!r}")
-        if self.parallelism is not None and not is_count(self.parallelism, 1):
-            raise PipelineError(f"IterationConfig: parallelism must be at least 1, not {self.parallelism!r}")
+        if self.parallelism is not None:
+            check_count("IterationConfig: parallelism", self.parallelism)
         if not is_count(self.staleness, 0):
             raise PipelineError(
                 "IterationConfig: staleness is how many epochs a subtask may be ahead, 0 or more, not"
@@ -535,8 +535,8 @@ class _Delta(IterationBody):
                 f"{self.where}: its body has to be a DeltaFunction or a BatchDeltaFunction, such as MyFunction(), not"
                 f" {function!r}"
             )
-        if max_rounds is not None and not is_count(max_rounds, 1):
-            raise PipelineError(f"{self.where}: max_rounds must be at least 1, not {max_rounds!r}")
+        if max_rounds is not None:
+            check_count(f"{self.where}: max_rounds", max_rounds)
         if config.operator_life_cycle == "PER_ROUND":
             raise PipelineError(
                 f"{self.where}: a solution set lives over all rounds; leave operator_life_cycle as it is"

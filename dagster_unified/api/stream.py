@@ -52,7 +52,7 @@ from dagster_unified.operators.functions.base import (
 )
 from dagster_unified.operators.functions.batches import KeyedBatchFunction
 from dagster_unified.operators.functions.checkpoints import checkpointed
-from dagster_unified.operators.functions.iterations import hears_of_epochs, is_count
+from dagster_unified.operators.functions.iterations import hears_of_epochs
 from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_state
 from dagster_unified.operators.functions.type_variables import B, K, KeyOut, R, T, W
 from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
@@ -67,6 +67,7 @@ from dagster_unified.operators.windows import (
 )
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 from dagster_unified.records import RecordType, arrow_type, inspected, not_in_a_key, return_type, type_name
+from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -766,6 +767,18 @@ class DataStream(Generic[T]):
             return self._next(nodes.CheckpointedNode, name, key=Key(), naming=_naming(function), **attributes)
         return self._next(kind, name, naming=_naming(function), function=function, **attributes)
 
+    def _check_late_tag(self, tag: OutputTag[Any], where: str) -> None:
+        """Raises where late records do not fit a side output; else the first one would tell, after weeks perhaps."""
+        if not isinstance(tag, OutputTag):
+            raise PipelineError(f"{where}: expected an OutputTag for late data, got {tag!r}")
+        given = self._pipeline._record_type(tag.output_type, f"{where}, side output {tag.name}")
+        wanted = self._records(where)
+        if given.python != wanted.python:
+            raise RecordTypeError(
+                f"{where}: late records are of {wanted.describe()}, and side output '{tag.name}' is declared"
+                f" {given.describe()}; declare it with the stream's type"
+            )
+
     def _output(self, name: str, function: Any, output_type: Any, unwrap: Callable[[Any], Any]) -> RecordType:
         """The record type that a function gives: `output_type`, its class and its annotation have to agree."""
         self._check_function(name, function)
@@ -1193,6 +1206,9 @@ class UntypedStream(DataStream[Any]):
     def map_batches(self, function: Any, output_type: Any) -> DataStream[Any]:
         return self._on_batches(nodes.MapBatchesNode, _name_of(function, "map_batches"), function, output_type)
 
+    def _check_late_tag(self, tag: OutputTag[Any], where: str) -> None:
+        pass
+
     def _passed_on(self, *_: Any, **__: Any) -> Self:
         return self
 
@@ -1231,8 +1247,7 @@ class DataStreamSink:
 
 
 def _check_parallelism(parallelism: int, where: str) -> None:
-    if not is_count(parallelism, 1):
-        raise PipelineError(f"{where}: parallelism must be at least 1, not {parallelism!r}")
+    check_count(f"{where}: parallelism", parallelism)
 
 
 def _millis(length: timedelta | None) -> int | None:

@@ -21,7 +21,7 @@ from dagster_unified.operators.functions.type_variables import OUT, A, K, R, T, 
 from dagster_unified.operators.keyed import rolling
 from dagster_unified.operators.state.list import ListStateDescriptor
 from dagster_unified.operators.state.value import ValueStateDescriptor
-from dagster_unified.operators.time import to_span
+from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import (
     EventTimeSessionWindows,
     Evictor,
@@ -97,10 +97,8 @@ class WindowedStream(Generic[K, T, W]):
 
     def allowed_lateness(self, lateness: timedelta) -> Self:
         """For how long a window stays after its end, to fire again with each late element. Changes nothing in BATCH."""
-        if lateness < timedelta(0):
-            raise PipelineError(f"{self._where()}: allowed lateness cannot be negative, and is {lateness}")
         self._event_time_only("allowed lateness")
-        self._lateness = to_span(lateness)
+        self._lateness = checked_span(f"{self._where()}: the allowed lateness", lateness, 0)
         return self
 
     def side_output_late_data(self, tag: OutputTag[T]) -> Self:
@@ -109,6 +107,7 @@ class WindowedStream(Generic[K, T, W]):
         Without it they are dropped and counted. None comes in BATCH.
         """
         self._event_time_only("late data")
+        self._stream._check_late_tag(tag, self._where())
         self._late_tag = tag
         return self
 

@@ -38,6 +38,7 @@ from dagster_unified.graph.slices import Slice
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import record_type
+from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -84,10 +85,8 @@ class _FileSource(SparkSource[Out]):
         monitor: bool = False,
         max_files_per_trigger: int | None = None,
     ) -> None:
-        if max_files_per_trigger is not None and max_files_per_trigger < 1:
-            raise PipelineError(
-                f"{self.format} source: max_files_per_trigger must be at least 1, not {max_files_per_trigger}"
-            )
+        if max_files_per_trigger is not None:
+            check_count(f"{self.format} source: max_files_per_trigger", max_files_per_trigger)
         self.kind = self.format
         self.boundedness = Boundedness.UNBOUNDED if monitor else Boundedness.BOUNDED
         self.max_files_per_trigger = max_files_per_trigger

@@ -74,11 +74,18 @@ class Listing:
         skip: Callable[[str], bool],
         at_most: int | None,
         index: UPath | None = None,
+        whole: bool = False,
     ) -> None:
-        """`index` is the folder in which Spark finds the chunks, if that is not where they are."""
+        """`index` is the folder in which Spark finds the chunks, if that is not where they are.
+
+        With `whole` all chunks are written at once, since nobody looks again.
+        """
         self.files, self.folder = files, folder
         self._spark = spark
-        self._skip, self._at_most = skip, at_most
+        self._skip, self._at_most, self._whole = skip, at_most, whole
+        self._waiting: list[File] = []
+        """What was listed and is in no chunk yet: a job that starts with another limit cuts it by that."""
+
         self._chunks = Chunks(folder, files.root, index)
         self._pause = PAUSE if files.local else PAUSE_IN_BUCKET
         self._known = set(read)
@@ -97,8 +104,11 @@ class Listing:
         """How many queries were given this listing's folder to read, at most."""
 
     def look(self) -> None:
-        """List the folder, and show Spark what is new."""
+        """List the folder, and show Spark what is new; of more than one chunk the first, and the next one by one."""
         with self._lock:
+            if self._waiting:
+                self._add()
+                return
             begun = time.monotonic()
             try:
                 self._look()
@@ -114,6 +124,9 @@ class Listing:
         """List the folder for the last time."""
         with self._lock:
             if not self._ended:
+                self._whole = True
+                if self._waiting:
+                    self.look()
                 self.look()
                 self._ended = True
 
@@ -122,7 +135,7 @@ class Listing:
 
         So the next epoch reads what came during this one. What goes wrong is raised by the next `look_beside`.
         """
-        if not self._is_brief:
+        if not self._is_brief and not self._waiting:
             return
         try:
             self._look_if_taken()
@@ -163,7 +176,7 @@ class Listing:
 
     def _look_if_taken(self) -> bool:
         with self._lock:
-            if self._ended or not self.all_taken():
+            if self._ended or not self._are_found():
                 return False
             self._shown = []
             self.look()
@@ -172,10 +185,14 @@ class Listing:
     def all_taken(self) -> bool:
         """Whether the queries that read the chunks have found all of them; waits for a listing that is under way."""
         with self._lock:
-            if not self._shown:
-                return True
-            found = self._found()
-            return len(found) >= self.readers and min(found) >= self._shown[-1]
+            return not self._waiting and self._are_found()
+
+    def _are_found(self) -> bool:
+        """Whether the queries have found all chunks that they were shown."""
+        if not self._shown:
+            return True
+        found = self._found()
+        return len(found) >= self.readers and min(found) >= self._shown[-1]
 
     def _found(self) -> list[int]:
         """The number of the last chunk that each source of the queries has found, of those which have found any."""
@@ -196,13 +213,19 @@ class Listing:
         return self._took <= _BRIEF
 
     def _look(self) -> None:
-        new = self._new()
-        size = self._at_most or max(len(new), 1)
-        for start in range(0, len(new), size):
-            files = new[start : start + size]
-            self._shown.append(self._chunks.add(files, self.files.url_of))
-            self._known.update(file.name for file in files)
-        if new or not self._chunks.are_shown():
+        self._waiting = self._new()
+        self._known.update(file.name for file in self._waiting)
+        self._add()
+
+    def _add(self) -> None:
+        """Write the next chunk of what was listed, and show it to Spark."""
+        files, size = self._waiting, self._at_most or max(len(self._waiting), 1)
+        added = 0
+        while added < len(files) and (self._whole or not added):
+            self._shown.append(self._chunks.add(files[added : added + size], self.files.url_of))
+            added += size
+            self._waiting = files[added:]
+        if added or not self._chunks.are_shown():
             self._chunks.show(self._shown)
 
     def _new(self) -> list[File]:
@@ -405,7 +428,7 @@ def show(
         if not running:
             _begin(folder, files)
         index = _index(spark, key, folder, bool(running))
-        listing = Listing(spark, files, folder, read, skip, at_most, index)
+        listing = Listing(spark, files, folder, read, skip, at_most, index, whole=not watch)
         listing.readers += before.readers if before is not None and running else 0
         listing.look()
         _listings[key] = listing

@@ -16,6 +16,7 @@ from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.records import record_type, shorten
+from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -192,8 +193,7 @@ class RateSource(StructuredSource[Rate]):
     """
 
     def __init__(self, rows_per_second: int = 1, name: str = "rate") -> None:
-        if rows_per_second < 1:
-            raise PipelineError(f"source '{name}': rows_per_second must be at least 1, not {rows_per_second}")
+        check_count(f"source '{name}': rows_per_second", rows_per_second)
         super().__init__("rate", Rate, {"rowsPerSecond": str(rows_per_second)}, name)
         self.rows_per_second = rows_per_second
 

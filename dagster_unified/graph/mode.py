@@ -11,7 +11,7 @@ from datetime import timedelta
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import Graph
-from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.options import Configuration, written
 
 _RESTARTS = "restart-strategy."
 
@@ -117,6 +117,13 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
                 f"{graph.name}: execution.savepoint.interval is set, and BATCH leaves its state at the end of its data;"
                 " set execution.savepoint.path instead, or launch with execution.runtime-mode=STREAMING"
             )
+    delay = f"{_RESTARTS}exponential-delay."
+    first, longest = configuration[f"{delay}initial-backoff"], configuration[f"{delay}max-backoff"]
+    if mode == "STREAMING" and first > longest:
+        raise ConfigurationError(
+            f"{graph.name}: {delay}initial-backoff is {written(first)}, and {delay}max-backoff {written(longest)}; the"
+            " first wait cannot be longer than the longest"
+        )
     if (
         mode == "STREAMING"
         and configuration["execution.batch-shuffle-mode"] != "ALL_EXCHANGES_PIPELINED"

@@ -269,6 +269,7 @@ OPTIONS: tuple[Option, ...] = (
         "duration",
         timedelta(seconds=1),
         "How long EXPONENTIAL-DELAY waits at first.",
+        least=timedelta(milliseconds=1),
     ),
     Option(
         "restart-strategy.exponential-delay.max-backoff", "duration", timedelta(minutes=1), "How long it waits at most."
@@ -304,6 +305,7 @@ OPTIONS: tuple[Option, ...] = (
         "duration",
         timedelta(minutes=1),
         "The interval in which FAILURE-RATE counts.",
+        least=timedelta(milliseconds=1),
     ),
     Option("restart-strategy.failure-rate.delay", "duration", timedelta(seconds=1), "How long FAILURE-RATE waits."),
     Option(

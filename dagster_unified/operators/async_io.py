@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic
 
-from dagster_unified.errors import PipelineError
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function
 from dagster_unified.operators.functions.type_variables import In, Out
 from dagster_unified.operators.keyed import Collector
 from dagster_unified.operators.program.blocks import Block, Consumer
 from dagster_unified.operators.program.step import BlockStep, Place
+from dagster_unified.operators.time import checked_span
 from dagster_unified.records import shorten
+from dagster_unified.values import check_count
 
 
 class AsyncFunction(Function, ABC, Generic[In, Out]):
@@ -90,10 +91,8 @@ class AsyncRetryStrategy:
 
         Raises `PipelineError` for no attempt or a negative pause.
         """
-        if max_attempts < 1:
-            raise PipelineError(f"AsyncRetryStrategy: there has to be at least 1 attempt, not {max_attempts}")
-        if backoff < timedelta(0):
-            raise PipelineError(f"AsyncRetryStrategy: the backoff cannot be negative, and is {backoff}")
+        check_count("AsyncRetryStrategy: max_attempts", max_attempts)
+        checked_span("AsyncRetryStrategy: the backoff", backoff, 0)
         return AsyncRetryStrategy(max_attempts, backoff, result_predicate, exception_predicate)
 
 

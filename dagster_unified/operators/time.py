@@ -6,6 +6,8 @@ import time
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 
+from dagster_unified.errors import PipelineError
+
 MIN_TIMESTAMP = -(2**63)
 """Flink's `Long.MIN_VALUE`: the watermark before the first one."""
 
@@ -62,6 +64,16 @@ def to_span(length: timedelta) -> int:
     A pendulum duration, which cannot be divided by a `timedelta`, does as well.
     """
     return timedelta.__floordiv__(length, _MILLISECOND)
+
+
+def checked_span(what: str, length: timedelta, at_least: int | None = None) -> int:
+    """As `to_span`; raises `PipelineError` for what is no `timedelta`, and for one of fewer milliseconds."""
+    if not isinstance(length, timedelta):
+        raise PipelineError(f"{what} is a timedelta, not {length!r}; import it from datetime")
+    millis = to_span(length)
+    if at_least is not None and millis < at_least:
+        raise PipelineError(f"{what} has to be at least {at_least} ms, and is {length}")
+    return millis
 
 
 def wall_clock() -> int:

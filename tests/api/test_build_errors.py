@@ -12,6 +12,8 @@ from typing import NamedTuple
 import pytest
 
 from dagster_unified.api import (
+    AsyncRetryStrategy,
+    ContinuousEventTimeTrigger,
     DatabaseSink,
     DeltaSink,
     FileSink,
@@ -24,6 +26,9 @@ from dagster_unified.api import (
     Pipeline,
     PrintSink,
     ProcessFunction,
+    StateTtlConfig,
+    TimeEvictor,
+    TumblingEventTimeWindows,
     WatermarkGenerator,
     WatermarkOutput,
     WatermarkStrategy,
@@ -247,9 +252,18 @@ ERRORS = {
         "streams of different types cannot be united: Row.* and int.*map one to the other's type",
     ),
     "union of two pipelines": (two_pipelines, "the streams belong to different pipelines, 'p' and 'q'"),
-    "parallelism 0": (lambda: rows().map(to_int).set_parallelism(0), "'to_int': parallelism must be at least 1, not 0"),
-    "parallelism 2.5": (lambda: rows().map(to_int).set_parallelism(2.5), "parallelism must be at least 1, not 2.5"),
-    "parallelism 0 of a sink": (lambda: rows().print().set_parallelism(0), "parallelism must be at least 1, not 0"),
+    "parallelism 0": (
+        lambda: rows().map(to_int).set_parallelism(0),
+        "'to_int': parallelism must be a whole number of at least 1, not 0",
+    ),
+    "parallelism 2.5": (
+        lambda: rows().map(to_int).set_parallelism(2.5),
+        "parallelism must be a whole number of at least 1, not 2.5",
+    ),
+    "parallelism 0 of a sink": (
+        lambda: rows().print().set_parallelism(0),
+        "parallelism must be a whole number of at least 1, not 0",
+    ),
     "name of a union": (
         lambda: (s := rows()).union(s).name("x"),
         (
@@ -564,6 +578,56 @@ def test_the_drift_of_watermarks_is_a_length_of_time(drift):
 def test_an_idle_timeout_is_a_length_of_time(timeout):
     with pytest.raises(PipelineError, match=r"the idle timeout must be a timedelta that is larger than 0, not"):
         WatermarkStrategy.for_monotonous_timestamps().with_idleness(timeout)
+
+
+class Late(NamedTuple):
+    key: str
+    at: int
+
+
+def windowed(of=tuple[str, int]):
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda late: late[1])
+    timed = Pipeline("p").from_collection([], of, name="in").assign_timestamps_and_watermarks(strategy)
+    return timed.key_by(lambda late: late[0]).window(TumblingEventTimeWindows.of(timedelta(seconds=10)))
+
+
+def intervals():
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    timed = Pipeline("p").from_collection([], Late, name="in").assign_timestamps_and_watermarks(strategy)
+    return timed.key_by("key").interval_join(timed.key_by("key"))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: windowed().allowed_lateness(5000),
+        lambda: intervals().between(-1, timedelta(seconds=1)),
+        lambda: intervals().between(timedelta(0), 1),
+        lambda: StateTtlConfig.new_builder(5),
+        lambda: TimeEvictor.of(5),
+        lambda: ContinuousEventTimeTrigger.of(5),
+        lambda: AsyncRetryStrategy.fixed_delay(3, 5),
+    ],
+)
+def test_a_number_in_the_place_of_a_length_of_time_is_an_error_that_names_it(build):
+    with pytest.raises(PipelineError, match=r".*: the [a-z ]+ is a timedelta, not -?\d+; import it from datetime"):
+        build()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda tag: windowed(Late).side_output_late_data(tag),
+        lambda tag: intervals().side_output_left_late_data(tag),
+        lambda tag: intervals().side_output_right_late_data(tag),
+    ],
+)
+def test_late_data_of_another_type_than_its_side_output_is_an_error(build):
+    build(OutputTag("late", Late))
+    with pytest.raises(RecordTypeError, match=r"late records are of Late.*, and side output 'late' is declared int"):
+        build(OutputTag("late", int))
+    with pytest.raises(PipelineError, match="expected an OutputTag for late data, got 'late'"):
+        build("late")
 
 
 def test_only_watermarks_that_are_known_by_part_are_aligned():

@@ -71,6 +71,20 @@ def test_a_stream_reads_each_file_once_and_tells_which(spark, tmp_path):
     assert stream.position().root == str(tmp_path / "in")
 
 
+@pytest.mark.parametrize(("limit", "epochs"), [(4, [1, 4, 4, 2]), (None, [1, 10]), (1, [1] * 11)])
+def test_a_job_that_starts_with_another_limit_reads_by_that(spark, tmp_path, limit, epochs):
+    for n in range(11):
+        put(tmp_path / "in", f"{n:02d}.csv", n, age=-n)
+    stream = Query(spark, watched(tmp_path / "in", max_files_per_trigger=1), tmp_path / "job")
+    query = stream.start(stream.source.read_stream(spark, UPath(tmp_path / "job/sources/sales")))
+    query.processAllAvailable()
+    query.stop()  # as a job that is killed when it has read the first of them
+    assert stream.read == [[0]]
+    stream.source = watched(tmp_path / "in", max_files_per_trigger=limit)
+    assert stream.run() == list(range(11))
+    assert [len(epoch) for epoch in stream.read] == epochs
+
+
 def test_a_stream_that_starts_again_goes_on(spark, tmp_path):
     put(tmp_path / "in", "a.csv", 1)
     stream = Query(spark, watched(tmp_path / "in"), tmp_path / "job")
@@ -175,7 +189,7 @@ def test_nothing_is_listed_after_the_last_time(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(files, "new", meanwhile)
-    monkeypatch.setattr(shown, "all_taken", lambda: True)
+    monkeypatch.setattr(shown, "_are_found", lambda: True)
     shown.end()
     epoch.join()
     shown.end()

@@ -63,13 +63,20 @@ class Query:
     def look(self, query):
         """Lists what is monitored, and reads it."""
         listing.look(UPath(self.folder), now=True)
+        self.read_all(query)
+
+    def read_all(self, query):
+        """Reads what was listed, chunk by chunk as an epoch ends."""
         query.processAllAvailable()
+        while not listing.all_taken(UPath(self.folder)):
+            listing.look(UPath(self.folder), now=True)
+            query.processAllAvailable()
 
     def run(self, while_it_runs=lambda query: None):
         """What it has read so far, after it has read all that there is."""
         query = self.start(self.source.read_stream(self.spark, UPath(self.folder / "sources" / "sales")))
         try:
-            query.processAllAvailable()
+            self.read_all(query)
             while_it_runs(query)
         finally:
             query.stop()

@@ -94,6 +94,14 @@ def test_what_follows_from_the_mode(mode, schedule, updates):
         ({"parallelism.default": "0"}, "not a whole number of at least 1"),
         ({"execution.incremental-updates": "maybe"}, "not true or false"),
         ({"execution.savepoint.interval": "0 s"}, "'0 s' is not a duration such as .* 2 min, of at least 1 ms"),
+        (
+            {"restart-strategy.failure-rate.failure-rate-interval": "0 s"},
+            "'0 s' is not a duration such as .* of at least 1 ms",
+        ),
+        (
+            {"execution.runtime-mode": "STREAMING", "restart-strategy.exponential-delay.max-backoff": "500 ms"},
+            r"exponential-delay\.initial-backoff is 1000 ms, and .*max-backoff 500 ms; the first wait cannot be longer",
+        ),
         ({"execution.checkpointing.dir": " "}, "' ' is not a text that is not empty"),
         ({"pipeline.max-parallelism": 1_000_000}, "1000000 is not a whole number from 1 to 32768"),
         ({"restart-strategy.exponential-delay.backoff-multiplier": 0.5}, "0.5 is not a number of at least 1.0"),

@@ -23,6 +23,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     iterations,
 )
+from dagster_unified.errors import PipelineError
 from dagster_unified.testing import run_pipeline
 from tests.iterations.programs import PROGRAMS
 from tests.iterations.test_semantics import Body
@@ -195,3 +196,13 @@ class Kept(MapFunction[int, int], CheckpointedFunction):
 
 def streamed_again(pipeline):
     return run_pipeline(pipeline, "STREAMING").sinks["out"]
+
+
+def test_a_loop_that_multiplies_its_records_ends_with_an_error_before_they_fill_the_memory():
+    pipeline = Pipeline("doubling")
+    numbers = pipeline.from_collection([1, 2], int, name="numbers")
+    body = Body(lambda v, d: iterations.IterationBodyResult([v[0].flat_map(lambda n: [n, n], int)], [v[0]]))
+    (out,) = iterations.iterate_unbounded_streams([numbers], [], body)
+    out.print("out")
+    with pytest.raises(PipelineError, match=r"iteration 'Body': its records multiply.*fewer by themselves$"):
+        run_pipeline(pipeline, "STREAMING", options={"iteration.max-feedback-records": 10})

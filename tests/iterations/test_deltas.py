@@ -141,7 +141,10 @@ class Numbers(iterations.DeltaFunction[int, Visit]):
         (lambda p: (reading(p), reading(p, kind=Named), Nearest()), "different types .int64 and string"),
         (lambda p: (reading(p), reading(p, kind=Visit), Numbers()), "annotated with int for the solution set"),
         (lambda p: (reading(p), reading(p, kind=Visit), Nearest), "or a BatchDeltaFunction, such as MyFunction"),
-        (lambda p: (reading(p), reading(p, kind=Visit), Nearest(), 0), "max_rounds must be at least 1, not 0"),
+        (
+            lambda p: (reading(p), reading(p, kind=Visit), Nearest(), 0),
+            "max_rounds must be a whole number of at least 1, not 0",
+        ),
         (
             lambda p: (reading(p), reading(p, kind=Visit), Nearest(), None, PER_ROUND),
             "a solution set lives over all rounds",

@@ -126,7 +126,7 @@ def test_inputs_that_cannot_be():
         built(same, data=[lambda pipeline: Pipeline("another").from_collection([1])])
     with pytest.raises(PipelineError, match="operator_life_cycle is ALL_ROUND or PER_ROUND, not 'ROUND'"):
         built(same, operator_life_cycle="ROUND")
-    with pytest.raises(PipelineError, match="parallelism must be at least 1, not 0"):
+    with pytest.raises(PipelineError, match="parallelism must be a whole number of at least 1, not 0"):
         built(same, parallelism=0)
     numbers = Pipeline("loops").from_collection([1])
     with pytest.raises(PipelineError, match="needs an IterationBody, not <function"):
@@ -134,7 +134,7 @@ def test_inputs_that_cannot_be():
     with pytest.raises(PipelineError, match="give it streams of an iteration's body"):
         iterations.for_each_round([Pipeline("loops").from_collection([1])], lambda inputs: inputs)
     for rounds in (0, "3", 2.5, True):
-        with pytest.raises(PipelineError, match=f"an iteration has at least one round, not {rounds!r}"):
+        with pytest.raises(PipelineError, match=f"max_iter must be a whole number of at least 1, not {rounds!r}"):
             iterations.TerminateOnMaxIter(rounds)
     with pytest.raises(PipelineError, match="tol is a number, not 'small'"):
         iterations.TerminateOnMaxIterOrTol(3, "small")
@@ -149,7 +149,7 @@ def test_inputs_that_cannot_be():
     [
         ({"staleness": 1.5}, "staleness is how many epochs a subtask may be ahead, 0 or more, not 1.5"),
         ({"staleness": None}, "staleness is how many .* not None"),
-        ({"parallelism": "2"}, "parallelism must be at least 1, not '2'"),
+        ({"parallelism": "2"}, "parallelism must be a whole number of at least 1, not '2'"),
         ({"operator_life_cycle": None}, "operator_life_cycle is ALL_ROUND or PER_ROUND, not None"),
         ({"name": 3}, "name is a text that is not empty, not 3"),
         ({"uid": ""}, "uid is a text that is not empty, not ''"),

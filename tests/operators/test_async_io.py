@@ -210,8 +210,8 @@ class Untyped(AsyncFunction):
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
-        ({"capacity": 0}, PipelineError, "the capacity has to be at least 1"),
-        ({"capacity": "5"}, PipelineError, "the capacity has to be at least 1, and is '5'"),
+        ({"capacity": 0}, PipelineError, "the capacity must be a whole number of at least 1"),
+        ({"capacity": "5"}, PipelineError, "the capacity must be a whole number of at least 1, not '5'"),
         ({"timeout": 5}, PipelineError, "the timeout is a timedelta, not 5"),
         ({"timeout": timedelta(0)}, PipelineError, "the timeout has to be positive"),
         ({"function": Untyped()}, RecordTypeError, "'Untyped' has no output type"),
@@ -262,5 +262,5 @@ def test_an_error_that_the_strategy_does_not_name_is_not_retried():
 
 
 def test_a_strategy_without_an_attempt_is_refused():
-    with pytest.raises(PipelineError, match="there has to be at least 1 attempt, not 0"):
+    with pytest.raises(PipelineError, match="max_attempts must be a whole number of at least 1, not 0"):
         AsyncRetryStrategy.fixed_delay(0, SECOND)

@@ -267,7 +267,7 @@ def test_a_list_or_map_can_be_replaced_and_searched():
         (lambda: ValueStateDescriptor("", int), "needs a name"),
         (lambda: ValueStateDescriptor("s", object), "state 's': .*state is stored typed"),
         (lambda: ValueStateDescriptor("s", 3), "state 's': .*state is stored typed"),
-        (lambda: StateTtlConfig(timedelta(0)), "must be positive"),
+        (lambda: StateTtlConfig(timedelta(0)), "the time to live has to be at least 1 ms"),
     ],
 )
 def test_a_descriptor_that_says_too_little_is_an_error(make, words):

@@ -588,7 +588,11 @@ HOUR = TumblingEventTimeWindows.of(timedelta(hours=1))
             "the offset has to be smaller than the period",
         ),
         (lambda: SlidingEventTimeWindows.of(ms(5), ms(0)), PipelineError, "the slide has to be at least 1 ms"),
-        (lambda: keyed().window(HOUR).trigger(CountTrigger.of(0)), PipelineError, "the count has to be at least 1"),
+        (
+            lambda: keyed().window(HOUR).trigger(CountTrigger.of(0)),
+            PipelineError,
+            "the count must be a whole number of at least 1",
+        ),
         (
             lambda: Pipeline("p").from_collection([1]).key_by(lambda v: v, key_type=int).window(HOUR),
             PipelineError,

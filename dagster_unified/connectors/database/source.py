@@ -22,6 +22,7 @@ from dagster_unified.graph.slices import TimeRange
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import to_millis
 from dagster_unified.records import record_type
+from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -96,8 +97,7 @@ class DatabaseSource(SplitSource[Out]):
             )
         if split_by is not None and self.records.schema.field(split_by).type != pa.int64():
             raise PipelineError(f"source '{self.name}': split_by='{split_by}' has to be an int")
-        if parallelism < 1:
-            raise PipelineError(f"source '{self.name}': parallelism has to be at least 1")
+        check_count(f"source '{self.name}': parallelism", parallelism)
 
     def describe(self) -> str:
         return f"{self._place} at {self.database.describe()}"

@@ -33,6 +33,7 @@ from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import to_millis
 from dagster_unified.records import RecordType, record_type
+from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -434,8 +435,8 @@ def _check(topics: Topics, on_malformed: str, isolation: str, most: int | None, 
     ):
         if value not in known:
             raise PipelineError(f"{where}: {setting} is one of {', '.join(known)}, and not {value!r}")
-    if most is not None and most < 1:
-        raise PipelineError(f"{where}: max_records_per_trigger must be at least 1, not {most}")
+    if most is not None:
+        check_count(f"{where}: max_records_per_trigger", most)
 
 
 def _metadata(record: Any, records: RecordType, given: Mapping[str, str], where: str) -> dict[str, str]:

@@ -23,11 +23,12 @@ from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.iterations.savepoints import BEFORE, divided, start_input, start_iteration
 from dagster_unified.engine.rounds.compile import compiled
+from dagster_unified.engine.rounds.growth import Growth
 from dagster_unified.engine.rounds.rounds import outputs_of, run_round, terminate
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming.host import Host
-from dagster_unified.errors import PipelineError, StateError
+from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.metrics import Metrics, merge
@@ -41,9 +42,6 @@ FOLDER = "iterations"
 
 MOMENT = 0.5
 """Seconds after which an unbounded iteration lets new input come in, while it goes round."""
-
-MOST_GROWING, MOST_TIMES = 10, 10
-"""Rounds in a row, each with more feedback than the one before, and how far above the limit: then a loop multiplies."""
 
 TELL_EVERY = 10.0
 """Seconds between two events that say that an epoch goes on."""
@@ -214,7 +212,8 @@ class _Unbounded(_Stream):
     def __init__(self, rounds: Rounds, node: g.IterationNode) -> None:
         super().__init__(rounds, node)
         self._told = time.monotonic()
-        self._fed_back = self._growing = 0  # by the round before, and how many rounds in a row it has been more
+        afterwards = "; the job goes on from this round when it is started again"
+        self._growth = Growth(self.loop.where, self._most, afterwards)
         interval = rounds.plan.execution.streaming.interval
         self._moment = MOMENT if interval is None else max(MOMENT, interval.total_seconds() / 2)
         """Seconds after which an epoch closes although something was fed back."""
@@ -291,20 +290,8 @@ class _Unbounded(_Stream):
             self._told = now
             self._tell(done, ends)
         ended.metrics.count(FED_BACK, ended.feedback)
-        self._check_growth(ended.feedback)
+        self._growth.check(ended.feedback)
         return ended.metrics
-
-    def _check_growth(self, feedback: int) -> None:
-        """Raises `PipelineError` where a loop multiplies its records by itself, before they fill the disk."""
-        self._growing = self._growing + 1 if feedback > self._fed_back else 0
-        self._fed_back = feedback
-        if self._growing >= MOST_GROWING and feedback > MOST_TIMES * self._most:
-            raise PipelineError(
-                f"{self.loop.where}: its records multiply: each of its last {self._growing} rounds fed back more than"
-                f" the one before, the last one {feedback:,}, where {self._most:,} may circulate while new input is"
-                " taken (iteration.max-feedback-records). Let the body drop or combine records, or raise the option if"
-                " they become fewer by themselves; the job goes on from this round when it is started again"
-            )
 
     def _may_close(self, feedback: int, late: bool) -> bool:
         """Whether an epoch closes after a round that fed back so many records."""

@@ -19,6 +19,7 @@ from dagster_unified.operators.functions.checkpoints import (
 )
 from dagster_unified.operators.functions.type_variables import In, Out, R, T
 from dagster_unified.operators.state.list import ListStateDescriptor
+from dagster_unified.values import check_count
 
 
 class EpochCollector(ABC, Generic[In]):
@@ -92,16 +93,6 @@ def hears_of_epochs(function: Any) -> bool:
     return next(iteration_listeners(function), None) is not None
 
 
-def is_count(given: object, least: int) -> bool:
-    """Whether something is a whole number, `least` or more."""
-    return isinstance(given, int) and not isinstance(given, bool) and given >= least
-
-
-def _check_rounds(what: str, given: object) -> None:
-    if not is_count(given, 1):
-        raise PipelineError(f"{what}: an iteration has at least one round, not {given!r}")
-
-
 class TerminateOnMaxIter(FlatMapFunction[Any, int], IterationListener[int]):
     """Termination criteria: the iteration ends after so many rounds. Flink ML: `TerminateOnMaxIter`.
 
@@ -111,7 +102,7 @@ class TerminateOnMaxIter(FlatMapFunction[Any, int], IterationListener[int]):
     in_all_rounds = True
 
     def __init__(self, max_iter: int) -> None:
-        _check_rounds("TerminateOnMaxIter", max_iter)
+        check_count("TerminateOnMaxIter: max_iter", max_iter)
         self.max_iter = max_iter
 
     def flat_map(self, value: Any) -> list[int]:
@@ -136,7 +127,7 @@ class TerminateOnMaxIterOrTol(FlatMapFunction[float, int], IterationListener[int
     in_all_rounds = True
 
     def __init__(self, max_iter: int, tol: float) -> None:
-        _check_rounds("TerminateOnMaxIterOrTol", max_iter)
+        check_count("TerminateOnMaxIterOrTol: max_iter", max_iter)
         if not isinstance(tol, (int, float)) or isinstance(tol, bool):
             raise PipelineError(f"TerminateOnMaxIterOrTol: tol is a number, not {tol!r}")
         self.max_iter, self.tol = max_iter, tol

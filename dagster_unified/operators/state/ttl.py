@@ -7,7 +7,7 @@ from datetime import timedelta
 from enum import Enum
 from typing import Self
 
-from dagster_unified.errors import PipelineError
+from dagster_unified.operators.time import checked_span
 
 
 class UpdateType(Enum):
@@ -58,8 +58,7 @@ class StateTtlConfig:
     visibility: StateVisibility = StateVisibility.NEVER_RETURN_EXPIRED
 
     def __post_init__(self) -> None:
-        if self.ttl <= timedelta(0):
-            raise PipelineError(f"state time to live must be positive, not {self.ttl}")
+        checked_span("StateTtlConfig: the time to live", self.ttl, 1)
 
     @staticmethod
     def new_builder(ttl: timedelta) -> StateTtlConfigBuilder:

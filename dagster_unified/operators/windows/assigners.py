@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeAlias
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import In, T, WinOut
 from dagster_unified.operators.state.value import ValueStateDescriptor
-from dagster_unified.operators.time import to_span
+from dagster_unified.operators.time import checked_span, to_span
 from dagster_unified.operators.windows import context
 from dagster_unified.operators.windows.context import WindowAssignerContext
 from dagster_unified.operators.windows.triggers import (
@@ -406,9 +406,4 @@ def _offset(kind: type, offset: timedelta, period: int) -> int:
 
 
 def _millis(kind: type, what: str, length: timedelta, at_least: int) -> int:
-    if not isinstance(length, timedelta):
-        raise PipelineError(f"{kind.__name__}: the {what} is a timedelta, not {length!r}")
-    millis = to_span(length)
-    if millis < at_least:
-        raise PipelineError(f"{kind.__name__}: the {what} has to be at least {at_least} ms, and is {length}")
-    return millis
+    return checked_span(f"{kind.__name__}: the {what}", length, at_least)

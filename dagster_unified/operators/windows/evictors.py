@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, Self
 
-from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import T, Win
-from dagster_unified.operators.time import to_span
+from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows.window import Window
+from dagster_unified.values import check_count
 
 Element = tuple[T, "int | None"]
 """An element with its event time."""
@@ -74,8 +74,7 @@ class CountEvictor(_Once):
     @classmethod
     def of(cls, count: int, do_evict_after: bool = False) -> Self:
         """Keeps the last `count`."""
-        if count < 1:
-            raise PipelineError(f"CountEvictor: the count has to be at least 1, and is {count}")
+        check_count("CountEvictor: the count", count)
         return cls(count, do_evict_after)
 
     def keep(self, elements: Sequence[Element[Any]]) -> Sequence[Element[Any]]:
@@ -98,7 +97,7 @@ class TimeEvictor(_Once):
     @classmethod
     def of(cls, length: timedelta, do_evict_after: bool = False) -> Self:
         """Keeps what is less than `length` older than the newest element."""
-        return cls(to_span(length), do_evict_after)
+        return cls(checked_span(f"{cls.__name__}: the length", length, 0), do_evict_after)
 
     def keep(self, elements: Sequence[Element[Any]]) -> Sequence[Element[Any]]:
         times = [t for _, t in elements if t is not None]

@@ -497,7 +497,7 @@ def test_a_position_belongs_to_topics_and_not_to_the_brokers_that_are_asked():
         ({"topics": []}, "there is no topic"),
         ({"on_malformed": "skip"}, "on_malformed is one of fail, drop, divert, and not 'skip'"),
         ({"isolation_level": "committed"}, "isolation_level is one of read_committed, read_uncommitted"),
-        ({"max_records_per_trigger": 0}, "max_records_per_trigger must be at least 1, not 0"),
+        ({"max_records_per_trigger": 0}, "max_records_per_trigger must be a whole number of at least 1, not 0"),
         ({"metadata": {"shops": "key"}}, "metadata names field 'shops', which .* not have; did you mean 'shop'"),
         ({"metadata": {"shop": "keys"}}, "field 'shop' is to hold 'keys'; a message has key, .*; did you mean 'key'"),
         ({"metadata": {"amount": "key"}}, "field 'amount' of type int64 cannot hold the key; declare bytes or str"),

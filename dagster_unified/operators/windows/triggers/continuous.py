@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Self
 
-from dagster_unified.errors import PipelineError
 from dagster_unified.operators.state.reducing import ReducingStateDescriptor
-from dagster_unified.operators.time import MAX_TIMESTAMP, to_span
+from dagster_unified.operators.time import MAX_TIMESTAMP, checked_span
 from dagster_unified.operators.windows.triggers.base import Firing, QuietTrigger, TriggerResult
 from dagster_unified.operators.windows.triggers.context import OnMergeContext, TriggerContext
 from dagster_unified.operators.windows.window import Window
@@ -27,10 +26,7 @@ class _Continuous(QuietTrigger):
     @classmethod
     def of(cls, interval: timedelta) -> Self:
         """Fires every `interval`."""
-        millis = to_span(interval)
-        if millis < 1:
-            raise PipelineError(f"{cls.__name__}: the interval has to be at least 1 ms, and is {interval}")
-        return cls(millis)
+        return cls(checked_span(f"{cls.__name__}: the interval", interval, 1))
 
     def register(self, time: int, ctx: TriggerContext) -> None:
         """Registers a timer of its domain."""

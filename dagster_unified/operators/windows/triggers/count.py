@@ -9,6 +9,7 @@ from dagster_unified.operators.state.reducing import ReducingStateDescriptor
 from dagster_unified.operators.windows.triggers.base import Firing, QuietTrigger, TriggerResult
 from dagster_unified.operators.windows.triggers.context import OnMergeContext, TriggerContext
 from dagster_unified.operators.windows.window import Window
+from dagster_unified.values import check_count
 
 
 class _Counting(QuietTrigger):
@@ -37,8 +38,7 @@ class CountTrigger(_Counting):
     @classmethod
     def of(cls, count: int) -> Self:
         """Fires at every `count` elements."""
-        if count < 1:
-            raise PipelineError(f"CountTrigger: the count has to be at least 1, and is {count}")
+        check_count("CountTrigger: the count", count)
         return cls(count)
 
     def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
