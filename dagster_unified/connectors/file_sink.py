@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
+from errno import EEXIST, ENOTEMPTY
+from glob import escape as glob_escape
 from typing import TYPE_CHECKING, Literal, Self
 from uuid import uuid4
 
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSink
-from dagster_unified.connectors.commits import Commit, Committable, Committer, WriteAttempt, WriteIdentity
+from dagster_unified.connectors.commits import (
+    Commit,
+    CommitConflictError,
+    Committable,
+    Committer,
+    WriteAttempt,
+    WriteIdentity,
+)
 from dagster_unified.connectors.paths import (
     as_pattern,
     check_folder,
@@ -226,7 +236,7 @@ class _FileCommitter(Committer[StagedFolder]):
         _swap(_staged(self._path, attempt), target)
         if target != self._path:  # what a run without partitions had written
             for whole in self._path.glob(f"*.{self._format}"):
-                whole.unlink()
+                whole.unlink(missing_ok=True)  # another partition's run may be at it
 
     def _add_epoch(self, attempt: WriteAttempt, epoch: int) -> None:
         """Adds an epoch's files under names of its own, so that a replayed epoch replaces them.
@@ -284,8 +294,18 @@ def _staged(path: UPath, attempt: WriteAttempt) -> UPath:
 
 
 def _swap(staged: UPath, target: UPath) -> None:
+    """Put a folder in a place; raises `CommitConflictError` where another write has put one there meanwhile."""
     old = target.parent / f".{target.name}.old.{uuid4().hex}"
-    if target.exists():
+    with suppress(FileNotFoundError):
         target.rename(old)
-    staged.rename(target)
-    remove_tree(old)
+    try:
+        staged.rename(target)
+    except OSError as error:
+        if error.errno in (ENOTEMPTY, EEXIST):
+            remove_tree(old)
+            raise CommitConflictError(f"{target} was written by another run meanwhile") from error
+        if old.exists():
+            old.rename(target)
+        raise
+    for left in target.parent.glob(f".{glob_escape(target.name)}.old.*"):  # also by a process that was killed here
+        remove_tree(left)

@@ -40,9 +40,10 @@ class BatchSchedule:
 
     With partitions in time, `offset` after the end of each, so that late data is there. A tick also runs the `catch_up`
     partitions before that one, as far as they have not been materialized and are not on their way. `retries` is how
-    often Dagster executes a run again, from its failure, by its run retries. Without partitions in time, `cron` says
-    when; so it does with an `offset` of partitions that are no hours, days, weeks or months. Once the partitions have
-    come to their end, a tick runs only what was missed.
+    often Dagster executes a run again, from its failure, by its run retries, whatever the error was unless
+    `dagster.yaml` says `retry_on_asset_or_op_failure: false`. Without partitions in time, `cron` says when; so it does
+    with an `offset` of partitions that are no hours, days, weeks or months. Once the partitions have come to their end,
+    a tick runs only what was missed.
     """
 
     offset: timedelta = timedelta(0)

@@ -8,16 +8,20 @@ from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
     CsvSource,
+    DeltaSink,
     FileSink,
+    ForeachSink,
     JsonSource,
     KeyedBatchFunction,
     KeyedProcessFunction,
@@ -426,3 +430,41 @@ def test_user_code_reaches_workers_that_cannot_import_it(tmp_path, remote):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().splitlines()[-1] == "[('x', 20200)]"
+
+
+class Named(NamedTuple):
+    id: str
+    number: int
+
+
+def named(number: int) -> Named:
+    return Named(uuid4().hex, number)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_attempt_after_a_sink_has_failed_writes_what_was_computed_before(run_on_spark, tmp_path, lost):
+    away, taken = tmp_path / "away", tmp_path / "taken"
+
+    def take(row: Named) -> None:
+        if away.exists():
+            raise OSError("the service is away")
+        with taken.open("a") as file:
+            file.write(f"{row.id}\n")
+
+    pipeline = Pipeline("ids")
+    rows = pipeline.from_collection([1, 2, 3], int, name="numbers").map(named).name("named")
+    rows.sink_to(DeltaSink(f"{tmp_path}/table", mode="upsert" if lost else "append", key="number" if lost else ()))
+    rows.sink_to(ForeachSink(take, name="service"))
+    away.touch()
+    with pytest.raises(UserFunctionError, match="the service is away"):
+        run_on_spark(pipeline)
+    away.unlink()
+    if lost:
+        for file in (tmp_path / "store").rglob("part-*.parquet"):
+            file.unlink()
+    run_on_spark(pipeline)
+    ids = DeltaTable(f"{tmp_path}/table").to_pyarrow_table()["id"].to_pylist()
+    assert len(ids) == 3
+    assert lost or sorted(ids) == sorted(taken.read_text().split())
+    assert not list((tmp_path / "store").rglob("prepared.json"))
+    assert len(list((tmp_path / "store").rglob("data-*"))) == 1

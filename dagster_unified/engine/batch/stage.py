@@ -171,7 +171,8 @@ def _run_region(
             manifests = _execute(runs, region, frames, begun, before, iterations, recovering=bool(reason))
         iterations.forget()
     except Exception as error:
-        _set_aside(error, first, region, [m for found in inputs for m in found.values()] + ([before] if before else []))
+        read = [m for found in inputs for m in found.values()] + ([before] if before else [])
+        _set_aside(error, first, region, [*read, *(_prepared(runs, region) or ())])
         raise translated(error, first.plan, region.name, first.spark) from error
     finally:
         frames.release()
@@ -223,6 +224,12 @@ def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifes
     )
 
 
+def _prepared(runs: Sequence[Run], region: Region) -> list[Manifest] | None:
+    """What an earlier attempt in this run computed and did not write to all sinks; None where that does not stand."""
+    found = [run.store.prepared(run.address(region), run.plan.regions[region.id].fingerprint) for run in runs]
+    return None if None in found else cast("list[Manifest]", found)
+
+
 def _execute(
     runs: Sequence[Run],
     region: Region,
@@ -232,15 +239,18 @@ def _execute(
     iterations: Iterations,
     recovering: bool,
 ) -> list[Manifest]:
-    """Materialize or write, and commit the manifest of each partition as soon as its sinks are written.
+    """Materialize or write, and commit.
 
-    A region that is recomputed does not write its sinks again.
+    A region that is recomputed does not write its sinks again. What was computed before a sink failed is not computed
+    again by the next attempt: functions may give other rows each time, and some sinks may have those of then.
     """
     plan = runs[0].plan
     nodes = [] if recovering else [cast("SinkNode", plan.graph.node(sink)) for sink in region.sinks]
     sinks, streams = RegionSinks(runs, region, nodes), leaving_streams(plan, region, nodes)
+    prepared = _prepared(runs, region) if nodes else None
+    if prepared is not None:
+        return _commit(runs, region, sinks, prepared, begun)
     attempts = [run.store.new_attempt(run.address(region)) for run in runs]
-    committed: list[Manifest] = []
     positions = [batch_positions(run.plan, run.spark, region) if plan.execution.goes_on else {} for run in runs]
     try:
         written: list[dict[str, WriteResult]] | None = None
@@ -257,8 +267,31 @@ def _execute(
         seen = seen_before(runs[0], before)
         manifests = manifests_of(runs, region, frames, found, attempts, carried_from, seen, positions)
         count_malformed(runs, frames, manifests)
+        manifests = [msgspec.structs.replace(one, iterations=iterations.summaries) for one in manifests]
         runs[0].check()
-        left: list[SinkNode] = []
+        if nodes and written is None:
+            for run, manifest in zip(runs, manifests, strict=True):
+                run.store.prepare(run.address(region), manifest)
+    except BaseException:
+        for attempt in attempts:
+            remove_tree(attempt)
+        raise
+    return _commit(runs, region, sinks, manifests, begun, written)
+
+
+def _commit(
+    runs: Sequence[Run],
+    region: Region,
+    sinks: RegionSinks,
+    manifests: Sequence[Manifest],
+    begun: float,
+    written: list[dict[str, WriteResult]] | None = None,
+) -> list[Manifest]:
+    """Write the sinks, unless that is done, and commit the manifest of each partition as soon as its sinks have it."""
+    left: list[SinkNode] = []
+    committed: list[Manifest] = []
+    prepared = bool(sinks.nodes) and written is None
+    try:
         if written is None:
             written, left = sinks.write_together(manifests)
         share = (now() - begun) / len(runs)
@@ -275,11 +308,11 @@ def _execute(
                 bytes=manifest.bytes or sum(result.bytes for result in results.values()),
                 sinks={name: result.location for name, result in results.items()},
                 counters=manifest.counters | ({"sinks that had this execution already": len(held)} if held else {}),
-                iterations=iterations.summaries,
             )
             committed.append(run.store.commit(run.address(region), whole))
     except BaseException:
-        for attempt in attempts[len(committed) :]:
-            remove_tree(attempt)
+        for run, manifest in zip(runs[len(committed) :], manifests[len(committed) :], strict=True):
+            if not prepared:
+                remove_tree(run.store.data(manifest))
         raise
     return committed

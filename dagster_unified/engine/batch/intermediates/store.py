@@ -24,6 +24,9 @@ from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.metrics import GaugeRange, Histogram, MeterCount
 
 MANIFEST = "manifest.json"
+PREPARED = "prepared.json"
+"""The manifest of an attempt whose data is whole, and whose sinks may not have it."""
+
 _SEGMENT = re.compile(r"[A-Za-z0-9_.=+:%~-]+")
 
 
@@ -166,6 +169,15 @@ class IntermediateStore:
             ) from error
         return sorted(files, key=lambda f: f.path)
 
+    def prepare(self, address: Address, manifest: Manifest) -> None:
+        """Remember an attempt whose data is whole, before sinks are written from it, for the attempt after this one."""
+        put(self.folder(address) / PREPARED, _encoded(manifest))
+
+    def prepared(self, address: Address, fingerprint: str) -> Manifest | None:
+        """What an earlier attempt of this code and input has prepared, if it still stands."""
+        found = self._standing_as(address, PREPARED)
+        return found if found is not None and found.fingerprint == fingerprint else None
+
     def commit(self, address: Address, manifest: Manifest) -> Manifest:
         """Commit an attempt atomically as the intermediate, and return it; the data of other attempts is removed.
 
@@ -177,8 +189,9 @@ class IntermediateStore:
         try:
             conditional.write(folder / MANIFEST, _encoded(manifest), before)
         except FileExistsError as error:
-            remove_tree(folder / manifest.data)
             found = self.find(address)
+            if found is None or found.data != manifest.data:
+                remove_tree(folder / manifest.data)
             if found is None or found.fingerprint != manifest.fingerprint:
                 raise LeaseLostError(
                     f"{manifest.pipeline}: another attempt of stage '{manifest.stage}' in run {manifest.run} was"
@@ -188,6 +201,8 @@ class IntermediateStore:
         for name in children(folder):
             if name.startswith("data-") and name != manifest.data:
                 remove_tree(folder / name)
+            elif name == PREPARED:
+                (folder / name).unlink(missing_ok=True)
         return manifest
 
     def _version(self, address: Address) -> str | None:
@@ -196,7 +211,10 @@ class IntermediateStore:
 
     def find(self, address: Address) -> Manifest | None:
         """The manifest, or None where there is none or its data is gone or damaged."""
-        manifest = self.manifest(address)
+        return self._standing_as(address, MANIFEST)
+
+    def _standing_as(self, address: Address, name: str) -> Manifest | None:
+        manifest = self._decoded(address, name)
         if manifest is None:
             return None
         data = self.data(manifest)
@@ -207,8 +225,11 @@ class IntermediateStore:
 
     def manifest(self, address: Address) -> Manifest | None:
         """The manifest, whether its data stands or not; None where there is none that can be read."""
+        return self._decoded(address, MANIFEST)
+
+    def _decoded(self, address: Address, name: str) -> Manifest | None:
         try:
-            return msgspec.json.decode(read_whole(self.folder(address) / MANIFEST), type=Manifest)
+            return msgspec.json.decode(read_whole(self.folder(address) / name), type=Manifest)
         except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
             return None
 
