@@ -167,8 +167,9 @@ def check_epochs(target: SinkTarget, server: str, seed: int, kills: int) -> Faul
 def check_partitions(target: SinkTarget, server: str, seed: int, kills: int) -> Faults:
     """Writes partitions as BATCH runs do until so many writers were killed, and compares.
 
-    Partitions run again, and now and then two runs of one partition write at once. Raises `AssertionError` where rows
-    are lost, there twice, or those of two runs of a partition are mixed.
+    Partitions run again, now and then two runs of one partition write at once, and of a sink that can replace what it
+    has a run is executed again with other rows. Raises `AssertionError` where rows are lost, there twice, or those of
+    two runs of a partition are mixed.
     """
     return _Check(target, server, random.Random(f"partitions {seed}"), kills).partitions()
 
@@ -207,13 +208,19 @@ class _Check:
     def partitions(self) -> Faults:
         sink, runs = self.target.sink(), 0
         kept: dict[str, list[tuple[Entry, ...]]] = {}
+        executions: dict[str, str] = {}
+        takes_again = sink.capabilities.takes_again(partitioned=True)
         while self.faults.kills < self.kills or runs < 6:
             partition = f"2024-01-0{self.chance.randrange(1, 5)}"
             at_once = 2 if sink.capabilities.replaces_partition and self.chance.random() < 0.15 else 1
             rivals = []
             for _ in range(at_once):
                 runs += 1
-                identity = WriteIdentity("kit", "sink", f"run {runs}", partition)
+                is_new = not takes_again or partition not in executions or self.chance.random() < 0.7
+                if at_once == 2 or is_new:  # else it executes the last run again, whose code was another
+                    executions[partition] = f"run {runs}"
+                number = runs if takes_again else 0
+                identity = WriteIdentity("kit", "sink", executions[partition], partition, run=number)
                 rivals.append((identity, self._entries(runs, partition)))
             if at_once == 2:
                 winner = self._write_at_once(rivals)
