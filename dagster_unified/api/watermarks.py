@@ -11,6 +11,7 @@ from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.functions.base import TimestampAssigner
 from dagster_unified.operators.functions.event_time import WatermarkGenerator
 from dagster_unified.operators.functions.type_variables import In, T
+from dagster_unified.operators.time import checked_span
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,9 @@ class WatermarkStrategy(Generic[In]):
     def with_idleness(self, timeout: timedelta) -> Self:
         """In STREAMING, a source without records for `timeout` does not hold the watermark back. No effect in BATCH.
 
-        Raises `PipelineError` for a timeout that is not above 0, as Flink does.
+        Raises `PipelineError` for a timeout of less than a millisecond; Flink wants more than 0.
         """
-        if not isinstance(timeout, timedelta) or timeout <= timedelta(0):
-            raise PipelineError(f"the idle timeout must be a timedelta that is larger than 0, not {timeout!r}")
+        checked_span("the idle timeout", timeout, 1)
         return replace(self, idleness=timeout)
 
     def with_watermark_alignment(

@@ -20,6 +20,10 @@ class Keep(KeyedProcessFunction):
         yield value
 
 
+AT_ONCE = 0.001
+"""Seconds after which a source is idle that has never had a record."""
+
+
 def joined(**idle):
     """Two sources, each with its assigner; `idle` says after how many seconds each of them holds nothing back."""
     pipeline = Pipeline("p")
@@ -133,7 +137,7 @@ def parts(**moments):
 
 
 def test_the_slowest_part_of_a_source_holds_the_watermark_back():
-    time = JobTime(joined(right=0), None, now=0)
+    time = JobTime(joined(right=AT_ONCE), None, now=0)
     assert time.after(parts(p0=1_000, p1=100), 1).watermarks == {"keep": 89}
     assert time.after(parts(p0=2_000), 2) is None
     assert time.after(parts(p1=1_500, p2=300), 3).watermarks == {"keep": 289}  # a new part that is behind
@@ -142,7 +146,7 @@ def test_the_slowest_part_of_a_source_holds_the_watermark_back():
 
 
 def test_an_idle_part_holds_nothing_back_until_it_has_records_again():
-    time = JobTime(joined(left=5, right=0), None, now=0)
+    time = JobTime(joined(left=5, right=AT_ONCE), None, now=0)
     time.after(parts(p0=1_000, p1=100), 1)
     assert time.after(parts(p0=2_000), 4_000) is None
     assert time.tick(5_001).watermarks == {"keep": 1_989}
@@ -151,9 +155,9 @@ def test_an_idle_part_holds_nothing_back_until_it_has_records_again():
 
 
 def test_after_a_restart_the_parts_are_known():
-    first = JobTime(joined(right=0), None, now=0)
+    first = JobTime(joined(right=AT_ONCE), None, now=0)
     before = first.after(parts(p0=1_000, p1=100), 1)
-    second = JobTime(joined(right=0), before, now=2)
+    second = JobTime(joined(right=AT_ONCE), before, now=2)
     assert second.after(parts(p0=3_000), 3).watermarks == before.watermarks
     assert second.after(parts(p1=2_000), 4).watermarks == {"keep": 1_989}
 
