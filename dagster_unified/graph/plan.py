@@ -113,6 +113,11 @@ class Plan:
         """By how many subtasks those of some operators that have operator state keep it, by uid."""
         return {node.uid: count for node in nodes if (count := self.subtasks_with_state(node)) is not None}
 
+    def code_of(self, region: Region) -> str:
+        """A fingerprint of a region's code and of all that comes before it, whatever their sources hold just now."""
+        nodes = sorted(self.upstream(*region.nodes))
+        return digest(*(digest(*own_parts(self.graph.node(n), with_input=False).values()) for n in nodes))
+
     def identifies_input(self, region: Region) -> bool:
         """Whether a region's fingerprint changes with all that its sources hold."""
         nodes = self.upstream(*region.nodes)

@@ -437,8 +437,12 @@ class Named(NamedTuple):
     number: int
 
 
-def named(number: int) -> Named:
-    return Named(uuid4().hex, number)
+class Number(NamedTuple):
+    number: int
+
+
+def named(number: Number) -> Named:
+    return Named(uuid4().hex, number.number)
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -451,20 +455,23 @@ def test_an_attempt_after_a_sink_has_failed_writes_what_was_computed_before(run_
         with taken.open("a") as file:
             file.write(f"{row.id}\n")
 
+    (tmp_path / "numbers.json").write_text('{"number": 1}\n{"number": 2}\n{"number": 3}\n')
     pipeline = Pipeline("ids")
-    rows = pipeline.from_collection([1, 2, 3], int, name="numbers").map(named).name("named")
+    numbers = pipeline.from_source(JsonSource(f"{tmp_path}/*.json", Number, name="numbers"))
+    rows = numbers.map(named).name("named")
     rows.sink_to(DeltaSink(f"{tmp_path}/table", mode="upsert" if lost else "append", key="number" if lost else ()))
     rows.sink_to(ForeachSink(take, name="service"))
     away.touch()
     with pytest.raises(UserFunctionError, match="the service is away"):
         run_on_spark(pipeline)
     away.unlink()
+    (tmp_path / "later.json").write_text('{"number": 4}\n')  # which is another run's
     if lost:
         for file in (tmp_path / "store").rglob("part-*.parquet"):
             file.unlink()
     run_on_spark(pipeline)
     ids = DeltaTable(f"{tmp_path}/table").to_pyarrow_table()["id"].to_pylist()
     assert len(ids) == 3
-    assert lost or sorted(ids) == sorted(taken.read_text().split())
+    assert sorted(ids) == sorted(taken.read_text().split()) or lost
     assert not list((tmp_path / "store").rglob("prepared.json"))
     assert len(list((tmp_path / "store").rglob("data-*"))) == 1

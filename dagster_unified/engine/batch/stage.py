@@ -226,7 +226,7 @@ def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifes
 
 def _prepared(runs: Sequence[Run], region: Region) -> list[Manifest] | None:
     """What an earlier attempt in this run computed and did not write to all sinks; None where that does not stand."""
-    found = [run.store.prepared(run.address(region), run.plan.regions[region.id].fingerprint) for run in runs]
+    found = [run.store.prepared(run.address(region), run.plan.code_of(region)) for run in runs]
     return None if None in found else cast("list[Manifest]", found)
 
 
@@ -271,7 +271,7 @@ def _execute(
         runs[0].check()
         if nodes and written is None:
             for run, manifest in zip(runs, manifests, strict=True):
-                run.store.prepare(run.address(region), manifest)
+                run.store.prepare(run.address(region), manifest, run.plan.code_of(region))
     except BaseException:
         for attempt in attempts:
             remove_tree(attempt)

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -25,7 +26,7 @@ from dagster_unified.operators.metrics import GaugeRange, Histogram, MeterCount
 
 MANIFEST = "manifest.json"
 PREPARED = "prepared.json"
-"""The manifest of an attempt whose data is whole, and whose sinks may not have it."""
+"""What an attempt has prepared for its sinks."""
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_.=+:%~-]+")
 
@@ -121,6 +122,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return {name: meter.count / self.seconds if self.seconds else 0.0 for name, meter in self.meters.items()}
 
 
+class Prepared(msgspec.Struct, frozen=True):
+    """An attempt whose data is whole, and whose sinks may not have it; `code` is that which has made it."""
+
+    code: str
+    manifest: Manifest
+
+
 @dataclass(frozen=True)
 class Address:
     """Where an intermediate is."""
@@ -169,14 +177,14 @@ class IntermediateStore:
             ) from error
         return sorted(files, key=lambda f: f.path)
 
-    def prepare(self, address: Address, manifest: Manifest) -> None:
+    def prepare(self, address: Address, manifest: Manifest, code: str) -> None:
         """Remember an attempt whose data is whole, before sinks are written from it, for the attempt after this one."""
-        put(self.folder(address) / PREPARED, _encoded(manifest))
+        put(self.folder(address) / PREPARED, msgspec.json.encode(Prepared(code, manifest)))
 
-    def prepared(self, address: Address, fingerprint: str) -> Manifest | None:
-        """What an earlier attempt of this code and input has prepared, if it still stands."""
-        found = self._standing_as(address, PREPARED)
-        return found if found is not None and found.fingerprint == fingerprint else None
+    def prepared(self, address: Address, code: str) -> Manifest | None:
+        """What an earlier attempt of this code has prepared in this run, if it still stands."""
+        found = _decoded(self.folder(address) / PREPARED, Prepared)
+        return found.manifest if found is not None and found.code == code and self._stands(found.manifest) else None
 
     def commit(self, address: Address, manifest: Manifest) -> Manifest:
         """Commit an attempt atomically as the intermediate, and return it; the data of other attempts is removed.
@@ -211,27 +219,19 @@ class IntermediateStore:
 
     def find(self, address: Address) -> Manifest | None:
         """The manifest, or None where there is none or its data is gone or damaged."""
-        return self._standing_as(address, MANIFEST)
+        manifest = self.manifest(address)
+        return manifest if manifest is not None and self._stands(manifest) else None
 
-    def _standing_as(self, address: Address, name: str) -> Manifest | None:
-        manifest = self._decoded(address, name)
-        if manifest is None:
-            return None
+    def _stands(self, manifest: Manifest) -> bool:
         data = self.data(manifest)
         try:
-            return manifest if all((data / f.path).stat().st_size == f.bytes for f in manifest.files) else None
+            return all((data / f.path).stat().st_size == f.bytes for f in manifest.files)
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return False
 
     def manifest(self, address: Address) -> Manifest | None:
         """The manifest, whether its data stands or not; None where there is none that can be read."""
-        return self._decoded(address, MANIFEST)
-
-    def _decoded(self, address: Address, name: str) -> Manifest | None:
-        try:
-            return msgspec.json.decode(read_whole(self.folder(address) / name), type=Manifest)
-        except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
-            return None
+        return _decoded(self.folder(address) / MANIFEST, Manifest)
 
     def newest(self, pipeline: str, stage: str, partition: str, fingerprint: str) -> Manifest | None:
         """The last manifest that any run committed of a stage, of one code and input, and whose data stands."""
@@ -273,6 +273,16 @@ class IntermediateStore:
         if (folder / MANIFEST).exists():
             (folder / MANIFEST).unlink()
         remove_tree(folder)
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def _decoded(file: UPath, kind: type[S]) -> S | None:
+    try:
+        return msgspec.json.decode(read_whole(file), type=kind)
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+        return None
 
 
 def _newest(manifests: Iterable[Manifest]) -> Manifest | None:
