@@ -57,6 +57,7 @@ from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_stat
 from dagster_unified.operators.functions.type_variables import B, K, KeyOut, R, T, W
 from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
 from dagster_unified.operators.state.map import MapStateDescriptor
+from dagster_unified.operators.time import to_span
 from dagster_unified.operators.windows import (
     CountEvictor,
     CountTrigger,
@@ -1251,7 +1252,7 @@ def _check_parallelism(parallelism: int, where: str) -> None:
 
 
 def _millis(length: timedelta | None) -> int | None:
-    return None if length is None else int(length.total_seconds() * 1000)
+    return None if length is None else to_span(length)
 
 
 def _plain_name(column: str | Column) -> str | None:

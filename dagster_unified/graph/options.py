@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from dagster_unified.errors import ConfigurationError, nearest
+from dagster_unified.operators.time import to_span
 
 
 @dataclass(frozen=True)
@@ -441,7 +442,7 @@ def _parsed(known: Option, value: Any, layer: Layer) -> Any:
 def written(value: Any) -> str:
     """A value as it is written in configuration."""
     if isinstance(value, timedelta):
-        return f"{int(value.total_seconds() * 1000)} ms"
+        return f"{to_span(value)} ms"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

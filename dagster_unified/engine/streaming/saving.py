@@ -33,7 +33,7 @@ from dagster_unified.engine.streaming.savepoint import (
 from dagster_unified.engine.streaming.topology import PackedSpec, queries
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN
-from dagster_unified.operators.time import wall_clock
+from dagster_unified.operators.time import to_span, wall_clock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -139,7 +139,7 @@ class Saving:
     def _next_after(self, moment: int) -> None:
         """The next savepoint is due one interval after a moment."""
         if self._interval is not None:
-            self._due = moment + int(self._interval.total_seconds() * 1000)
+            self._due = moment + to_span(self._interval)
 
     def give_up(self) -> None:
         """Let the queries go on that are held; who has asked asks again once the job has stopped."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.state.backend import Declared, StateBackend
 from dagster_unified.operators.state.ttl import StateVisibility, UpdateType
+from dagster_unified.operators.time import to_span
 
 if TYPE_CHECKING:
     from dagster_unified.operators.state.descriptors import StateDescriptor
@@ -21,7 +22,7 @@ class State:
         self.descriptor = descriptor
         self._backend = backend
         self._name = descriptor.name
-        self._ttl = None if descriptor.ttl is None else int(descriptor.ttl.ttl.total_seconds() * 1000)
+        self._ttl = None if descriptor.ttl is None else to_span(descriptor.ttl.ttl)
         self._renew_on_read = descriptor.ttl is not None and descriptor.ttl.update_type is UpdateType.ON_READ_AND_WRITE
         self._give_expired = (
             descriptor.ttl is not None and descriptor.ttl.visibility is StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP
