@@ -31,18 +31,6 @@ from msgspec.structs import force_setattr
 
 from dagster_unified.errors import PipelineError
 
-
-def is_count(given: object, least: int) -> bool:
-    """Whether something is a whole number, `least` or more."""
-    return isinstance(given, int) and not isinstance(given, bool) and given >= least
-
-
-def check_count(what: str, given: object) -> None:
-    """Raises `PipelineError` for what is no whole number of at least 1."""
-    if not is_count(given, 1):
-        raise PipelineError(f"{what} must be a whole number of at least 1, not {given!r}")
-
-
 Codec = Callable[[mi.Type, "list[Any]"], "list[Any]"]
 """What values of one scalar type are once they have been stored and read again. Raises for what cannot be stored."""
 
@@ -572,3 +560,14 @@ def described(info: mi.Type) -> str:
     if cls is not None:
         return str(cls).replace("typing.", "") if get_args(cls) else cls.__name__
     return type(info).__name__.removesuffix("Type")
+
+
+def is_count(given: object, least: int) -> bool:
+    """Whether something is a whole number, `least` or more."""
+    return isinstance(given, int) and not isinstance(given, bool) and given >= least
+
+
+def check_count(what: str, given: object) -> None:
+    """Raises `PipelineError` for what is no whole number of at least 1."""
+    if not is_count(given, 1):
+        raise PipelineError(f"{what} must be a whole number of at least 1, not {given!r}")

@@ -10,6 +10,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
 from dagster_unified.operators.async_io import AsyncCalls, AsyncFunction, AsyncRetryStrategy
 from dagster_unified.operators.functions.type_variables import R, T
+from dagster_unified.operators.time import checked_span
 from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
@@ -88,8 +89,7 @@ def _calls(stream: DataStream[T], calls: AsyncCalls, output_type: TypeForm[R]) -
     where = stream._where(name)
     if not isinstance(function, AsyncFunction):
         raise PipelineError(f"{where}: expected an AsyncFunction, got {function!r}")
-    if not isinstance(calls.timeout, timedelta):
-        raise PipelineError(f"{where}: the timeout is a timedelta, not {calls.timeout!r}; import it from datetime")
+    checked_span(f"{where}: the timeout", calls.timeout)
     if calls.timeout <= timedelta(0):
         raise PipelineError(f"{where}: the timeout has to be positive, and is {calls.timeout}")
     if retry is not None and not isinstance(retry, AsyncRetryStrategy):

@@ -477,8 +477,10 @@ def _observer(
             context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
         elif isinstance(event, (IterationResumed, RoundCommitted)):
             context.log.info(f"{event.describe()}{of}")
-        elif isinstance(event, (ExecutorLost, MasterAway, MasterBack, SinkHeld)):
-            context.log.warning(f"{event.describe()}{of if isinstance(event, SinkHeld) else ''}")
+        elif isinstance(event, SinkHeld):
+            context.log.warning(f"{event.describe()}{of}")
+        elif isinstance(event, (ExecutorLost, MasterAway, MasterBack)):
+            context.log.warning(event.describe())
         elif isinstance(event, StageFinished):
             m = event.manifest
             context.log.info(

@@ -35,9 +35,6 @@ from dagster_unified.state.values import hashable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-OWN = (EVENT_TIMERS, PROCESSING_TIMERS, HELD, ENCODED)
-"""The library's own columns."""
-
 DOMAINS = {"event": EVENT_TIMERS, "processing": PROCESSING_TIMERS}
 
 
@@ -214,8 +211,8 @@ def state_schema(where: str, schema: pa.Schema, key: Sequence[str]) -> pa.Schema
     fields = []
     for field in [schema.field(name) for name in key] + [f for f in schema if f.name not in key]:
         kind = canonical(field.type)
-        if field.name in OWN:
-            if not _OWN_TYPES[field.name](kind):
+        if field.name in _OWN:
+            if not _OWN[field.name](kind):
                 raise StateError(
                     f"{where}: column '{field.name}' is of type {kind}, and its name is one of the library's own; give"
                     " it another"
@@ -268,12 +265,12 @@ _CANONICAL = [
 ]
 
 
-_OWN_TYPES: Mapping[str, Callable[[pa.DataType], bool]] = {
-    EVENT_TIMERS: lambda kind: bool(kind == canonical(TIMERS)),
-    PROCESSING_TIMERS: lambda kind: bool(kind == canonical(TIMERS)),
+_OWN: Mapping[str, Callable[[pa.DataType], bool]] = {
+    **dict.fromkeys((EVENT_TIMERS, PROCESSING_TIMERS), lambda kind: bool(kind == canonical(TIMERS))),
     HELD: lambda kind: bool(pa.types.is_list(kind)),
     ENCODED: lambda kind: bool(pa.types.is_map(kind)),
 }
+"""The library's own columns, and whether a type is theirs."""
 
 
 # Keys and timers

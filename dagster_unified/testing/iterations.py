@@ -51,8 +51,6 @@ class StreamedIteration:
 
     def __init__(self, plan: Plan, node: g.IterationNode, clock: Callable[[], int]) -> None:
         self._one, self._all_rounds = _Iteration(plan, node, clock), node.takes_input_in_all_rounds
-        if self._all_rounds:
-            self._one.growth = Growth(self._one.loop.where, plan.execution.streaming.max_feedback)
         self._waiting: list[Parcel[pa.RecordBatch]] = []
         self._replayed: list[Parcel[pa.RecordBatch]] = []
         self._epoch = 0
@@ -91,7 +89,8 @@ class _Iteration:
         self.loop = compiled(plan, node, node.parallelism or plan.execution.parallelism or SUBTASKS)
         self.levels = _InMemory(self.loop, clock)
         self.metrics = Metrics()
-        self.growth: Growth | None = None
+        multiplies = node.takes_input_in_all_rounds and plan.execution.mode == "STREAMING"
+        self._growth = Growth(self.loop.where, plan.execution.streaming.max_feedback) if multiplies else None
         self._outputs: list[Parcel[pa.RecordBatch]] = []
 
     def taken(
@@ -112,8 +111,8 @@ class _Iteration:
         """Takes what came of a round."""
         self._outputs += one.outputs
         self.metrics.add(one.metrics)
-        if self.growth is not None:
-            self.growth.check(one.feedback)
+        if self._growth is not None:
+            self._growth.check(one.feedback)
 
     def terminated(self, last: LevelResult[pa.RecordBatch]) -> None:
         """Takes what came when operators heard that the iteration has ended."""

@@ -172,7 +172,7 @@ def _run_region(
         iterations.forget()
     except Exception as error:
         read = [m for found in inputs for m in found.values()] + ([before] if before else [])
-        _set_aside(error, first, region, [*read, *(_prepared(runs, region) or ())])
+        _set_aside(error, runs, region, read)
         raise translated(error, first.plan, region.name, first.spark) from error
     finally:
         frames.release()
@@ -181,8 +181,8 @@ def _run_region(
     return manifests
 
 
-def _set_aside(error: Exception, run: Run, region: Region, read: Sequence[Manifest]) -> None:
-    """Raises `IntermediateLostError` where an intermediate that was read is damaged, and takes the file away.
+def _set_aside(error: Exception, runs: Sequence[Run], region: Region, read: Sequence[Manifest]) -> None:
+    """Raises `IntermediateLostError` where what was read or prepared is damaged, and takes the file away.
 
     So the next attempt computes it again, as it does one that is gone.
     """
@@ -190,7 +190,8 @@ def _set_aside(error: Exception, run: Run, region: Region, read: Sequence[Manife
     if damaged is None:
         return
     file, wrong = damaged
-    for manifest in read:
+    run = runs[0]
+    for manifest in [*read, *(_prepared(runs, region) or ())]:
         if f"/{manifest.data}/" in file:
             run.store.set_aside(manifest, file)
             raise IntermediateLostError(
@@ -226,8 +227,11 @@ def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifes
 
 def _prepared(runs: Sequence[Run], region: Region) -> list[Manifest] | None:
     """What an earlier attempt in this run computed and did not write to all sinks; None where that does not stand."""
-    found = [run.store.prepared(run.address(region), run.plan.code_of(region)) for run in runs]
-    return None if None in found else cast("list[Manifest]", found)
+    found = [one for run in runs if (one := run.store.prepared(run.address(region))) is not None]
+    if len(found) < len(runs):
+        return None
+    code = runs[0].plan.code_of(region)
+    return [one.manifest for one in found] if all(one.code == code for one in found) else None
 
 
 def _execute(
@@ -247,7 +251,9 @@ def _execute(
     plan = runs[0].plan
     nodes = [] if recovering else [cast("SinkNode", plan.graph.node(sink)) for sink in region.sinks]
     sinks, streams = RegionSinks(runs, region, nodes), leaving_streams(plan, region, nodes)
-    prepared = _prepared(runs, region) if nodes else None
+    is_direct = len(runs) == len(nodes) == 1 and not region.outputs and not region.carried
+    prepares = bool(nodes) and not is_direct
+    prepared = _prepared(runs, region) if prepares else None
     if prepared is not None:
         return _commit(runs, region, sinks, prepared, begun)
     attempts = [run.store.new_attempt(run.address(region)) for run in runs]
@@ -256,7 +262,7 @@ def _execute(
         written: list[dict[str, WriteResult]] | None = None
         if len(runs) > 1:
             found = materialize_together(runs, frames, streams, attempts, sinks.need_order)
-        elif len(nodes) == 1 and not region.outputs and not region.carried:
+        elif is_direct:
             frame = frames.sink_input(nodes[0].id)
             result = sinks.write(runs[0], nodes[0], frame)
             written = [{nodes[0].name: result}]
@@ -269,9 +275,10 @@ def _execute(
         count_malformed(runs, frames, manifests)
         manifests = [msgspec.structs.replace(one, iterations=iterations.summaries) for one in manifests]
         runs[0].check()
-        if nodes and written is None:
+        if prepares:
+            code = plan.code_of(region)
             for run, manifest in zip(runs, manifests, strict=True):
-                run.store.prepare(run.address(region), manifest, run.plan.code_of(region))
+                run.store.prepare(run.address(region), manifest, code)
     except BaseException:
         for attempt in attempts:
             remove_tree(attempt)
@@ -311,8 +318,8 @@ def _commit(
             )
             committed.append(run.store.commit(run.address(region), whole))
     except BaseException:
-        for run, manifest in zip(runs[len(committed) :], manifests[len(committed) :], strict=True):
-            if not prepared:
+        if not prepared:
+            for run, manifest in zip(runs[len(committed) :], manifests[len(committed) :], strict=True):
                 remove_tree(run.store.data(manifest))
         raise
     return committed

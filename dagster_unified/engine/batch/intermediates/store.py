@@ -181,10 +181,10 @@ class IntermediateStore:
         """Remember an attempt whose data is whole, before sinks are written from it, for the attempt after this one."""
         put(self.folder(address) / PREPARED, msgspec.json.encode(Prepared(code, manifest)))
 
-    def prepared(self, address: Address, code: str) -> Manifest | None:
-        """What an earlier attempt of this code has prepared in this run, if it still stands."""
+    def prepared(self, address: Address) -> Prepared | None:
+        """What an earlier attempt has prepared in this run, if it still stands."""
         found = _decoded(self.folder(address) / PREPARED, Prepared)
-        return found.manifest if found is not None and found.code == code and self._stands(found.manifest) else None
+        return found if found is not None and self._stands(found.manifest) else None
 
     def commit(self, address: Address, manifest: Manifest) -> Manifest:
         """Commit an attempt atomically as the intermediate, and return it; the data of other attempts is removed.
