@@ -103,10 +103,11 @@ class IterationConfig:
     class of its body.
 
     `staleness` is how many epochs a subtask may be ahead of the slowest one (Flink paper, 5.3). With 0 the iteration is
-    bulk-synchronous: each round waits for all subtasks. With k they wait, and the iteration is committed, after every
-    `k + 1` epochs. A subtask takes what it fed back to itself in the epoch after, and what it was sent by others up to
-    k epochs late. It is for bodies whose result does not depend on that, with no exchange but that of the feedback;
-    without criteria the iteration may go on for k epochs more than it needs.
+    bulk-synchronous: each round waits for all subtasks. With k a subtask takes what it fed back to itself in the epoch
+    after, and what it was sent by others k epochs later than that; so it waits for others only where it would be more
+    than k epochs ahead. An epoch is committed when all have ended it. It is for bodies whose result does not depend on
+    that, with no exchange but that of the feedback; without criteria the iteration may go on for k epochs more than it
+    needs.
     """
 
     operator_life_cycle: Literal["ALL_ROUND", "PER_ROUND"] = "ALL_ROUND"

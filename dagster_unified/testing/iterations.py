@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -25,10 +24,9 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.rounds.block import Block, take_block
 from dagster_unified.operators.rounds.sending import Sending, Sent
 from dagster_unified.operators.rounds.spec import Level, Loop
-from dagster_unified.operators.rounds.task import Inbox, Turn
+from dagster_unified.operators.rounds.task import Inbox, Turn, take_turn
 from dagster_unified.testing.driving import Timed, to_batch, to_timed
 
 SUBTASKS = 2
@@ -87,7 +85,7 @@ class _Iteration:
     def __init__(self, plan: Plan, node: g.IterationNode, clock: Callable[[], int]) -> None:
         self.plan, self.node = plan, node
         self.loop = compiled(plan, node, node.parallelism or plan.execution.parallelism or SUBTASKS)
-        self.levels = _InMemory(self.loop, clock)
+        self.levels = InMemory(self.loop, clock)
         self.metrics = Metrics()
         multiplies = node.takes_input_in_all_rounds and plan.execution.mode == "STREAMING"
         self._growth = Growth(self.loop.where, plan.execution.streaming.max_feedback) if multiplies else None
@@ -147,7 +145,7 @@ class _States:
         return [group for group in found if group % self.subtasks == self.subtask]
 
 
-class _InMemory:
+class InMemory:
     """Runs levels subtask after subtask, each with functions of its own, as if they had come to a worker."""
 
     def __init__(self, loop: Loop, clock: Callable[[], int]) -> None:
@@ -160,19 +158,23 @@ class _InMemory:
         terminated: bool,
         inbox: Sequence[Parcel[pa.RecordBatch]],
         replayed: Sequence[Parcel[pa.RecordBatch]] = (),
-        epochs: int = 1,
     ) -> LevelResult[pa.RecordBatch]:
         found: LevelResult[pa.RecordBatch] = LevelResult()
-        own = self._loop.levels[level]
-        for subtask in range(own.subtasks):
-            self._states.subtask, self._states.subtasks = subtask, own.subtasks
-            given, again = _for(own, subtask, [*replayed, *inbox]), _for(own, subtask, replayed)
-            functions = functools.partial(afresh, self._loop, level)
-            turn = Turn(functions(), Subtask(subtask), epoch, terminated, given, self._states, self._clock)
-            out = take_block(turn, Block(epochs, again, self._loop.has_criteria), functions)
-            sent, fed_back = _parcels(out.sent), _parcels(out.fed_back)
-            found.add(LevelResult(sent, fed_back, out.feedback, out.criteria, out.epochs, out.metrics))
+        for subtask in range(self._loop.levels[level].subtasks):
+            found.add(self.run_subtask(level, subtask, epoch, terminated, [*replayed, *inbox]))
         return found
+
+    def run_subtask(
+        self, level: int, subtask: int, epoch: int, terminated: bool, inbox: Sequence[Parcel[pa.RecordBatch]]
+    ) -> LevelResult[pa.RecordBatch]:
+        """Runs a level of a round in one subtask, of what was sent to all."""
+        own = self._loop.levels[level]
+        self._states.subtask, self._states.subtasks = subtask, own.subtasks
+        functions, given, is_stale = afresh(self._loop, level), _for(own, subtask, inbox), self._loop.staleness > 0
+        turn = Turn(functions, Subtask(subtask), epoch, terminated, given, self._states, self._clock, is_stale)
+        out = take_turn(turn)
+        sent, fed_back, late = _parcels(out.sent), _parcels(out.fed_back), _parcels(out.late)
+        return LevelResult(sent, fed_back, late, out.feedback, out.criteria, out.metrics)
 
 
 def _for(level: Level, subtask: int, inbox: Iterable[Parcel[pa.RecordBatch]]) -> Inbox:

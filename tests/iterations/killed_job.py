@@ -36,14 +36,21 @@ def run(folder, spark, pipeline, stream, observe=lambda event: None, run_id="run
 
 
 def main(folder, program, point, epoch, store):
-    run_level = SparkLevels.run
+    run_level, settle = SparkLevels.run, SparkLevels.settle
 
-    def run_one(self, level, of, *given):
-        found = run_level(self, level, of, *given)
+    def computed(of):
         print("computed", of, flush=True)
         if point == "level" and of == epoch:
             die()
+
+    def run_one(self, level, of, *given):
+        found = run_level(self, level, of, *given)
+        computed(of)
         return found
+
+    def settle_one(self, of):
+        computed(of)
+        settle(self, of)
 
     def observe(event):
         if isinstance(event, RoundCommitted) and point == "committed" and event.epoch.number == epoch:
@@ -51,7 +58,7 @@ def main(folder, program, point, epoch, store):
         if isinstance(event, IterationResumed):
             print("resumed", event.epoch, flush=True)
 
-    SparkLevels.run = run_one
+    SparkLevels.run, SparkLevels.settle = run_one, settle_one
     spark = session.start("local[2,3]", config={"spark.sql.shuffle.partitions": "2"})
     build, _ = PROGRAMS[program]
     found = run(folder, spark, *build(), observe, store=store)

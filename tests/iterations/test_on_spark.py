@@ -162,8 +162,6 @@ KILLS = [
 def test_a_run_that_is_killed_goes_on_and_gives_what_it_would_have_given(tmp_path, program, point):
     random, expected = chance(f"{program} {point}"), PROGRAMS[program][1]
     epoch = random.randrange(1, 3)
-    if program == "stale":  # whose epochs are run and committed two by two
-        epoch = 2 if point == "level" else 1
     killed_and_run_again(program, point, epoch, expected, tmp_path)
 
 

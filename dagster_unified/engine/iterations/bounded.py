@@ -13,7 +13,14 @@ from dagster_unified.engine.events import IterationResumed, Observer, RoundCommi
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
 from dagster_unified.engine.iterations.levels import SparkLevels, parcels
-from dagster_unified.engine.rounds.rounds import Round, outputs_of, run_rounds, terminate
+from dagster_unified.engine.rounds.rounds import (
+    Parcel,
+    Round,
+    outputs_of,
+    run_rounds,
+    run_rounds_apart,
+    terminate,
+)
 from dagster_unified.operators.metrics import Metrics, merge
 
 
@@ -38,16 +45,18 @@ class BoundedIteration:
         loop = self.levels.loop
         self.metrics.add(merge([held.metrics]))
         last = self.journal.last
-        begin, epoch = parcels(held.once), 0
+        begin, later, epoch = parcels(held.once), list[list[Parcel[StoredParcel]]](), 0
         if last is not None:
             self._observe(IterationResumed(self._stage, self._name, last.number))
             self.metrics.add(merge(epoch.metrics for epoch in self.journal.epochs))
-            begin, epoch = parcels(last.fed_back), last.number + 1
-        if last is not None and last.reason:
-            ended = terminate(loop, self.levels, last.number)
-        else:
-            self._begun = time.monotonic()
-            ended = run_rounds(loop, self.levels, parcels(held.replayed), begin, epoch, self._commit)
+            begin, later, epoch = parcels(last.fed_back), list(map(parcels, last.later)), last.number + 1
+        with self.levels.many_rounds():
+            if last is not None and last.reason:
+                ended = terminate(loop, self.levels, last.number)
+            else:
+                self._begun = time.monotonic()
+                run = run_rounds_apart if loop.staleness and loop.levels[0].subtasks > 1 else run_rounds
+                ended = run(loop, self.levels, parcels(held.replayed), begin, epoch, self._commit, later)
         self.metrics.add(ended.metrics)
         emitted = [parcel for one in self.journal.epochs for parcel in one.outputs]
         return emitted + [parcel.records for parcel in outputs_of(loop, ended.sent)]

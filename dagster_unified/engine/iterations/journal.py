@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from itertools import chain
 
 import msgspec
 
@@ -53,7 +54,7 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """A round that is committed, or a block of epochs, which has the number of its last."""
+    """A round that is committed."""
 
     number: int
     feedback: int
@@ -66,7 +67,8 @@ class Epoch(msgspec.Struct, frozen=True):
     reason: str = ""
     """Why there is no other round; empty where there is one."""
 
-    epochs: int = 1
+    later: list[list[StoredParcel]] = []
+    """What comes in the rounds after the next one, for each of them."""
 
     @staticmethod
     def of(ended: Round[StoredParcel], states: list[StoredState], seconds: float) -> Epoch:
@@ -81,16 +83,17 @@ class Epoch(msgspec.Struct, frozen=True):
             metrics=ended.metrics.encode(),
             seconds=seconds,
             reason=ended.reason,
-            epochs=ended.epochs,
+            later=[[parcel.records for parcel in coming] for coming in ended.later],
         )
 
     def needs(self) -> list[Block]:
-        """What the next round reads."""
+        """What the next round reads, and those after it."""
         held = [Block(file, 0, 1) for state in self.states for file in state.files]
-        return [state.index for state in self.states] + held + [parcel.block for parcel in self.fed_back]
+        coming = chain(self.fed_back, *self.later)
+        return [state.index for state in self.states] + held + [parcel.block for parcel in coming]
 
     def files(self) -> set[str]:
-        """The files that the next round reads."""
+        """The files that the next rounds read."""
         return {block.file for block in self.needs()}
 
     def gives(self) -> list[Block]:
@@ -138,7 +141,7 @@ class Journal:
         before = self.last
         needed = epoch.files() | (before.files() if before is not None else set())
         if before is not None:
-            self.epochs[-1] = msgspec.structs.replace(before, fed_back=[], states=[])  # it is in its manifest
+            self.epochs[-1] = _bare(before)
         self.epochs.append(epoch)
         self._kept |= {block.file for block in epoch.gives()}
         self._alive |= set(written)
@@ -152,17 +155,20 @@ class Journal:
         numbers = sorted(int(match[1]) for name in self._sizes if (match := _EPOCH.fullmatch(name)))
         found: list[Epoch] = []
         if self.input is not None and stands(self._sizes, [parcel.block for parcel in self.input.replayed]):
-            following = 0
             for number in numbers:
                 epoch = manifests.read(self._place, _name(number), Epoch)
-                if epoch is None or number - epoch.epochs + 1 != following or not stands(self._sizes, epoch.gives()):
+                if epoch is None or number != len(found) or not stands(self._sizes, epoch.gives()):
                     break
                 found.append(epoch)
-                following = number + 1
             while found and not stands(self._sizes, found[-1].needs()):
                 found.pop()
         if not found and self.input is not None and not stands(self._sizes, self.input.blocks()):
             self.input = None  # nothing can go on
         for number in numbers[len(found) :]:
             self._place.remove(_name(number))
-        return [msgspec.structs.replace(epoch, fed_back=[], states=[]) for epoch in found[:-1]] + found[-1:]
+        return [_bare(epoch) for epoch in found[:-1]] + found[-1:]
+
+
+def _bare(epoch: Epoch) -> Epoch:
+    """A round without what others go on with, which is in its manifest."""
+    return msgspec.structs.replace(epoch, fed_back=[], later=[], states=[])

@@ -1,35 +1,38 @@
 """Runs the levels of a loop on Spark, and brings records into it and out of it.
 
-A level's job has a task for each subtask and carries control only. A level of one subtask, such as an update of a model
-behind `global_()`, runs in the driver's process, since a job for it would cost more than it does. Knows sessions and
-the loop; neither when rounds are committed nor for whom they run.
+Only control goes through Spark: tasks that stay are told of one level after another on one machine, and elsewhere the
+job of a level has a task for each subtask. A level of one subtask, such as an update of a model behind `global_()`,
+runs in the driver's process, since a job for it would cost more than it does. Knows sessions and the loop; neither when
+rounds are committed nor for whom they run.
 """
 
 from __future__ import annotations
 
 import functools
-import os
-from base64 import b85encode
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from dagster_unified.connectors.base import spark_schema
 from dagster_unified.engine.iterations.files import StoredParcel
+from dagster_unified.engine.iterations.jobs import SeparateJobs
 from dagster_unified.engine.iterations.journal import StoredState
+from dagster_unified.engine.iterations.resident import ResidentTasks, can_stay
 from dagster_unified.engine.iterations.worker import (
+    ANSWER,
     REPORT,
-    ROUND,
-    Job,
+    Order,
     Report,
     Share,
-    Told,
+    Work,
+    answered,
+    decode_answer,
     decode_report,
     read_output,
     read_pages,
-    run_level,
-    run_level_as_told,
+    run_subtasks,
     send_again,
     store_pages,
     take_in,
@@ -37,12 +40,10 @@ from dagster_unified.engine.iterations.worker import (
 )
 from dagster_unified.engine.rounds.copies import afresh
 from dagster_unified.engine.rounds.rounds import LevelResult, Parcel
-from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Port
-from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.layout import CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.rounds.spec import Loop
@@ -50,14 +51,6 @@ from dagster_unified.state.manifest import OperatorState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-_AS_PROPERTY = 1 << 15
-"""Bytes that all subtasks are told together: Spark sends a job's properties with each of its tasks."""
-
-
-_IS_PINNED = os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
-"""Whether a thread sets the properties of its own jobs, and of no others."""
 
 
 class SparkLevels:
@@ -69,11 +62,17 @@ class SparkLevels:
         """What tasks have written since somebody took it."""
 
         self._states: dict[tuple[int, int], StoredState] = {}
-        self._payload = _pickled(loop)
+        self._work = Work(_pickled(loop), folder)
         self._report = spark_schema(REPORT)
-        self._rows: dict[int, DataFrame] = {}
-        self._plans: dict[int, DataFrame] = {}
-        """The levels that have run, by number."""
+        self._frames: dict[int, DataFrame] = {}
+        self._tasks: ResidentTasks | SeparateJobs | None = None
+        """What carries out orders while there are many rounds; None where each level has a job."""
+
+        self._begun: dict[int, int] = {}
+        """The epoch that each subtask has begun last, where they run apart."""
+
+        self._unsettled: dict[int, dict[int, Report]] = {}
+        """What subtasks have done in epochs that not all have ended."""
 
     @property
     def states(self) -> list[StoredState]:
@@ -91,56 +90,95 @@ class SparkLevels:
         terminated: bool,
         inbox: Sequence[Parcel[StoredParcel]],
         replayed: Sequence[Parcel[StoredParcel]] = (),
-        epochs: int = 1,
     ) -> LevelResult[StoredParcel]:
-        """Runs a level of a round, or of a block of epochs, in all its subtasks."""
+        """Runs a level of a round in all its subtasks."""
         self._check()
-        shares = list(map(msgspec.msgpack.encode, self._shares(level, inbox, replayed)))
-        job, told = Job(self._payload, self.folder, level), Told(epoch, terminated, shares, epochs)
-        if len(shares) == 1:
-            functions = functools.partial(afresh, self.loop, level)
-            reports = [turn_of(job, told, self.loop, functions(), Subtask(), functions)]
+        shares = self._shares(level, [*replayed, *inbox])
+        orders = [Order(level, subtask, epoch, terminated, share) for subtask, share in enumerate(shares)]
+        if len(orders) == 1:
+            reports = [turn_of(self.folder, orders[0], self.loop, afresh(self.loop, level))]
         else:
-            reports = self._in_tasks(job, told)
+            reports = self._in_tasks([msgspec.msgpack.encode(order) for order in orders])
         found: LevelResult[StoredParcel] = LevelResult()
         for report in reports:
-            self.files += report.files
-            self._states.update({(state.level, state.subtask): state for state in report.states})
-            metrics = merge([report.metrics])
-            sent, fed_back = parcels(report.sent), parcels(report.fed_back)
-            found.add(LevelResult(sent, fed_back, report.feedback, report.criteria, report.epochs, metrics))
+            self._take(report)
+            found.add(_result(report))
         return found
 
-    def _in_tasks(self, job: Job, told: Told) -> list[Report]:
-        """Runs a level in a task for each subtask.
+    def _take(self, report: Report) -> None:
+        self.files += report.files
+        self._states.update({(state.level, state.subtask): state for state in report.states})
 
-        What little they are told is a property of the job, so that all rounds have one plan: to make one took a fifth
-        of an empty round. More is sent with a plan of its own.
-        """
-        tasks = self._tasks(len(told.shares))
-        if is_connect(self.spark) or not _IS_PINNED or sum(map(len, told.shares)) > _AS_PROPERTY:
-            return collected(tasks.mapInArrow(functools.partial(run_level, job, told), self._report))
-        if job.level not in self._plans:
-            self._plans[job.level] = tasks.mapInArrow(functools.partial(run_level_as_told, job), self._report)
-        context = self.spark.sparkContext
-        context.setLocalProperty(ROUND, b85encode(msgspec.msgpack.encode(told)).decode())
+    def give(
+        self,
+        subtask: int,
+        epoch: int,
+        inbox: Sequence[Parcel[StoredParcel]],
+        replayed: Sequence[Parcel[StoredParcel]],
+    ) -> None:
+        """Begins an epoch of a subtask, which goes on with what it has left in the one before."""
+        self._check()
+        before = self._unsettled.get(epoch - 1, {}).get(subtask)
+        state = self._states.get((0, subtask)) if before is None else next(iter(before.states), None)
+        share = Share([parcel.records for parcel in (*replayed, *inbox)], state)
+        assert self._tasks is not None
+        self._begun[subtask] = epoch
+        self._tasks.give(subtask, msgspec.msgpack.encode(Order(0, subtask, epoch, False, share)))
+
+    def ended(self) -> tuple[int, LevelResult[StoredParcel]]:
+        """Waits for a subtask to end its epoch."""
+        assert self._tasks is not None
+        subtask, answer = self._tasks.answered()
+        report = decode_answer(answer)
+        self._unsettled.setdefault(self._begun[subtask], {})[subtask] = report
+        return subtask, _result(report)
+
+    def settle(self, epoch: int) -> None:
+        """All subtasks have ended an epoch: what it has left is what is committed next."""
+        for report in self._unsettled.pop(epoch).values():
+            self._take(report)
+
+    def _in_tasks(self, orders: Sequence[bytes]) -> list[Report]:
+        """Has the order of each subtask carried out in a task."""
+        if self._tasks is None:
+            return [decode_answer(answer) for answer in self._in_job(orders)]
+        for number, order in enumerate(orders):
+            self._tasks.give(number, order)
+        answers = dict(self._tasks.answered() for _ in orders)
+        return [decode_answer(answers[number]) for number in range(len(orders))]
+
+    def _in_job(self, orders: Sequence[bytes]) -> list[bytes]:
+        """Carries out orders in a job that has a task for each."""
+        running = functools.partial(run_subtasks, self._work, orders)
+        rows = self._rows(len(orders)).mapInArrow(running, spark_schema(ANSWER)).collect()
+        return [bytes(row["answer"]) for row in rows]
+
+    @contextmanager
+    def many_rounds(self) -> Iterator[None]:
+        """Meanwhile tasks stay from level to level, where the session is one of this machine."""
+        self._tasks = tasks = self._tasks_of_many_rounds()
+        failed = True
         try:
-            return collected(self._plans[job.level])
+            yield
+            failed = False
         finally:
-            context.setLocalProperty(ROUND, None)  # type: ignore[arg-type]  # which removes it
+            self._tasks = None
+            if tasks is not None:
+                tasks.close(failed)
 
-    def _shares(
-        self, number: int, inbox: Sequence[Parcel[StoredParcel]], replayed: Sequence[Parcel[StoredParcel]]
-    ) -> list[Share]:
+    def _tasks_of_many_rounds(self) -> ResidentTasks | SeparateJobs | None:
+        if can_stay(self.spark):
+            subtasks = max((level.subtasks for level in self.loop.levels), default=1)
+            return ResidentTasks(self.spark, subtasks, functools.partial(answered, self._work))
+        return SeparateJobs(self.spark, lambda order: self._in_job([order])[0]) if self.loop.staleness else None
+
+    def _shares(self, number: int, inbox: Iterable[Parcel[StoredParcel]]) -> list[Share]:
         """What each subtask of a level is given."""
         level = self.loop.levels[number]
         shares = [Share(state=self._states.get((number, subtask))) for subtask in range(level.subtasks)]
         for parcel in inbox:
             for subtask in level.readers(parcel.slot, parcel.target):
                 shares[subtask].inbox.append(parcel.records)
-        for parcel in replayed:
-            for subtask in level.readers(parcel.slot, parcel.target):
-                shares[subtask].replayed.append(parcel.records)
         return shares
 
     def taken(self, inputs: Sequence[DataFrame]) -> tuple[list[StoredParcel], list[StoredParcel]]:
@@ -148,7 +186,7 @@ class SparkLevels:
         once: list[StoredParcel] = []
         replayed: list[StoredParcel] = []
         for number, frame in enumerate(inputs):
-            taking = functools.partial(take_in, self._payload, self.folder, number)
+            taking = functools.partial(take_in, self._work.payload, self.folder, number)
             into = replayed if number in self.loop.replayed else once
             for report in collected(frame.mapInArrow(taking, self._report)):
                 into += report.sent
@@ -170,8 +208,8 @@ class SparkLevels:
 
     def send_again(self, slot: int, savepoint: str, table: OperatorState) -> list[StoredParcel]:
         """Sends the records of a savepoint's table to a slot: those of a file keep their order."""
-        sending = functools.partial(send_again, self._payload, self.folder, slot, savepoint, table)
-        reports = collected(self._tasks(len(table.files)).mapInArrow(sending, self._report)) if table.files else []
+        sending = functools.partial(send_again, self._work.payload, self.folder, slot, savepoint, table)
+        reports = collected(self._rows(len(table.files)).mapInArrow(sending, self._report)) if table.files else []
         self.files += [file for report in reports for file in report.files]
         return [parcel for report in reports for parcel in report.sent]
 
@@ -194,18 +232,29 @@ class SparkLevels:
         reading = functools.partial(
             read_output, self.folder, held.schema, schema, tuple(map(msgspec.msgpack.encode, emitted))
         )
-        return self._tasks(len(emitted)).mapInArrow(reading, spark_schema(schema))
+        return self._rows(len(emitted)).mapInArrow(reading, spark_schema(schema))
 
-    def _tasks(self, subtasks: int) -> DataFrame:
+    def _rows(self, subtasks: int) -> DataFrame:
         """A row for each subtask, in a partition of its own."""
-        if subtasks not in self._rows:
-            self._rows[subtasks] = self.spark.range(0, subtasks, 1, subtasks)
-        return self._rows[subtasks]
+        if subtasks not in self._frames:
+            self._frames[subtasks] = self.spark.range(0, subtasks, 1, subtasks)
+        return self._frames[subtasks]
 
 
 def parcels(stored: Iterable[StoredParcel]) -> list[Parcel[StoredParcel]]:
     """Stored records as they are sent."""
     return [Parcel(parcel.slot, parcel.target, parcel) for parcel in stored]
+
+
+def _result(report: Report) -> LevelResult[StoredParcel]:
+    return LevelResult(
+        sent=parcels(report.sent),
+        fed_back=parcels(report.fed_back),
+        late=parcels(report.late),
+        feedback=report.feedback,
+        criteria=report.criteria,
+        metrics=merge([report.metrics]),
+    )
 
 
 def collected(reports: DataFrame) -> list[Report]:

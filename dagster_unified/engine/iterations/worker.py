@@ -5,8 +5,7 @@ Only control goes through the JVM: records and state are files. Knows the operat
 
 from __future__ import annotations
 
-from base64 import b85decode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -28,15 +27,15 @@ from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.functions.base import Subtask
-from dagster_unified.operators.rounds.block import Block, take_block
 from dagster_unified.operators.rounds.sending import Sending, Sent, in_columns
 from dagster_unified.operators.rounds.spec import Level, Loop
-from dagster_unified.operators.rounds.task import Turn
+from dagster_unified.operators.rounds.task import Turn, take_turn
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.tables import read_batches
 
 REPORT = pa.schema([pa.field("report", pa.string())])
+ANSWER = pa.schema([pa.field("answer", pa.binary())])
 
 _TOGETHER = 1 << 20
 """Rows that a task takes in before it writes them."""
@@ -51,9 +50,9 @@ class Report(msgspec.Struct):
     files: list[str] = []
     sent: list[StoredParcel] = []
     fed_back: list[StoredParcel] = []
+    late: list[StoredParcel] = []
     feedback: int = 0
     criteria: int = 0
-    epochs: int = 1
     states: list[StoredState] = []
     metrics: str = "{}"
 
@@ -62,36 +61,27 @@ class Share(msgspec.Struct, array_like=True):
     """What a subtask is given in a level of a round."""
 
     inbox: list[StoredParcel] = []
-    replayed: list[StoredParcel] = []
-    """What comes in each epoch."""
-
     state: StoredState | None = None
 
 
 @dataclass(frozen=True)
-class Job:
-    """A level of all rounds, as it goes to the workers."""
+class Work:
+    """What is the same in all rounds."""
 
     payload: Payload
     """The loop."""
 
     folder: str
+
+
+class Order(msgspec.Struct, frozen=True, array_like=True):
+    """A level of a round of one subtask."""
+
     level: int
-
-
-class Told(msgspec.Struct, frozen=True, array_like=True):
-    """What the subtasks of a level are told of a round, or of a block of epochs."""
-
+    subtask: int
     epoch: int
     terminated: bool
-    shares: list[bytes]
-    """Of each subtask, which reads its own alone: all together are long where there are many subtasks."""
-
-    epochs: int = 1
-
-
-ROUND = "dagster_unified.round"
-"""The property of a Spark job that has what its tasks are told, in base 85."""
+    share: Share
 
 
 def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -115,50 +105,45 @@ def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.Rec
     yield _row(report)
 
 
-def run_level_as_told(job: Job, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs the level of a round of which a property of the Spark job tells."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    said = context.getLocalProperty(ROUND) if context is not None else None
-    assert said is not None
-    yield from run_level(job, msgspec.msgpack.decode(b85decode(said), type=Told), batches)
-
-
-def run_level(job: Job, told: Told, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs a level of a round in the subtask that this task is."""
+def run_subtasks(work: Work, orders: Sequence[bytes], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Carries out the order of the subtask that this task is."""
     for _ in batches:
         pass
     spare_the_garbage_collector()
-    loop: Loop = job.payload.load()
-    level, afresh = loop.levels[job.level], lambda: job.payload.load().levels[job.level]
-    yield _row(turn_of(job, told, loop, level, this_subtask(), afresh))
+    number, attempt = this_subtask()
+    yield pa.RecordBatch.from_arrays([pa.array([answered(work, orders[number], attempt)], pa.binary())], schema=ANSWER)
 
 
-def turn_of(job: Job, told: Told, loop: Loop, level: Level, subtask: Subtask, afresh: Callable[[], Level]) -> Report:
-    """Runs a level of a round in one subtask, with functions that have not run yet; `afresh` gives such for more."""
-    share = msgspec.msgpack.decode(told.shares[subtask.number], type=Share)
+def answered(work: Work, order: bytes, attempt: int) -> bytes:
+    """Carries out an order, with what was shipped; returns the report as `decode_answer` reads it."""
+    given = msgspec.msgpack.decode(order, type=Order)
+    loop: Loop = work.payload.load()
+    return msgspec.msgpack.encode(turn_of(work.folder, given, loop, loop.levels[given.level], attempt))
+
+
+def turn_of(folder: str, order: Order, loop: Loop, level: Level, attempt: int = 0) -> Report:
+    """Carries out an order, with functions of a level that have not run yet."""
+    share, subtask = order.share, Subtask(order.subtask, attempt)
     schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
     held = share.state
-    files = MappedFiles(job.folder, told.epoch)
-    files.place.drop_copies(told.epoch)
+    files = MappedFiles(folder, order.epoch)
+    files.place.drop_copies(order.epoch)
     states = PagedStates(files, held.index if held is not None else None)
-    inbox = files.by_slot([*share.replayed, *share.inbox], schemas)
-    later = files.by_slot(share.replayed, schemas) if told.epochs > 1 else {}
-    block = Block(told.epochs, later, loop.has_criteria)
-    out = take_block(Turn(level, subtask, told.epoch, told.terminated, inbox, states, wall_clock), block, afresh)
-    report = Report(feedback=out.feedback, criteria=out.criteria, epochs=out.epochs, metrics=out.metrics.encode())
+    inbox = files.by_slot(share.inbox, schemas)
+    is_stale = loop.staleness > 0
+    out = take_turn(Turn(level, subtask, order.epoch, order.terminated, inbox, states, wall_clock, is_stale))
+    report = Report(feedback=out.feedback, criteria=out.criteria, metrics=out.metrics.encode())
     leaving = {slot.number for slot in loop.outputs}
-    with RoundFile(job.folder, f"epoch-{told.epoch}-{job.level}-{subtask.number}", told.epoch) as file:
+    with RoundFile(folder, f"epoch-{order.epoch}-{order.level}-{subtask.number}", order.epoch) as file:
         report.sent = file.send(sent for sent in out.sent if sent.slot not in leaving)
-        report.fed_back = file.send(out.fed_back)
+        report.fed_back, report.late = file.send(out.fed_back), file.send(out.late)
         if states.changed:
             index, held_in = states.save(file)
-            report.states.append(StoredState(job.level, subtask.number, index, held_in))
+            report.states.append(StoredState(order.level, subtask.number, index, held_in))
         elif held is not None:
             report.states.append(held)
-    name = f"output-{told.epoch}-{job.level}-{subtask.number}"  # which stays
-    with RoundFile(job.folder, name, told.epoch) as output:
+    name = f"output-{order.epoch}-{order.level}-{subtask.number}"  # which stays
+    with RoundFile(folder, name, order.epoch) as output:
         report.sent += output.send(sent for sent in out.sent if sent.slot in leaving)
     report.files = [written.name for written in (file, output) if written.size]
     return report
@@ -252,6 +237,11 @@ def hand_on_again(
 def decode_report(text: str) -> Report:
     """The inverse of how a task reports."""
     return msgspec.json.decode(text, type=Report)
+
+
+def decode_answer(answer: bytes) -> Report:
+    """The inverse of how an order is answered."""
+    return msgspec.msgpack.decode(answer, type=Report)
 
 
 def _row(report: Report) -> pa.RecordBatch:

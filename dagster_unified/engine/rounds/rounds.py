@@ -1,6 +1,9 @@
 """The rounds of an iteration, one after another, and when there is no other (FLIP-176: the coordinator).
 
-Knows the loop; not where a level runs, nor where records and state are in the meantime.
+With a staleness of k (Flink paper, 5.3) a subtask has its own feedback in the epoch after, and that of others k epochs
+later. So what a subtask takes in an epoch is known when the others have ended the one that is k + 1 before: it may be k
+epochs ahead of the slowest, and what comes out does not depend on how far it is. Knows the loop; not where a level
+runs, nor where records and state are in the meantime.
 """
 
 from __future__ import annotations
@@ -30,18 +33,20 @@ class LevelResult(Generic[R]):
 
     sent: list[Parcel[R]] = field(default_factory=list)
     fed_back: list[Parcel[R]] = field(default_factory=list)
+    late: list[Parcel[R]] = field(default_factory=list)
+    """What others take later than in the next round."""
+
     feedback: int = 0
     criteria: int = 0
-    epochs: int = 1
     metrics: Metrics = field(default_factory=Metrics)
 
     def add(self, other: LevelResult[R]) -> None:
         """Adds what came of another one."""
         self.sent += other.sent
         self.fed_back += other.fed_back
+        self.late += other.late
         self.feedback += other.feedback
         self.criteria += other.criteria
-        self.epochs = max(self.epochs, other.epochs)
         self.metrics.add(other.metrics)
 
 
@@ -55,19 +60,31 @@ class Levels(Protocol[R]):
         terminated: bool,
         inbox: Sequence[Parcel[R]],
         replayed: Sequence[Parcel[R]] = (),
-        epochs: int = 1,
     ) -> LevelResult[R]:
-        """Runs a level of a round, or of a block of `epochs`, in all its subtasks.
+        """Runs a level of a round in all its subtasks.
 
         `inbox` is what was sent to its slots, and `replayed` what comes to them in each epoch.
         """
 
 
+class Subtasks(Levels[R], Protocol):
+    """Runs the subtasks of the only level of a loop, one apart from another."""
+
+    def give(self, subtask: int, epoch: int, inbox: Sequence[Parcel[R]], replayed: Sequence[Parcel[R]]) -> None:
+        """Begins an epoch of a subtask, which has ended the one before."""
+
+    def ended(self) -> tuple[int, LevelResult[R]]:
+        """Waits for a subtask to end its epoch, and returns which it is, and what came of that."""
+
+    def settle(self, epoch: int) -> None:
+        """All subtasks have ended an epoch: from now on their state is what that has left."""
+
+
 class Round(NamedTuple, Generic[R]):
-    """A round that has ended, or a block of epochs."""
+    """A round that has ended."""
 
     epoch: int
-    """Its number, from 0; of a block, that of its last epoch."""
+    """Its number, from 0."""
 
     feedback: int
     criteria: int
@@ -81,8 +98,8 @@ class Round(NamedTuple, Generic[R]):
     reason: str
     """Why there is no other; empty where there is one."""
 
-    epochs: int = 1
-    """How many epochs it has."""
+    later: Sequence[Sequence[Parcel[R]]] = ()
+    """What comes in the rounds after the next one, for each of them."""
 
 
 def run_rounds(
@@ -92,28 +109,139 @@ def run_rounds(
     begin: Sequence[Parcel[R]],
     epoch: int,
     ended: Callable[[Round[R]], None],
+    later: Sequence[Sequence[Parcel[R]]] = (),
 ) -> LevelResult[R]:
     """Runs rounds from `epoch` on, which begins with some records, until there is no other; `ended` takes each.
 
-    Returns what operators emitted when they heard that the iteration has ended.
+    What comes in the rounds after that is `later`. Returns what operators emitted when they heard that the iteration
+    has ended.
     """
     while True:
-        one = run_round(loop, levels, begin, epoch, replayed)
+        one = run_round(loop, levels, begin, epoch, replayed, later)
         ended(one)
         if one.reason:
-            return terminate(loop, levels, one.epoch)
-        begin, epoch = one.fed_back, one.epoch + 1
+            return terminate(loop, levels, epoch)
+        begin, later, epoch = one.fed_back, one.later, epoch + 1
 
 
 def run_round(
-    loop: Loop, levels: Levels[R], begin: Sequence[Parcel[R]], epoch: int, replayed: Sequence[Parcel[R]] = ()
+    loop: Loop,
+    levels: Levels[R],
+    begin: Sequence[Parcel[R]],
+    epoch: int,
+    replayed: Sequence[Parcel[R]] = (),
+    later: Sequence[Sequence[Parcel[R]]] = (),
 ) -> Round[R]:
-    """Runs one round, which begins with some records; where subtasks may be ahead of each other, a block of epochs."""
+    """Runs one round, which begins with some records; `later` is what comes in the rounds after it."""
     found = _through(loop, levels, begin, epoch, terminated=False, replayed=replayed)
-    last = epoch + found.epochs - 1
-    reason = why_it_ends(loop, last, found.feedback, found.criteria)
+    return _ended(loop, epoch, found, later)
+
+
+def run_rounds_apart(
+    loop: Loop,
+    subtasks: Subtasks[R],
+    replayed: Sequence[Parcel[R]],
+    begin: Sequence[Parcel[R]],
+    epoch: int,
+    ended: Callable[[Round[R]], None],
+    later: Sequence[Sequence[Parcel[R]]] = (),
+) -> LevelResult[R]:
+    """As `run_rounds`, where subtasks need not wait for each other in each epoch: with a staleness.
+
+    A round ends, and `ended` takes it, when all subtasks have ended it. What some have done in later ones when there
+    is no other is dropped.
+    """
+    return _Apart(loop, subtasks, replayed, begin, epoch, ended, later).run()
+
+
+class _Apart(Generic[R]):
+    def __init__(
+        self,
+        loop: Loop,
+        subtasks: Subtasks[R],
+        replayed: Sequence[Parcel[R]],
+        begin: Sequence[Parcel[R]],
+        epoch: int,
+        ended: Callable[[Round[R]], None],
+        later: Sequence[Sequence[Parcel[R]]],
+    ) -> None:
+        self._loop, self._subtasks, self._take_round = loop, subtasks, ended
+        (self._level,) = loop.levels
+        count = self._level.subtasks
+        self._replayed = [self._for(subtask, replayed) for subtask in range(count)]
+        self._epoch = epoch  # the first that not all have ended
+        self._begin, self._later = begin, later
+        self._next = [epoch] * count
+        self._working: set[int] = set()
+        self._waiting: set[int] = set()
+        """Those for which the epoch that they have ended may be the last."""
+
+        self._own: list[Sequence[Parcel[R]]] = [()] * count
+        """What each has fed back to itself in its last epoch."""
+
+        self._results: dict[int, dict[int, LevelResult[R]]] = {}
+        """What came of epochs that not all have ended, by subtask."""
+
+    def run(self) -> LevelResult[R]:
+        while True:
+            self._give()
+            subtask, result = self._subtasks.ended()
+            self._working.remove(subtask)
+            self._results.setdefault(self._next[subtask], {})[subtask] = result
+            self._own[subtask] = result.fed_back
+            self._next[subtask] += 1
+            if self._loop.has_criteria and not result.criteria:  # it ends with an epoch that is the same in all
+                self._waiting.add(subtask)
+            while len(self._results.get(self._epoch, ())) == len(self._next):
+                if self._settle():
+                    return terminate(self._loop, self._subtasks, self._epoch)
+                self._epoch += 1
+                self._waiting.clear()
+
+    def _give(self) -> None:
+        """Begins the epochs of which is known what comes.
+
+        Without criteria, one to which nothing comes may be behind the last.
+        """
+        known = [self._begin, *self._later]
+        for subtask in range(len(self._next)):
+            ahead = self._next[subtask] - self._epoch
+            if subtask in self._working or subtask in self._waiting or ahead > self._loop.staleness:
+                continue
+            came = self._for(subtask, known[ahead] if ahead < len(known) else ())
+            if ahead:  # else what it has fed back to itself is among what the round begins with
+                came += self._own[subtask]
+            if not ahead or came or self._replayed[subtask] or self._loop.has_criteria:
+                self._working.add(subtask)
+                self._subtasks.give(subtask, self._next[subtask], came, self._replayed[subtask])
+
+    def _settle(self) -> bool:
+        """Ends the first epoch that not all had ended; says whether it is the last."""
+        found: LevelResult[R] = LevelResult()
+        for _, result in sorted(self._results.pop(self._epoch).items()):
+            found.add(result)
+        self._subtasks.settle(self._epoch)
+        one = _ended(self._loop, self._epoch, found, self._later)
+        self._take_round(one)
+        self._begin, self._later = one.fed_back, one.later
+        if one.reason:
+            for _ in self._working:
+                self._subtasks.ended()
+        return bool(one.reason)
+
+    def _for(self, subtask: int, parcels: Iterable[Parcel[R]]) -> list[Parcel[R]]:
+        return [one for one in parcels if self._level.is_for(subtask, one.slot, one.target)]
+
+
+def _ended(loop: Loop, epoch: int, found: LevelResult[R], later: Sequence[Sequence[Parcel[R]]]) -> Round[R]:
+    """A round of which that came, where `later` was to come in the rounds after it."""
+    coming = [list(parcels) for parcels in later]
+    coming += [[] for _ in range(len(coming), loop.staleness + 1)]
+    coming[loop.staleness] += found.late
+    coming[0] += found.fed_back
+    reason = why_it_ends(loop, epoch, bool(found.feedback) or any(coming), found.criteria)
     outputs = outputs_of(loop, found.sent)
-    return Round(last, found.feedback, found.criteria, found.fed_back, outputs, found.metrics, reason, found.epochs)
+    return Round(epoch, found.feedback, found.criteria, coming[0], outputs, found.metrics, reason, coming[1:])
 
 
 def terminate(loop: Loop, levels: Levels[R], epoch: int) -> LevelResult[R]:
@@ -129,11 +257,11 @@ def outputs_of(loop: Loop, sent: Iterable[Parcel[R]]) -> list[Parcel[R]]:
     return [parcel for parcel in sent if parcel.slot in leaving]
 
 
-def why_it_ends(loop: Loop, epoch: int, feedback: int, criteria: int) -> str:
-    """Why there is no round after this one; empty where there is one."""
+def why_it_ends(loop: Loop, epoch: int, goes_round: bool, criteria: int) -> str:
+    """Why there is no round after this one; empty where there is one. `goes_round` says that something was fed back."""
     if loop.has_criteria and not criteria:
         return f"the termination criteria had no record in epoch {epoch}"
-    if not feedback:
+    if not goes_round:
         return f"nothing was fed back in epoch {epoch}"
     return ""
 
@@ -148,11 +276,10 @@ def _through(
 ) -> LevelResult[R]:
     """A round through all levels."""
     whole: LevelResult[R] = LevelResult()
-    epochs = 1 if terminated else loop.staleness + 1
     for number, level in enumerate(loop.levels):
         slots = {slot for one in level.passes for slot in one.slots}
         here = [parcel for parcel in (*inbox, *whole.sent) if parcel.slot in slots]
         again = [parcel for parcel in replayed if parcel.slot in slots]
         if here or again or terminated or any(one.listens for one in level.passes):
-            whole.add(levels.run(number, epoch, terminated, here, again, epochs))
+            whole.add(levels.run(number, epoch, terminated, here, again))
     return whole

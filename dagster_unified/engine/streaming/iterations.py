@@ -24,7 +24,7 @@ from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.iterations.savepoints import BEFORE, divided, start_input, start_iteration
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.growth import Growth
-from dagster_unified.engine.rounds.rounds import outputs_of, run_round, terminate
+from dagster_unified.engine.rounds.rounds import LevelResult, outputs_of, run_round, terminate
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming.host import Host
@@ -243,8 +243,7 @@ class _Unbounded(_Stream):
         return bool(self.log.waiting())
 
     def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
-        metrics, until = Metrics(), time.monotonic() + self._moment
-        last = self.log.last
+        until, last = time.monotonic() + self._moment, self.log.last
         if last is not None and last.epoch > epoch:
             raise StateError(
                 f"{self.loop.where}: epoch {epoch} comes after its rounds of epoch {last.epoch}; the checkpoint"
@@ -256,22 +255,33 @@ class _Unbounded(_Stream):
                 taken = take()
                 if taken.once:
                     self.log.take(epoch, taken)
-            metrics = merge([taken.metrics])
-            begin = [*taken.once, *self.log.waiting()]
-            if begin or (ends and last is None):
-                metrics.add(self._round(begin, epoch, ends, until))
+            metrics, begin = merge([taken.metrics]), [*taken.once, *self.log.waiting()]
+        else:
+            metrics, begin = Metrics(), []
+        with self.levels.many_rounds():
+            ended = self._rounds(begin, epoch, ends, until, metrics)
+        return self.log.outputs(epoch) + [parcel.records for parcel in outputs_of(self.loop, ended.sent)], metrics
+
+    def _rounds(
+        self, begin: Sequence[StoredParcel], epoch: int, ends: bool, until: float, metrics: Metrics
+    ) -> LevelResult[StoredParcel]:
+        """Runs the rounds of an epoch, whose first begins with some records; returns what came of the iteration's end.
+
+        Adds to `metrics` what its operators have measured.
+        """
+        if begin or (ends and self.log.last is None):
+            metrics.add(self._round(begin, epoch, ends, until))
         last = self.log.last
         while last is not None and last.epoch == epoch and not last.closes:
             metrics.add(self._round(last.round.fed_back, epoch, ends, until))
             last = self.log.last
-        outputs = self.log.outputs(epoch)
-        if ends:
-            assert last is not None
-            ended = terminate(self.loop, self.levels, last.round.number)
-            self.log.end(self.levels.states, self.levels.loop.parallelism)
-            metrics.add(ended.metrics)
-            outputs += [parcel.records for parcel in outputs_of(self.loop, ended.sent)]
-        return outputs, metrics
+        if not ends:
+            return LevelResult()
+        assert last is not None
+        ended = terminate(self.loop, self.levels, last.round.number)
+        self.log.end(self.levels.states, self.levels.loop.parallelism)
+        metrics.add(ended.metrics)
+        return ended
 
     def _round(self, begin: Sequence[StoredParcel], epoch: int, ends: bool, until: float) -> Metrics:
         """Runs a round and commits it; returns what its operators have measured."""

@@ -160,7 +160,8 @@ class Loop:
     has_criteria: bool
     parallelism: int
     staleness: int = 0
-    """How many epochs a subtask may be ahead of the slowest; where it may be, there is one level."""
+    """How many epochs a subtask may be ahead of the slowest, and so many later than in the next one records come that
+    one sends to another; where it may be, there is one level."""
 
     def way_to(self, slot: int) -> tuple[Intake, Way]:
         """An input whose records come to a slot, and their way; that with an event time, if there are others without.

@@ -25,7 +25,7 @@ from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.rounds.sending import Sending, Sent
-from dagster_unified.operators.rounds.spec import EVERYWHERE, BodyPass, Driver, Level, Slot
+from dagster_unified.operators.rounds.spec import EVERYWHERE, BodyPass, Driver, Level, Slot, everywhere_but
 from dagster_unified.operators.time import MIN_TIMESTAMP
 
 Inbox: TypeAlias = Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
@@ -57,6 +57,8 @@ class Turn:
 
     states: States
     clock: Callable[[], int]
+    is_stale: bool = False
+    """Whether others take what the subtask sends them later than in the next epoch."""
 
 
 @dataclass
@@ -67,21 +69,40 @@ class Outcome:
     fed_back: list[Sent] = field(default_factory=list)
     """What belongs to the next round."""
 
+    late: list[Sent] = field(default_factory=list)
+    """What belongs to a later one, where the turn is stale: all that other subtasks take."""
+
     feedback: int = 0
     """How many records were fed back."""
 
     criteria: int = 0
     """How many records the criteria had."""
 
-    epochs: int = 1
-    """How many epochs it was."""
-
     metrics: Metrics = field(default_factory=Metrics)
 
 
 def take_turn(turn: Turn) -> Outcome:
     """Runs a level of a round in one subtask."""
-    return _Turn(turn).run()
+    out = _Turn(turn).run()
+    if turn.is_stale:
+        out.fed_back, out.late = _apart(turn, out.fed_back)
+    return out
+
+
+def _apart(turn: Turn, fed_back: Iterable[Sent]) -> tuple[list[Sent], list[Sent]]:
+    """What was fed back to the subtask itself, and what to others."""
+    own: list[Sent] = []
+    others: list[Sent] = []
+    number = turn.subtask.number
+    for sent in fed_back:
+        if sent.target == EVERYWHERE and turn.level.subtasks > 1:
+            own.append(sent._replace(target=number))
+            others.append(sent._replace(target=everywhere_but(number)))
+        elif turn.level.is_for(number, sent.slot, sent.target):
+            own.append(sent)
+        else:
+            others.append(sent)
+    return own, others
 
 
 class _Turn:

@@ -1,0 +1,240 @@
+"""Spark tasks that stay: the driver hands them one order after another, on the machine that it runs on itself.
+
+A job for each level of a round costs some 50 milliseconds outside of its tasks, and an order to a task that is there
+less than one. Which task takes an order does not matter. So one task is enough, nothing has to run at once, and what a
+task had that was lost goes to the one that Spark starts in its place. Knows jobs and bytes; neither rounds nor commits.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import selectors
+import shutil
+import socket
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+
+from dagster_unified.engine.session import is_connect
+from dagster_unified.engine.worker import this_subtask
+from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+LONGEST = 10.0
+"""Seconds after which a job makes room for others of its session, which wait for the cores that it has."""
+
+_IS_PINNED = os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
+"""Whether the jobs of a thread can be told from those of another."""
+
+_LONGEST_FOLDER = 80
+"""Characters: the path of a socket has up to a hundred."""
+
+Answer = Callable[[bytes, int], bytes]
+"""Carries out an order in a task, of which it is told the attempt."""
+
+
+def can_stay(spark: SparkSession) -> bool:
+    """Whether the tasks of a session run on this machine, and reach this process through a socket in a folder."""
+    if is_connect(spark) or not _IS_PINNED or not hasattr(socket, "AF_UNIX"):
+        return False
+    master = spark.sparkContext.master or ""
+    return (master == "local" or master.startswith("local[")) and len(tempfile.gettempdir()) < _LONGEST_FOLDER
+
+
+class ResidentTasks:
+    """Up to so many tasks that carry out orders; they end where this is closed, and come again for another order."""
+
+    def __init__(self, spark: SparkSession, tasks: int, answer: Answer) -> None:
+        self._spark, self._answer = spark, answer
+        self._tasks = min(tasks, spark.sparkContext.defaultParallelism)
+        self._waiting: dict[int, bytes] = {}
+        """What no task has been given yet, by number."""
+
+        self._answered: deque[tuple[int, bytes]] = deque()
+        self._job: _Job | None = None
+
+    def give(self, number: int, order: bytes) -> None:
+        """Has an order carried out: by the task that had the last one of this number, if it has nothing to do."""
+        self._waiting[number] = order
+        self._hand_out()
+
+    def answered(self) -> tuple[int, bytes]:
+        """Waits for the next order that is carried out: its number, and the answer.
+
+        Raises what the tasks' job fails with.
+        """
+        while not self._answered:
+            assert self._job is not None
+            self._answered += self._job.answers()
+            self._hand_out()
+        return self._answered.popleft()
+
+    def _hand_out(self) -> None:
+        if self._job is not None and self._job.is_old:
+            if self._job.is_busy:
+                return
+            self.close()
+        if self._waiting:
+            if self._job is None:
+                self._job = _Job(self._spark, self._tasks, self._answer)
+            self._job.hand_out(self._waiting)
+
+    def close(self, failed: bool = False) -> None:
+        """Lets the tasks end; those that still work are killed where something has `failed`."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.close(failed)
+
+
+class _Job:
+    def __init__(self, spark: SparkSession, tasks: int, answer: Answer) -> None:
+        from pyspark import InheritableThread
+
+        self._context, self._tasks, self._begun = spark.sparkContext, tasks, time.monotonic()
+        self._folder = tempfile.mkdtemp(prefix="rounds-")  # which nobody else can enter
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(os.path.join(self._folder, "tasks"))
+        self._server.listen(tasks)
+        self._over, self._runs = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._selector.register(self._over, selectors.EVENT_READ)
+        self._idle: list[Connection] = []
+        self._busy: dict[Connection, tuple[int, bytes]] = {}
+        self._lost: dict[int, bytes] = {}
+        """What tasks had that are gone."""
+
+        self._had: dict[int, Connection] = {}
+        """Which task had the last order of a number."""
+
+        self._came = self._answers = 0
+        self._failure: BaseException | None = None
+        self._tag = f"rounds-{uuid4().hex}"
+        staying = functools.partial(_stay, self._server.getsockname(), answer)
+        frame = spark.range(0, tasks, 1, tasks).mapInArrow(staying, "nothing boolean")
+        self._thread = InheritableThread(target=self._run, args=(frame,), name="rounds", daemon=True)
+        self._thread.start()
+
+    def _run(self, frame: DataFrame) -> None:
+        try:
+            self._context.addJobTag(self._tag)
+            frame.collect()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._runs.close()
+
+    @property
+    def is_old(self) -> bool:
+        """Whether another one should follow; not before it has done something."""
+        return self._answers > 0 and time.monotonic() - self._begun > LONGEST
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is not carried out yet that was handed out."""
+        return bool(self._busy or self._lost)
+
+    def hand_out(self, waiting: dict[int, bytes]) -> None:
+        """Gives what waits to tasks that have nothing to do."""
+        for number in list(waiting):
+            if self._had.get(number) in self._idle:
+                self._send(self._had[number], number, waiting.pop(number))
+        for number in list(waiting)[: len(self._idle)]:
+            self._send(self._idle[0], number, waiting.pop(number))
+
+    def answers(self) -> list[tuple[int, bytes]]:
+        """Waits until something happens; returns what has been carried out. Raises what the job fails with."""
+        found: list[tuple[int, bytes]] = []
+        for key, _ in self._selector.select():
+            if key.fileobj is self._over:
+                raise self._failure or RuntimeError("the tasks of an iteration have ended by themselves")
+            if key.fileobj is self._server:
+                self._take_in(Connection(self._server.accept()[0].detach()))
+            else:
+                assert isinstance(key.fileobj, Connection)
+                found += self._answer_of(key.fileobj)
+        return found
+
+    def _answer_of(self, task: Connection) -> list[tuple[int, bytes]]:
+        try:
+            answer = task.recv_bytes()
+        except (EOFError, OSError):
+            self._lose(task)
+            return []
+        number, _ = self._busy.pop(task)
+        self._idle.append(task)
+        self._answers += 1
+        return [(number, answer)]
+
+    def _take_in(self, task: Connection) -> None:
+        self._selector.register(task, selectors.EVENT_READ)
+        self._idle.append(task)
+        self._came += 1
+        if self._lost:
+            self._send(task, *self._lost.popitem())
+
+    def _send(self, task: Connection, number: int, order: bytes) -> None:
+        self._idle.remove(task)
+        self._busy[task], self._had[number] = (number, order), task
+        try:
+            task.send_bytes(order)
+        except OSError:
+            self._lose(task)
+
+    def _lose(self, task: Connection) -> None:
+        """Its work waits for the task that comes in its place; where Spark starts none, the job fails."""
+        if task in self._busy:
+            number, order = self._busy.pop(task)
+            self._lost[number] = order
+        elif task in self._idle:
+            self._idle.remove(task)
+        self._had = {number: had for number, had in self._had.items() if had is not task}
+        self._selector.unregister(task)
+        task.close()
+
+    def close(self, failed: bool) -> None:
+        """Lets the tasks end, and waits until the job has."""
+        self._server.close()
+        for task in (*self._idle, *self._busy):
+            task.close()
+        self._selector.close()
+        if failed or self._came < self._tasks:  # which would wait for a core, to find that nothing is left to do
+            with suppress(Exception):  # Spark may be what has failed
+                self._context.cancelJobsWithTag(self._tag)
+        self._thread.join()
+        self._over.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _stay(address: str, answer: Answer, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Carries out orders in a task, until the driver has no more."""
+    for _ in batches:
+        pass
+    spare_the_garbage_collector()
+    attempt = this_subtask().attempt
+    came = socket.socket(socket.AF_UNIX)
+    try:
+        came.connect(address)
+    except (FileNotFoundError, ConnectionRefusedError):  # the driver has ended without this task
+        return
+    with Connection(came.detach()) as driver:
+        while (order := _next(driver)) is not None:
+            driver.send_bytes(answer(order, attempt))
+    yield from ()
+
+
+def _next(driver: Connection) -> bytes | None:
+    try:
+        return driver.recv_bytes()
+    except (EOFError, ConnectionResetError):
+        return None

@@ -1,0 +1,117 @@
+"""Tasks that stay for many orders: which one takes what, and what happens to them."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from dagster_unified.engine.iterations import resident
+from dagster_unified.engine.iterations.jobs import SeparateJobs
+from dagster_unified.engine.iterations.resident import ResidentTasks
+from tests.iterations.killed_job import run
+from tests.iterations.programs import PROGRAMS
+from tests.iterations.test_on_spark import rows
+
+
+def by(order, attempt):
+    """The order, and the process that has carried it out."""
+    time.sleep(0.1)
+    return b"%s by %d" % (order, os.getpid())
+
+
+def by_which(answers):
+    return [answer.split()[2] for answer in answers]
+
+
+def all_of(tasks, *orders):
+    for number, order in enumerate(orders):
+        tasks.give(number, order)
+    return [answer for _, answer in sorted(tasks.answered() for _ in orders)]
+
+
+@pytest.fixture
+def closing():
+    opened = []
+    yield lambda tasks: opened.append(tasks) or tasks
+    for tasks in opened:
+        tasks.close(failed=True)
+
+
+def test_an_order_goes_to_the_task_that_had_the_last_one_of_its_number(spark, closing):
+    tasks = closing(ResidentTasks(spark, 2, by))
+    while len(set(first := by_which(all_of(tasks, b"1", b"2")))) == 1:
+        pass  # the second task has not come yet
+    assert [by_which(all_of(tasks, b"1", b"2")) for _ in range(5)] == [first] * 5
+    assert len(all_of(tasks, *map(b"%d".__mod__, range(9)))) == 9  # more than there are tasks
+
+
+def test_a_job_makes_room_for_others_after_a_while(spark, closing, monkeypatch):
+    jobs, job = [], resident._Job
+    monkeypatch.setattr(resident, "_Job", lambda *given: jobs.append(job(*given)) or jobs[-1])
+    monkeypatch.setattr(resident, "LONGEST", 0.0)
+    tasks = closing(ResidentTasks(spark, 2, by))
+    for _ in range(3):
+        assert len(all_of(tasks, b"1", b"2", b"3")) == 3
+    assert len(jobs) >= 3
+
+
+def test_one_task_is_enough(spark, closing):
+    """Where another job has the other cores, also when all is done."""
+    busy = threading.Thread(target=spark.range(0, 1, 1, 1).rdd.map(lambda _: time.sleep(8)).collect)
+    busy.start()
+    tasks = closing(ResidentTasks(spark, 2, by))
+    assert len(set(by_which(all_of(tasks, b"1", b"2", b"3")))) == 1
+    tasks.close()
+    assert busy.is_alive()
+    busy.join()
+
+
+def failing(order, attempt):
+    if order == b"fail":
+        raise ValueError("no such order")
+    return order
+
+
+def test_what_fails_in_a_task_is_raised_and_others_follow(spark, closing):
+    tasks = closing(ResidentTasks(spark, 2, failing))
+    with pytest.raises(Exception, match="ValueError: no such order"):
+        all_of(tasks, b"1", b"fail")
+    tasks.close(failed=True)
+    tasks = closing(ResidentTasks(spark, 2, failing))
+    assert all_of(tasks, b"1", b"2") == [b"1", b"2"]
+
+
+def slow(order, attempt):
+    time.sleep(60)
+    return order
+
+
+@pytest.mark.parametrize("kind", [ResidentTasks, SeparateJobs])
+def test_a_job_that_is_cancelled_ends_at_once(spark, closing, kind):
+    if kind is ResidentTasks:
+        tasks = closing(ResidentTasks(spark, 2, slow))
+    else:
+        tasks = closing(SeparateJobs(spark, lambda order: spark.range(1).rdd.map(lambda _: time.sleep(60)).collect()))
+    cancel = threading.Timer(2, spark.sparkContext.cancelAllJobs)
+    cancel.start()
+    begun = time.monotonic()
+    with pytest.raises(Exception, match="cancelled"):
+        all_of(tasks, b"1")
+    tasks.close(failed=True)
+    assert time.monotonic() - begun < 20
+
+
+def test_where_something_else_has_failed_tasks_are_not_waited_for(spark, closing):
+    tasks = closing(ResidentTasks(spark, 2, slow))
+    tasks.give(0, b"1")
+    begun = time.monotonic()
+    tasks.close(failed=True)
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("name", ["stale", "nearest", "components"])
+def test_where_tasks_cannot_stay_the_result_is_the_same(spark, tmp_path, name, monkeypatch):
+    monkeypatch.setattr("dagster_unified.engine.iterations.levels.can_stay", lambda spark: False)
+    build, expected = PROGRAMS[name]
+    assert run(tmp_path, spark, *build()) == rows(expected)
