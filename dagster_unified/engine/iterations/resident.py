@@ -15,17 +15,13 @@ import socket
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import pyarrow as pa
-
+from dagster_unified.engine.iterations.worker import Answer, stay
 from dagster_unified.engine.session import is_connect
-from dagster_unified.engine.worker import this_subtask
-from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,9 +34,6 @@ _IS_PINNED = os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
 
 _LONGEST_FOLDER = 80
 """Characters: the path of a socket has up to a hundred."""
-
-Answer = Callable[[bytes, int], bytes]
-"""Carries out an order in a task, of which it is told the attempt."""
 
 
 def can_stay(spark: SparkSession) -> bool:
@@ -120,7 +113,7 @@ class _Job:
         self._came = self._answers = 0
         self._failure: BaseException | None = None
         self._tag = f"rounds-{uuid4().hex}"
-        staying = functools.partial(_stay, self._server.getsockname(), answer)
+        staying = functools.partial(stay, self._server.getsockname(), answer)
         frame = spark.range(0, tasks, 1, tasks).mapInArrow(staying, "nothing boolean")
         self._thread = InheritableThread(target=self._run, args=(frame,), name="rounds", daemon=True)
         self._thread.start()
@@ -214,27 +207,3 @@ class _Job:
         self._thread.join()
         self._over.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _stay(address: str, answer: Answer, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Carries out orders in a task, until the driver has no more."""
-    for _ in batches:
-        pass
-    spare_the_garbage_collector()
-    attempt = this_subtask().attempt
-    came = socket.socket(socket.AF_UNIX)
-    try:
-        came.connect(address)
-    except (FileNotFoundError, ConnectionRefusedError):  # the driver has ended without this task
-        return
-    with Connection(came.detach()) as driver:
-        while (order := _next(driver)) is not None:
-            driver.send_bytes(answer(order, attempt))
-    yield from ()
-
-
-def _next(driver: Connection) -> bytes | None:
-    try:
-        return driver.recv_bytes()
-    except (EOFError, ConnectionResetError):
-        return None

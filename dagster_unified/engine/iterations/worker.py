@@ -5,9 +5,11 @@ Only control goes through the JVM: records and state are files. Knows the operat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from multiprocessing.connection import Connection
 
 import msgspec
 import pyarrow as pa
@@ -33,6 +35,9 @@ from dagster_unified.operators.rounds.task import Turn, take_turn
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.tables import read_batches
+
+Answer = Callable[[bytes, int], bytes]
+"""Carries out an order in a task, of which it is told the attempt."""
 
 REPORT = pa.schema([pa.field("report", pa.string())])
 ANSWER = pa.schema([pa.field("answer", pa.binary())])
@@ -112,6 +117,30 @@ def run_subtasks(work: Work, orders: Sequence[bytes], batches: Iterable[pa.Recor
     spare_the_garbage_collector()
     number, attempt = this_subtask()
     yield pa.RecordBatch.from_arrays([pa.array([answered(work, orders[number], attempt)], pa.binary())], schema=ANSWER)
+
+
+def stay(address: str, answer: Answer, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Carries out orders that come through a socket, until the driver has no more."""
+    for _ in batches:
+        pass
+    spare_the_garbage_collector()
+    attempt = this_subtask().attempt
+    came = socket.socket(socket.AF_UNIX)
+    try:
+        came.connect(address)
+    except (FileNotFoundError, ConnectionRefusedError):  # the driver has ended without this task
+        return
+    with Connection(came.detach()) as driver:
+        while (order := _next(driver)) is not None:
+            driver.send_bytes(answer(order, attempt))
+    yield from ()
+
+
+def _next(driver: Connection) -> bytes | None:
+    try:
+        return driver.recv_bytes()
+    except (EOFError, ConnectionResetError):
+        return None
 
 
 def answered(work: Work, order: bytes, attempt: int) -> bytes:
