@@ -58,6 +58,7 @@ from dagster_unified.engine.streaming.desired import Status, ask, read_desired, 
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import interrupted
 from dagster_unified.engine.streaming.saving import INTERVAL
+from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.errors import ConfigurationError, UnifiedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import ReadingNode, SinkNode
@@ -127,8 +128,9 @@ class JobAssets:
 
 
 def streaming_job(deployment: StreamingDeployment, assets: JobAssets) -> JobDefinition:
-    """Build `<pipeline>_streaming`."""
+    """Build `<pipeline>_streaming`; raises what the job would for a pipeline that STREAMING cannot run."""
     name = deployment.pipeline.name
+    laid_out(plan(deployment.pipeline.graph(), configuration_of(deployment)), Lanes())
 
     @op(
         name=f"{name}_queries",

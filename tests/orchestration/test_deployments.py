@@ -1,12 +1,20 @@
 """What `unified_definitions` is given: pipelines, and their deployments in BATCH and STREAMING."""
 
+from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
 from dagster import AssetKey, AssetSpec, DailyPartitionsDefinition, Definitions
 
-from dagster_unified.api import CsvSource, KafkaOffsetsInitializer, KafkaSource, Pipeline, PostgresSink
-from dagster_unified.errors import ConfigurationError, PipelineError
+from dagster_unified.api import (
+    CsvSource,
+    KafkaOffsetsInitializer,
+    KafkaSource,
+    Pipeline,
+    PostgresSink,
+    WatermarkStrategy,
+)
+from dagster_unified.errors import ConfigurationError, PipelineError, UnsupportedError
 from dagster_unified.orchestration import (
     BatchDeployment,
     BatchSchedule,
@@ -136,6 +144,15 @@ def test_a_deployment_that_cannot_be_is_an_error_with_the_pipelines_name():
         BatchDeployment(sales(), carry_state=True)
     with pytest.raises(ConfigurationError, match="sales: reuse is 'never' or 'fingerprint', not 'always'"):
         BatchDeployment(sales(), reuse="always")
+
+
+def test_a_stream_that_cannot_run_is_refused_when_the_code_location_loads():
+    time = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda n, _: n)
+    pipeline = Pipeline("numbers")
+    given = pipeline.from_collection([1, 2], int, name="given")
+    given.assign_timestamps_and_watermarks(time.with_watermark_alignment("all", timedelta(minutes=1))).print()
+    with pytest.raises(UnsupportedError, match="numbers: .* source 'given' cannot wait for others"):
+        unified_definitions(StreamingDeployment(pipeline))
 
 
 @pytest.mark.parametrize(
