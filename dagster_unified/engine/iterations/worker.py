@@ -156,7 +156,7 @@ def turn_of(folder: str, order: Order, loop: Loop, level: Level, attempt: int = 
     schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
     held = share.state
     files = MappedFiles(folder, order.epoch)
-    files.place.drop_copies(order.epoch)
+    files.place.drop_copies(order.epoch - loop.staleness)  # another subtask may be that far behind
     states = PagedStates(files, held.index if held is not None else None)
     inbox = files.by_slot(share.inbox, schemas)
     is_stale = loop.staleness > 0
