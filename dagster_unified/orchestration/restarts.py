@@ -35,6 +35,15 @@ class Verdict:
     reason: str = ""
 
 
+def most_failures(options: Configuration) -> int:
+    """How many failures in a row the configured strategy has to see to give up; 0 where it goes by no number."""
+    if options["restart-strategy.type"] == "FIXED-DELAY":
+        return int(options["restart-strategy.fixed-delay.attempts"]) + 1
+    if options["restart-strategy.type"] == "FAILURE-RATE":
+        return int(options["restart-strategy.failure-rate.max-failures-per-interval"]) + 1
+    return 0
+
+
 def decide(failures: Sequence[Failure], options: Configuration) -> Verdict:
     """What the configured strategy says after these failures in a row, the last one last."""
     strategy = options["restart-strategy.type"]

@@ -83,6 +83,7 @@ from dagster_unified.orchestration.moments import now, utc
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import upstream_deps
 from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.restarts import most_failures
 from dagster_unified.orchestration.savepoints import left, started
 from dagster_unified.orchestration.targets import check_location, targets_metadata
 from dagster_unified.orchestration.translator import StageTranslator
@@ -101,7 +102,7 @@ CODE = "dagster-unified/code"
 """The tag with the fingerprint of the code with which the sensor launched a run."""
 
 _LOOK_BACK = 50
-"""How many runs a tick looks at."""
+"""How many runs a tick looks at, and how many more at a time where all of them have failed."""
 
 
 _DEPLOYMENTS: WeakKeyDictionary[JobDefinition, StreamingDeployment] = WeakKeyDictionary()
@@ -400,7 +401,7 @@ def _carry_out(context: SensorEvaluationContext, deployment: StreamingDeployment
 
 def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_name: str, loaded: str) -> Seen:
     directory = directory_of(deployment)
-    records = _records(context, job_name)
+    records = _records(context, job_name, most_failures(configuration_of(deployment)))
     runs = [
         SeenRun(
             r.dagster_run.run_id,
@@ -474,10 +475,18 @@ def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
     return next((run for run in found if LOADED in run.tags and run.job_name not in jobs), None)
 
 
-def _records(context: SensorEvaluationContext, job_name: str) -> Sequence[RunRecord]:
-    """The latest runs of a job of this code location."""
+def _records(context: SensorEvaluationContext, job_name: str, failures: int) -> Sequence[RunRecord]:
+    """The latest runs of a job of this code location; as many as to see so many failures in a row, where they are."""
     own = RunsFilter(job_name=job_name, tags=_of_location(context))
-    return context.instance.get_run_records(own, limit=_LOOK_BACK)
+    found = page = list(context.instance.get_run_records(own, limit=_LOOK_BACK))
+    while len(page) == _LOOK_BACK and len(found) < failures and all(map(_has_failed, page)):
+        page = list(context.instance.get_run_records(own, limit=_LOOK_BACK, cursor=page[-1].dagster_run.run_id))
+        found = [*found, *page]
+    return found
+
+
+def _has_failed(record: RunRecord) -> bool:
+    return record.dagster_run.status is DagsterRunStatus.FAILURE
 
 
 def _of_location(context: SensorEvaluationContext) -> dict[str, str]:

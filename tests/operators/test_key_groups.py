@@ -397,6 +397,47 @@ def test_state_is_never_read_as_something_else(stored, value, declared, found, l
         assert seen == [None, found, found]
 
 
+HOUR = StateTtlConfig(timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    ("stored", "declared", "found"),
+    [
+        (("state", int), ("state", int, HOUR), "int, and int with a time to live is declared"),
+        (("state", int, HOUR), ("state", tuple[int, int]), "int with a time to live, and tuple[int, int] is declared"),
+        (("state", tuple[int, int]), ("state", int, HOUR), "tuple[int, int], and int with a time to live is declared"),
+        (
+            ("state", int, HOUR),
+            ("state", str, HOUR),
+            "int with a time to live, and str with a time to live is declared",
+        ),
+    ],
+)
+@pytest.mark.parametrize("kind", [ValueStateDescriptor, ListStateDescriptor])
+def test_a_value_with_a_time_to_live_is_no_pair(kind, stored, declared, found):
+    class Keeps(KeyedProcessFunction):
+        def __init__(self, descriptor, value=None):
+            self.descriptor, self.value = descriptor, value
+
+        def open(self, context):
+            self.state = (context.get_state if kind is ValueStateDescriptor else context.get_list_state)(
+                self.descriptor
+            )
+
+        def process_element(self, element, ctx) -> Iterable[str]:
+            (self.state.update if kind is ValueStateDescriptor else self.state.add)(self.value)
+            return ()
+
+    stores = defaultdict(Memory)
+    ran(process(Keeps(kind(*stored), 1 if stored[1] is int else (1, 2))), [([Row("a", 1, 1)], None)], stores=stores)
+    if kind is ListStateDescriptor:
+        found = re.sub(r"(.*), and (.*) is declared", r"list[\1], and list[\2] is declared", found)
+    with pytest.raises(
+        StateError, match=re.escape(f"the type of state 'state' has changed: the checkpoint has {found}")
+    ):
+        ran(process(Keeps(kind(*declared))), [([Row("a", 1, 1)], None)], stores=stores)
+
+
 def test_state_that_is_no_longer_declared_is_kept():
     class Less(Everything):
         def open(self, context):

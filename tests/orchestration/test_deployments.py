@@ -151,7 +151,7 @@ def test_a_stream_that_cannot_run_is_refused_when_the_code_location_loads():
     pipeline = Pipeline("numbers")
     given = pipeline.from_collection([1, 2], int, name="given")
     given.assign_timestamps_and_watermarks(time.with_watermark_alignment("all", timedelta(minutes=1))).print()
-    with pytest.raises(UnsupportedError, match="numbers: .* source 'given' cannot wait for others"):
+    with pytest.raises(UnsupportedError, match=r"numbers: .* source 'given' cannot wait for others"):
         unified_definitions(StreamingDeployment(pipeline))
 
 

@@ -5,6 +5,7 @@ Only control goes through the JVM: records and state are files. Knows the operat
 
 from __future__ import annotations
 
+import gc
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,9 @@ Answer = Callable[[bytes, int], bytes]
 
 REPORT = pa.schema([pa.field("report", pa.string())])
 ANSWER = pa.schema([pa.field("answer", pa.binary())])
+
+_COLLECT_EVERY = 32
+"""Orders of a task after which Python collects garbage, which is spared for records, while the driver commits."""
 
 _TOGETHER = 1 << 20
 """Rows that a task takes in before it writes them."""
@@ -131,8 +135,12 @@ def stay(address: str, answer: Answer, batches: Iterable[pa.RecordBatch]) -> Ite
     except (FileNotFoundError, ConnectionRefusedError):  # the driver has ended without this task
         return
     with Connection(came.detach()) as driver:
+        carried_out = 0
         while (order := _next(driver)) is not None:
             driver.send_bytes(answer(order, attempt))
+            carried_out += 1
+            if carried_out % _COLLECT_EVERY == 0:
+                gc.collect()
     yield from ()
 
 

@@ -9,6 +9,7 @@ from msgspec import inspect as mi
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.operators.state.columns import TypedColumn
+from dagster_unified.operators.state.layouts import layout_of, timed
 from dagster_unified.operators.state.ttl import StateTtlConfig
 from dagster_unified.records import instead_of_model, is_model, type_name
 
@@ -58,6 +59,12 @@ class StateDescriptor(Generic[R]):
         With a time to live, each value is stored together with the time of its last renewal.
         """
         raise NotImplementedError
+
+    @property
+    def layout(self) -> str:
+        """How it is stored in a checkpoint."""
+        found = layout_of(self.stored_type)
+        return found if self.ttl is None else timed(found)
 
     def column(self, what: str) -> TypedColumn:
         """How what is stored becomes a column of a savepoint; `what` names it in errors."""

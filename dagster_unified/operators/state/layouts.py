@@ -20,12 +20,23 @@ Layout = str | list[Any]
 
 _BY_PLACE = "by place"
 _BY_NAME = "by name"
+_TIMED = "timed"
 
 
 @cache
 def layout_of(python: Any) -> str:
     """The layout of a type, as JSON."""
     return msgspec.json.encode(_layout(mi.type_info(python), ())).decode()
+
+
+def timed(layout: str) -> str:
+    """The layout of state with a time to live, whose values lie in pairs with the time of their last renewal."""
+    found = msgspec.json.decode(layout)
+    if found[0] == "tuple":
+        found = [_TIMED, found[1]]
+    else:  # the values of a list or a map
+        found[-1] = [_TIMED, found[-1][1]]
+    return msgspec.json.encode(found).decode()
 
 
 def can_read(declared: str, stored: str) -> bool:
@@ -46,6 +57,8 @@ def _shown(layout: Layout) -> str:
         return "{" + ", ".join(f"{name}: {_shown(part)}" for name, part in parts) + "}"
     if kind == "union":
         return " | ".join(map(_shown, parts))
+    if kind == _TIMED:
+        return f"{_shown(parts[0])} with a time to live"
     return parts[0] if kind == "again" else f"{kind}[{', '.join(map(_shown, parts))}]"
 
 
