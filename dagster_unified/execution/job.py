@@ -127,7 +127,7 @@ class JobHandle:
 
         self._environment, self._shown = environment, shown
         self._status: JobStatus = "RUNNING"
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._cancelled = Event()
         self._runtime = timedelta()
         self._metrics = JobMetrics()
@@ -189,7 +189,7 @@ class JobHandle:
                 ended = self._stream(spark) if self.plan.execution.mode == "STREAMING" else self._stages(spark)
         except UnifiedError as error:
             ended, self._error = ("CANCELED", None) if self._cancelled.is_set() else ("FAILED", error)
-        except Exception as error:
+        except BaseException as error:  # this thread ends with it, and `result` raises it
             self._error = error
         finally:
             self._runtime = timedelta(seconds=time.monotonic() - begun)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 
 from dagster_unified.engine.rounds.compile import compiled
-from dagster_unified.engine.rounds.copies import afresh
 from dagster_unified.engine.rounds.growth import Growth
 from dagster_unified.engine.rounds.rounds import (
     LevelResult,
@@ -27,6 +26,7 @@ from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.rounds.sending import Sending, Sent
 from dagster_unified.operators.rounds.spec import Level, Loop
 from dagster_unified.operators.rounds.task import Inbox, Turn, take_turn
+from dagster_unified.testing.copies import afresh
 from dagster_unified.testing.driving import Timed, to_batch, to_timed
 
 SUBTASKS = 2

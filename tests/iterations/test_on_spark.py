@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_unified.api import FileSink, FlatMapFunction, Pipeline, iterations
+from dagster_unified.api import FileSink, Pipeline, iterations
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
@@ -79,24 +79,6 @@ def test_a_run_that_is_tried_again_goes_on_after_its_last_round(spark, tmp_path)
     assert found == rows(sorted([*range(1, 9), *range(1, 8)]))
     assert [event.epoch for event in events if isinstance(event, IterationResumed)] == [3]
     assert next(event.epoch.number for event in events if isinstance(event, RoundCommitted)) == 4
-
-
-class Counting(FlatMapFunction[int, int]):
-    def flat_map(self, value: int) -> list[int]:
-        return [value - 1] if value > 1 else []
-
-
-def test_a_round_in_the_drivers_process_leaves_the_classes_of_the_author_as_they_are(spark, tmp_path):
-    def build(variables, data):
-        fewer = variables[0].global_().flat_map(Counting())
-        return iterations.IterationBodyResult([fewer], [fewer])
-
-    before = Counting.flat_map
-    pipeline = Pipeline("alone")
-    numbers = pipeline.from_collection([3], int, name="numbers")
-    (out,) = iterations.iterate_bounded_streams_until_termination([numbers], [], Body(build))
-    assert run(tmp_path, spark, pipeline, out) == rows([1, 2])
-    assert Counting.flat_map is before
 
 
 def test_files_of_earlier_rounds_are_deleted(spark, tmp_path):

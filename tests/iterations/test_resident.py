@@ -1,6 +1,7 @@
 """Tasks that stay for many orders: which one takes what, and what happens to them."""
 
 import os
+import socket
 import threading
 import time
 
@@ -8,7 +9,7 @@ import pytest
 
 from dagster_unified.engine.iterations import resident
 from dagster_unified.engine.iterations.jobs import SeparateJobs
-from dagster_unified.engine.iterations.resident import ResidentTasks
+from dagster_unified.engine.iterations.resident import ResidentTasks, can_stay
 from tests.iterations.killed_job import run
 from tests.iterations.programs import PROGRAMS
 from tests.iterations.test_on_spark import rows
@@ -56,10 +57,17 @@ def test_a_job_makes_room_for_others_after_a_while(spark, closing, monkeypatch):
     assert len(jobs) >= 3
 
 
-def test_one_task_is_enough(spark, closing):
+def test_one_task_is_enough(spark, closing, tmp_path):
     """Where another job has the other cores, also when all is done."""
-    busy = threading.Thread(target=spark.range(0, 1, 1, 1).rdd.map(lambda _: time.sleep(8)).collect)
+
+    def works(_):
+        (tmp_path / "begun").touch()
+        time.sleep(8)
+
+    busy = threading.Thread(target=spark.range(0, 1, 1, 1).rdd.map(works).collect)
     busy.start()
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.05)
     tasks = closing(ResidentTasks(spark, 2, by))
     assert len(set(by_which(all_of(tasks, b"1", b"2", b"3")))) == 1
     tasks.close()
@@ -80,6 +88,24 @@ def test_what_fails_in_a_task_is_raised_and_others_follow(spark, closing):
     tasks.close(failed=True)
     tasks = closing(ResidentTasks(spark, 2, failing))
     assert all_of(tasks, b"1", b"2") == [b"1", b"2"]
+
+
+def with_a_timeout(order, attempt):
+    socket.setdefaulttimeout(5)
+    return order
+
+
+def test_a_default_timeout_of_a_function_is_not_that_of_the_next_job(spark, closing, monkeypatch):
+    monkeypatch.setattr(resident, "LONGEST", 0.0)
+    tasks = closing(ResidentTasks(spark, 2, with_a_timeout))
+    for _ in range(4):
+        assert all_of(tasks, b"1", b"2") == [b"1", b"2"]
+
+
+def test_tasks_do_not_stay_where_the_path_of_a_socket_would_be_too_long(spark, monkeypatch):
+    assert can_stay(spark)
+    monkeypatch.setattr("tempfile.tempdir", "/" + 60 * "ü")
+    assert not can_stay(spark)
 
 
 def slow(order, attempt):

@@ -1,9 +1,8 @@
 """Runs the levels of a loop on Spark, and brings records into it and out of it.
 
 Only control goes through Spark: tasks that stay are told of one level after another on one machine, and elsewhere the
-job of a level has a task for each subtask. A level of one subtask, such as an update of a model behind `global_()`,
-runs in the driver's process, since a job for it would cost more than it does. Knows sessions and the loop; neither when
-rounds are committed nor for whom they run.
+job of a level has a task for each subtask. Knows sessions and the loop; neither when rounds are committed nor for whom
+they run.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ from dagster_unified.engine.iterations.worker import (
     send_again,
     store_pages,
     take_in,
-    turn_of,
 )
-from dagster_unified.engine.rounds.copies import afresh
 from dagster_unified.engine.rounds.rounds import LevelResult, Parcel
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.errors import PipelineError
@@ -95,12 +92,8 @@ class SparkLevels:
         self._check()
         shares = self._shares(level, [*replayed, *inbox])
         orders = [Order(level, subtask, epoch, terminated, share) for subtask, share in enumerate(shares)]
-        if len(orders) == 1:
-            reports = [turn_of(self.folder, orders[0], self.loop, afresh(self.loop, level))]
-        else:
-            reports = self._in_tasks([msgspec.msgpack.encode(order) for order in orders])
         found: LevelResult[StoredParcel] = LevelResult()
-        for report in reports:
+        for report in self._in_tasks([msgspec.msgpack.encode(order) for order in orders]):
             self._take(report)
             found.add(_result(report))
         return found

@@ -33,7 +33,7 @@ _IS_PINNED = os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
 """Whether the jobs of a thread can be told from those of another."""
 
 _LONGEST_FOLDER = 80
-"""Characters: the path of a socket has up to a hundred."""
+"""Bytes: the path of a socket has up to a hundred."""
 
 
 def can_stay(spark: SparkSession) -> bool:
@@ -41,7 +41,8 @@ def can_stay(spark: SparkSession) -> bool:
     if is_connect(spark) or not _IS_PINNED or not hasattr(socket, "AF_UNIX"):
         return False
     master = spark.sparkContext.master or ""
-    return (master == "local" or master.startswith("local[")) and len(tempfile.gettempdir()) < _LONGEST_FOLDER
+    is_here = master == "local" or master.startswith("local[")
+    return is_here and len(os.fsencode(tempfile.gettempdir())) < _LONGEST_FOLDER
 
 
 class ResidentTasks:
@@ -96,6 +97,7 @@ class _Job:
         self._context, self._tasks, self._begun = spark.sparkContext, tasks, time.monotonic()
         self._folder = tempfile.mkdtemp(prefix="rounds-")  # which nobody else can enter
         self._server = socket.socket(socket.AF_UNIX)
+        self._server.settimeout(None)
         self._server.bind(os.path.join(self._folder, "tasks"))
         self._server.listen(tasks)
         self._over, self._runs = socket.socketpair()
@@ -152,7 +154,9 @@ class _Job:
             if key.fileobj is self._over:
                 raise self._failure or RuntimeError("the tasks of an iteration have ended by themselves")
             if key.fileobj is self._server:
-                self._take_in(Connection(self._server.accept()[0].detach()))
+                came, _ = self._server.accept()
+                came.settimeout(None)
+                self._take_in(Connection(came.detach()))
             else:
                 assert isinstance(key.fileobj, Connection)
                 found += self._answer_of(key.fileobj)

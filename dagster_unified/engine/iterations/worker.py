@@ -31,7 +31,7 @@ from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.rounds.sending import Sending, Sent, in_columns
-from dagster_unified.operators.rounds.spec import Level, Loop
+from dagster_unified.operators.rounds.spec import Loop
 from dagster_unified.operators.rounds.task import Turn, take_turn
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import OperatorState
@@ -130,6 +130,7 @@ def stay(address: str, answer: Answer, batches: Iterable[pa.RecordBatch]) -> Ite
     spare_the_garbage_collector()
     attempt = this_subtask().attempt
     came = socket.socket(socket.AF_UNIX)
+    came.settimeout(None)  # whatever a function has made the default of this process
     try:
         came.connect(address)
     except (FileNotFoundError, ConnectionRefusedError):  # the driver has ended without this task
@@ -153,13 +154,13 @@ def _next(driver: Connection) -> bytes | None:
 
 def answered(work: Work, order: bytes, attempt: int) -> bytes:
     """Carries out an order, with what was shipped; returns the report as `decode_answer` reads it."""
-    given = msgspec.msgpack.decode(order, type=Order)
+    return msgspec.msgpack.encode(_turn(msgspec.msgpack.decode(order, type=Order), work, attempt))
+
+
+def _turn(order: Order, work: Work, attempt: int) -> Report:
+    """Runs a level of a round in one subtask."""
     loop: Loop = work.payload.load()
-    return msgspec.msgpack.encode(turn_of(work.folder, given, loop, loop.levels[given.level], attempt))
-
-
-def turn_of(folder: str, order: Order, loop: Loop, level: Level, attempt: int = 0) -> Report:
-    """Carries out an order, with functions of a level that have not run yet."""
+    folder, level = work.folder, loop.levels[order.level]
     share, subtask = order.share, Subtask(order.subtask, attempt)
     schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
     held = share.state

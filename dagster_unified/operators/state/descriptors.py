@@ -61,8 +61,8 @@ class StateDescriptor(Generic[R]):
         raise NotImplementedError
 
     @property
-    def layout(self) -> str:
-        """How it is stored in a checkpoint."""
+    def stored_layout(self) -> str:
+        """How what is stored for one key lies in a checkpoint."""
         found = layout_of(self.stored_type)
         return found if self.ttl is None else timed(found)
 

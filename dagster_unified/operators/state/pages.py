@@ -238,7 +238,7 @@ class BroadcastCodec:
     def __init__(self, where: str, declared: Mapping[str, StateDescriptor[Any]]) -> None:
         self.where = where
         types: Any = TypedDict("broadcast", {name: d.stored_type for name, d in declared.items()}, total=False)  # type: ignore[misc]
-        self._layouts = {name: d.layout for name, d in declared.items()}
+        self._layouts = {name: d.stored_layout for name, d in declared.items()}
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(types)
         self._raw = msgspec.msgpack.Decoder(tuple[dict[str, str], msgspec.Raw])
 
@@ -372,12 +372,12 @@ class PageCodec:
             _check_layout(self.where, "the elements that are held back", self._record_layout, index.of_records)
         for name, layout in index.layouts.items():
             if name in self.declared:
-                _check_layout(self.where, f"state '{name}'", self.declared[name].layout, layout)
+                _check_layout(self.where, f"state '{name}'", self.declared[name].stored_layout, layout)
 
     def set_layouts(self, index: Index) -> None:
         """Notes how what is declared lies in a group's pages."""
         index.of_keys, index.of_records = self._key_layout, self._record_layout
-        index.layouts |= {name: found.layout for name, found in self.declared.items()}
+        index.layouts |= {name: found.stored_layout for name, found in self.declared.items()}
 
     def encode(self, content: Content, write: Write, read: Callable[[int], bytes]) -> msgspec.Raw:
         """A block; large lists and maps are written in parts."""
