@@ -48,7 +48,7 @@ def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOpt
         processing_time=execution.processing_time,
         processing_time_at_end=execution.processing_time_at_end,
         end_of_input_chain=execution.end_of_input_chain,
-        expiry=execution.mode == "STREAMING" or execution.has_savepoint,
+        expiry=execution.mode == "STREAMING",
         last_event_time=last_event_time,
     )
 

@@ -158,11 +158,6 @@ class PageStore(Protocol):
     def write_page(self, number: int, data: bytes) -> None: ...
 
 
-def _standing() -> int:
-    """The clock of state where nothing expires."""
-    return 0
-
-
 class KeyedOperator:
     """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the current key."""
 
@@ -197,7 +192,7 @@ class KeyedOperator:
 
         self.key: Hashable = None
         self.watermark = MIN_TIMESTAMP
-        self.state = KeyedStateBackend(clock if options.expiry else _standing)
+        self.state = KeyedStateBackend(clock, options.expiry)
         self.event_timers = TimerQueue()
         self.processing_timers = TimerQueue()
         self.out = Collector()

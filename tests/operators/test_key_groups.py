@@ -6,6 +6,7 @@ State outlives micro-batches, however the input is cut and keys are paged.
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import NamedTuple
@@ -436,6 +437,28 @@ def test_a_value_with_a_time_to_live_is_no_pair(kind, stored, declared, found):
         StateError, match=re.escape(f"the type of state 'state' has changed: the checkpoint has {found}")
     ):
         ran(process(Keeps(kind(*declared))), [([Row("a", 1, 1)], None)], stores=stores)
+
+
+def test_state_that_batch_has_left_says_when_it_was_renewed_and_does_not_expire_there():
+    class Keeps(KeyedProcessFunction):
+        def open(self, context):
+            self.state = context.get_state(ValueStateDescriptor("state", int, HOUR))
+
+        def process_element(self, element, ctx) -> Iterable[str]:
+            yield str(self.state.value())
+            self.state.update(element.amount)
+
+    stores, seen = defaultdict(Memory), []
+    hours = [(1, False), (4, False), (4.5, True), (6, True)]  # two partitions in BATCH, and a stream that goes on
+    for number, (hour, expiry) in enumerate(hours):
+        given = program(process(Keeps()))
+        given = replace(given, options=replace(given.options, expiry=expiry))
+        driver = KeyGroups(
+            given, lambda _, b: seen.extend(TEXTS.records.from_batch(b)), lambda at=hour: int(at * 3600_000)
+        )
+        driver.run(stores[0], MicroBatch(Arrived([batch([Row("a", 1, number)])]), ControlEvent()))
+        driver.close()
+    assert seen == ["None", "0", "1", "None"]
 
 
 def test_state_that_is_no_longer_declared_is_kept():

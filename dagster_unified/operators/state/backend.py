@@ -85,8 +85,9 @@ class StateBackend(ABC):
     key: Hashable
     """The key that is current."""
 
-    def __init__(self, now: Callable[[], int]) -> None:
-        self.now = now
+    def __init__(self, now: Callable[[], int], expires: bool = True) -> None:
+        """`expires` says whether an entry with a time to live does; when it was renewed is noted also if none does."""
+        self.now, self.expires = now, expires
         self.descriptors: dict[str, StateDescriptor[Any]] = {}
         self._handles: dict[str, State] = {}
 
@@ -158,8 +159,8 @@ class KeyedStateBackend(StateBackend):
 
     current: dict[str, Any]
 
-    def __init__(self, now: Callable[[], int]) -> None:
-        super().__init__(now)
+    def __init__(self, now: Callable[[], int], expires: bool = True) -> None:
+        super().__init__(now, expires)
         self.keys: dict[Hashable, dict[str, Any]] = {}
         self.created: list[Hashable] = []
         """The keys that had no state when they were selected; a driver that cares empties it."""

@@ -51,7 +51,7 @@ class State:
         return value if self._ttl is None else (value, self._backend.now())
 
     def _expired(self, entry: Any) -> bool:
-        return self._ttl is not None and self._backend.now() - entry[1] >= self._ttl
+        return self._ttl is not None and self._backend.expires and self._backend.now() - entry[1] >= self._ttl
 
     def forget_expired(self) -> None:
         """Removes what has expired."""

@@ -16,7 +16,7 @@ class WindowScope(StateBackend):
     """State of one window of the current key: each state is a map by window in the key's own state."""
 
     def __init__(self, operator: KeyedOperator, window_type: Any, prefix: str) -> None:
-        super().__init__(operator.clock)
+        super().__init__(operator.clock, operator.options.expiry)
         self._operator, self._prefix, self._window_type = operator, prefix, window_type
         self.window: Any = None
         self.current = _WindowCells(self)
