@@ -1,5 +1,6 @@
 """State holds what its descriptor declares: anything else is an error before it is committed, in every driver."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from dagster_unified.api import (
     MapStateDescriptor,
     Pipeline,
     ReducingStateDescriptor,
+    StateTtlConfig,
     TumblingEventTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
@@ -407,3 +409,29 @@ def test_broadcast_state_is_checked(mode, put, kind, words):
     rows.connect(pipeline.from_collection(ROWS, name="rules").broadcast(RULES)).process(Rules(put)).print("out")
     with pytest.raises(kind, match=f"operator 'Rules'.*{words}"):
         run_pipeline(pipeline, mode)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (
+            lambda: StateTtlConfig(timedelta(hours=1), "ON_READ_AND_WRITE"),
+            "update_type is UpdateType.ON_CREATE_AND_WRITE or UpdateType.ON_READ_AND_WRITE, not 'ON_READ_AND_WRITE'",
+        ),
+        (
+            lambda: StateTtlConfig.new_builder(timedelta(hours=1)).set_state_visibility("never"),
+            "visibility is StateVisibility.NEVER_RETURN_EXPIRED or StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP,",
+        ),
+        (
+            lambda: ValueStateDescriptor("count", int, timedelta(hours=1)),
+            "state 'count': its time to live is a StateTtlConfig, such as StateTtlConfig(timedelta(hours=1)), not",
+        ),
+        (
+            lambda: ListStateDescriptor("all", int).enable_time_to_live(StateTtlConfig.new_builder(timedelta(hours=1))),
+            "state 'all': its time to live is a StateTtlConfig",
+        ),
+    ],
+)
+def test_a_time_to_live_of_another_type_is_an_error(made, says):
+    with pytest.raises(PipelineError, match=re.escape(says)):
+        made()

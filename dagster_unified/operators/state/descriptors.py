@@ -11,7 +11,7 @@ from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.layouts import layout_of, timed
 from dagster_unified.operators.state.ttl import StateTtlConfig
-from dagster_unified.records import instead_of_model, is_model, type_name
+from dagster_unified.records import instead_of_model, is_model, shorten, type_name
 
 if TYPE_CHECKING:
     from dagster_unified.operators.state.chunks import Chunked
@@ -42,7 +42,7 @@ class StateDescriptor(Generic[R]):
         for python in types:
             _check_type(name, python)
         self.name = name
-        self.ttl = ttl
+        self.ttl = _checked(name, ttl)
         self._types = types
 
     def describe(self) -> str:
@@ -79,11 +79,21 @@ class StateDescriptor(Generic[R]):
 
     def stores_as(self, other: StateDescriptor[Any]) -> bool:
         """Whether another descriptor of its name stores the same."""
-        return self.kind == other.kind and bool(self.stored_type == other.stored_type)
+        alike = self.kind == other.kind and (self.ttl is None) == (other.ttl is None)
+        return alike and bool(self.stored_type == other.stored_type)
 
     def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
         """PyFlink's spelling of giving a descriptor its time to live."""
-        self.ttl = ttl
+        self.ttl = _checked(self.name, ttl)
+
+
+def _checked(name: str, ttl: StateTtlConfig | None) -> StateTtlConfig | None:
+    if ttl is not None and not isinstance(ttl, StateTtlConfig):
+        raise PipelineError(
+            f"state '{name}': its time to live is a StateTtlConfig, such as StateTtlConfig(timedelta(hours=1)), not"
+            f" {shorten(ttl)}"
+        )
+    return ttl
 
 
 def _check_type(name: str, python: Any) -> None:

@@ -7,7 +7,9 @@ from datetime import timedelta
 from enum import Enum
 from typing import Self
 
+from dagster_unified.errors import PipelineError
 from dagster_unified.operators.time import checked_span
+from dagster_unified.records import shorten
 
 
 class UpdateType(Enum):
@@ -59,6 +61,11 @@ class StateTtlConfig:
 
     def __post_init__(self) -> None:
         checked_span("StateTtlConfig: the time to live", self.ttl, 1)
+        for what, kind in (("update_type", UpdateType), ("visibility", StateVisibility)):
+            given = getattr(self, what)
+            if not isinstance(given, kind):
+                known = " or ".join(map(str, kind))
+                raise PipelineError(f"StateTtlConfig: {what} is {known}, not {shorten(given)}")
 
     @staticmethod
     def new_builder(ttl: timedelta) -> StateTtlConfigBuilder:
