@@ -219,13 +219,17 @@ def decode_page(data: bytes) -> Blocks:
     return _blocks.decode(data)
 
 
+_ANEW = "start without state, in BATCH with a backfill from the first partition"
+"""What to do where nothing can read what is stored."""
+
+
 def _check_layout(where: str, what: str, declared: str, stored: str) -> None:
     """Raises `StateError` where what is stored in one way would be read as something else."""
     if not can_read(declared, stored):
         raise StateError(
             f"{where}: the type of {what} has changed: the checkpoint has {shown(stored)}, and {shown(declared)} is"
-            " declared; keep the type as it was, start from a savepoint, which has fields by their names, or start"
-            " without state"
+            " declared; keep the type as it was, start from a savepoint, which has fields by their names, or"
+            f" {_ANEW}"
         )
 
 
@@ -258,7 +262,7 @@ class BroadcastCodec:
         if lost:
             raise StateError(
                 f"{self.where}: the checkpoint has broadcast state '{lost[0]}', which is not declared; give"
-                " broadcast(...) its descriptor, or start without state"
+                f" broadcast(...) its descriptor, or {_ANEW}"
             )
         for name, layout in layouts.items():
             _check_layout(self.where, f"broadcast state '{name}'", self._layouts[name], layout)
@@ -267,7 +271,7 @@ class BroadcastCodec:
         except msgspec.ValidationError as error:
             raise StateError(
                 f"{self.where}: stored broadcast state does not fit its declared type: {error}; keep the type as it"
-                " was, or start without state"
+                f" was, or {_ANEW}"
             ) from error
         return found
 
@@ -366,7 +370,7 @@ class PageCodec:
         if index.of_keys and index.of_keys != self._key_layout:
             raise StateError(
                 f"{self.where}: the type of the key has changed: the checkpoint has {shown(index.of_keys)}, and"
-                f" {shown(self._key_layout)} is declared; key by what it was, or start without state"
+                f" {shown(self._key_layout)} is declared; key by what it was, or {_ANEW}"
             )
         if index.of_records and any(page.held is not None for page in index.pages):
             _check_layout(self.where, "the elements that are held back", self._record_layout, index.of_records)
@@ -473,7 +477,7 @@ class PageCodec:
         except msgspec.ValidationError as error:
             raise StateError(
                 f"{self.where}: stored state '{name}' does not fit its declared type: {error}; keep the type as it was,"
-                " or start without state"
+                f" or {_ANEW}"
             ) from error
 
     def decode(self, data: msgspec.Raw, read: Callable[[int], bytes]) -> Content:
@@ -545,7 +549,7 @@ class PageCodec:
         names = sorted({name for section in stored.sections for name in section.names})
         return StateError(
             f"{self.where}: stored state does not fit its declared type: {error} (states: {', '.join(names)}); keep"
-            " the type as it was, or start without state"
+            f" the type as it was, or {_ANEW}"
         )
 
     def _restore(self, content: Content, large: list[_Large], read: Callable[[int], bytes]) -> None:
