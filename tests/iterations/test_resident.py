@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -41,8 +42,10 @@ def closing():
 
 def test_an_order_goes_to_the_task_that_had_the_last_one_of_its_number(spark, closing):
     tasks = closing(ResidentTasks(spark, 2, by))
-    while len(set(first := by_which(all_of(tasks, b"1", b"2")))) == 1:
-        pass  # the second task has not come yet
+    for _ in range(100):
+        first = by_which(all_of(tasks, b"1", b"2"))
+        if len(set(first)) == 2:
+            break  # the second task has come
     assert [by_which(all_of(tasks, b"1", b"2")) for _ in range(5)] == [first] * 5
     assert len(all_of(tasks, *map(b"%d".__mod__, range(9)))) == 9  # more than there are tasks
 
@@ -109,31 +112,58 @@ def test_tasks_do_not_stay_where_the_path_of_a_socket_would_be_too_long(spark, m
 
 
 def slow(order, attempt):
+    Path(order.decode()).touch()
     time.sleep(60)
     return order
 
 
 @pytest.mark.parametrize("kind", [ResidentTasks, SeparateJobs])
-def test_a_job_that_is_cancelled_ends_at_once(spark, closing, kind):
-    if kind is ResidentTasks:
-        tasks = closing(ResidentTasks(spark, 2, slow))
-    else:
-        tasks = closing(SeparateJobs(spark, lambda order: spark.range(1).rdd.map(lambda _: time.sleep(60)).collect()))
-    cancel = threading.Timer(2, spark.sparkContext.cancelAllJobs)
-    cancel.start()
+def test_a_job_that_is_cancelled_ends_at_once(spark, closing, tmp_path, kind):
+    def in_a_job(order):
+        return spark.range(1).rdd.map(lambda _: slow(order, 0)).collect()
+
+    tasks = closing(ResidentTasks(spark, 2, slow) if kind is ResidentTasks else SeparateJobs(spark, in_a_job))
+    works = tmp_path / "works"
+
+    def cancel():
+        while not works.exists():
+            time.sleep(0.05)
+        spark.sparkContext.cancelAllJobs()
+
+    threading.Thread(target=cancel).start()
     begun = time.monotonic()
     with pytest.raises(Exception, match="cancelled"):
-        all_of(tasks, b"1")
+        all_of(tasks, bytes(works))
     tasks.close(failed=True)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 50
 
 
-def test_where_something_else_has_failed_tasks_are_not_waited_for(spark, closing):
+def in_turn(order, attempt):
+    """One order takes long; the task of the other is idle meanwhile."""
+    time.sleep(3 if order == b"long" else 0)
+    return order
+
+
+def test_a_job_that_is_old_gives_cores_back_while_one_order_takes_long(spark, closing, tmp_path, monkeypatch):
+    monkeypatch.setattr(resident, "LONGEST", 0.5)
+    tasks = closing(ResidentTasks(spark, 2, in_turn))
+    all_of(tasks, b"1", b"2")
+    tasks.give(0, b"long")
+    other = threading.Thread(target=spark.range(0, 2, 1, 2).rdd.map(lambda _: (tmp_path / "ran").touch()).collect)
+    other.start()
+    assert tasks.answered() == (0, b"long")
+    assert (tmp_path / "ran").exists()
+    other.join()
+
+
+@pytest.mark.parametrize("wait", [0, 1])
+def test_where_something_else_has_failed_tasks_are_not_waited_for(spark, closing, tmp_path, wait):
     tasks = closing(ResidentTasks(spark, 2, slow))
-    tasks.give(0, b"1")
+    tasks.give(0, bytes(tmp_path / "works"))
+    time.sleep(wait)  # also where the job has not been submitted yet
     begun = time.monotonic()
     tasks.close(failed=True)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 50
 
 
 @pytest.mark.parametrize("name", ["stale", "nearest", "components"])

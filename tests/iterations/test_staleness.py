@@ -128,11 +128,11 @@ class InAnyOrder(InMemory):
 
     def __init__(self, loop, order):
         super().__init__(loop, lambda: 0)
-        self.order, self.begun, self.settled, self.ahead = order, {}, -1, 0
+        self.order, self.begun, self.settled, self.ahead, self.given = order, {}, -1, 0, 0
 
     def give(self, subtask, epoch, inbox, replayed):
         assert subtask not in self.begun
-        self.ahead = max(self.ahead, epoch - self.settled - 1)
+        self.ahead, self.given = max(self.ahead, epoch - self.settled - 1), max(self.given, epoch)
         self.begun[subtask] = (epoch, [*replayed, *inbox])
 
     def ended(self):
@@ -160,6 +160,7 @@ def rounds_of(build, order=None):
         apart = InAnyOrder(loop, order)
         last = run_rounds_apart(loop, apart, replayed, begin, epoch, noted)
         assert apart.ahead <= loop.staleness
+        assert apart.given == apart.settled == found[-1][0]  # no subtask has begun an epoch that is not
         found.append(apart.ahead)
         return last
 
@@ -167,10 +168,42 @@ def rounds_of(build, order=None):
         return build(), found
 
 
+MODEL = MapStateDescriptor("model", int, float)
+
+
+class Near(BroadcastProcessFunction[float, float, float]):
+    """Emits how often a point has met what it was told, one by one."""
+
+    def process_element(self, value: float, ctx) -> list[float]:
+        return [] if ctx.get_broadcast_state(MODEL).get(0) is None else [ctx.get_broadcast_state(MODEL).get(0) + 1]
+
+    def process_broadcast_element(self, value: float, ctx) -> list[float]:
+        ctx.get_broadcast_state(MODEL).put(0, value)
+        return []
+
+
+def drawn(staleness, subtasks):
+    """Points that come again in each epoch draw numbers to themselves, until none is fed back."""
+
+    def build(variables, data):
+        near = data[0].connect(variables[0].broadcast(MODEL)).process(Near())
+        return Result([near.filter(lambda n: n < 4)], [near])
+
+    pipeline = Pipeline("drawn")
+    start = pipeline.from_collection([0.0], float, name="start")
+    data = iterations.ReplayableDataStreams(replayed=[pipeline.from_collection([1.0, 2.0], float, name="points")])
+    config = iterations.IterationConfig(staleness=staleness, parallelism=subtasks)
+    return results(pipeline, *iterations.iterate_bounded_streams_until_termination([start], data, Body(build), config))
+
+
 @settings(max_examples=30)
-@given(WAYS, st.integers(1, 4), st.integers(2, 4), st.sampled_from(["nearest", "spread", "broadcast"]), st.data())
+@given(
+    WAYS, st.integers(1, 4), st.integers(2, 4), st.sampled_from(["nearest", "drawn", "spread", "broadcast"]), st.data()
+)
 def test_subtasks_that_are_ahead_of_others_do_what_they_do_in_step(ways, staleness, subtasks, kind, data):
     def build():
+        if kind == "drawn":
+            return drawn(staleness, subtasks)
         if kind != "nearest":
             return noted(SPREAD if kind == "spread" else BROADCAST, staleness, subtasks)
         pipeline, places = distances(ways, [0, 1], staleness=staleness, parallelism=subtasks)
@@ -184,9 +217,6 @@ def test_a_subtask_is_ahead_by_the_staleness():
     for staleness in (1, 2, 3):
         _, (*_, ahead) = rounds_of(lambda k=staleness: noted(SPREAD, k, 3), lambda count: 0)
         assert ahead == staleness
-
-
-MODEL = MapStateDescriptor("model", int, float)
 
 
 class Descending(BroadcastProcessFunction[float, float, float]):

@@ -55,7 +55,7 @@ class BoundedIteration:
                 ended = terminate(loop, self.levels, last.number)
             else:
                 self._begun = time.monotonic()
-                run = run_rounds_apart if loop.staleness and loop.levels[0].subtasks > 1 else run_rounds
+                run = run_rounds_apart if self.levels.run_apart else run_rounds
                 ended = run(loop, self.levels, parcels(held.replayed), begin, epoch, self._commit, later)
         self.metrics.add(ended.metrics)
         emitted = [parcel for one in self.journal.epochs for parcel in one.outputs]

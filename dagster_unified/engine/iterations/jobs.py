@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_AGAIN = 0.2
+"""Seconds until jobs that go on are cancelled once more."""
+
+
 class SeparateJobs:
     """Jobs that run at once; `carry_out` is a job, which returns the answer to an order."""
 
@@ -53,10 +57,11 @@ class SeparateJobs:
 
     def close(self, failed: bool = False) -> None:
         """Waits for the jobs that still run; they are cancelled where something has `failed`."""
-        if failed:
-            with suppress(Exception):  # Spark may be what has failed
-                self._cancel()
         for thread in self._threads.values():
+            while failed and thread.is_alive():
+                with suppress(Exception):  # Spark may be what has failed
+                    self._cancel()
+                thread.join(_AGAIN)  # its job may not have been submitted yet
             thread.join()
 
     def _cancel(self) -> None:

@@ -141,7 +141,7 @@ class Journal:
         before = self.last
         needed = epoch.files() | (before.files() if before is not None else set())
         if before is not None:
-            self.epochs[-1] = _bare(before)
+            self.epochs[-1] = bare(before)
         self.epochs.append(epoch)
         self._kept |= {block.file for block in epoch.gives()}
         self._alive |= set(written)
@@ -166,9 +166,9 @@ class Journal:
             self.input = None  # nothing can go on
         for number in numbers[len(found) :]:
             self._place.remove(_name(number))
-        return [_bare(epoch) for epoch in found[:-1]] + found[-1:]
+        return [bare(epoch) for epoch in found[:-1]] + found[-1:]
 
 
-def _bare(epoch: Epoch) -> Epoch:
+def bare(epoch: Epoch) -> Epoch:
     """A round without what others go on with, which is in its manifest."""
     return msgspec.structs.replace(epoch, fed_back=[], later=[], states=[])

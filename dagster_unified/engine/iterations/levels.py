@@ -18,7 +18,7 @@ from dagster_unified.connectors.base import spark_schema
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.jobs import SeparateJobs
 from dagster_unified.engine.iterations.journal import StoredState
-from dagster_unified.engine.iterations.resident import ResidentTasks, can_stay
+from dagster_unified.engine.iterations.resident import IS_PINNED, ResidentTasks, can_stay
 from dagster_unified.engine.iterations.worker import (
     ANSWER,
     REPORT,
@@ -37,6 +37,7 @@ from dagster_unified.engine.iterations.worker import (
     take_in,
 )
 from dagster_unified.engine.rounds.rounds import LevelResult, Parcel
+from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
@@ -156,14 +157,22 @@ class SparkLevels:
             failed = False
         finally:
             self._tasks = None
+            self._begun.clear()
+            self._unsettled.clear()
             if tasks is not None:
                 tasks.close(failed)
+
+    @property
+    def run_apart(self) -> bool:
+        """Whether subtasks need not wait for each other in each epoch, among many rounds."""
+        return self._tasks is not None and self.loop.staleness > 0 and self.loop.levels[0].subtasks > 1
 
     def _tasks_of_many_rounds(self) -> ResidentTasks | SeparateJobs | None:
         if can_stay(self.spark):
             subtasks = max((level.subtasks for level in self.loop.levels), default=1)
             return ResidentTasks(self.spark, subtasks, functools.partial(answered, self._work))
-        return SeparateJobs(self.spark, lambda order: self._in_job([order])[0]) if self.loop.staleness else None
+        apart = self.loop.staleness > 0 and (is_connect(self.spark) or IS_PINNED)
+        return SeparateJobs(self.spark, lambda order: self._in_job([order])[0]) if apart else None
 
     def _shares(self, number: int, inbox: Iterable[Parcel[StoredParcel]]) -> list[Share]:
         """What each subtask of a level is given."""

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 LONGEST = 10.0
 """Seconds after which a job makes room for others of its session, which wait for the cores that it has."""
 
-_IS_PINNED = os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
+_LOOK_EVERY, _PATIENCE, _AGAIN = 1.0, 2.0, 0.2
+"""Seconds between two looks at the age of a job, until one that should end is cancelled, and until it is once more."""
+
+IS_PINNED = os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
 """Whether the jobs of a thread can be told from those of another."""
 
 _LONGEST_FOLDER = 80
@@ -38,7 +41,7 @@ _LONGEST_FOLDER = 80
 
 def can_stay(spark: SparkSession) -> bool:
     """Whether the tasks of a session run on this machine, and reach this process through a socket in a folder."""
-    if is_connect(spark) or not _IS_PINNED or not hasattr(socket, "AF_UNIX"):
+    if is_connect(spark) or not IS_PINNED or not hasattr(socket, "AF_UNIX"):
         return False
     master = spark.sparkContext.master or ""
     is_here = master == "local" or master.startswith("local[")
@@ -76,6 +79,7 @@ class ResidentTasks:
     def _hand_out(self) -> None:
         if self._job is not None and self._job.is_old:
             if self._job.is_busy:
+                self._job.let_idle_tasks_end()
                 return
             self.close()
         if self._waiting:
@@ -94,7 +98,7 @@ class _Job:
     def __init__(self, spark: SparkSession, tasks: int, answer: Answer) -> None:
         from pyspark import InheritableThread
 
-        self._context, self._tasks, self._begun = spark.sparkContext, tasks, time.monotonic()
+        self._context, self._begun = spark.sparkContext, time.monotonic()
         self._folder = tempfile.mkdtemp(prefix="rounds-")  # which nobody else can enter
         self._server = socket.socket(socket.AF_UNIX)
         self._server.settimeout(None)
@@ -112,7 +116,7 @@ class _Job:
         self._had: dict[int, Connection] = {}
         """Which task had the last order of a number."""
 
-        self._came = self._answers = 0
+        self._answered = 0
         self._failure: BaseException | None = None
         self._tag = f"rounds-{uuid4().hex}"
         staying = functools.partial(stay, self._server.getsockname(), answer)
@@ -132,7 +136,7 @@ class _Job:
     @property
     def is_old(self) -> bool:
         """Whether another one should follow; not before it has done something."""
-        return self._answers > 0 and time.monotonic() - self._begun > LONGEST
+        return self._answered > 0 and time.monotonic() - self._begun > LONGEST
 
     @property
     def is_busy(self) -> bool:
@@ -150,7 +154,7 @@ class _Job:
     def answers(self) -> list[tuple[int, bytes]]:
         """Waits until something happens; returns what has been carried out. Raises what the job fails with."""
         found: list[tuple[int, bytes]] = []
-        for key, _ in self._selector.select():
+        for key, _ in self._selector.select(_LOOK_EVERY):
             if key.fileobj is self._over:
                 raise self._failure or RuntimeError("the tasks of an iteration have ended by themselves")
             if key.fileobj is self._server:
@@ -170,13 +174,12 @@ class _Job:
             return []
         number, _ = self._busy.pop(task)
         self._idle.append(task)
-        self._answers += 1
+        self._answered += 1
         return [(number, answer)]
 
     def _take_in(self, task: Connection) -> None:
         self._selector.register(task, selectors.EVENT_READ)
         self._idle.append(task)
-        self._came += 1
         if self._lost:
             self._send(task, *self._lost.popitem())
 
@@ -199,15 +202,21 @@ class _Job:
         self._selector.unregister(task)
         task.close()
 
+    def let_idle_tasks_end(self) -> None:
+        """Gives back the cores of tasks that have nothing to do."""
+        for task in list(self._idle):
+            self._lose(task)
+
     def close(self, failed: bool) -> None:
         """Lets the tasks end, and waits until the job has."""
         self._server.close()
         for task in (*self._idle, *self._busy):
             task.close()
         self._selector.close()
-        if failed or self._came < self._tasks:  # which would wait for a core, to find that nothing is left to do
+        self._thread.join(0 if failed else _PATIENCE)
+        while self._thread.is_alive():  # it works on, or waits for a core to find that nothing is left to do
             with suppress(Exception):  # Spark may be what has failed
                 self._context.cancelJobsWithTag(self._tag)
-        self._thread.join()
+            self._thread.join(_AGAIN)  # it may not have been submitted yet
         self._over.close()
         shutil.rmtree(self._folder, ignore_errors=True)

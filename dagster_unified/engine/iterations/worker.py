@@ -165,7 +165,7 @@ def _turn(order: Order, work: Work, attempt: int) -> Report:
     schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
     held = share.state
     files = MappedFiles(folder, order.epoch)
-    files.place.drop_copies(order.epoch - loop.staleness)  # another subtask may be that far behind
+    files.place.drop_copies(order.epoch - 2 * loop.staleness)  # records come so late, to one that may be so far behind
     states = PagedStates(files, held.index if held is not None else None)
     inbox = files.by_slot(share.inbox, schemas)
     is_stale = loop.staleness > 0

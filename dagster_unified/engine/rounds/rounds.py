@@ -148,8 +148,8 @@ def run_rounds_apart(
 ) -> LevelResult[R]:
     """As `run_rounds`, where subtasks need not wait for each other in each epoch: with a staleness.
 
-    A round ends, and `ended` takes it, when all subtasks have ended it. What some have done in later ones when there
-    is no other is dropped.
+    A round ends, and `ended` takes it, when all subtasks have ended it. No subtask begins an epoch before it is known
+    that the iteration has it.
     """
     return _Apart(loop, subtasks, replayed, begin, epoch, ended, later).run()
 
@@ -173,9 +173,6 @@ class _Apart(Generic[R]):
         self._begin, self._later = begin, later
         self._next = [epoch] * count
         self._working: set[int] = set()
-        self._waiting: set[int] = set()
-        """Those for which the epoch that they have ended may be the last."""
-
         self._own: list[Sequence[Parcel[R]]] = [()] * count
         """What each has fed back to itself in its last epoch."""
 
@@ -190,30 +187,34 @@ class _Apart(Generic[R]):
             self._results.setdefault(self._next[subtask], {})[subtask] = result
             self._own[subtask] = result.fed_back
             self._next[subtask] += 1
-            if self._loop.has_criteria and not result.criteria:  # it ends with an epoch that is the same in all
-                self._waiting.add(subtask)
             while len(self._results.get(self._epoch, ())) == len(self._next):
                 if self._settle():
                     return terminate(self._loop, self._subtasks, self._epoch)
                 self._epoch += 1
-                self._waiting.clear()
 
     def _give(self) -> None:
-        """Begins the epochs of which is known what comes.
-
-        Without criteria, one to which nothing comes may be behind the last.
-        """
-        known = [self._begin, *self._later]
-        for subtask in range(len(self._next)):
-            ahead = self._next[subtask] - self._epoch
-            if subtask in self._working or subtask in self._waiting or ahead > self._loop.staleness:
+        """Begins the epochs of which is known that there are, and what comes in them."""
+        coming = [self._begin, *self._later]
+        for subtask in sorted(set(range(len(self._next))) - self._working):
+            epoch = self._next[subtask]
+            ahead = epoch - self._epoch
+            if ahead > self._loop.staleness or (ahead and not self._goes_on(subtask, epoch, coming[ahead:])):
                 continue
-            came = self._for(subtask, known[ahead] if ahead < len(known) else ())
+            came = self._for(subtask, coming[ahead] if ahead < len(coming) else ())
             if ahead:  # else what it has fed back to itself is among what the round begins with
                 came += self._own[subtask]
-            if not ahead or came or self._replayed[subtask] or self._loop.has_criteria:
-                self._working.add(subtask)
-                self._subtasks.give(subtask, self._next[subtask], came, self._replayed[subtask])
+            self._working.add(subtask)
+            self._subtasks.give(subtask, epoch, came, self._replayed[subtask])
+
+    def _goes_on(self, subtask: int, epoch: int, coming: Sequence[Sequence[Parcel[R]]]) -> bool:
+        """Whether the iteration has an epoch, of which a subtask has ended the one before, for all that is known.
+
+        Criteria end it with an epoch that is the same in all subtasks. `coming` is what comes in the epoch and later.
+        """
+        if self._loop.has_criteria and not self._results[epoch - 1][subtask].criteria:
+            return False
+        ahead = (result for number, found in self._results.items() if number >= epoch - 1 for result in found.values())
+        return any(coming) or any(result.feedback for result in ahead)
 
     def _settle(self) -> bool:
         """Ends the first epoch that not all had ended; says whether it is the last."""
@@ -224,9 +225,6 @@ class _Apart(Generic[R]):
         one = _ended(self._loop, self._epoch, found, self._later)
         self._take_round(one)
         self._begin, self._later = one.fed_back, one.later
-        if one.reason:
-            for _ in self._working:
-                self._subtasks.ended()
         return bool(one.reason)
 
     def _for(self, subtask: int, parcels: Iterable[Parcel[R]]) -> list[Parcel[R]]:

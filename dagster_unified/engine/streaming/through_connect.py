@@ -32,7 +32,7 @@ from dagster_unified.engine.events import Event as JobEvent
 from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.interrupts import meanwhile
-from dagster_unified.engine.iterations.journal import Epoch
+from dagster_unified.engine.iterations.journal import Epoch, bare
 from dagster_unified.engine.streaming import attaching
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
@@ -137,7 +137,7 @@ def _decoded(name: str, values: list[msgspec.Raw]) -> JobEvent:
 
 def _brief(value: object) -> object:
     """What nobody who listens needs to know is left out: where the records of a round are."""
-    return msgspec.structs.replace(value, fed_back=[], outputs=[], states=[]) if isinstance(value, Epoch) else value
+    return msgspec.structs.replace(bare(value), outputs=[]) if isinstance(value, Epoch) else value
 
 
 class _Letters(Generic[T]):

@@ -39,6 +39,11 @@ def timed(layout: str) -> str:
     return msgspec.json.encode(found).decode()
 
 
+def in_dict(key: str, value: str) -> str:
+    """The layout of a map, of those of its keys and values."""
+    return msgspec.json.encode(["dict", msgspec.json.decode(key), msgspec.json.decode(value)]).decode()
+
+
 def can_read(declared: str, stored: str) -> bool:
     """Whether each value of the stored layout is the same one in the declared layout, or an error where it is read."""
     return declared == stored or _reads(msgspec.json.decode(declared), msgspec.json.decode(stored))

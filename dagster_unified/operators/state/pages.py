@@ -228,8 +228,7 @@ def _check_layout(where: str, what: str, declared: str, stored: str) -> None:
     if not can_read(declared, stored):
         raise StateError(
             f"{where}: the type of {what} has changed: the checkpoint has {shown(stored)}, and {shown(declared)} is"
-            " declared; keep the type as it was, start from a savepoint, which has fields by their names, or"
-            f" {_ANEW}"
+            f" declared; keep it as it was, start from a savepoint where only its fields have other places, or {_ANEW}"
         )
 
 

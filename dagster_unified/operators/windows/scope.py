@@ -8,6 +8,7 @@ from dagster_unified.operators.keyed import KeyedOperator
 from dagster_unified.operators.state.backend import Declared, StateBackend
 from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.layouts import in_dict, layout_of
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.state.row_columns import RowsByKeyColumn, RowsColumn
 
@@ -46,6 +47,13 @@ class _OfWindows(MapStateDescriptor[Any, Any]):
     def __init__(self, name: str, window_type: Any, descriptor: StateDescriptor[Any]) -> None:
         super().__init__(name, window_type, descriptor.stored_type)
         self._of_window = descriptor
+
+    @property
+    def stored_layout(self) -> str:
+        return in_dict(layout_of(self.key_type), self._of_window.stored_layout)
+
+    def stores_as(self, other: StateDescriptor[Any]) -> bool:
+        return isinstance(other, _OfWindows) and self._of_window.stores_as(other._of_window)
 
     def column(self, what: str) -> TypedColumn:
         rows = self._of_window.column(what)
