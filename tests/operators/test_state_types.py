@@ -25,6 +25,8 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, StateError, UnifiedError
+from dagster_unified.operators.state.layouts import can_read, shown
+from dagster_unified.operators.windows.scope import _OfWindows
 from dagster_unified.testing import KeyedHarness, run_pipeline
 from tests.operators.test_key_groups import Memory, Row, process, ran
 
@@ -435,3 +437,19 @@ def test_broadcast_state_is_checked(mode, put, kind, words):
 def test_a_time_to_live_of_another_type_is_an_error(made, says):
     with pytest.raises(PipelineError, match=re.escape(says)):
         made()
+
+
+def test_state_of_windows_has_a_time_to_live_or_has_not():
+    """As that of keys: a pair of a value and the time of its renewal is no tuple."""
+    hour = StateTtlConfig(timedelta(hours=1))
+    window = tuple[int, int]
+    timed, pair, plain = (
+        _OfWindows("state", window, ValueStateDescriptor("state", *given))
+        for given in ((int, hour), (tuple[int, int],), (int,))
+    )
+    assert not can_read(timed.stored_layout, pair.stored_layout)
+    assert not can_read(pair.stored_layout, timed.stored_layout)
+    assert not timed.stores_as(pair)
+    assert not can_read(plain.stored_layout, timed.stored_layout)
+    assert timed.stores_as(timed)
+    assert shown(timed.stored_layout) == "dict[tuple[int, int], int with a time to live]"

@@ -287,6 +287,35 @@ def test_code_that_differs_after_three_upgrades_of_one_loading_is_upgraded_no_mo
     assert see(run("SUCCESS"), **seen(3, finished=True)).launch is None
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"type": "fixed-delay", "fixed-delay.attempts": 60, "fixed-delay.delay": "0 s"},
+        {
+            "type": "failure-rate",
+            "failure-rate.max-failures-per-interval": 60,
+            "failure-rate.failure-rate-interval": "1 d",
+            "failure-rate.delay": "0 s",
+        },
+    ],
+)
+def test_a_strategy_gives_up_after_more_failures_than_a_tick_looks_at_first(tmp_path, strategy):
+    options = {f"restart-strategy.{name}": value for name, value in strategy.items()}
+    declared = deployment(options={"execution.checkpointing.dir": str(tmp_path), **options})
+    streaming = streaming_job(declared, JobAssets({}, {}, AssetKey("savepoint")))
+    tick = streaming_sensor(declared, streaming)
+    said = {}
+    with DagsterInstance.ephemeral() as instance:
+        for number in range(1, 62):
+            failed = create_run_for_test(instance, job_name=streaming.name, status=DagsterRunStatus.STARTED)
+            instance.report_run_failed(failed, "broken")
+            if number in (50, 60, 61):
+                said[number] = tick(build_sensor_context(instance))
+    assert said[50].tags["dagster-unified/reason"].endswith("; attempt 50")
+    assert said[60].tags["dagster-unified/reason"].endswith("; attempt 60")
+    assert "broken; giving up: " in said[61].skip_message
+
+
 def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_leaves_the_job_alone(tmp_path):
     declared = deployment(options={"execution.checkpointing.dir": str(tmp_path)})
     directory = CheckpointDirectory(str(tmp_path), "p")
