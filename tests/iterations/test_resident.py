@@ -138,21 +138,24 @@ def test_a_job_that_is_cancelled_ends_at_once(spark, closing, tmp_path, kind):
     assert time.monotonic() - begun < 50
 
 
-def in_turn(order, attempt):
-    """One order takes long; the task of the other is idle meanwhile."""
-    time.sleep(3 if order == b"long" else 0)
-    return order
+def until_it_is_there(order, attempt):
+    begun = time.monotonic()
+    while not Path(order.decode()).exists():
+        if time.monotonic() - begun > 60:
+            return b"missing"
+        time.sleep(0.05)
+    return b"there"
 
 
 def test_a_job_that_is_old_gives_cores_back_while_one_order_takes_long(spark, closing, tmp_path, monkeypatch):
     monkeypatch.setattr(resident, "LONGEST", 0.5)
-    tasks = closing(ResidentTasks(spark, 2, in_turn))
-    all_of(tasks, b"1", b"2")
-    tasks.give(0, b"long")
-    other = threading.Thread(target=spark.range(0, 2, 1, 2).rdd.map(lambda _: (tmp_path / "ran").touch()).collect)
+    tasks = closing(ResidentTasks(spark, 2, until_it_is_there))
+    all_of(tasks, bytes(tmp_path), bytes(tmp_path))
+    ran = tmp_path / "ran"
+    tasks.give(0, bytes(ran))
+    other = threading.Thread(target=spark.range(0, 2, 1, 2).rdd.map(lambda _: ran.touch()).collect)
     other.start()
-    assert tasks.answered() == (0, b"long")
-    assert (tmp_path / "ran").exists()
+    assert tasks.answered() == (0, b"there")
     other.join()
 
 
