@@ -154,6 +154,16 @@ def meanwhile(work: Callable[[threading.Event], None], name: str) -> Iterator[No
         thread.join()
 
 
+def job_tags(session: SparkSession) -> tuple[Callable[[str], None], Callable[[str], object]]:
+    """What gives a tag to the jobs that this thread runs from now on, and what cancels the jobs that have a tag.
+
+    Of a classic session, tags are a thread's own; those of its context are everyone's.
+    """
+    if is_connect(session):
+        return session.addTag, session.interruptTag
+    return session.sparkContext.addJobTag, session.sparkContext.cancelJobsWithTag
+
+
 def _cancel(session: SparkSession) -> None:
     if is_connect(session):
         session.interruptAll()

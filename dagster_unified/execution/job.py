@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -29,8 +29,8 @@ from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted, StageFinished
 from dagster_unified.engine.events import Event as JobEvent
-from dagster_unified.engine.interrupts import meanwhile
-from dagster_unified.engine.session import check_java, is_connect
+from dagster_unified.engine.interrupts import job_tags, meanwhile
+from dagster_unified.engine.session import check_java
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import CancelledError, UnifiedError
 from dagster_unified.execution.progress import ShownProgress
@@ -213,13 +213,7 @@ class JobHandle:
         return "FINISHED" if ended == "finished" else "CANCELED"
 
     def _stages(self, spark: SparkSession) -> JobStatus:
-        # Of a classic session, tags are a thread's own; those of its context are everyone's.
-        add: Callable[[str], None]
-        interrupt: Callable[[str], object]
-        if is_connect(spark):
-            add, interrupt = spark.addTag, spark.interruptTag
-        else:
-            add, interrupt = spark.sparkContext.addJobTag, spark.sparkContext.cancelJobsWithTag
+        add, interrupt = job_tags(spark)
         add(self.job_id)
 
         def cancel(done: Event) -> None:

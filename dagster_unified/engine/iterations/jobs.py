@@ -12,7 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from dagster_unified.engine.session import is_connect
+from dagster_unified.engine.interrupts import job_tags
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +27,7 @@ class SeparateJobs:
 
     def __init__(self, spark: SparkSession, carry_out: Callable[[bytes], bytes]) -> None:
         self._spark, self._carry_out = spark, carry_out
+        self._add_tag, self._cancel = job_tags(spark)
         self._tag = f"rounds-{uuid4().hex}"
         self._ended: SimpleQueue[tuple[int, bytes | BaseException]] = SimpleQueue()
         self._threads: dict[int, Thread] = {}
@@ -42,8 +43,7 @@ class SeparateJobs:
 
     def _run(self, number: int, order: bytes) -> None:
         try:
-            add = self._spark.addTag if is_connect(self._spark) else self._spark.sparkContext.addJobTag
-            add(self._tag)
+            self._add_tag(self._tag)
             self._ended.put((number, self._carry_out(order)))
         except BaseException as error:
             self._ended.put((number, error))
@@ -60,12 +60,6 @@ class SeparateJobs:
         for thread in self._threads.values():
             while failed and thread.is_alive():
                 with suppress(Exception):  # Spark may be what has failed
-                    self._cancel()
+                    self._cancel(self._tag)
                 thread.join(_AGAIN)  # its job may not have been submitted yet
             thread.join()
-
-    def _cancel(self) -> None:
-        if is_connect(self._spark):
-            self._spark.interruptTag(self._tag)
-        else:
-            self._spark.sparkContext.cancelJobsWithTag(self._tag)
