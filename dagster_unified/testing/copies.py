@@ -1,4 +1,4 @@
-"""Functions of its own for each turn of a subtask in the process that built the pipeline.
+"""Functions of its own for each turn of a subtask in the harness, which is in the process that built the pipeline.
 
 Unpickled there, they would change the author's classes: what is pickled by value brings its class along. Knows
 no Spark.

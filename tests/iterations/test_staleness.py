@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import BroadcastProcessFunction, FlatMapFunction, MapStateDescriptor, Pipeline, iterations
 from dagster_unified.engine.events import IterationResumed, RoundCommitted
-from dagster_unified.engine.rounds.rounds import run_rounds, run_rounds_apart
+from dagster_unified.engine.rounds.rounds import RoundsApart, run_rounds
 from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
 from dagster_unified.testing import run_pipeline
 from dagster_unified.testing.iterations import InMemory
@@ -158,7 +158,7 @@ def rounds_of(build, order=None):
         if order is None:
             return run_rounds(loop, levels, replayed, begin, epoch, noted)
         apart = InAnyOrder(loop, order)
-        last = run_rounds_apart(loop, apart, replayed, begin, epoch, noted)
+        last = RoundsApart(loop, apart, replayed, begin, epoch, noted).run()
         assert apart.ahead <= loop.staleness
         assert apart.given == apart.settled == found[-1][0]  # no subtask has begun an epoch that is not
         found.append(apart.ahead)

@@ -13,14 +13,7 @@ from dagster_unified.engine.events import IterationResumed, Observer, RoundCommi
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
 from dagster_unified.engine.iterations.levels import SparkLevels, parcels
-from dagster_unified.engine.rounds.rounds import (
-    Parcel,
-    Round,
-    outputs_of,
-    run_rounds,
-    run_rounds_apart,
-    terminate,
-)
+from dagster_unified.engine.rounds.rounds import Parcel, Round, RoundsApart, outputs_of, run_rounds, terminate
 from dagster_unified.operators.metrics import Metrics, merge
 
 
@@ -55,8 +48,8 @@ class BoundedIteration:
                 ended = terminate(loop, self.levels, last.number)
             else:
                 self._begun = time.monotonic()
-                run = run_rounds_apart if self.levels.run_apart else run_rounds
-                ended = run(loop, self.levels, parcels(held.replayed), begin, epoch, self._commit, later)
+                given = (loop, self.levels, parcels(held.replayed), begin, epoch, self._commit, later)
+                ended = RoundsApart(*given).run() if self.levels.run_apart else run_rounds(*given)
         self.metrics.add(ended.metrics)
         emitted = [parcel for one in self.journal.epochs for parcel in one.outputs]
         return emitted + [parcel.records for parcel in outputs_of(loop, ended.sent)]

@@ -137,24 +137,13 @@ def run_round(
     return _ended(loop, epoch, found, later)
 
 
-def run_rounds_apart(
-    loop: Loop,
-    subtasks: Subtasks[R],
-    replayed: Sequence[Parcel[R]],
-    begin: Sequence[Parcel[R]],
-    epoch: int,
-    ended: Callable[[Round[R]], None],
-    later: Sequence[Sequence[Parcel[R]]] = (),
-) -> LevelResult[R]:
+class RoundsApart(Generic[R]):
     """As `run_rounds`, where subtasks need not wait for each other in each epoch: with a staleness.
 
     A round ends, and `ended` takes it, when all subtasks have ended it. No subtask begins an epoch before it is known
     that the iteration has it.
     """
-    return _Apart(loop, subtasks, replayed, begin, epoch, ended, later).run()
 
-
-class _Apart(Generic[R]):
     def __init__(
         self,
         loop: Loop,
@@ -163,7 +152,7 @@ class _Apart(Generic[R]):
         begin: Sequence[Parcel[R]],
         epoch: int,
         ended: Callable[[Round[R]], None],
-        later: Sequence[Sequence[Parcel[R]]],
+        later: Sequence[Sequence[Parcel[R]]] = (),
     ) -> None:
         self._loop, self._subtasks, self._take_round = loop, subtasks, ended
         (self._level,) = loop.levels
@@ -180,6 +169,7 @@ class _Apart(Generic[R]):
         """What came of epochs that not all have ended, by subtask."""
 
     def run(self) -> LevelResult[R]:
+        """Runs them; returns what operators emitted when they heard that the iteration has ended."""
         while True:
             self._give()
             subtask, result = self._subtasks.ended()
