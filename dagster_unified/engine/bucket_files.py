@@ -17,23 +17,17 @@ from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
 from dagster_unified.connectors.paths import for_spark
+from dagster_unified.engine.java_class import JavaClass
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from upath import UPath
 
-CLASS = "dagster_unified.BucketFiles"
+CLASS = JavaClass("dagster_unified.BucketFiles", Path(__file__).with_name("BucketFiles.java"))
 _CONDITIONAL = "fs.option.create.conditional.overwrite"
 """What a Hadoop file system says that it is capable of if the store compares and writes in one."""
 
-SOURCE = Path(__file__).with_name("BucketFiles.java")
-"""The class's source, which a process compiles once."""
-
-_installing = Lock()
-
-_bytecodes: dict[str, bytes] = {}
-"""The compiled class, and those within it, by name."""
-
+_shipping = Lock()
 _shipped: set[str] = set()
 """The applications whose executors have the class; the JVM has it for as long as it runs."""
 
@@ -48,16 +42,14 @@ def install(session: SparkSession, folder: UPath) -> str | None:
     """
     from py4j.protocol import Py4JError
 
-    jvm: Any = session._jvm
     java_context: Any = session.sparkContext._jsc
     try:
         if not _is_conditional(session, folder):
             return None
-        with _installing:
-            if not _is_there(jvm):
-                _define(session, _compiled(jvm))
+        CLASS.install(session)
+        with _shipping:
             if not java_context.sc().isLocal() and session.sparkContext.applicationId not in _shipped:
-                _ship(session, _compiled(jvm))
+                _ship(session, CLASS.bytecodes(session._jvm))
                 _shipped.add(session.sparkContext.applicationId)
     except Py4JError as error:
         _log.warning(
@@ -67,7 +59,7 @@ def install(session: SparkSession, folder: UPath) -> str | None:
             " ".join(str(error).splitlines()[:2]),
         )
         return None
-    return CLASS
+    return CLASS.name
 
 
 def _is_conditional(session: SparkSession, folder: UPath) -> bool:
@@ -77,41 +69,6 @@ def _is_conditional(session: SparkSession, folder: UPath) -> bool:
     path = jvm.org.apache.hadoop.fs.Path(for_spark(folder))
     files = path.getFileSystem(java_session.sessionState().newHadoopConf())
     return bool(files.hasPathCapability(path, _CONDITIONAL))
-
-
-def _is_there(jvm: Any) -> bool:
-    from py4j.protocol import Py4JJavaError
-
-    try:
-        jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader().loadClass(CLASS)
-    except Py4JJavaError:
-        return False
-    return True
-
-
-def _compiled(jvm: Any) -> dict[str, bytes]:
-    if not _bytecodes:
-        compiler = jvm.org.codehaus.janino.SimpleCompiler()
-        compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getSparkClassLoader())
-        compiler.cook(SOURCE.read_text())
-        _bytecodes.update((str(name), bytes(code)) for name, code in compiler.getBytecodes().items())
-    return _bytecodes
-
-
-def _define(session: SparkSession, classes: dict[str, bytes]) -> None:
-    """Add classes to the loader that has Spark's: streams and tasks look there by name."""
-    jvm: Any = session._jvm
-    gateway = session.sparkContext._gateway
-    assert gateway is not None
-    kinds = gateway.new_array(jvm.java.lang.Class, 4)
-    kinds[0], kinds[1] = jvm.java.lang.Class.forName("java.lang.String"), jvm.java.lang.Class.forName("[B")
-    kinds[2] = kinds[3] = jvm.java.lang.Integer.TYPE
-    define = jvm.java.lang.Class.forName("java.lang.ClassLoader").getDeclaredMethod("defineClass", kinds)
-    define.setAccessible(True)
-    for name, code in sorted(classes.items(), reverse=True):  # those within the class before it
-        given = gateway.new_array(jvm.java.lang.Object, 4)
-        given[0], given[1], given[2], given[3] = name, bytearray(code), 0, len(code)
-        define.invoke(jvm.org.apache.spark.util.Utils.getSparkClassLoader(), given)
 
 
 def _ship(session: SparkSession, classes: dict[str, bytes]) -> None:

@@ -24,6 +24,7 @@ from dagster_unified.engine import bucket_files
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.java_class import JavaClass
 from dagster_unified.engine.streaming.job import FILES, Start, StreamingJob
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import (
@@ -133,12 +134,13 @@ def without(folder: Path, session) -> list[str | None]:
     """What is used, and said, where the class that writes files of a checkpoint cannot be compiled."""
     said = Lines()
     logging.getLogger("dagster_unified").addHandler(said)
-    source, bucket_files.SOURCE = bucket_files.SOURCE, folder / "Broken.java"
-    bucket_files.SOURCE.write_text("class {")
+    broken, whole = JavaClass("dagster_unified.Broken", folder / "Broken.java"), bucket_files.CLASS
+    broken.source.write_text("class {")
+    bucket_files.CLASS = broken
     try:
         return [bucket_files.install(session, UPath("s3://lake/files")), *said.lines]
     finally:
-        bucket_files.SOURCE = source
+        bucket_files.CLASS = whole
 
 
 class Lines(logging.Handler):

@@ -1,0 +1,57 @@
+"""Classes of ours in Spark's JVM, from Java source that stands beside a module.
+
+Janino, with which Spark compiles its own code, compiles them, once in a process. They are defined in the loader that
+has Spark's, where streams and tasks look by name. Knows Spark's JVM; not what a class does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_installing = Lock()
+
+
+class JavaClass:
+    """A class of that name and its source. Its methods raise `Py4JError` where this Spark cannot have it."""
+
+    def __init__(self, name: str, source: Path) -> None:
+        self.name = name
+        self.source = source
+        self._bytecodes: dict[str, bytes] = {}
+
+    def install(self, session: SparkSession) -> None:
+        """See that the JVM of a classic session has the class, which stays for as long as the JVM runs."""
+        from py4j import java_gateway
+
+        jvm: Any = session._jvm
+        with _installing:
+            if not isinstance(getattr(jvm, self.name), java_gateway.JavaClass):  # but what could be a package
+                self._define(session, self.bytecodes(jvm))
+
+    def bytecodes(self, jvm: Any) -> dict[str, bytes]:
+        """The compiled class, and those within it, by name."""
+        if not self._bytecodes:
+            compiler = jvm.org.codehaus.janino.SimpleCompiler()
+            compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getSparkClassLoader())
+            compiler.cook(self.source.read_text())
+            self._bytecodes.update((str(name), bytes(code)) for name, code in compiler.getBytecodes().items())
+        return self._bytecodes
+
+    def _define(self, session: SparkSession, classes: dict[str, bytes]) -> None:
+        jvm: Any = session._jvm
+        gateway = session.sparkContext._gateway
+        assert gateway is not None
+        kinds = gateway.new_array(jvm.java.lang.Class, 4)
+        kinds[0], kinds[1] = jvm.java.lang.Class.forName("java.lang.String"), jvm.java.lang.Class.forName("[B")
+        kinds[2] = kinds[3] = jvm.java.lang.Integer.TYPE
+        define = jvm.java.lang.Class.forName("java.lang.ClassLoader").getDeclaredMethod("defineClass", kinds)
+        define.setAccessible(True)
+        for name, code in sorted(classes.items(), reverse=True):  # those within the class before it
+            given = gateway.new_array(jvm.java.lang.Object, 4)
+            given[0], given[1], given[2], given[3] = name, bytearray(code), 0, len(code)
+            define.invoke(jvm.org.apache.spark.util.Utils.getSparkClassLoader(), given)
