@@ -3,13 +3,19 @@
 The driver writes the latest event into its checkpoint directory; Spark's planner asks this source for its latest
 offset, which is that event, and logs it. So a replayed micro-batch gets the very events that it got before, and no
 files pile up.
+
+The source is `ControlStream.java` where the JVM is the driver's own: it is told each event, and needs no process. On a
+Connect server it is `ControlSource`, for which Spark starts a Python process that reads the file. Offsets are the same
+either way, so that a job may go on with one what it began with the other.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from tempfile import TemporaryDirectory
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +23,21 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from dagster_unified.connectors.paths import is_local, storage_path
+from dagster_unified.connectors.paths import storage_path
 from dagster_unified.connectors.spark_log import offsets_of_sources
+from dagster_unified.engine.java_class import JavaClass
 from dagster_unified.engine.streaming.atomic import AlternatingFiles
 from dagster_unified.errors import LeaseLostError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
-NAME = "dagster_unified_control"
+_NAME = "dagster_unified_control"
+_CLASS = JavaClass("dagster_unified.ControlStream", Path(__file__).with_name("ControlStream.java"))
+
+_log = logging.getLogger(__name__)
 
 
 class ControlFile:
@@ -38,7 +48,7 @@ class ControlFile:
         self._files = AlternatingFiles(self.folder, ControlEvent, _number)
         self._lock = Lock()
         self._written = 0
-        self._copy: tuple[TemporaryDirectory[str], AlternatingFiles[ControlEvent]] | None = None
+        self._publish: Callable[[str, str], None] | None = None
 
     def read(self) -> ControlEvent | None:
         """The latest event, or None before the first."""
@@ -55,27 +65,43 @@ class ControlFile:
             if event.number > self._written:
                 with _fenced(self.folder):
                     self._files.write(event)
-                if self._copy is not None:
-                    self._copy[1].write(event)
                 self._written = event.number
+                self._tell(event)
 
-    def near(self, spark: SparkSession) -> str:
-        """A folder near Spark's driver with the latest event, for a source that looks a hundred times a second.
-
-        Of a folder in a bucket it is a copy, which has what this object writes, unless the driver is a server's.
-        """
+    def stream(self, spark: SparkSession) -> DataFrame:
+        """The control stream: a row with the latest event, in each micro-batch before which there is another one."""
         from dagster_unified.engine.session import is_connect  # not needed where the source is
 
-        if is_local(self.folder) or is_connect(spark):
-            return str(self.folder)
-        with self._lock:
-            if self._copy is None:
-                folder = TemporaryDirectory(prefix="dagster-unified-")
-                self._copy = folder, AlternatingFiles(storage_path(folder.name, "control"), ControlEvent, _number)
-                event = self.read()
-                if event is not None:
-                    self._copy[1].write(event)
-            return self._copy[0].name
+        if not is_connect(spark) and self._is_told(spark):
+            return spark.readStream.format(_CLASS.name).option("path", str(self.folder)).load()
+        spark.dataSource.register(ControlSource)
+        return spark.readStream.format(_NAME).option("path", str(self.folder)).load()
+
+    def _is_told(self, spark: SparkSession) -> bool:
+        """Whether the JVM has the class of the source, which is told the events from now on."""
+        from py4j.protocol import Py4JError
+
+        try:
+            _CLASS.install(spark)
+            with self._lock:
+                self._publish = getattr(spark._jvm, _CLASS.name).publish
+                self._tell(self.read())
+        except Py4JError as error:
+            _log.warning(
+                "%s: a Python process looks for control events there, a hundred times a second, because the class that"
+                " is told of them cannot be made in this Spark: %s",
+                self.folder,
+                " ".join(str(error).splitlines()[:2]),
+            )
+            return False
+        return True
+
+    def _tell(self, event: ControlEvent | None) -> None:
+        from py4j.protocol import Py4JNetworkError
+
+        if self._publish is not None:
+            with contextlib.suppress(Py4JNetworkError):  # the JVM is gone, as the query says
+                self._publish(str(self.folder), json.dumps(_offset(event)))
 
 
 def _number(event: ControlEvent) -> int:
@@ -106,6 +132,14 @@ def brings_end(entry: UPath) -> bool:
     return event_of(entry).end
 
 
+def _offset(event: ControlEvent | None) -> dict[str, Any]:
+    """The offset of the control stream at an event, or before the first."""
+    if event is None:
+        return {"number": 0}
+    sent = msgspec.structs.replace(event, parts={})  # of which there may be many, and no key group needs them
+    return {"number": event.number, "event": msgspec.json.encode(sent).decode()}
+
+
 class _Sent(msgspec.Struct):
     """An offset of the control stream, after the first event."""
 
@@ -118,7 +152,7 @@ class ControlSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        return NAME
+        return _NAME
 
     def schema(self) -> str:
         return "event string"
@@ -137,14 +171,10 @@ class _Reader(DataSourceStreamReader):
         self._path = path
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        return {"number": 0}
+        return _offset(None)
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - Spark's name
-        event = ControlFile(self._path).read()
-        if event is None:
-            return self.initialOffset()
-        sent = msgspec.structs.replace(event, parts={})  # of which there may be many, and no key group needs them
-        return {"number": event.number, "event": msgspec.json.encode(sent).decode()}
+        return _offset(ControlFile(self._path).read())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         return [_Events(end["event"])] if end["number"] > start["number"] else []

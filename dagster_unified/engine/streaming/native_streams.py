@@ -16,7 +16,7 @@ from dagster_unified.engine.dataframe.native import MOMENT, Natives
 from dagster_unified.engine.dataframe.passes import mapped, without_reports
 from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.engine.passes import Pass
-from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
+from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
@@ -125,9 +125,7 @@ class NativeStreams:
         from pyspark.sql import functions as F
 
         assert self._control is not None
-        self.spark.dataSource.register(ControlSource)
-        events = self.spark.readStream.format(NAME).option("path", self._control.near(self.spark)).load()
-        return events.where(F.get_json_object("event", "$.end") == "true")
+        return self._control.stream(self.spark).where(F.get_json_object("event", "$.end") == "true")
 
 
 def _no_stream(port: Port) -> DataFrame:

@@ -31,7 +31,7 @@ from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.checkpoint import INITIAL
-from dagster_unified.engine.streaming.control import NAME, ControlFile, ControlSource
+from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome
 from dagster_unified.engine.streaming.host import Host
 from dagster_unified.engine.streaming.iterations import FOLDER, IterationsInEpoch, Rounds, StreamIterations
@@ -191,8 +191,7 @@ class PackedFrames:
         """The control events, a row for each key group of each operator that waits for them, and one an iteration."""
         from pyspark.sql import functions as F
 
-        self.spark.dataSource.register(ControlSource)
-        events = self.spark.readStream.format(NAME).option("path", self.control.near(self.spark)).load()
+        events = self.control.stream(self.spark)
         waiting = sorted({*self.topology.timed, *self.topology.iterations})
         lanes = F.explode(F.array(*[F.lit(lane).cast("int") for lane in waiting])).alias("lane")
         last = F.when(F.col("lane").isin(*self.topology.iterations), 0).otherwise(groups - 1)

@@ -1,0 +1,90 @@
+"""The control stream, in the JVM and, where that has no class for it, in a Python process."""
+
+import logging
+import os
+from datetime import timedelta
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_unified.api import FileSink, ParquetSource, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.java_class import JavaClass
+from dagster_unified.engine.streaming import control
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+
+
+class Row(NamedTuple):
+    key: str
+    at: int
+    amount: int
+
+
+def add(a: Row, b: Row) -> Row:
+    return Row(b.key, max(a.at, b.at), a.amount + b.amount)
+
+
+PARTS = [[Row("a", 10 * n + 1, 1), Row("ä", 10 * n + 2, 100)] for n in range(6)]
+
+
+@pytest.fixture
+def nothing_compiles(tmp_path, monkeypatch, caplog):
+    """Has jobs run without our class, as in a JVM that does not let it be defined."""
+    broken = JavaClass("dagster_unified.Broken", tmp_path / "Broken.java")
+    broken.source.write_text("class {")
+
+    def say(yes):
+        with monkeypatch.context() as changed, caplog.at_level(logging.WARNING, "dagster_unified"):
+            if yes:
+                changed.setattr(control, "_CLASS", broken)
+            caplog.clear()
+            yield
+
+    return say
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_job_goes_on_with_the_events_of_one_that_had_them_from_the_other_source(
+    spark, tmp_path, first, nothing_compiles, caplog
+):
+    (tmp_path / "in").mkdir()
+    for number, part in enumerate(PARTS):
+        file = tmp_path / f"in/{number}.parquet"
+        pq.write_table(pa.Table.from_pylist([row._asdict() for row in part]), file)
+        os.utime(file, (number, number))
+
+    pipeline = Pipeline("p")
+    rows = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Row, name="rows", max_files_per_trigger=1))
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    windows = rows.assign_timestamps_and_watermarks(strategy).key_by("key")
+    windows.window(TumblingEventTimeWindows.of(timedelta(milliseconds=10))).reduce(add).sink_to(
+        FileSink(str(tmp_path / "out"), name="out")
+    )
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+    plan = pipeline.plan({**options, "pipeline.max-parallelism": 2})
+
+    in_python = first
+    for epochs in (2, 2, None):
+        committed = []
+
+        def observe(event, committed=committed):
+            if isinstance(event, EpochCommitted):
+                committed.append(event)
+
+        def enough(committed=committed, epochs=epochs):
+            return epochs is not None and len(committed) >= epochs
+
+        for _ in nothing_compiles(in_python):
+            ended = StreamingJob(plan, spark, Start("test"), observe).run(enough)
+            said = [line for line in caplog.messages if "control events" in line]
+            assert len(said) == in_python
+        in_python = not in_python
+    assert ended == "finished"
+    found = [
+        Row(**row) for file in sorted((tmp_path / "out").glob("epoch-*")) for row in pq.read_table(file).to_pylist()
+    ]
+    assert sorted(found) == sorted(row for part in PARTS for row in part)
+    windows = [row.at // 10 for row in found]
+    assert windows == sorted(windows)  # each comes once its own records have been followed by others
