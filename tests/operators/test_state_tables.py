@@ -226,7 +226,7 @@ def test_lists_and_maps_of_every_kind_of_state_are_columns():
     types = {name: str(table.schema.field(name).type) for name in ("seen", "sum", "mean", "kept")}
     assert types["seen"].startswith("map<struct<start: int64 not null, end: int64 not null>, int64")
     assert (types["sum"], types["mean"]) == ("double", "struct<f0: int64 not null, f1: double not null>")
-    assert types["kept"] == "list<element: struct<f0: int64 not null, f1: int64 not null> not null>"
+    assert types["kept"] == "list<element: struct<value: int64 not null, renewed: int64 not null> not null>"
 
 
 def test_a_large_list_and_a_large_map_are_written_whole():
@@ -263,6 +263,9 @@ def test_elements_that_are_held_back_are_a_list_of_records():
 
 
 # What of a type may change
+
+
+HOUR = StateTtlConfig(timedelta(hours=1))
 
 
 class Before(NamedTuple):
@@ -432,6 +435,43 @@ def test_a_state_that_is_no_longer_declared_is_an_error():
         "p: operator 'o' declares no state 'count', which the savepoint has; did you mean 'counts'? Or declare it in"
         " open(), or drop it with execution.savepoint.ignore-unclaimed-state=true"
     )
+
+
+@pytest.mark.parametrize(
+    ("plain", "kept"),
+    [
+        (ValueStateDescriptor("s", tuple[int, int]), ValueStateDescriptor("s", int, HOUR)),
+        (ListStateDescriptor("s", tuple[str, int]), ListStateDescriptor("s", str, HOUR)),
+        (MapStateDescriptor("s", str, tuple[Before | None, int]), MapStateDescriptor("s", str, Before | None, HOUR)),
+        (MapStateDescriptor("s", str, tuple[Before | None, int]), MapStateDescriptor("s", str, Before, HOUR)),
+    ],
+)
+def test_a_time_to_live_is_no_part_of_a_tuple_and_a_tuple_is_none(plain, kept):
+    with pytest.raises(StateError, match=r"state 's' is declared \w+ state of .* with a time to live, and .*<f0: "):
+        table_of(s=kept).check(table_of(s=plain).schema)
+    with pytest.raises(
+        StateError, match=r"state 's' is declared \w+\[.*\], and the savepoint has .*<value: .*, renewed: "
+    ):
+        table_of(s=plain).check(table_of(s=kept).schema)
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "stored"),
+    [
+        (ValueStateDescriptor("s", tuple[int, int], HOUR), ((1, 2), 3)),
+        (ValueStateDescriptor("s", Before, HOUR), (Before(1, "x"), 3)),
+        (ValueStateDescriptor("s", datetime, HOUR), (datetime(2026, 1, 1), 3)),  # which its column cannot hold
+        (ValueStateDescriptor("s", int | str, HOUR), ("x", 3)),
+        (ListStateDescriptor("s", Decimal, HOUR), [(Decimal("1.50"), 3), (Decimal(2), 4)]),
+        (
+            MapStateDescriptor("s", Before, Before, HOUR),
+            {Before(1, "x"): (Before(2, "y"), 3), Before(3, "z"): (None, 4)},
+        ),
+    ],
+)
+def test_values_with_a_time_to_live_come_back_as_they_were(descriptor, stored):
+    table = table_of(s=descriptor)
+    assert table.content(through_parquet(table.rows(Content({"a": {"s": stored}})))).keys == {"a": {"s": stored}}
 
 
 @pytest.mark.parametrize(

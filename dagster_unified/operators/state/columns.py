@@ -29,10 +29,14 @@ Encoded = dict[int, bytes]
 
 
 class TypedColumn:
-    """Values of one type, or None where there is none. `what` names it in errors: `state 'mean'`."""
+    """Values of one type, or None where there is none.
 
-    def __init__(self, what: str, python: Any) -> None:
+    In errors `what` names it, such as `state 'mean'`, and `declared` its type.
+    """
+
+    def __init__(self, what: str, python: Any, declared: str = "") -> None:
         self.what, self.python = what, python
+        self._declared = declared or type_name(python)
         self._info = mi.type_info(python)
         self.arrow = _arrow(self._info)
         """Arrow's type; None where it has none."""
@@ -82,7 +86,7 @@ class TypedColumn:
             return
         if holds(self._info, mi.NamedTupleType):
             raise ValueError(
-                f"it is declared {type_name(self.python)}, and the savepoint has {stored}, with {len(encoded)} values"
+                f"it is declared {self._declared}, and the savepoint has {stored}, with {len(encoded)} values"
                 " that Arrow cannot hold; keep the type as it was"
             )
 
@@ -92,7 +96,7 @@ class TypedColumn:
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
             raise StateError(
-                f"{self.what} is declared {type_name(self.python)}, and the savepoint has what does not fit it:"
+                f"{self.what} is declared {self._declared}, and the savepoint has what does not fit it:"
                 f" {error}; keep the type as it was"
             ) from error
 
@@ -105,7 +109,7 @@ class TypedColumn:
         convert = migration(stored, self._info)
         if convert is None:
             raise StateError(
-                f"{self.what} is declared {type_name(self.python)}, and the savepoint has {stored}; fields may be"
+                f"{self.what} is declared {self._declared}, and the savepoint has {stored}; fields may be"
                 " added with a default, dropped, widened or made optional; otherwise keep the type as it was"
             )
         return convert

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args, get_origin
 
 from msgspec import inspect as mi
 
@@ -10,7 +10,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.layouts import layout_of, timed
-from dagster_unified.operators.state.ttl import StateTtlConfig
+from dagster_unified.operators.state.ttl import Renewed, StateTtlConfig
 from dagster_unified.records import instead_of_model, is_model, shorten, type_name
 
 if TYPE_CHECKING:
@@ -66,9 +66,17 @@ class StateDescriptor(Generic[R]):
         found = layout_of(self.stored_type)
         return found if self.ttl is None else timed(found)
 
+    @property
+    def column_type(self) -> Any:
+        """The type of what is stored for one key, as a column of a savepoint has it.
+
+        With a time to live its values are `Renewed`, so that they are no tuples of a state that has none.
+        """
+        return self.stored_type if self.ttl is None else _renewed(self.stored_type)
+
     def column(self, what: str) -> TypedColumn:
         """How what is stored becomes a column of a savepoint; `what` names it in errors."""
-        return TypedColumn(what, self.stored_type)
+        return TypedColumn(what, self.column_type, "" if self.ttl is None else self.describe())
 
     def _timed(self, python: Any) -> Any:
         return python if self.ttl is None else tuple[python, int]
@@ -85,6 +93,14 @@ class StateDescriptor(Generic[R]):
     def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
         """PyFlink's spelling of giving a descriptor its time to live."""
         self.ttl = _checked(self.name, ttl)
+
+
+def _renewed(stored: Any) -> Any:
+    """The type of stored pairs, or of a list or map of them, with `Renewed` in the place of the pair."""
+    kind, parts = get_origin(stored), get_args(stored)
+    if kind is tuple:
+        return Renewed[parts[0]]  # type: ignore[valid-type]
+    return kind[(*parts[:-1], _renewed(parts[-1]))]
 
 
 def _checked(name: str, ttl: StateTtlConfig | None) -> StateTtlConfig | None:

@@ -149,7 +149,8 @@ def _fresh(make: Callable[[], Any]) -> Callable[[dict[str, Any]], Any]:
 
 
 def _of_tuple(stored: pa.DataType, declared: mi.TupleType) -> Convert | None:
-    if not pa.types.is_struct(stored) or stored.num_fields != len(declared.item_types):
+    names = [f"f{number}" for number in range(len(declared.item_types))]
+    if not pa.types.is_struct(stored) or [field.name for field in stored] != names:
         return None
     items: list[Convert] = []
     for number, (field, info) in enumerate(zip(stored, declared.item_types, strict=True)):

@@ -5,11 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
-from typing import Self
+from typing import Generic, NamedTuple, Self
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.operators.time import checked_span
 from dagster_unified.records import shorten
+
+
+class Renewed(NamedTuple, Generic[R]):
+    """A value with a time to live, as the column of a savepoint has it; a checkpoint has a pair."""
+
+    value: R
+    renewed: int
+    """When it was renewed last, in milliseconds since the epoch."""
 
 
 class UpdateType(Enum):

@@ -52,6 +52,10 @@ class _OfWindows(MapStateDescriptor[Any, Any]):
     def stored_layout(self) -> str:
         return in_dict(layout_of(self.key_type), self._of_window.stored_layout)
 
+    @property
+    def column_type(self) -> Any:
+        return dict[self.key_type, self._of_window.column_type]  # type: ignore[name-defined]
+
     def stores_as(self, other: StateDescriptor[Any]) -> bool:
         return isinstance(other, _OfWindows) and self._of_window.stores_as(other._of_window)
 
