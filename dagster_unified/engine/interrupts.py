@@ -154,14 +154,32 @@ def meanwhile(work: Callable[[threading.Event], None], name: str) -> Iterator[No
         thread.join()
 
 
-def job_tags(session: SparkSession) -> tuple[Callable[[str], None], Callable[[str], object]]:
-    """What gives a tag to the jobs that this thread runs from now on, and what cancels the jobs that have a tag.
+class JobTag:
+    """A tag by which jobs of a session are cancelled."""
 
-    Of a classic session, tags are a thread's own; those of its context are everyone's.
-    """
-    if is_connect(session):
-        return session.addTag, session.interruptTag
-    return session.sparkContext.addJobTag, session.sparkContext.cancelJobsWithTag
+    def __init__(self, session: SparkSession, tag: str) -> None:
+        self._session, self._tag = session, tag
+
+    def add(self) -> None:
+        """Gives the tag to the jobs that this thread runs from now on."""
+        if is_connect(self._session):
+            self._session.addTag(self._tag)
+        else:  # a classic session's own tags are a thread's; those of its context are everyone's
+            self._session.sparkContext.addJobTag(self._tag)
+
+    def cancel(self) -> None:
+        """Cancels the jobs that have the tag. An error of Spark's is none here: who waits for a job tries again."""
+        with suppress(Exception):
+            if is_connect(self._session):
+                self._session.interruptTag(self._tag)
+            else:
+                self._session.sparkContext.cancelJobsWithTag(self._tag)
+
+    def cancel_until_over(self, thread: threading.Thread) -> None:
+        """Cancels what a thread runs until it has ended: it may not have submitted its job yet."""
+        while thread.is_alive():
+            self.cancel()
+            thread.join(POLL)
 
 
 def _cancel(session: SparkSession) -> None:

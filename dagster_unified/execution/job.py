@@ -29,7 +29,7 @@ from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted, StageFinished
 from dagster_unified.engine.events import Event as JobEvent
-from dagster_unified.engine.interrupts import job_tags, meanwhile
+from dagster_unified.engine.interrupts import JobTag, meanwhile
 from dagster_unified.engine.session import check_java
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import CancelledError, UnifiedError
@@ -213,14 +213,13 @@ class JobHandle:
         return "FINISHED" if ended == "finished" else "CANCELED"
 
     def _stages(self, spark: SparkSession) -> JobStatus:
-        add, interrupt = job_tags(spark)
-        add(self.job_id)
+        tag = JobTag(spark, self.job_id)
+        tag.add()
 
         def cancel(done: Event) -> None:
             while not done.wait(POLL):
                 if self._cancelled.is_set():
-                    with suppress(Exception):  # tried again, until the job has ended
-                        interrupt(self.job_id)
+                    tag.cancel()
 
         with meanwhile(cancel, "cancelling"), tempfile.TemporaryDirectory(prefix="dagster-unified-") as folder:
             store = IntermediateStore(self._environment.storage or folder)

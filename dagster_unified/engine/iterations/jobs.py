@@ -6,20 +6,15 @@ Knows jobs and bytes; neither rounds nor commits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from dagster_unified.engine.interrupts import job_tags
+from dagster_unified.engine.interrupts import JobTag
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-_AGAIN = 0.2
-"""Seconds until jobs that go on are cancelled once more."""
 
 
 class SeparateJobs:
@@ -27,8 +22,7 @@ class SeparateJobs:
 
     def __init__(self, spark: SparkSession, carry_out: Callable[[bytes], bytes]) -> None:
         self._spark, self._carry_out = spark, carry_out
-        self._add_tag, self._cancel = job_tags(spark)
-        self._tag = f"rounds-{uuid4().hex}"
+        self._tag = JobTag(spark, f"rounds-{uuid4().hex}")
         self._ended: SimpleQueue[tuple[int, bytes | BaseException]] = SimpleQueue()
         self._threads: dict[int, Thread] = {}
 
@@ -43,7 +37,7 @@ class SeparateJobs:
 
     def _run(self, number: int, order: bytes) -> None:
         try:
-            self._add_tag(self._tag)
+            self._tag.add()
             self._ended.put((number, self._carry_out(order)))
         except BaseException as error:
             self._ended.put((number, error))
@@ -58,8 +52,6 @@ class SeparateJobs:
     def close(self, failed: bool = False) -> None:
         """Waits for the jobs that still run; they are cancelled where something has `failed`."""
         for thread in self._threads.values():
-            while failed and thread.is_alive():
-                with suppress(Exception):  # Spark may be what has failed
-                    self._cancel(self._tag)
-                thread.join(_AGAIN)  # its job may not have been submitted yet
+            if failed:
+                self._tag.cancel_until_over(thread)
             thread.join()

@@ -15,11 +15,11 @@ import socket
 import tempfile
 import time
 from collections import deque
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from dagster_unified.engine.interrupts import JobTag
 from dagster_unified.engine.iterations.worker import Answer, stay
 from dagster_unified.engine.session import is_connect
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 LONGEST = 10.0
 """Seconds after which a job makes room for others of its session, which wait for the cores that it has."""
 
-_LOOK_EVERY, _PATIENCE, _AGAIN = 1.0, 2.0, 0.2
-"""Seconds between two looks at the age of a job, until one that should end is cancelled, and until it is once more."""
+_LOOK_EVERY, _PATIENCE = 1.0, 2.0
+"""Seconds between two looks at the age of a job, and until one that should end is cancelled."""
 
 IS_PINNED = os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
 """Whether the jobs of a thread can be told from those of another."""
@@ -98,7 +98,7 @@ class _Job:
     def __init__(self, spark: SparkSession, tasks: int, answer: Answer) -> None:
         from pyspark import InheritableThread
 
-        self._context, self._begun = spark.sparkContext, time.monotonic()
+        self._begun = time.monotonic()
         self._folder = tempfile.mkdtemp(prefix="rounds-")  # which nobody else can enter
         self._server = socket.socket(socket.AF_UNIX)
         self._server.settimeout(None)
@@ -118,7 +118,7 @@ class _Job:
 
         self._answered = 0
         self._failure: BaseException | None = None
-        self._tag = f"rounds-{uuid4().hex}"
+        self._tag = JobTag(spark, f"rounds-{uuid4().hex}")
         staying = functools.partial(stay, self._server.getsockname(), answer)
         frame = spark.range(0, tasks, 1, tasks).mapInArrow(staying, "nothing boolean")
         self._thread = InheritableThread(target=self._run, args=(frame,), name="rounds", daemon=True)
@@ -126,7 +126,7 @@ class _Job:
 
     def _run(self, frame: DataFrame) -> None:
         try:
-            self._context.addJobTag(self._tag)
+            self._tag.add()
             frame.collect()
         except BaseException as error:
             self._failure = error
@@ -214,9 +214,6 @@ class _Job:
             task.close()
         self._selector.close()
         self._thread.join(0 if failed else _PATIENCE)
-        while self._thread.is_alive():  # it works on, or waits for a core to find that nothing is left to do
-            with suppress(Exception):  # Spark may be what has failed
-                self._context.cancelJobsWithTag(self._tag)
-            self._thread.join(_AGAIN)  # it may not have been submitted yet
+        self._tag.cancel_until_over(self._thread)  # it works on, or waits for a core to find that nothing is left
         self._over.close()
         shutil.rmtree(self._folder, ignore_errors=True)
