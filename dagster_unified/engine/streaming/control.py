@@ -72,13 +72,13 @@ class ControlFile:
         """The control stream: a row with the latest event, in each micro-batch before which there is another one."""
         from dagster_unified.engine.session import is_connect  # not needed where the source is
 
-        if not is_connect(spark) and self._is_told(spark):
+        if not is_connect(spark) and self._begins_to_tell(spark):
             return spark.readStream.format(_CLASS.name).option("path", str(self.folder)).load()
         spark.dataSource.register(ControlSource)
         return spark.readStream.format(_NAME).option("path", str(self.folder)).load()
 
-    def _is_told(self, spark: SparkSession) -> bool:
-        """Whether the JVM has the class of the source, which is told the events from now on."""
+    def _begins_to_tell(self, spark: SparkSession) -> bool:
+        """Tells the JVM the latest event and, from now on, each one; False where it cannot have the class."""
         from py4j.protocol import Py4JError
 
         try:
