@@ -9,7 +9,7 @@ from msgspec import inspect as mi
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.operators.state.columns import TypedColumn
-from dagster_unified.operators.state.layouts import layout_of, timed
+from dagster_unified.operators.state.layouts import layout_of
 from dagster_unified.operators.state.ttl import Renewed, StateTtlConfig
 from dagster_unified.records import instead_of_model, is_model, shorten, type_name
 
@@ -63,8 +63,7 @@ class StateDescriptor(Generic[R]):
     @property
     def stored_layout(self) -> str:
         """How what is stored for one key lies in a checkpoint."""
-        found = layout_of(self.stored_type)
-        return found if self.ttl is None else timed(found)
+        return layout_of(self.column_type)
 
     @property
     def column_type(self) -> Any:
@@ -76,7 +75,12 @@ class StateDescriptor(Generic[R]):
 
     def column(self, what: str) -> TypedColumn:
         """How what is stored becomes a column of a savepoint; `what` names it in errors."""
-        return TypedColumn(what, self.column_type, "" if self.ttl is None else self.describe())
+        return TypedColumn(what, self.column_type, self.declared)
+
+    @property
+    def declared(self) -> str:
+        """What errors of a savepoint call its type; empty for the name of the type of its column."""
+        return "" if self.ttl is None else self.describe()
 
     def _timed(self, python: Any) -> Any:
         return python if self.ttl is None else tuple[python, int]

@@ -8,11 +8,12 @@ how its state lies; a savepoint has names and needs none of this.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 from msgspec import inspect as mi
 
+from dagster_unified.operators.state.ttl import Renewed
 from dagster_unified.values import described
 
 Layout = str | list[Any]
@@ -27,21 +28,6 @@ _TIMED = "timed"
 def layout_of(python: Any) -> str:
     """The layout of a type, as JSON."""
     return msgspec.json.encode(_layout(mi.type_info(python), ())).decode()
-
-
-def timed(layout: str) -> str:
-    """The layout of state with a time to live, whose values lie in pairs with the time of their last renewal."""
-    found = msgspec.json.decode(layout)
-    if found[0] == "tuple":
-        found = [_TIMED, found[1]]
-    else:  # the values of a list or a map
-        found[-1] = [_TIMED, found[-1][1]]
-    return msgspec.json.encode(found).decode()
-
-
-def in_dict(key: str, value: str) -> str:
-    """The layout of a map, of those of its keys and values."""
-    return msgspec.json.encode(["dict", msgspec.json.decode(key), msgspec.json.decode(value)]).decode()
 
 
 def can_read(declared: str, stored: str) -> bool:
@@ -74,6 +60,8 @@ def _layout(info: mi.Type, above: tuple[type, ...]) -> Layout:
         kinds = [_layout(kind, above) for kind in info.types if not isinstance(kind, mi.NoneType)]
         return kinds[0] if len(kinds) == 1 else ["union", *sorted(kinds, key=repr)]
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
+        if get_origin(info.cls) is Renewed:
+            return [_TIMED, _layout(info.fields[0].type, above)]
         if info.cls in above:
             return ["again", info.cls.__name__]
         within = (*above, info.cls)

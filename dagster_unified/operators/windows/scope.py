@@ -8,7 +8,6 @@ from dagster_unified.operators.keyed import KeyedOperator
 from dagster_unified.operators.state.backend import Declared, StateBackend
 from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
-from dagster_unified.operators.state.layouts import in_dict, layout_of
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.state.row_columns import RowsByKeyColumn, RowsColumn
 
@@ -49,12 +48,12 @@ class _OfWindows(MapStateDescriptor[Any, Any]):
         self._of_window = descriptor
 
     @property
-    def stored_layout(self) -> str:
-        return in_dict(layout_of(self.key_type), self._of_window.stored_layout)
-
-    @property
     def column_type(self) -> Any:
         return dict[self.key_type, self._of_window.column_type]  # type: ignore[name-defined]
+
+    @property
+    def declared(self) -> str:
+        return self._of_window.declared
 
     def stores_as(self, other: StateDescriptor[Any]) -> bool:
         return isinstance(other, _OfWindows) and self._of_window.stores_as(other._of_window)
