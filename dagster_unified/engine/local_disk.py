@@ -1,9 +1,8 @@
 """Lets Spark create files on a local disk without starting a process for each.
 
 Without its native library, which pyspark does not bring along, Hadoop runs `chmod` for every file and folder that it
-creates: 5 ms, some twenty times in a micro-batch. `LocalDisk.java` does the same by a system call. Janino, with which
-Spark compiles its own code, compiles it; Hadoop keeps one file system per scheme in a JVM, and from then on it is this
-one. Knows Spark's JVM; not what is written.
+creates: 5 ms, some twenty times in a micro-batch. `LocalDisk.java` does the same by a system call. Hadoop keeps one
+file system per scheme in a JVM, and from then on it is this one. Knows Spark's JVM; not what is written.
 """
 
 from __future__ import annotations
@@ -13,11 +12,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagster_unified.engine.java_class import JavaClass
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_CLASS = "dagster_unified.LocalDisk"
-_SOURCE = Path(__file__).with_name("LocalDisk.java")
+_CLASS = JavaClass("dagster_unified.LocalDisk", Path(__file__).with_name("LocalDisk.java"))
 
 _log = logging.getLogger(__name__)
 
@@ -36,14 +36,11 @@ def install(session: SparkSession) -> None:
     try:
         uri, file_systems = jvm.java.net.URI("file:///"), jvm.org.apache.hadoop.fs.FileSystem
         before = file_systems.get(uri, given)
-        if before.getClass().getName() == _CLASS:
+        if before.getClass().getName() == _CLASS.name:
             return
-        compiler = jvm.org.codehaus.janino.SimpleCompiler()
-        compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader())
-        compiler.cook(_SOURCE.read_text())
+        _CLASS.install(session)
         configuration = jvm.org.apache.hadoop.conf.Configuration(given)
-        configuration.setClassLoader(compiler.getClassLoader())
-        configuration.set("fs.file.impl", _CLASS)
+        configuration.set("fs.file.impl", _CLASS.name)
         before.close()  # which is how it leaves the place where Hadoop keeps it
         file_systems.get(uri, configuration)
     except Py4JError as error:

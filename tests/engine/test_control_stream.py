@@ -29,26 +29,12 @@ def add(a: Row, b: Row) -> Row:
 PARTS = [[Row("a", 10 * n + 1, 1), Row("ä", 10 * n + 2, 100)] for n in range(6)]
 
 
-@pytest.fixture
-def nothing_compiles(tmp_path, monkeypatch, caplog):
-    """Has jobs run without our class, as in a JVM that does not let it be defined."""
-    broken = JavaClass("dagster_unified.Broken", tmp_path / "Broken.java")
-    broken.source.write_text("class {")
-
-    def say(yes):
-        with monkeypatch.context() as changed, caplog.at_level(logging.WARNING, "dagster_unified"):
-            if yes:
-                changed.setattr(control, "_CLASS", broken)
-            caplog.clear()
-            yield
-
-    return say
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_a_job_goes_on_with_the_events_of_one_that_had_them_from_the_other_source(
-    spark, tmp_path, first, nothing_compiles, caplog
+    spark, tmp_path, first, monkeypatch, caplog
 ):
+    broken = JavaClass("dagster_unified.Broken", tmp_path / "Broken.java")
+    broken.source.write_text("class {")
     (tmp_path / "in").mkdir()
     for number, part in enumerate(PARTS):
         file = tmp_path / f"in/{number}.parquet"
@@ -76,10 +62,13 @@ def test_a_job_goes_on_with_the_events_of_one_that_had_them_from_the_other_sourc
         def enough(committed=committed, epochs=epochs):
             return epochs is not None and len(committed) >= epochs
 
-        for _ in nothing_compiles(in_python):
+        with monkeypatch.context() as changed, caplog.at_level(logging.WARNING, "dagster_unified"):
+            if in_python:  # as in a JVM that does not let the class be defined
+                changed.setattr(control, "_CLASS", broken)
+            caplog.clear()
             ended = StreamingJob(plan, spark, Start("test"), observe).run(enough)
-            said = [line for line in caplog.messages if "control events" in line]
-            assert len(said) == in_python
+        said = [line for line in caplog.messages if "control events" in line]
+        assert len(said) == in_python
         in_python = not in_python
     assert ended == "finished"
     found = [

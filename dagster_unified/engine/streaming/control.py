@@ -97,11 +97,12 @@ class ControlFile:
         return True
 
     def _tell(self, event: ControlEvent | None) -> None:
+        if self._publish is None:
+            return
         from py4j.protocol import Py4JNetworkError
 
-        if self._publish is not None:
-            with contextlib.suppress(Py4JNetworkError):  # the JVM is gone, as the query says
-                self._publish(str(self.folder), json.dumps(_offset(event)))
+        with contextlib.suppress(Py4JNetworkError):  # the JVM is gone, as the query says
+            self._publish(str(self.folder), json.dumps(_offset(event)))
 
 
 def _number(event: ControlEvent) -> int:
