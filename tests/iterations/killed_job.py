@@ -26,10 +26,10 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(folder, spark, pipeline, stream, observe=lambda event: None, run_id="run", store=None):
+def run(folder, spark, pipeline, stream, observe=lambda event: None, run_id="run", store=None, **options):
     """The sorted records of an iteration's output, under an execution of that folder."""
     stream.sink_to(FileSink(f"{folder}/out", name="out"))
-    plan = pipeline.plan({"execution.runtime-mode": "BATCH", "parallelism.default": 2})
+    plan = pipeline.plan({"execution.runtime-mode": "BATCH", "parallelism.default": 2, **options})
     run_all(Run(plan, spark, IntermediateStore(store or f"{folder}/store"), run_id, "execution", observe=observe))
     rows = pq.read_table(f"{folder}/out").to_pylist()
     return sorted(tuple(row.values()) for row in rows)

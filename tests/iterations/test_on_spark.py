@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_unified.api import FileSink, Pipeline, iterations
+from dagster_unified.api import BroadcastProcessFunction, FileSink, MapStateDescriptor, Pipeline, iterations
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
@@ -57,14 +57,17 @@ class Failing:
 
 def counting_down(flag, at, function=Failing, **config):
     pipeline = Pipeline("counting")
+    numbers = pipeline.from_collection([9, 8], int, name="numbers")
+    return pipeline, counted_down(numbers, flag, at, function, **config)
 
+
+def counted_down(numbers, flag, at, function=Failing, **config):
     def build(variables, data):
         fewer = variables[0].map(function(str(flag), at), int).filter(lambda n: n > 0)
         return iterations.IterationBodyResult([fewer], [fewer])
 
-    numbers = pipeline.from_collection([9, 8], int, name="numbers")
     config = iterations.IterationConfig(**config)
-    return pipeline, iterations.iterate_bounded_streams_until_termination([numbers], [], Body(build), config)[0]
+    return iterations.iterate_bounded_streams_until_termination([numbers], [], Body(build), config)[0]
 
 
 def test_a_run_that_is_tried_again_goes_on_after_its_last_round(spark, tmp_path):
@@ -79,6 +82,44 @@ def test_a_run_that_is_tried_again_goes_on_after_its_last_round(spark, tmp_path)
     assert found == rows(sorted([*range(1, 9), *range(1, 8)]))
     assert [event.epoch for event in events if isinstance(event, IterationResumed)] == [3]
     assert next(event.epoch.number for event in events if isinstance(event, RoundCommitted)) == 4
+
+
+class Noting:
+    """A function that says in a file what it was given."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __call__(self, value: int) -> int:
+        with open(self.file, "a") as file:
+            file.write(f"{value}\n")
+        return value
+
+
+class WithRules(BroadcastProcessFunction):
+    def process_element(self, value, ctx):
+        yield value
+
+    def process_broadcast_element(self, value, ctx):
+        yield from ()
+
+
+def test_what_an_iteration_has_taken_in_is_not_asked_for_again(spark, tmp_path):
+    def pipeline():
+        counting, start = Pipeline("counting"), MapStateDescriptor("rules", str, int)
+        numbers = counting.from_collection([9, 8], int, name="numbers")
+        rules = counting.from_collection([1], int, name="rules").map(Noting(f"{tmp_path}/noted"), int)
+        ruled = numbers.connect(rules.broadcast(start)).process(WithRules(), int)
+        return counting, counted_down(ruled, tmp_path / "mended", 4)
+
+    one_stage = {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}
+    with pytest.raises(UserFunctionError, match="ValueError: not yet"):
+        run(tmp_path, spark, *pipeline(), run_id="first", **one_stage)
+    noted = (tmp_path / "noted").read_text()
+    (tmp_path / "mended").touch()
+    found = run(tmp_path, spark, *pipeline(), run_id="second", **one_stage)
+    assert found == rows(sorted([*range(1, 9), *range(1, 8)]))
+    assert (tmp_path / "noted").read_text() == noted == "1\n"
 
 
 def test_files_of_earlier_rounds_are_deleted(spark, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.batch.intermediates.store import Address, IterationSummary, Manifest
@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from upath import UPath
 
 
+class IterationInputs(NamedTuple):
+    """What an iteration takes in."""
+
+    frames: Sequence[DataFrame]
+    reported: Callable[[], Metrics]
+    """What operators before it have measured, once the frames have been computed."""
+
+
 @dataclass
 class Iterations:
     """The iterations of a stage."""
@@ -38,16 +46,11 @@ class Iterations:
     summaries: dict[str, IterationSummary] = field(default_factory=dict)
     """What became of them, by name."""
 
-    def outputs(
-        self, node: g.IterationNode, inputs: Sequence[DataFrame], reported: Callable[[], Metrics]
-    ) -> dict[Port, DataFrame]:
-        """The outputs of an iteration over some inputs: runs it, from where it was left.
-
-        `reported` gives what operators before it have measured, once the inputs have been computed.
-        """
+    def outputs(self, node: g.IterationNode, inputs: Callable[[], IterationInputs]) -> dict[Port, DataFrame]:
+        """The outputs of an iteration: runs it, from where it was left. Asks for inputs where none were taken in."""
         folder = self._folder(node)
         one = self._iteration(node, text_of(folder))
-        outputs = one.rounds(lambda: self._taken(one.levels, inputs, reported))
+        outputs = one.rounds(lambda: self._taken(one.levels, inputs()))
         found = one.levels.frames(node, outputs)
         self.metrics.append(one.metrics)
         self.summaries[node.uid if node.name in self.summaries else node.name] = _summary(one)
@@ -60,11 +63,11 @@ class Iterations:
         levels = SparkLevels(run.spark, compiled(run.plan, node, parallelism), folder, run.check)
         return BoundedIteration(journal, levels, self.region.name, node.name, run.observe)
 
-    def _taken(self, levels: SparkLevels, inputs: Sequence[DataFrame], reported: Callable[[], Metrics]) -> Input:
+    def _taken(self, levels: SparkLevels, inputs: IterationInputs) -> Input:
         """Writes the records of the inputs to where they are read."""
-        once, replayed = levels.taken(inputs)
+        once, replayed = levels.taken(inputs.frames)
         self.run.check()
-        return Input(levels.loop.parallelism, once, replayed, reported().encode())
+        return Input(levels.loop.parallelism, once, replayed, inputs.reported().encode())
 
     def forget(self) -> None:
         """Removes what the iterations kept, once the stage is committed."""

@@ -7,6 +7,7 @@ records.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 
 from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
 from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore, leaves_rows
-from dagster_unified.engine.batch.iterate import Iterations
+from dagster_unified.engine.batch.iterate import IterationInputs, Iterations
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import Natives
@@ -140,10 +141,22 @@ class RegionFrames:
         """An output of an iteration, which runs when the first of them is asked for."""
         if port not in self._iterated:
             assert self._iterations is not None
-            # of an iteration that goes on the inputs are not computed again, and nothing would be observed of them
-            inputs, reported = self._reports.take(lambda: self._streams.inputs.of_iteration(node))
-            self._iterated.update(self._iterations.outputs(node, inputs, lambda: merge(reported())))
+            given = functools.cache(lambda: self._inputs_of(node))
+            if self._leaves_rows_out:
+                given()
+            self._iterated.update(self._iterations.outputs(node, given))
         return self._iterated[port]
+
+    def _inputs_of(self, node: g.IterationNode) -> IterationInputs:
+        """The inputs of an iteration, which one that goes on does not read again: nothing is observed of them then."""
+        frames, reported = self._reports.take(lambda: self._streams.inputs.of_iteration(node))
+        return IterationInputs(frames, lambda: merge(reported()))
+
+    @property
+    def _leaves_rows_out(self) -> bool:
+        """Whether rows that do not fit are counted by reading a source once more, also where its stream is not."""
+        sources = [n.source for n in map(self.plan.graph.node, self.fragment.nodes) if isinstance(n, g.SourceNode)]
+        return any(getattr(source, "on_malformed", "fail") != "fail" for source in sources)
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         source = spark_source(self.plan.name, node)
