@@ -21,6 +21,7 @@ from dagster_unified.connectors.commits import (
     WriterTask,
 )
 from dagster_unified.connectors.database import DatabaseSink, DatabaseSource
+from dagster_unified.connectors.delivery import DeliveryGuarantee
 from dagster_unified.connectors.delta import DeltaSink
 from dagster_unified.connectors.file_sink import FileSink
 from dagster_unified.connectors.files import CsvSource, JsonSource, ParquetSource
@@ -29,7 +30,6 @@ from dagster_unified.connectors.foreach import ForeachSink
 from dagster_unified.connectors.http import HttpSource
 from dagster_unified.connectors.kafka import (
     AvroFormat,
-    DeliveryGuarantee,
     JsonFormat,
     KafkaConnection,
     KafkaMessage,

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from dagster import StaticPartitionsDefinition
 
-from dagster_unified.api import CsvSource, Pipeline
+from dagster_unified.api import CsvSource, DeliveryGuarantee, Pipeline
 from dagster_unified.connectors.database import DatabaseSink, DatabaseSource
 from dagster_unified.connectors.postgres import PostgresSink, PostgresSource
 from dagster_unified.connectors.splits import Malformed
@@ -42,8 +42,11 @@ class Database:
     kind: Callable[..., DatabaseSink | PostgresSink]
     url: str
     connect: Callable[[], object]
+    exactly_once: bool = True
 
     def sink(self, table="sales", **given):
+        if not self.exactly_once:
+            given["delivery_guarantee"] = DeliveryGuarantee.AT_LEAST_ONCE
         return self.kind(table, self.url, **given)
 
     def rows(self, query="SELECT * FROM sales ORDER BY id"):
@@ -61,9 +64,16 @@ class Database:
         return staging_tables(self.url) if self.kind is PostgresSink else []
 
 
-@pytest.fixture(params=["duckdb", "mariadb", "postgres", "sqlite"])
+@pytest.fixture(params=["duckdb", "mariadb", "postgres", "sqlite", "another", "another of MySQL's kind"])
 def database(request, tmp_path):
     file = tmp_path / "shop.db"
+    if request.param == "another":  # as any database whose transactions are not known
+        url = request.getfixturevalue("postgres")
+        other = url.replace("postgresql:", "postgresql+psycopg:")
+        return Database(DatabaseSink, other, lambda: psycopg.connect(url), exactly_once=False)
+    if request.param == "another of MySQL's kind":
+        url = request.getfixturevalue("mariadb")
+        return Database(DatabaseSink, url.replace("mariadb+", "mysql+"), lambda: connected(url), exactly_once=False)
     if request.param == "mariadb":
         url = request.getfixturevalue("mariadb")
         return Database(DatabaseSink, url, lambda: connected(url))
@@ -242,7 +252,7 @@ def test_what_was_written_can_be_looked_at(database):
     assert held.count_rows() == len(MANY)
 
 
-@pytest.mark.parametrize("kind", [DatabaseSink, PostgresSink])
+@pytest.mark.parametrize(("kind", "url"), [(DatabaseSink, "sqlite://"), (PostgresSink, "postgresql://x/y")])
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -255,15 +265,15 @@ def test_what_was_written_can_be_looked_at(database):
         ({"partition_column": "order"}, "give partition_column another name"),
     ],
 )
-def test_what_makes_no_sense_is_refused_when_the_graph_is_built(kind, given, says):
+def test_what_makes_no_sense_is_refused_when_the_graph_is_built(kind, url, given, says):
     with pytest.raises(PipelineError, match=says):
-        kind(**{"table": "sales", "connection": "postgresql://x/y", **given}).taking(record_type(Sale))
+        kind(**{"table": "sales", "connection": url, **given}).taking(record_type(Sale))
 
 
-@pytest.mark.parametrize("kind", [DatabaseSink, PostgresSink])
-def test_explain_says_of_a_partition_that_runs_again_what_the_sink_does(kind):
+@pytest.mark.parametrize(("kind", "url"), [(DatabaseSink, "sqlite://"), (PostgresSink, "postgresql://x/y")])
+def test_explain_says_of_a_partition_that_runs_again_what_the_sink_does(kind, url):
     def promised(**given):
-        return kind("sales", "postgresql://db.example/shop", **given).capabilities.describe()
+        return kind("sales", url, **given).capabilities.describe()
 
     assert promised() == (
         "exactly-once, but going back to a savepoint writes rows again, and running a partition again is refused"

@@ -22,6 +22,7 @@ from dagster_unified.connectors.commits import (
 )
 from dagster_unified.connectors.database import mariadb
 from dagster_unified.connectors.database.connection import Database, is_locked
+from dagster_unified.connectors.database.replacing import check_same, remove_keys
 from dagster_unified.connectors.database.staging import StagedRows
 from dagster_unified.connectors.database.types import (
     compared_text,
@@ -42,11 +43,15 @@ MARKS = "dagster_unified_commits"
 _ROWS = 10_000
 """Rows of one call of a driver."""
 
-_WRITTEN = {"sqlite": "SQLite", "duckdb": "DuckDB", "mariadb": "MariaDB"}
-"""Dialects whose transactions and comparisons are known to keep what a sink promises."""
+EXACT = {"sqlite": "SQLite", "duckdb": "DuckDB", "mariadb": "MariaDB"}
+"""Dialects whose transactions and comparisons are known to keep what an exactly-once sink promises."""
 
-_MADE: dict[str, Any] = {"mariadb_engine": "InnoDB", "mariadb_charset": "utf8mb4"}
-"""How MariaDB makes a table."""
+_MADE: dict[str, Any] = {
+    f"{dialect}_{name}": value
+    for dialect in ("mariadb", "mysql")
+    for name, value in (("engine", "InnoDB"), ("charset", "utf8mb4"))
+}
+"""How MariaDB and MySQL make a table."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,9 @@ class Plan:
     mode: str
     key: tuple[str, ...]
     partition_column: str | None
+    exactly_once: bool
+    """Whether a repeated write must not be there twice; upserts need no such promise."""
+
     where: str
     """How messages begin."""
 
@@ -73,12 +81,8 @@ class DatabaseCommitter(Committer[StagedRows]):
 
         self._plan = plan
         dialect = plan.database.engine(plan.where).dialect.name
-        if dialect not in _WRITTEN:
-            raise SinkError(
-                f"{plan.where}: DatabaseSink writes to {', '.join(_WRITTEN.values())} (mariadb+pymysql://…), not to"
-                f" {dialect}; for PostgreSQL there is PostgresSink, and docs/guides/write-a-connector.md shows how to"
-                " write a sink of your own"
-            )
+        if plan.exactly_once and dialect not in EXACT:
+            raise SinkError(not_exact(plan.where, dialect))
         held = sa.MetaData()
         self._marks = sa.Table(
             MARKS,
@@ -112,12 +116,8 @@ class DatabaseCommitter(Committer[StagedRows]):
                 mariadb.check_table(connection, plan.table, plan.db_schema, plan.key, plan.partition_column, plan.where)
 
     def last_version(self, name: str) -> int | None:
-        import sqlalchemy as sa
-
-        asked = sa.select(self._marks.c.version).where(self._marks.c.writer == name)
         with self._plan.database.transaction(self._plan.where) as connection:
-            found = connection.execute(asked).scalar()
-        return None if found is None else int(found)
+            return self._version(connection, name)
 
     def commit(self, commits: Sequence[Commit[StagedRows]]) -> None:
         import sqlalchemy as sa
@@ -164,7 +164,17 @@ class DatabaseCommitter(Committer[StagedRows]):
 
         mine = self._marks.c.writer == name
         connection.execute(sa.update(self._marks).where(mine).values(version=self._marks.c.version))
-        return connection.execute(sa.select(self._marks.c.version).where(mine)).scalar()
+        return self._version(connection, name)
+
+    def _version(self, connection: sa.Connection, name: str) -> int | None:
+        import sqlalchemy as sa
+
+        asked = sa.select(self._marks.c.writer, self._marks.c.version).where(self._marks.c.writer == name)
+        found = connection.execute(asked).one_or_none()
+        if found is None:
+            return None
+        check_same((found.writer,), {(name,)}, MARKS, self._plan.where)
+        return int(found.version)
 
     def _remember(self, connection: sa.Connection, name: str, held: int | None, version: int) -> None:
         import sqlalchemy as sa
@@ -188,8 +198,10 @@ class DatabaseCommitter(Committer[StagedRows]):
         before = self._locked(connection, identity.replaces)
         self._remember(connection, identity.replaces, before, 0 if before is None else before + 1)
         if plan.partition_column is not None:
-            of_partition = self._table.c[plan.partition_column] == identity.partition_key
-            connection.execute(sa.delete(self._table).where(of_partition))
+            column = self._table.c[plan.partition_column]
+            for (held,) in connection.execute(sa.select(column).where(column == identity.partition_key).distinct()):
+                check_same((held,), {(identity.partition_key,)}, plan.table, plan.where)
+            connection.execute(sa.delete(self._table).where(column == identity.partition_key))
             return identity.partition_key
         if before is not None:
             raise partition_repeated(plan.where, identity.partition_key)
@@ -204,8 +216,10 @@ class DatabaseCommitter(Committer[StagedRows]):
         rows = shortened(stored(rows, dialect, plan.where), self._scales, plan.where)
         if partition is not None and plan.partition_column is not None:
             rows = rows.append_column(plan.partition_column, pa.array([partition] * len(rows), pa.string()))
-        if dialect == "mariadb":
+        if dialect in ("mariadb", "mysql"):
             mariadb.check_lengths(connection, plan.table, plan.db_schema, rows, plan.where)
+        if plan.key and dialect not in EXACT:
+            remove_keys(connection, self._table, plan.key, rows, plan.where)
         insert = self._insert(dialect)
         if dialect == "duckdb":  # row by row takes it ten times as long
             names = rows.column_names
@@ -217,7 +231,7 @@ class DatabaseCommitter(Committer[StagedRows]):
             connection.execute(insert, rows.slice(start, _ROWS).to_pylist())
 
     def _insert(self, dialect: str) -> Any:
-        if self._plan.mode != "upsert":
+        if self._plan.mode != "upsert" or dialect not in EXACT:
             return self._table.insert()
         from sqlalchemy.dialects import mysql, postgresql, sqlite
 
@@ -263,7 +277,7 @@ class DatabaseCommitter(Committer[StagedRows]):
                     f"{plan.where}: column '{name}' of {plan.table} may not be null and has no default, and the records"
                     " have no such field; add the field, or give the column a default"
                 )
-        if plan.key:
+        if plan.key and dialect in EXACT:
             keys = [found.get_pk_constraint(plan.table, plan.db_schema)["constrained_columns"]]
             keys += [one["column_names"] for one in found.get_unique_constraints(plan.table, plan.db_schema)]
             keys += [one["column_names"] for one in found.get_indexes(plan.table, plan.db_schema) if one["unique"]]
@@ -272,6 +286,15 @@ class DatabaseCommitter(Committer[StagedRows]):
                     f"{plan.where}: table {plan.table} has no primary key or unique index of ({', '.join(plan.key)}),"
                     " which upserts need; create one"
                 )
+
+
+def not_exact(where: str, dialect: str) -> str:
+    """Says that nobody knows whether a write to a database happens exactly once."""
+    return (
+        f"{where}: DatabaseSink writes exactly once to {', '.join(EXACT.values())} (mariadb+pymysql://…); for {dialect}"
+        " that is not known: give delivery_guarantee=DeliveryGuarantee.AT_LEAST_ONCE, or mode='upsert' with a key; for"
+        " PostgreSQL there is PostgresSink"
+    )
 
 
 def _is_mark(error: Any) -> bool:

@@ -55,19 +55,20 @@ _URL = re.compile(r"([\w+]+)://(?:[^:/]*(?::[^@]*)?@)?([^/?@]*)(/[^?]*)?(?:\?.*)
 IN_FILES = ("sqlite", "duckdb")
 """Databases that are files. They tell no upper from lower case in names, and tables are in the schema `main`."""
 
+_OF_MYSQL = (
+    "SET time_zone = '+00:00', sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'),"
+    f" innodb_lock_wait_timeout = {_LOCK_SECONDS:.0f}"
+)
 _SESSION = {
     "duckdb": "SET TimeZone = 'UTC'",
-    "mariadb": (
-        "SET time_zone = '+00:00', sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'),"
-        f" innodb_lock_wait_timeout = {_LOCK_SECONDS:.0f}"
-    ),
-    "mysql": "SET time_zone = '+00:00'",
+    "mariadb": _OF_MYSQL,
+    "mysql": _OF_MYSQL,
     "postgresql": "SET TIME ZONE 'UTC'",
 }
-"""How a session is set up. By its zone these databases convert between times with a zone and without; MariaDB cuts off
-what is too long for a column unless it is strict."""
+"""How a session is set up. By its zone these databases convert between times with a zone and without; MariaDB and MySQL
+cut off what is too long for a column unless they are strict."""
 
-_ISOLATION: dict[str, dict[str, Any]] = {"mariadb": {"isolation_level": "READ COMMITTED"}}
+_ISOLATION = {"mariadb": "READ COMMITTED", "mysql": "READ COMMITTED"}
 """Where a transaction would not see what the one it has waited for has written."""
 
 
@@ -99,15 +100,21 @@ class Database:
         parts = _URL.fullmatch(self.url)
         return f"{parts[1]}://{parts[2]}{parts[3] or ''}" if parts else "a database"
 
+    @property
+    def dialect(self) -> str | None:
+        """The name of its dialect; None where only an environment variable tells."""
+        parts = _URL.fullmatch(self.url) if isinstance(self.url, str) else None
+        return parts[1].partition("+")[0] if parts else None
+
     def place(self) -> str:
         """The one form of all URLs that lead to the database, as far as they tell."""
         parts = _URL.fullmatch(self.url) if isinstance(self.url, str) else None
         if parts is None:
             return self.describe()
-        dialect, path = parts[1].partition("+")[0], parts[3] or ""
-        if dialect in IN_FILES and path:
+        path = parts[3] or ""
+        if self.dialect in IN_FILES and path:
             path = f"/{os.path.realpath(path.removeprefix('/'))}"
-        return f"{dialect}://{parts[2]}{path}"
+        return f"{self.dialect}://{parts[2]}{path}"
 
     def __repr__(self) -> str:
         return f"Database({self.describe()})"
@@ -129,9 +136,13 @@ class Database:
             raise ConfigurationError(f"{where}: there is no file {file}; check the path, and that all workers see it")
         try:
             shared = {"read_only": True} if read_only and url.get_backend_name() == "duckdb" else {}
-            isolation = _ISOLATION.get(url.get_backend_name(), {})
+            isolation = _ISOLATION.get(url.get_backend_name())
             return sa.create_engine(
-                url, poolclass=sa.pool.NullPool, hide_parameters=True, connect_args=shared, **isolation
+                url,
+                poolclass=sa.pool.NullPool,
+                hide_parameters=True,
+                connect_args=shared,
+                **({} if isolation is None else {"isolation_level": isolation}),
             )
         except sa.exc.NoSuchModuleError:  # an ArgumentError as well
             name = url.get_backend_name()

@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 EXACT = "_nopad_bin"
 """How collations of MariaDB end that compare texts as they are."""
 
-_NAMES = {"sqlite": "SQLite", "mariadb": "MariaDB"}
+_NAMES = {"sqlite": "SQLite", "mariadb": "MariaDB", "mysql": "MySQL"}
+"""Dialects that have no number for NaN."""
+
+_OF_MYSQL = ("mariadb", "mysql")
+_SINGLE = 24
+"""Binary digits of a float of single precision."""
 
 
 def column_type(kind: pa.DataType, indexed: bool = False) -> Any:
@@ -30,10 +35,12 @@ def column_type(kind: pa.DataType, indexed: bool = False) -> Any:
 
     if pa.types.is_decimal(kind):
         return sa.Numeric(kind.precision, kind.scale).with_variant(sa.Text(), "sqlite")
-    if pa.types.is_timestamp(kind):  # one without a precision rounds to seconds
-        return sa.DateTime(timezone=kind.tz is not None).with_variant(mysql.DATETIME(fsp=6), "mariadb")
+    if pa.types.is_timestamp(kind):  # one without a precision rounds to seconds, as Oracle's DATE
+        has_zone = kind.tz is not None
+        of_mysql = sa.DateTime(timezone=has_zone).with_variant(mysql.DATETIME(fsp=6), *_OF_MYSQL)
+        return of_mysql.with_variant(sa.TIMESTAMP(timezone=has_zone), "oracle")
     if kind == pa.binary():
-        return sa.LargeBinary().with_variant(mysql.VARBINARY(255) if indexed else mysql.LONGBLOB(), "mariadb")
+        return sa.LargeBinary().with_variant(mysql.VARBINARY(255) if indexed else mysql.LONGBLOB(), *_OF_MYSQL)
     simple = {
         pa.bool_(): sa.Boolean(),
         pa.int64(): sa.BigInteger(),
@@ -43,16 +50,23 @@ def column_type(kind: pa.DataType, indexed: bool = False) -> Any:
     }
     if kind in simple:
         return simple[kind]
-    return compared_text(255, sa.Text()) if indexed else sa.Text().with_variant(mysql.LONGTEXT(), "mariadb")
+    if indexed:  # Oracle and SQL Server index no text without a length
+        return compared_text(255, sa.Text().with_variant(sa.Unicode(255), "mssql", "oracle"))
+    return sa.Text().with_variant(mysql.LONGTEXT(), *_OF_MYSQL).with_variant(sa.UnicodeText(), "mssql")
 
 
 def compared_text(characters: int, elsewhere: Any = None) -> Any:
-    """The type of a column of texts that are compared as they are: MariaDB takes 'A', 'a' and 'a ' for the same."""
+    """The type of a column of texts that are compared as they are, in MySQL but for blanks at their end.
+
+    Else MariaDB takes 'A', 'a' and 'a ' for the same.
+    """
     import sqlalchemy as sa
     from sqlalchemy.dialects import mysql
 
     exact = mysql.VARCHAR(characters, charset="utf8mb4", collation=f"utf8mb4{EXACT}")
-    return (elsewhere or sa.String(characters)).with_variant(exact, "mariadb")
+    binary = mysql.VARCHAR(characters, charset="utf8mb4", collation="utf8mb4_bin")
+    plain = elsewhere or sa.String(characters).with_variant(sa.Unicode(characters), "mssql")
+    return plain.with_variant(exact, "mariadb").with_variant(binary, "mysql")
 
 
 def fits(kind: pa.DataType, held: Any, dialect: str, reading: bool = False) -> bool:
@@ -73,8 +87,8 @@ def fits(kind: pa.DataType, held: Any, dialect: str, reading: bool = False) -> b
         pa.date32(): (sa.Date,),
         pa.duration("us"): (sa.Integer,),
     }
-    if not reading and dialect != "sqlite" and isinstance(held, (sa.REAL, sa.FLOAT)):
-        return False  # of single precision
+    if not reading and dialect != "sqlite" and _is_single(held):
+        return False
     if not reading and pa.types.is_timestamp(kind) and _is_coarse(held, dialect):
         return False
     if pa.types.is_decimal(kind):
@@ -112,12 +126,24 @@ def spelled(held: Any) -> str:
         return type(held).__name__
 
 
+def _is_single(held: Any) -> bool:
+    """Whether a column of floats has single precision, as REAL, or FLOAT unless its digits say otherwise."""
+    import sqlalchemy as sa
+
+    return isinstance(held, sa.REAL) or (isinstance(held, sa.FLOAT) and (held.precision or 0) <= _SINGLE)
+
+
 def _is_coarse(held: Any, dialect: str) -> bool:
     """Whether a column of times has less than microseconds."""
     import sqlalchemy as sa
+    from sqlalchemy.dialects import mssql
 
-    if dialect == "mariadb":
+    if dialect in _OF_MYSQL:
         return getattr(held, "fsp", None) != 6
+    if dialect == "oracle":
+        return not isinstance(held, sa.TIMESTAMP)
+    if dialect == "mssql":
+        return not isinstance(held, (mssql.DATETIMEOFFSET, mssql.DATETIME2))
     # so SQLAlchemy has DuckDB's TIMESTAMP_S and TIMESTAMP_MS, and no other
     return dialect == "duckdb" and type(held) is sa.TIMESTAMP and not held.timezone
 
@@ -126,16 +152,17 @@ def stored(table: pa.Table, dialect: str, where: str) -> pa.Table:
     """Rows in the types in which a database of this dialect holds them; raises `SinkError` for what it does not."""
     import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
-    for name in table.column_names if dialect in ("sqlite", "mariadb") else ():
+    for name in table.column_names if dialect in _NAMES else ():
         column = table.column(name)
         if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
             raise SinkError(
                 f"{where}: field '{name}' is NaN, which {_NAMES[dialect]} has no number for; write None where that is"
                 " meant"
             )
-        if dialect == "mariadb" and pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+        if dialect in _OF_MYSQL and pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
             raise SinkError(
-                f"{where}: field '{name}' is infinite, which MariaDB has no number for; write None where that is meant"
+                f"{where}: field '{name}' is infinite, which {_NAMES[dialect]} has no number for; write None where that"
+                " is meant"
             )
     return pa.table({name: _stored(table.column(name), name, dialect, where) for name in table.column_names})
 
@@ -161,7 +188,7 @@ def _stored(column: pa.ChunkedArray, name: str, dialect: str, where: str) -> Any
         return pa.chunked_array([to_json(chunk, name, where) for chunk in column.chunks], pa.string())
     if pa.types.is_duration(kind):
         return column.cast(pa.int64())
-    if pa.types.is_timestamp(kind) and kind.tz is not None and dialect in ("sqlite", "mariadb"):  # no zones: UTC
+    if pa.types.is_timestamp(kind) and kind.tz is not None and dialect in _NAMES:  # no zones: UTC
         return column.cast(pa.timestamp("us"))
     return column.cast(pa.string()) if pa.types.is_decimal(kind) and dialect == "sqlite" else column
 

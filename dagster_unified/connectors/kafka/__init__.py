@@ -4,12 +4,11 @@ from dagster_unified.connectors.kafka.connection import KafkaConnection
 from dagster_unified.connectors.kafka.formats import AvroFormat, JsonFormat, ProtobufFormat, RawFormat, ValueFormat
 from dagster_unified.connectors.kafka.offsets import KafkaOffsetsInitializer, OffsetResetStrategy
 from dagster_unified.connectors.kafka.registry import SchemaRegistry
-from dagster_unified.connectors.kafka.sink import DeliveryGuarantee, KafkaSink
+from dagster_unified.connectors.kafka.sink import KafkaSink
 from dagster_unified.connectors.kafka.source import KafkaMessage, KafkaSource
 
 __all__ = [
     "AvroFormat",
-    "DeliveryGuarantee",
     "JsonFormat",
     "KafkaConnection",
     "KafkaMessage",

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from enum import Enum
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import Committer, NoCommitter, WriteIdentity, Writer, WriterTask
+from dagster_unified.connectors.delivery import DeliveryGuarantee
 from dagster_unified.connectors.kafka.committer import KafkaCommitter, TransactionalTopic
 from dagster_unified.connectors.kafka.connection import PRODUCER_OWN, GivesConnection, KafkaConnection, check_option
 from dagster_unified.connectors.kafka.formats import JsonFormat, ValueFormat
@@ -24,13 +24,6 @@ from dagster_unified.errors import PipelineError, SinkError, UnifiedError
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
-
-
-class DeliveryGuarantee(Enum):
-    """What a Kafka sink promises, as Flink's `KafkaSink` names it. There is an example at `KafkaSink`."""
-
-    EXACTLY_ONCE = "exactly-once"
-    AT_LEAST_ONCE = "at-least-once"
 
 
 class KafkaSink(SparkSink[In, StagedMessages]):
@@ -66,7 +59,7 @@ class KafkaSink(SparkSink[In, StagedMessages]):
     is lacking, and `UnavailableError`, which is tried again, where the cluster or the registry is away.
 
     Examples:
-        >>> from dagster_unified.connectors.kafka import DeliveryGuarantee, KafkaSink
+        >>> from dagster_unified.connectors import DeliveryGuarantee, KafkaSink
         >>> sink = sales.sink_to(KafkaSink("sales", "broker:9092", key="shop"))
         >>> [sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["sales"]]
         [3, 4, 5]

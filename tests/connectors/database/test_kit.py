@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from dagster_unified.api import DatabaseSink
+from dagster_unified.api import DatabaseSink, DeliveryGuarantee
 from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions, spark_connect_server
 from tests.connectors.database.test_sink import rows
 from tests.depth import NIGHTLY, SEED
@@ -48,7 +48,8 @@ def spark_server():
 @pytest.mark.spark
 @pytest.mark.rotates("kits")
 @pytest.mark.parametrize(
-    ("kind", "mode", "check"), product(("duckdb", "mariadb", "sqlite"), MODES, (check_epochs, check_partitions))
+    ("kind", "mode", "check"),
+    product(("duckdb", "mariadb", "sqlite", "another"), MODES, (check_epochs, check_partitions)),
 )
 def test_nothing_is_lost_and_nothing_is_there_twice_whoever_is_killed(
     request, spark_server, tmp_path, kind, mode, check
@@ -57,6 +58,9 @@ def test_nothing_is_lost_and_nothing_is_there_twice_whoever_is_killed(
         mariadb = request.getfixturevalue("mariadb")
         _SERVERS[mariadb] = request.getfixturevalue("mariadb_server")
         target = ServersTable(mariadb, MODES[mode])
+    elif kind == "another":  # as any database whose transactions are not known; this one keeps them
+        url = request.getfixturevalue("postgres").replace("postgresql:", "postgresql+psycopg:")
+        target = Table(url, {**MODES[mode], "delivery_guarantee": DeliveryGuarantee.AT_LEAST_ONCE})
     else:
         target = Table(f"{kind}:///{tmp_path}/entries.db", MODES[mode])
     faults = check(target, spark_server, SEED, KILLS)

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import duckdb
+import psycopg
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.dialects import mssql, mysql, oracle, registry
 
-from dagster_unified.api import DatabaseSink
+from dagster_unified.api import DatabaseSink, DeliveryGuarantee
 from dagster_unified.connectors.commits import WriteAttempt, WriterTask
 from dagster_unified.connectors.database.connection import Database
 from dagster_unified.connectors.database.staging import StagedRows
+from dagster_unified.connectors.database.types import column_type, fits
 from dagster_unified.connectors.secrets import Environment
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import (
@@ -52,6 +56,8 @@ def url(request, tmp_path):
 def opened(url):
     if url.startswith("mariadb"):
         return closing(connected(url))
+    if url.startswith("postgresql"):
+        return closing(psycopg.connect(url.replace("+psycopg", "")))
     kind, _, path = url.partition(":///")
     return closing(OPENED[kind](path))
 
@@ -184,10 +190,11 @@ def test_many_rows_are_staged_in_files_that_are_removed(tmp_path):
 
 
 def test_what_is_missing_is_named():
+    upsert = {"mode": "upsert", "key": "id"}
     with pytest.raises(MissingRequirementError, match="the driver 'MySQLdb' is not installed; install"):
-        write(DatabaseSink("sales", "mysql+mysqldb://u@h/d"), [Sale(1, "a")])
+        write(DatabaseSink("sales", "mysql+mysqldb://u@h/d", **upsert), [Sale(1, "a")])
     with pytest.raises(MissingRequirementError, match="the dialect 'snowflake' is not installed"):
-        write(DatabaseSink("sales", "snowflake://u@h/d"), [Sale(1, "a")])
+        write(DatabaseSink("sales", "snowflake://u@h/d", **upsert), [Sale(1, "a")])
     with pytest.raises(ConfigurationError, match="environment variable NOT_SET has no value"):
         write(DatabaseSink("sales", Environment("NOT_SET")), [Sale(1, "a")])
 
@@ -213,12 +220,61 @@ def test_what_is_no_name_of_a_table_is_refused_when_the_graph_is_built(table):
 
 
 @pytest.mark.parametrize("kind", ["postgresql+psycopg", "mysql+pymysql"])
-def test_databases_whose_transactions_were_not_looked_at_are_refused(kind):
+def test_exactly_once_is_refused_where_it_is_not_known_to_hold(monkeypatch, kind):
     said = (
-        rf"writes to SQLite, DuckDB, MariaDB \(mariadb\+pymysql://…\), not to {kind.partition('+')[0]}; .* PostgresSink"
+        rf"writes exactly once to SQLite, DuckDB, MariaDB .*; for {kind.partition('+')[0]} that is not known: give"
+        r" delivery_guarantee=DeliveryGuarantee.AT_LEAST_ONCE, or mode='upsert'.* PostgresSink"
     )
+    url = f"{kind}://nobody@127.0.0.1:1/shop"
+    with pytest.raises(PipelineError, match=said):
+        DatabaseSink("sales", url)
+    monkeypatch.setenv("SHOP_DATABASE", url)
     with pytest.raises(SinkError, match=said):
-        write(DatabaseSink("sales", f"{kind}://nobody@127.0.0.1:1/shop"), [Sale(1, "a")])
+        write(DatabaseSink("sales", Environment("SHOP_DATABASE")), [Sale(1, "a")])
+
+
+def test_what_is_promised_of_other_databases():
+    url, at_least_once = "oracle://db/shop", DeliveryGuarantee.AT_LEAST_ONCE
+    assert DatabaseSink("sales", url, mode="upsert", key="id").guarantee.value == "upsert"
+    assert DatabaseSink("sales", url, delivery_guarantee=at_least_once).guarantee.value == "at-least-once"
+    assert DatabaseSink("sales", "sqlite://", delivery_guarantee=at_least_once).guarantee.value == "at-least-once"
+
+
+def test_a_database_that_takes_texts_for_the_same_that_differ_loses_no_row(mariadb):
+    url = mariadb.replace("mariadb+", "mysql+")
+    execute(mariadb, 'CREATE TABLE sales (id bigint, "order" varchar(9), amount double)')
+    sink = DatabaseSink("sales", url, mode="upsert", key="order")
+    write(sink, [Sale(1, "a")])
+    with pytest.raises(SinkError, match=r"the text 'a', which table sales has, is the same as another one that is wri"):
+        write(sink, [Sale(2, "A")], execution="second")
+    write(sink, [Sale(3, "a"), Sale(4, "b")], execution="third")
+    assert sales(mariadb) == [(3, "a", None), (4, "b", None)]
+    options = {"partition_column": "day", "delivery_guarantee": DeliveryGuarantee.AT_LEAST_ONCE}
+    execute(mariadb, 'CREATE TABLE days (id bigint, "order" text, amount double, day varchar(9))')
+    write(DatabaseSink("days", url, **options), [Sale(1, "a")], partition="monday")
+    with pytest.raises(SinkError, match="the text 'monday', which table days has, is the same as another"):
+        write(DatabaseSink("days", url, **options), [Sale(2, "a")], partition="Monday")
+
+
+def test_columns_of_databases_that_cannot_be_had_here():
+    """What SQLAlchemy makes of the tables, and which columns that are there are refused."""
+    wanted = {
+        "mysql": ("varchar(255) character set utf8mb4 collate utf8mb4_bin", "datetime(6)", "longtext"),
+        "mssql": ("nvarchar(255)", "datetimeoffset", "ntext"),
+        "oracle": ("varchar2(255 char)", "timestamp with time zone", "clob"),
+    }
+    for name, columns in wanted.items():
+        dialect = registry.load(name)()
+        kinds = column_type(pa.string(), True), column_type(pa.timestamp("us", "UTC")), column_type(pa.string())
+        assert tuple(kind.compile(dialect=dialect).lower() for kind in kinds) == columns
+    at = pa.timestamp("us", "UTC")
+    assert not fits(at, mysql.DATETIME(), "mysql")
+    assert not fits(at, mssql.DATETIME(), "mssql")
+    assert not fits(at, oracle.DATE(), "oracle")
+    assert fits(at, oracle.TIMESTAMP(timezone=True), "oracle")
+    assert fits(at, mssql.DATETIMEOFFSET(), "mssql")
+    assert fits(pa.float64(), mssql.FLOAT(53), "mssql")
+    assert not fits(pa.float64(), mssql.FLOAT(24), "mssql")
 
 
 class Price(NamedTuple):
