@@ -372,7 +372,6 @@ def iterate_delta(
 
 _INSTEAD = {
     nodes.SinkNode: ("a sink", "return the stream as an output, and write it behind the iteration"),
-    nodes.SourceNode: ("a source", "read it before the iteration, and pass the stream in as data"),
     nodes.LookupNode: ("a lookup", "pass the table in as data, and broadcast() it"),
     nodes.AssignTimestampsNode: ("a timestamp assigner", "assign timestamps before the iteration"),
     IterationNode: (
@@ -810,6 +809,11 @@ class _Builder:
             raise PipelineError(f"{self.where}: process(variables, data) has to return an IterationBodyResult")
         if len(self.outer._nodes) > before:
             stray = self.outer._nodes[before]
+            if isinstance(stray, nodes.SourceNode):
+                raise PipelineError(
+                    f"{self.where}: a body cannot have a source in it, as '{stray.name}' ({stray.location}) is; read it"
+                    " before the iteration, and pass the stream in as data"
+                )
             raise PipelineError(
                 f"{self.where}: '{stray.name}' ({stray.location}) works on a stream of the outside; pass the stream in"
                 " as data"

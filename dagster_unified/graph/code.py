@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,14 @@ def held_by(value: Any) -> list[Any]:
     return held
 
 
-def fields_set(cls: type) -> set[str]:
-    """The attributes that the methods of an author's class set, without those that only `__init__` does."""
+def fields_set(cls: type, before: Collection[str] = ("__init__",)) -> set[str]:
+    """The attributes that the methods of an author's class set, without those that only methods `before` do."""
     return {
         op.argval
         for parent in cls.__mro__
         if not is_installed(parent.__module__)
         for name, member in vars(parent).items()
-        if isinstance(member, types.FunctionType) and name != "__init__"
+        if isinstance(member, types.FunctionType) and name not in before
         for op in dis.get_instructions(member)
         if op.opname == "STORE_ATTR"
     }

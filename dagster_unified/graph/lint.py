@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dagster_unified.graph.code import names_used, reads_from_outside, refers_to
+from dagster_unified.graph.code import authors, fields_set, names_used, reads_from_outside, refers_to
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import fingerprint_of
 from dagster_unified.graph.lateness import Assigned, assigners
@@ -239,6 +239,25 @@ def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
     ]
 
 
+_BEFORE_RECORDS = ("__init__", "open", "initialize_state")
+
+
+def _attributes(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    """What a function of a body keeps in itself, where only state lasts."""
+    found = sorted({name for one in authors(node.user_function) for name in fields_set(type(one), _BEFORE_RECORDS)})
+    if not found:
+        return []
+    return [
+        (
+            "note",
+            (
+                f"'{node.name}' sets {', '.join(f'self.{name}' for name in found)} as records come: in a body a"
+                " function is opened anew in each round, and what it keeps in attributes is gone; keep what lasts in state"
+            ),
+        )
+    ]
+
+
 def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
     if isinstance(node, SinkNode) or graph.outputs(node.id):
         return []
@@ -251,5 +270,5 @@ _BEFORE: tuple[Rule, ...] = (_counts_updates, _clock, _watermark)
 _AFTER: tuple[Rule, ...] = (_late_records, _expiry, _order, _null_key, _left_out, _unused)
 """The same, after it."""
 
-_IN_BODIES: tuple[Rule, ...] = (_counts_updates, _clock, _watermark, _expiry, _order, _null_key)
+_IN_BODIES: tuple[Rule, ...] = (_counts_updates, _clock, _watermark, _expiry, _order, _null_key, _attributes)
 """What is asked of the operators of an iteration's body; the iteration answers for their code and their results."""

@@ -1,5 +1,6 @@
 """The lint: what depends on the mode is warned of, and nothing else."""
 
+import os
 import random
 import time
 from collections.abc import Iterable
@@ -67,6 +68,18 @@ class ClockAsItComes(Plain):
 class Watermark(Sorted):
     def process_element(self, value, ctx) -> Iterable[Sale]:
         yield value._replace(amount=ctx.timer_service().current_watermark())
+
+
+class Summing(Plain):
+    def open(self, runtime_context):
+        self.total = 0
+
+    def process_element(self, value, ctx) -> Iterable[Sale]:
+        self.total += value.amount
+        yield value._replace(amount=self.total)
+
+
+HELD = open(os.devnull)  # noqa: SIM115
 
 
 class Once(iterations.IterationBody):
@@ -262,6 +275,14 @@ CASES = {
     "a function in an iteration": (
         lambda p: looped(p, ClockAsItComes()).print(),
         {("clock", "warning"), ("order", "note")},
+    ),
+    "a function in an iteration that keeps something in itself": (
+        lambda p: looped(p, Summing()).print(),
+        {("attributes", "note"), ("order", "note")},
+    ),
+    "a function with a value that cannot be compared": (
+        lambda p: sales(p).filter(lambda sale: HELD is not None).print(),
+        {("left-out", "note")},
     ),
     "a function with processing-time timers": (
         lambda p: sales(p).key_by("shop").process(Timed()).print(),

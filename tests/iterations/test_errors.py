@@ -109,6 +109,8 @@ def test_a_stream_of_the_outside_has_to_be_passed_in():
     def iterate(build):
         iterations.iterate_bounded_streams_until_termination([numbers], [], Body(build))
 
+    with pytest.raises(PipelineError, match=r"cannot have a source in it, as 'read' \(.*\) is; read it before the it"):
+        iterate(lambda variables, data: Result([pipeline.from_collection([3], name="read")], [variables[0]]))
     with pytest.raises(PipelineError, match=r"'map' \(.*\) works on a stream of the outside; pass"):
         iterate(lambda v, d: Result([v[0]], [other.map(lambda n: n, int)]))
     with pytest.raises(PipelineError, match="is of an iteration's body and one of the outside"):
