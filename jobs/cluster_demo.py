@@ -4,7 +4,9 @@ It starts an S3 server, and a Spark master with two workers of one core, and sto
 their definitions are the same: only the environment says where they run. In each demonstration `kill -9` ends a worker
 with its executor, and another one takes its place.
 
-    python -m jobs.cluster_demo [batch | stream | backfill | handover | kafka | connect]…
+    python -m jobs.cluster_demo [connect] [batch | stream | backfill | handover | kafka]…
+
+runs some of them, with `connect` through a Spark Connect server; without arguments all, in both ways.
 """
 
 from __future__ import annotations
@@ -50,12 +52,17 @@ def main(*chosen: str) -> int:
     """The demonstrations; 0 where all went well and all tables are equal."""
     console.print("on this machine: the year in BATCH, and five days of the backfill")
     run("dagster-unified", "run", *BATCH)
-    if not chosen or {"backfill", "connect"} & set(chosen):
+    names = [name for name in chosen if name != "connect"]
+    if not names or "backfill" in names:
         run("python", "-m", "jobs.backfill_demo", DAYS, "0")
     with tempfile.TemporaryDirectory(prefix="cluster-") as folder, deployed(Path(folder)) as demonstrations:
         run("python", "-m", "jobs.data")
-        known = {one.__name__: one for one in (*demonstrations.all(), demonstrations.connect)}
-        return max(int(not known[name]()) for name in chosen or known)
+        equal = True
+        if not chosen or "connect" not in chosen:
+            equal = demonstrations.run(names)
+        if not chosen or "connect" in chosen:
+            equal = demonstrations.run_through_connect(names) and equal
+        return int(not equal)
 
 
 class Demonstrations:
@@ -66,9 +73,11 @@ class Demonstrations:
         self.through = ""
         """By what the driver is reached, where it is not in the run's process."""
 
-    def all(self) -> Sequence[Callable[[], bool]]:
-        """Each says whether the tables are equal."""
-        return self.batch, self.stream, self.backfill, self.handover, self.kafka
+    def run(self, names: Sequence[str]) -> bool:
+        """Runs those of these names, or all of them; returns whether all tables are equal."""
+        known = {one.__name__: one for one in (self.batch, self.stream, self.backfill, self.handover, self.kafka)}
+        equal = [known[name]() for name in names or known]  # all of them, whatever the first one gives
+        return all(equal)
 
     def batch(self) -> bool:
         """The year in BATCH, by the command line."""
@@ -109,20 +118,19 @@ class Demonstrations:
         self._losing_a_worker(f"Kafka and PostgreSQL{self.through}", ("python", "-m", "jobs.kafka_demo"), runs)
         return True
 
-    def connect(self) -> bool:
-        """All of them, by one Spark Connect server on the cluster. A stream's query outlives its killed run worker."""
+    def run_through_connect(self, names: Sequence[str]) -> bool:
+        """The same by one Spark Connect server on the cluster. A stream's query outlives its killed run worker."""
         for earlier in ("tables", "live_tables", "daily_tables", "intermediates", "checkpoints"):
             remove_tree(UPath(f"{LAKE}/{earlier}"))
         port = free_port()
         os.environ["SPARK_REMOTE"] = connect_server.ensure(port, self.cluster.url, self.config)
         self.through = " through Spark Connect"
         try:
-            equal = [one() for one in self.all()]
+            return self.run(names)
         finally:
             self.through = ""
             del os.environ["SPARK_REMOTE"]
             connect_server.stop(port)
-        return all(equal)
 
     def _losing_a_worker(self, what: str, command: tuple[str, ...], begun: Callable[[], bool]) -> None:
         """Runs a program, and kills a worker that has an executor of it once it has begun."""
@@ -159,6 +167,10 @@ def deployed(folder: Path) -> Iterator[Demonstrations]:
             **s3a(folder, environment["AWS_ENDPOINT_URL"]),
         }
         (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in config.items()))
+        os.environ |= {  # which workers take with them, so that they know them before there are such servers
+            "FLIGHTS_KAFKA": f"127.0.0.1:{free_port()}",
+            "FLIGHTS_POSTGRES": f"postgresql://postgres@127.0.0.1:{free_port()}/postgres",
+        }
         cluster = Cluster(folder)
         os.environ |= {
             "SPARK_CONF_DIR": str(folder),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,7 +72,8 @@ def servers() -> Iterator[tuple[Broker, str]]:
     if programs is None:
         sys.exit("no PostgreSQL server (Debian: apt-get install postgresql)")
     with tempfile.TemporaryDirectory(prefix="kafka-") as folder:
-        broker, server = Broker(Path(folder)), PostgresServer(programs)
+        broker = Broker(Path(folder), port_of("FLIGHTS_KAFKA"))
+        server = PostgresServer(programs, port_of("FLIGHTS_POSTGRES"))
         try:
             broker.start()
             server.start()
@@ -81,6 +83,12 @@ def servers() -> Iterator[tuple[Broker, str]]:
         finally:
             broker.stop()
             server.remove()
+
+
+def port_of(variable: str) -> int | None:
+    """The port in an address that the workers of a cluster have been told; None where there is none."""
+    found = re.search(r":(\d+)(/|$)", os.environ.get(variable, ""))
+    return int(found[1]) if found else None
 
 
 def replay(broker: Broker, instance: DagsterInstance, directory: CheckpointDirectory) -> str:
