@@ -183,9 +183,12 @@ def as_text(plan: Plan) -> str:
 
 
 def _parallelism_text(plan: Plan) -> str:
-    """How many tasks there are behind exchanges, and how many key groups of keyed state."""
+    """How many tasks there are behind exchanges, if `spark.sql.shuffle.partitions` is not set, and how many key groups.
+
+    No session is there to be asked.
+    """
     execution = plan.execution
-    tasks = f"{execution.parallelism} tasks" if execution.parallelism else "as many tasks as the session says"
+    tasks = f"{execution.parallelism} tasks" if execution.parallelism else "two tasks for each core of the session"
     return f"exchanges into {tasks}" + (
         f", keyed state in {execution.streaming.max_parallelism} key groups" if execution.mode == "STREAMING" else ""
     )

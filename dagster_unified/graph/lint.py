@@ -252,7 +252,7 @@ def _attributes(graph: Graph, node: Node, execution: Execution) -> list[tuple[st
             "note",
             (
                 f"'{node.name}' sets {', '.join(f'self.{name}' for name in found)} as records come: in a body a"
-                " function is opened anew in each round, and what it keeps in attributes is gone; keep what lasts in state"
+                " function is opened anew in each round, and its attributes are gone; keep what lasts in state"
             ),
         )
     ]
