@@ -2,7 +2,8 @@
 
 All on this machine. Each session is a process of its own, which says what its rounds took once it is warm:
 `python -m benchmarks.clusters WHAT MASTER RECORDS PLACE...`. BATCH reads records, shuffles them by key through an
-intermediate, reduces them in Python and writes a table, all at a PLACE; of several, each has a round in turn. STREAMING
+intermediate, reduces them in Python and writes a table, all at a PLACE; of several, each has a round in turn, and so
+have the sessions that are compared: a machine that others use changes its speed within minutes. STREAMING
 reduces micro-batches of a quarter of the records, with its checkpoint at PLACE. The last case kills a worker under a
 stream with a file a second.
 """
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,9 +62,10 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     """All cases of the family `cluster`."""
     bars, measurements = bucket_epochs.measure(options)
     with _settings() as (local, cluster, spark_cluster):
+        here, there = _by_turns((local, cluster), options.records)
         rates = {
-            ("batch", "local"): _rates("batch", local, options.records)[0],
-            ("batch", "cluster"): _rates("batch", cluster, options.records)[0],
+            ("batch", "local"): here,
+            ("batch", "cluster"): there,
             ("stream", "local"): _rates("stream", local, options.stream_records // 3)[0],
             ("stream", "cluster"): _rates("stream", cluster, options.stream_records // 3)[0],
         }
@@ -109,10 +111,28 @@ def _rates(what: str, setting: Setting, records: int, places: Sequence[str] = ("
     return [records / statistics.median(seconds[WARM:]) for seconds in rounds]
 
 
+def _by_turns(settings: Sequence[Setting], records: int) -> list[float]:
+    """The records a second in BATCH of several sessions that are warm, of which one has a round at a time."""
+    seconds: list[list[float]] = [[] for _ in settings]
+    with ExitStack() as opened:
+        sessions = [
+            opened.enter_context(_session("turns", one, records, [f"{one.environment['BENCH_FOLDER']}/turns-{number}"]))
+            for number, one in enumerate(settings)
+        ]
+        for _ in range(ROUNDS):
+            for own, running in zip(seconds, sessions, strict=True):
+                assert running.stdin is not None
+                assert running.stdout is not None
+                print(file=running.stdin, flush=True)
+                own.append(float(running.stdout.readline()))
+    return [records / statistics.median(own[WARM:]) for own in seconds]
+
+
 @contextmanager
 def _session(what: str, setting: Setting, records: int, places: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "benchmarks.clusters", what, setting.master, str(records), *places]
-    with subprocess.Popen(command, cwd=ROOT, env=setting.environment, stdout=subprocess.PIPE, text=True) as running:
+    pipe, environment = subprocess.PIPE, setting.environment
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True) as running:
         try:
             yield running
         finally:
@@ -135,6 +155,13 @@ def _recovery(setting: Setting, cluster: Cluster) -> float:
     return committed - killed
 
 
+def in_turn(spark: SparkSession, records: int, place: str) -> None:
+    """Runs the BATCH pipeline whenever a line comes, and says in one how many seconds it took."""
+    _numbers(spark, f"{place}/in", records)
+    for _ in sys.stdin:
+        print(_run(spark, place), flush=True)
+
+
 def batch(spark: SparkSession, records: int, *places: str) -> list[list[float]]:
     """The seconds of runs of the BATCH pipeline, at each place."""
     seconds: dict[str, list[float]] = {place: [] for place in places}
@@ -142,16 +169,21 @@ def batch(spark: SparkSession, records: int, *places: str) -> list[list[float]]:
         _numbers(spark, f"{place}/in", records)
     for _ in range(ROUNDS):
         for place in places:
-            pipeline = Pipeline("bench")
-            stream = pipeline.from_source(ParquetSource(f"{place}/in", S, name="numbers"))
-            stream.key_by("k").reduce(combine).sink_to(DeltaSink(f"{place}/out", name="out"))
-            plan = pipeline.plan({"execution.runtime-mode": "BATCH"})
-            name = f"run-{time.time_ns()}"  # a run that the table has would write nothing
-            run = Run(plan, spark, IntermediateStore(f"{place}/store"), name, name)
-            begun = time.perf_counter()
-            run_all(run)
-            seconds[place].append(time.perf_counter() - begun)
+            seconds[place].append(_run(spark, place))
     return list(seconds.values())
+
+
+def _run(spark: SparkSession, place: str) -> float:
+    """The seconds of one run of the BATCH pipeline."""
+    pipeline = Pipeline("bench")
+    stream = pipeline.from_source(ParquetSource(f"{place}/in", S, name="numbers"))
+    stream.key_by("k").reduce(combine).sink_to(DeltaSink(f"{place}/out", name="out"))
+    plan = pipeline.plan({"execution.runtime-mode": "BATCH"})
+    name = f"run-{time.time_ns()}"  # a run that the table has would write nothing
+    run = Run(plan, spark, IntermediateStore(f"{place}/store"), name, name)
+    begun = time.perf_counter()
+    run_all(run)
+    return time.perf_counter() - begun
 
 
 def stream(spark: SparkSession, records: int, base: str) -> list[list[float]]:
@@ -206,5 +238,8 @@ if __name__ == "__main__":
     with streaming_session(master, **{"spark.driver.memory": "2g"}) as session:
         if what == "recovery":
             recovery(session, *given)
+        if what == "turns":
+            in_turn(session, int(number), *given)
+            sys.exit()
         rounds = batch(session, int(number), *given) if what == "batch" else stream(session, int(number), *given)
     print(msgspec.json.encode(rounds).decode(), flush=True)
