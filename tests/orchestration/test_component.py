@@ -107,15 +107,17 @@ def test_the_attributes_are_those_of_the_deployments(shops):
         "restart_strategy": "none",
         "tick_every": "5 s",
         "upgrade_mode": "savepoint",
+        "from_savepoint": "/data/savepoint",
     }
     found = component(pipeline="shop_pipelines:live", streaming=streaming)
     declared = found.streaming.deployment(found.pipeline)
     assert isinstance(declared, StreamingDeployment)
-    assert (declared.options, declared.upgrade_mode) == (
-        {"pipeline.max-parallelism": 4, "restart-strategy.type": "none"},
-        "savepoint",
-    )
-    assert declared.tick_every == timedelta(seconds=5)
+    assert declared.options == {
+        "pipeline.max-parallelism": 4,
+        "restart-strategy.type": "none",
+        "execution.state-recovery.path": "/data/savepoint",
+    }
+    assert (declared.upgrade_mode, declared.tick_every) == ("savepoint", timedelta(seconds=5))
 
 
 def test_the_attributes_left_out_are_the_defaults_of_the_deployments(shops):
