@@ -3,9 +3,11 @@
 No matter where the input is cut, and by whom it is read, the table is that of one run over all of it.
 """
 
+import os
 import shutil
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
@@ -48,6 +50,7 @@ from dagster_unified.api import functions as F
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
 from dagster_unified.records import record_type
@@ -138,9 +141,9 @@ def add(a, b):
 
 
 def timed(pipeline, events):
-    """The stream of some events, with their times."""
+    """The stream of some events, or of a source of them, with their times."""
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(BOUND).with_timestamp_assigner("at")
-    source = CollectionSource(events, Event, "events")
+    source = events if isinstance(events, ParquetSource) else CollectionSource(events, Event, "events")
     return pipeline.from_source(source).assign_timestamps_and_watermarks(strategy)
 
 
@@ -420,15 +423,18 @@ class Cut:
     def __init__(self, spark, folder):
         self.spark, self.folder, self.count = spark, folder, 0
 
-    def run(self, pipeline, mode, options=None, patience=20.0):
+    def plan(self, pipeline, mode, options):
         self.count += 1
         launched = {
             "execution.runtime-mode": mode,
             "execution.checkpointing.dir": f"{self.folder}/checkpoints {self.count}",
             "pipeline.max-parallelism": 4,
-            **(options or {}),
+            **options,
         }
-        plan = pipeline.plan(launched)
+        return pipeline.plan(launched)
+
+    def run(self, pipeline, mode, options=None, patience=20.0):
+        plan = self.plan(pipeline, mode, options or {})
         if mode == "STREAMING":
             return StreamingJob(plan, self.spark, Start(uuid4().hex, patience=patience)).run()
         store, run = IntermediateStore(f"{self.folder}/store {self.count}"), uuid4().hex
@@ -497,6 +503,45 @@ def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tm
     Cut(spark, tmp_path / "whole").run(build(EVENTS, once), "BATCH")
     assert table(once)
     assert Cut(spark, tmp_path).in_pieces(build, [EVENTS[:6], EVENTS], modes, (4, 3)) == table(once)
+
+
+def arrive(folder, names, events, age):
+    """Each event becomes a file, the later one with the older time."""
+    for number, (name, event) in enumerate(zip(names, events, strict=True)):
+        staged = folder / f".{name}"
+        pq.write_table(pa.Table.from_pylist([event._asdict()]), staged)
+        os.utime(staged, (1_700_000_000 - age - number,) * 2)
+        staged.rename(folder / f"{name}.parquet")
+
+
+@pytest.mark.parametrize("group", rotated(GROUPS, 1), ids=lambda group: "-".join(one.__name__ for one in group))
+def test_a_job_that_watches_a_folder_goes_on_where_one_over_what_was_there_has_ended(spark, tmp_path, group):
+    cut, folder = Cut(spark, tmp_path), tmp_path / "in"
+    folder.mkdir()
+    path, once, savepoint = f"{tmp_path}/table", f"{tmp_path}/once", f"{tmp_path}/savepoint"
+
+    def build(table, **options):
+        return zoo(*group)(ParquetSource(str(folder), Event, name="events", **options), table)
+
+    arrive(folder, ["m1", "m2", "m3", "m4", "m5", "m6"], EVENTS[:6], age=0)
+    assert cut.run(build(path), "STREAMING", {"execution.savepoint.path": savepoint}) == "finished"
+    arrive(folder, ["a3", "a2", "a1"], EVENTS[6:9], age=1_000_000)
+    plan = cut.plan(build(path, monitor=True), "STREAMING", {"execution.state-recovery.path": savepoint})
+    epochs, stops = [], time.monotonic() + 120
+
+    def observe(event):
+        if isinstance(event, EpochCommitted) and event.rows_in:
+            if not epochs:
+                arrive(folder, ["z3", "z2", "m0"], EVENTS[9:], age=500)
+            epochs.append(event.rows_in)
+            if sum(epochs) >= 6:
+                job.drain()
+
+    job = StreamingJob(plan, spark, Start("watching", patience=0.5), observe)
+    assert job.run(lambda: time.monotonic() > stops, 0.02) == "finished"
+    assert sum(epochs) == 6
+    cut.run(build(once), "BATCH")
+    assert table(path) == table(once)
 
 
 WORDS = MapStateDescriptor("words", str, int)
