@@ -14,6 +14,7 @@ from dagster_unified.api import (
     KeyedProcessFunction,
     MapStateDescriptor,
     Pipeline,
+    TumblingEventTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
 )
@@ -167,6 +168,44 @@ def test_what_a_run_has_left_is_read_changed_and_started_from(run, run_on_spark,
     again = totals(f"{tmp_path}/again")
     run_on_spark(again, {"execution.state-recovery.path": f"{tmp_path}/changed"})
     assert ("north", "total", 7) in rows(f"{tmp_path}/again")
+
+
+def windows(path):
+    pipeline = Pipeline("windows")
+    sales = pipeline.from_source(CollectionSource([Sale("north", 50, 5), Sale("north", 160, 6)], Sale, "sales"))
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    keyed = sales.assign_timestamps_and_watermarks(strategy).key_by("shop")
+    hundreds = keyed.window(TumblingEventTimeWindows.of(timedelta(milliseconds=100)))
+    sums = hundreds.reduce(lambda a, b: Sale(a.shop, max(a.at, b.at), a.amount + b.amount)).uid("windows")
+    sums.sink_to(DeltaSink(path, name="table"))
+    return pipeline
+
+
+WINDOW = {"start": 0, "end": 100}
+OPEN = pa.table(
+    {
+        "shop": ["north", "south"],
+        "window contents": pa.array(
+            [[(WINDOW, Sale("north", 20, 100)._asdict())], [(WINDOW, Sale("south", 30, 7)._asdict())]],
+            pa.map_(
+                pa.struct([("start", pa.int64()), ("end", pa.int64())]),
+                pa.struct([("shop", pa.string()), ("at", pa.int64()), ("amount", pa.int64())]),
+            ),
+        ),
+        "window timers": pa.array(
+            [[(99, [WINDOW])]] * 2,
+            pa.map_(pa.int64(), pa.list_(pa.struct([("start", pa.int64()), ("end", pa.int64())]))),
+        ),
+    }
+)
+CLOSING = pa.table({"shop": ["north", "south"], "timestamp": [99, 99]})
+
+
+def test_a_run_starts_from_open_windows_that_were_made_of_a_table(run, tmp_path):
+    pipeline = windows(f"{tmp_path}/table")
+    Savepoint.new(pipeline).with_state("windows", OPEN, timers=CLOSING).write(f"{tmp_path}/made")
+    run(pipeline, {"execution.state-recovery.path": f"{tmp_path}/made"})
+    assert rows(f"{tmp_path}/table") == [("north", 50, 105), ("north", 160, 6), ("south", 30, 7)]
 
 
 @pytest.mark.parametrize(
