@@ -31,6 +31,7 @@ from dagster_unified.api import (
     EventTimeSessionWindows,
     KeyedBatchFunction,
     KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
@@ -53,8 +54,9 @@ from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
+from dagster_unified.operators.state.chunks import PART
 from dagster_unified.records import record_type
-from dagster_unified.state import manifest
+from dagster_unified.state import Savepoint, manifest
 from dagster_unified.testing import run_pipeline
 from tests.depth import NIGHTLY, SEED, examples, rotated
 
@@ -265,7 +267,7 @@ class Spread(AggregateFunction):
 
 
 class Living(KeyedProcessFunction):
-    """State with a time to live, which does not end here."""
+    """State with a time to live of an hour."""
 
     ttl = StateTtlConfig(timedelta(hours=1))
 
@@ -369,6 +371,73 @@ def late(pipeline, stream):
     return totals(stream.assign_timestamps_and_watermarks(strategy), "late", 2, timedelta(hours=6))
 
 
+def exchanged(pipeline, stream):
+    """Records that have gone different ways to a keyed operator, by one of them twice."""
+    ways = {
+        "rebalanced": stream.rebalance(),
+        "copied": stream.broadcast(),
+        "collected": stream.global_(),
+        "chosen": stream.partition_custom(lambda key, count: len(key) % count, "key"),
+    }
+    first, *others = [
+        way.map(lambda e, name=name: Out(name, e.key, 0, e.value), output_type=Out).set_parallelism(2)
+        for name, way in ways.items()
+    ]
+    return first.union(*others).key_by("branch", "key").reduce(add).uid("exchanged")
+
+
+class SixHours(KeyedCoProcessFunction):
+    """Sums of two streams for every six hours, which timers emit."""
+
+    def open(self, context):
+        self.sums = context.get_map_state(MapStateDescriptor("sums", int, tuple[int, int]))
+
+    def added(self, event, ctx, first, second):
+        end = event.at - event.at % (6 * HOUR) + 6 * HOUR - 1
+        before = self.sums.get(end) or (0, 0)
+        self.sums.put(end, (before[0] + first, before[1] + second))
+        ctx.timer_service().register_event_time_timer(end)
+        return ()
+
+    def process_element1(self, value, ctx):
+        return self.added(value, ctx, value.value, 0)
+
+    def process_element2(self, value, ctx):
+        return self.added(value, ctx, 0, value.value)
+
+    def on_timer(self, timestamp, ctx):
+        first, second = self.sums.get(timestamp)
+        self.sums.remove(timestamp)
+        yield Out("connected", ctx.get_current_key(), timestamp, 1_000 * first + second)
+
+
+def connected(pipeline, stream):
+    both = stream.key_by("key").connect(even(stream).key_by("key"))
+    return both.process(SixHours(), output_type=Out).uid("connected")
+
+
+MANY = PART * 3 // 5
+
+
+class Large(KeyedProcessFunction):
+    """A list and a map of a key that two events make so large that they get parts of their own."""
+
+    def open(self, context):
+        self.values = context.get_list_state(ListStateDescriptor("values", int))
+        self.seen = context.get_map_state(MapStateDescriptor("seen", int, int))
+
+    def process_element(self, value, ctx):
+        self.values.add_all([value.value * n for n in range(MANY)])
+        for n in range(value.at, value.at + MANY):
+            self.seen.put(n, (self.seen.get(n) or 0) + value.value)
+        found = sum(self.values.get()) + sum(at % 1_000 * count for at, count in self.seen.items())
+        yield Out("large", value.key, 0, 2 * found + len(list(self.values.get())))
+
+
+def large(pipeline, stream):
+    return stream.key_by("key").process(Large(), output_type=Out).uid("large")
+
+
 GROUPS = (
     (sessions, tumbling, weighted),
     (behind_each_other, interval_join, session_windows),
@@ -376,6 +445,7 @@ GROUPS = (
     (sliding, window_join, rows),
     (window_columns, count_windows, late),
     (all_columns, session_columns, by_the_clock),
+    (exchanged, connected, large),
 )
 BRANCHES = list(dict.fromkeys(chain(*GROUPS)))
 
@@ -503,6 +573,33 @@ def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tm
     Cut(spark, tmp_path / "whole").run(build(EVENTS, once), "BATCH")
     assert table(once)
     assert Cut(spark, tmp_path).in_pieces(build, [EVENTS[:6], EVENTS], modes, (4, 3)) == table(once)
+
+
+@pytest.mark.parametrize("modes", rotated(PAIRS, 1), ids="-".join)
+def test_a_time_to_live_runs_on_between_two_runs_and_ends_in_a_stream_only(spark, tmp_path, modes):
+    def aged(values, by):
+        """State of one key, as if it had been renewed earlier."""
+        if isinstance(values, dict):
+            return values | {"renewed": values["renewed"] - by}
+        return [(key, aged(value, by)) for key, value in values]
+
+    cut, build, path = Cut(spark, tmp_path), zoo(living), f"{tmp_path}/table"
+    cut.run(build(EVENTS[:6], path), modes[0], {"execution.savepoint.path": f"{tmp_path}/left"})
+    left = Savepoint.read(f"{tmp_path}/left")
+    held = left.keyed_state("living")
+    rows = held.to_pylist()
+    for row in rows:
+        by = HOUR if row["key"] == "a" else HOUR // 3
+        row.update({name: aged(row[name], by) for name in ("count", "values")})
+    left.with_state("living", pa.Table.from_pylist(rows, held.schema)).write(f"{tmp_path}/aged")
+    cut.run(build(EVENTS, path), modes[1], {"execution.state-recovery.path": f"{tmp_path}/aged"})
+    once = f"{tmp_path}/once"
+    cut.run(build(EVENTS, once), "BATCH")
+    expected = {key: value for _, key, _, value in table(once)}
+    if modes[1] == "STREAMING":
+        order, spread, count = 7 + 2 * 9 + 3 * 11, 11 - 1, 3
+        expected["a"] = 1_000 * order + 100 * spread + count
+    assert {key: value for _, key, _, value in table(path)} == expected
 
 
 def arrive(folder, names, events, age):
