@@ -17,6 +17,8 @@ from dagster_unified.api import (
     Pipeline,
     ValueStateDescriptor,
 )
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 
 class Seen(NamedTuple):
@@ -88,6 +90,50 @@ def test_every_function_hears_of_the_epoch_before_that_of_its_records(run_stream
     assert run_streaming(pipeline) == "finished"
     rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == [(0, -1, -1, -1), (1, 0, 0, 0), (2, 1, 1, 1)]
+
+
+class Noting(MapFunction, CheckpointListener):
+    """Leaves a file for each epoch that it hears of."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def notify_checkpoint_complete(self, epoch):
+        (self.folder / str(epoch)).touch()
+
+    def map(self, value: Value) -> Value:
+        return value
+
+
+@pytest.fixture
+def noting(spark, files, tmp_path):
+    """Runs a job over the files until it has read some, and gives the epochs of which its functions have heard."""
+    (tmp_path / "heard").mkdir()
+
+    def run(first, last, monitor):
+        pipeline, read = Pipeline("noting"), []
+        source = ParquetSource(files(first, last), Value, max_files_per_trigger=1, monitor=monitor)
+        pipeline.from_source(source).map(Noting(tmp_path / "heard")).print()
+        options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+
+        def observe(event):
+            if isinstance(event, EpochCommitted):
+                read.append(event.rows_in)
+
+        job = StreamingJob(pipeline.plan(options), spark, Start("job", patience=0.5), observe)
+        assert job.run(lambda: monitor and sum(read) > last - first, 0.02) == ("stopped" if monitor else "finished")
+        return sorted(int(path.name) for path in (tmp_path / "heard").iterdir())
+
+    return run
+
+
+def test_of_the_last_epoch_of_a_job_that_is_stopped_only_the_next_job_hears(noting):
+    assert noting(0, 1, monitor=True) == [0]
+    assert noting(2, 2, monitor=True) == [0, 1]
+
+
+def test_of_the_last_epoch_of_a_job_whose_input_has_ended_nobody_hears(noting):
+    assert noting(0, 1, monitor=False) == [0]
 
 
 def test_in_batch_no_function_hears_of_anything(run_on_spark, files, tmp_path):
