@@ -208,6 +208,14 @@ def test_a_run_starts_from_open_windows_that_were_made_of_a_table(run, tmp_path)
     assert rows(f"{tmp_path}/table") == [("north", 50, 105), ("north", 160, 6), ("south", 30, 7)]
 
 
+def test_open_windows_that_nothing_would_close_are_refused(tmp_path):
+    made = Savepoint.new(windows(f"{tmp_path}/table"))
+    with pytest.raises(StateError, match="windows: operator 'windows': the table has 'window contents', and no timers"):
+        made.with_state("windows", OPEN)
+    with pytest.raises(StateError, match="and not which timers close them; give it the column 'window timers' as well"):
+        made.with_state("windows", OPEN.drop_columns(["window timers"]), timers=CLOSING)
+
+
 @pytest.mark.parametrize(
     ("column", "message"),
     [

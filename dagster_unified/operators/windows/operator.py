@@ -27,12 +27,10 @@ from dagster_unified.operators.windows.contexts import (
 )
 from dagster_unified.operators.windows.functions import ProcessWindowFunction
 from dagster_unified.operators.windows.merging import MergingWindows
-from dagster_unified.operators.windows.spec import CONTENTS, Windowing
+from dagster_unified.operators.windows.spec import CONTENTS, TIMERS, Windowing
 from dagster_unified.operators.windows.strategies import strategy_of
 from dagster_unified.operators.windows.triggers import TriggerResult
 from dagster_unified.records import Copy
-
-TIMERS = {TimeDomain.EVENT_TIME: "window timers", TimeDomain.PROCESSING_TIME: "window clock timers"}
 
 
 class WindowOperator(KeyedProcessOperator):

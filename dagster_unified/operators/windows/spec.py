@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_unified.operators.functions.base import AggregateFunction, Function, OutputTag
+from dagster_unified.operators.time import TimeDomain
 from dagster_unified.operators.windows.assigners import WindowAssigner
 from dagster_unified.operators.windows.evictors import Evictor
 from dagster_unified.operators.windows.functions import ProcessWindowFunction, WindowFunction
@@ -13,6 +14,9 @@ from dagster_unified.operators.windows.triggers import Trigger
 
 CONTENTS = "window contents"
 """The name of the state that has what each window of a key holds."""
+
+TIMERS = {TimeDomain.EVENT_TIME: "window timers", TimeDomain.PROCESSING_TIME: "window clock timers"}
+"""The names of the states that have the windows for which a timer of a key is."""
 
 
 @dataclass(frozen=True)
