@@ -84,6 +84,20 @@ def test_a_run_that_is_tried_again_goes_on_after_its_last_round(spark, tmp_path)
     assert next(event.epoch.number for event in events if isinstance(event, RoundCommitted)) == 4
 
 
+def test_nothing_is_left_of_the_rounds_of_code_that_was_mended_since(spark, tmp_path):
+    """Of a stage with two iterations, of which the second one fails."""
+
+    def twice(at):
+        pipeline, fewer = counting_down(tmp_path / "mended", 99)
+        return pipeline, counted_down(fewer.filter(lambda n: n == 3), tmp_path / "mended", at)
+
+    with pytest.raises(UserFunctionError, match="ValueError: not yet"):
+        run(tmp_path, spark, *twice(1), run_id="first")
+    assert len(list((tmp_path / "store").rglob("iteration-*"))) == 2
+    assert run(tmp_path, spark, *twice(99), run_id="second") == [(1,), (1,), (2,), (2,)]
+    assert list((tmp_path / "store").rglob("iteration-*")) == []
+
+
 class Noting:
     """A function that says in a file what it was given."""
 

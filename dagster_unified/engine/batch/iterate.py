@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.connectors.paths import children, remove_tree
 from dagster_unified.engine.batch.intermediates.store import Address, IterationSummary, Manifest
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.iterations.bounded import BoundedIteration
@@ -23,6 +23,10 @@ from dagster_unified.operators.metrics import Metrics
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from upath import UPath
+
+
+_ROUNDS = "iteration-"
+"""What the folder of an iteration's rounds begins with."""
 
 
 class IterationInputs(NamedTuple):
@@ -70,20 +74,22 @@ class Iterations:
         return Input(levels.loop.parallelism, once, replayed, inputs.reported().encode())
 
     def forget(self) -> None:
-        """Removes what the iterations kept, once the stage is committed."""
-        for node in self.run.plan.graph.nodes:
-            if isinstance(node, g.IterationNode) and node.id in self.region.nodes:
-                folder = self._folder(node)
+        """Removes all rounds of the stage, once it is committed; also those of code that was mended since."""
+        if any(isinstance(self.run.plan.graph.node(number), g.IterationNode) for number in self.region.nodes):
+            stage = self._stage()
+            for folder in (stage / name for name in children(stage) if name.startswith(_ROUNDS)):
                 remove_tree(folder)
                 forget_copies(text_of(folder))
 
     def _folder(self, node: g.IterationNode) -> UPath:
         """Of the stage, for its code and its input: a retry and a re-execution find it again."""
         read = [self.inputs[number].data for number in self.region.inputs]
-        mark = digest(self.region.fingerprint, node.uid, *read)[:16]
+        return self._stage() / f"{_ROUNDS}{digest(self.region.fingerprint, node.uid, *read)[:16]}"
+
+    def _stage(self) -> UPath:
+        """Where the rounds of all runs of the execution are."""
         run = self.run
-        address = Address(run.plan.name, self.region.name, run.execution, run.partition)
-        return run.store.folder(address) / f"iteration-{mark}"
+        return run.store.folder(Address(run.plan.name, self.region.name, run.execution, run.partition))
 
 
 def _summary(one: BoundedIteration) -> IterationSummary:
