@@ -24,7 +24,7 @@ from dagster_unified.api import (
     iterations,
 )
 from dagster_unified.errors import PipelineError
-from dagster_unified.testing import run_pipeline
+from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
 from tests.iterations.programs import PROGRAMS
 from tests.iterations.test_semantics import Body
 
@@ -39,6 +39,23 @@ def streamed(pipeline, stream, **options):
 def test_a_bounded_program_gives_in_streaming_what_it_gives_in_batch(name, micro_batch):
     build, expected = PROGRAMS[name]
     assert sorted(streamed(*build(), micro_batch=micro_batch)) == expected
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_parity_check_takes_pipelines_with_iterations(name):
+    pipeline, out = PROGRAMS[name][0]()
+    out.print("out")
+    assert_same_in_both_modes(pipeline, seed=1)
+
+
+def test_the_parity_check_tells_what_an_unbounded_iteration_gives_in_one_mode_only():
+    pipeline, out = hopping([1, 2], 2)
+    out.print("out")
+    assert_same_in_both_modes(pipeline)
+    pipeline, rounds, _ = listening()
+    rounds.print("rounds")
+    with pytest.raises(AssertionError, match=r"(?s)'rounds' ends differently.*only in STREAMING: .*3"):
+        assert_same_in_both_modes(pipeline)
 
 
 class Hop(NamedTuple):
@@ -97,7 +114,7 @@ class Rounds(ProcessFunction[int, int], iterations.IterationListener[int]):
         context.output(ENDED, "ended")
 
 
-def test_listeners_hear_of_each_round_and_of_the_end_of_the_input():
+def listening():
     pipeline = Pipeline("listening")
     numbers = pipeline.from_collection([0, 0, 0], int, name="numbers")
 
@@ -106,7 +123,11 @@ def test_listeners_hear_of_each_round_and_of_the_end_of_the_input():
         rounds = variables[0].process(Rounds()).set_parallelism(1)
         return iterations.IterationBodyResult([further], [rounds, rounds.get_side_output(ENDED)])
 
-    rounds, ended = iterations.iterate_unbounded_streams([numbers], [], Body(build))
+    return pipeline, *iterations.iterate_unbounded_streams([numbers], [], Body(build))
+
+
+def test_listeners_hear_of_each_round_and_of_the_end_of_the_input():
+    pipeline, rounds, ended = listening()
     rounds.print("rounds")
     ended.print("ended")
     found = run_pipeline(pipeline, "STREAMING", micro_batch=1).sinks
