@@ -1,10 +1,12 @@
 """A pipeline whose iteration fails in a round as long as a file exists; at module scope, as re-execution imports it.
 
-Where the file has the name of one of the processes of `victims`, that one is killed in the round, once.
+Where the file has the name of one of the processes of `victims`, that one is killed in the round, once. Where it has
+`waits`, the round takes long.
 """
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 from dagster import RetryPolicy, in_process_executor, multiprocess_executor
@@ -15,12 +17,19 @@ from tests.iterations.victims import kill
 
 HOME = Path(os.environ.get("ITERATIONS_HOME") or tempfile.mkdtemp(prefix="iterations"))
 BROKEN = HOME / "broken"
+WAITS = HOME / "waits"
+"""There once a round waits."""
+
 BREAKS_AT = int(os.environ.get("ITERATIONS_BREAKS_AT", "4"))
 
 
 def less(value: int) -> int:
     if value == BREAKS_AT and BROKEN.exists():
-        if victim := BROKEN.read_text():
+        if (victim := BROKEN.read_text()) == "waits":
+            WAITS.touch()
+            time.sleep(20)
+            return value - 1
+        if victim:
             BROKEN.unlink()
             kill(victim)
         raise OSError("the service is away")

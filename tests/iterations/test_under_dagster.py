@@ -1,20 +1,35 @@
 """An iteration as a stage of a Dagster run: rounds in its log, what became of them, and re-execution from failure."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
-from dagster import DagsterInstance, ReexecutionOptions, execute_job, reconstructable
+from dagster import DagsterInstance, DagsterRunStatus, ReexecutionOptions, execute_job, reconstructable
 from deltalake import DeltaTable
 
+from dagster_unified.api import DeltaSink, Pipeline, iterations
+from dagster_unified.orchestration import (
+    BatchDeployment,
+    Checks,
+    IntermediatesResource,
+    SparkResource,
+    unified_definitions,
+)
 from tests.depth import chance
-from tests.iterations.dagster_job import BROKEN, HOME, job
+from tests.iterations.dagster_job import BROKEN, HOME, WAITS, job
+from tests.iterations.test_semantics import Body
 
 
 @pytest.fixture
 def instance(spark, tmp_path):
+    for name in ("table", "store"):
+        shutil.rmtree(HOME / name, ignore_errors=True)
+    BROKEN.unlink(missing_ok=True)
+    WAITS.unlink(missing_ok=True)
     with DagsterInstance.local_temp(str(tmp_path)) as instance:
         yield instance
 
@@ -23,12 +38,21 @@ def log(instance, run_id):
     return [entry.user_message for entry in instance.all_logs(run_id)]
 
 
-def test_a_re_execution_goes_on_after_the_last_round(instance):
+def rounds(lines):
+    """The rounds that were committed, by a log."""
+    found = [line.partition("', epoch ")[2].partition(":")[0] for line in lines if line.startswith("iteration '")]
+    return [int(number) for number in found if number]
+
+
+@pytest.mark.parametrize("input_is_lost", [False, True])
+def test_a_re_execution_goes_on_after_the_last_round_unless_its_input_is_made_again(instance, input_is_lost):
     BROKEN.touch()
     first = job().execute_in_process(instance=instance, raise_on_error=False)
     assert not first.success
     assert any("iteration 'Countdown', epoch 3: 2 records fed back" in line for line in log(instance, first.run_id))
     BROKEN.unlink()
+    if input_is_lost:
+        shutil.rmtree(HOME / "store/countdown/numbers")
     options = ReexecutionOptions.from_failure(first.run_id, instance)
     with execute_job(reconstructable(job), instance, reexecution_options=options) as again:
         assert again.success
@@ -39,14 +63,73 @@ def test_a_re_execution_goes_on_after_the_last_round(instance):
             if "rounds of Countdown" in m
         ]
         lines = log(instance, again.run_id)
-    assert any("iteration 'Countdown' of stage 'table' goes on after epoch 3" in line for line in lines)
-    assert not any("epoch 3: " in line for line in lines)
+    goes_on = any("iteration 'Countdown' of stage 'table' goes on after epoch 3" in line for line in lines)
+    recomputed = any("recomputing stage 'numbers'" in line for line in lines)
+    assert (goes_on, recomputed) == (not input_is_lost, input_is_lost)
+    assert rounds(lines) == ([*range(7)] if input_is_lost else [4, 5, 6])
     assert shown["rounds of Countdown"].value == 7
     assert shown["why Countdown ended"].value == "the termination criteria had no record in epoch 6"
     assert shown["records by round of Countdown"].value.startswith("![records by round](data:image/png")
     table = DeltaTable(str(HOME / "table")).to_pyarrow_table()
     assert sorted(table.column(0).to_pylist()) == sorted([*range(2, 9), *range(1, 8)])
     assert list((HOME / "store").rglob("iteration-*")) == []
+
+
+def test_a_run_that_is_cancelled_in_a_round_commits_neither_that_nor_another_one(instance):
+    BROKEN.write_text("waits")
+    over = threading.Event()
+
+    def terminate():
+        """As Dagster's launcher does, once the round has begun."""
+        while not WAITS.exists():
+            if over.wait(0.1):
+                return
+        instance.report_run_canceling(instance.get_runs()[0])
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=terminate)
+    thread.start()
+    result = job().execute_in_process(instance=instance, raise_on_error=False)
+    over.set()
+    thread.join()
+    assert instance.get_run_by_id(result.run_id).status is DagsterRunStatus.CANCELED
+    assert rounds(log(instance, result.run_id)) == [0, 1, 2, 3]
+    assert len(list((HOME / "store").rglob("epoch-*.json"))) == 4
+    assert not DeltaTable.is_deltatable(str(HOME / "table"))
+
+
+def test_rounds_run_again_only_where_their_body_has_changed_and_the_table_they_fill_is_checked(instance, tmp_path):
+    def run(step, added):
+        pipeline = Pipeline("falling")
+        numbers = pipeline.from_collection([9], int, name="numbers")
+
+        def build(variables, data):
+            fewer = variables[0].map(lambda n: n - step, int).filter(lambda n: n > 0)
+            return iterations.IterationBodyResult([fewer], [fewer])
+
+        (fewer,) = iterations.iterate_bounded_streams_until_termination([numbers], [], Body(build))
+        visited = fewer.map(lambda n: (n,), tuple[int]).name("visited")
+        visited.sink_to(DeltaSink(str(tmp_path / "all"), name="all"))
+        more = visited.rebalance().map(lambda row: (row[0] + added,), tuple[int])
+        more.sink_to(DeltaSink(str(tmp_path / "more"), name="more"))
+        checks = Checks(schema=False, unique_keys=False, rows_within=0.5)
+        definitions = unified_definitions(
+            BatchDeployment(pipeline, reuse="fingerprint", checks=checks, retry_policy=None),
+            resources={
+                "spark": SparkResource(master="local[2]"),
+                "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
+            },
+        )
+        result = definitions.resolve_job_def("falling_batch").execute_in_process(instance=instance)
+        shown = [e.materialization for e in result.get_asset_materialization_events()]
+        ran = [one.asset_key.path[-1] for one in shown if "reused from run" not in one.metadata]
+        (said,) = [e.description for e in result.get_asset_check_evaluations() if e.asset_key.path[-1] == "visited"]
+        table = DeltaTable(str(tmp_path / "more")).to_pyarrow_table()
+        return ran, rounds(log(instance, result.run_id)), said, sorted(table.column(0).to_pylist())
+
+    assert run(1, 0) == (["visited", "more"], [*range(9)], "there is no history yet", [*range(1, 9)])
+    assert run(1, 10) == (["more"], [], "8 rows, and 8 in the median of the 1 before", [*range(11, 19)])
+    assert run(4, 10) == (["visited", "more"], [0, 1, 2], "2 rows, and 8 in the median of the 2 before", [11, 15])
 
 
 @pytest.mark.spark
@@ -75,8 +158,7 @@ def test_a_run_whose_processes_are_killed_in_a_round_goes_on_after_the_one_befor
     with DagsterInstance.local_temp(str(tmp_path / "instance")) as instance:
         lines = [line for run in instance.get_runs()[::-1] for line in log(instance, run.run_id)]
     assert [f"goes on after epoch {epoch - 1}" in line for line in lines if "goes on after epoch" in line] == [True]
-    rounds = [line.partition("'Countdown', epoch ")[2].partition(":")[0] for line in lines]
-    assert [int(number) for number in rounds if number] == list(range(7))
+    assert rounds(lines) == list(range(7))
     table = DeltaTable(str(tmp_path / "table")).to_pyarrow_table()
     assert sorted(table.column(0).to_pylist()) == sorted([*range(2, 9), *range(1, 8)])
     assert list((tmp_path / "store").rglob("iteration-*")) == []
