@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 from dagster import (
     AssetKey,
+    BackfillPolicy,
     DagsterInstance,
     DailyPartitionsDefinition,
     MultiPartitionsDefinition,
@@ -17,7 +18,15 @@ from dagster import (
 )
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline, RateSource
+from dagster_unified.api import (
+    CsvSource,
+    DeltaSink,
+    KeyedProcessFunction,
+    Pipeline,
+    RateSource,
+    ValueStateDescriptor,
+    iterations,
+)
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import (
     BatchDeployment,
@@ -27,11 +36,13 @@ from dagster_unified.orchestration import (
 )
 from dagster_unified.orchestration.partitions import in_zone, key_after, key_before, slice_of
 from dagster_unified.state import Savepoint
+from tests.iterations.test_semantics import Body
 from tests.orchestration.partitioned_job import (
     BROKEN,
     DAILY,
     HOME,
     Sale,
+    Total,
     add,
     as_total,
     build,
@@ -173,6 +184,43 @@ def test_a_stage_that_has_another_name_since_goes_on_from_the_state_of_its_opera
     again = run(("head", "sums"), partition_key="2013-03-12")
     (failed,) = [event for event in again.all_events if event.is_step_failure]
     assert "it has not been run, or its state was freed" in failed.step_failure_data.error.to_string()
+
+
+class Lessened(KeyedProcessFunction[str, Total, Total]):
+    """Takes 2 off, and says the how-manieth time that is."""
+
+    def open(self, runtime_context):
+        self.times = runtime_context.get_state(ValueStateDescriptor("times", int))
+
+    def process_element(self, value, ctx):
+        self.times.update((self.times.value() or 0) + 1)
+        return [Total(value.shop, str(self.times.value()), value.amount - 2)]
+
+
+def test_an_iteration_begins_anew_each_day_behind_totals_that_go_on_in_a_range_and_day_by_day(instance):
+    pipeline = Pipeline("sales")
+    incoming = pipeline.from_source(CsvSource(str(HOME / "in"), Sale, name="incoming").partitioned_by("at"))
+    totals = incoming.map(as_total).key_by("shop").reduce(add).name("totals")
+
+    def build(variables, data):
+        less = variables[0].key_by("shop").process(Lessened())
+        return iterations.IterationBodyResult([less.filter(lambda total: total.amount > 0)], [less])
+
+    (less,) = iterations.iterate_bounded_streams_until_termination([totals], [], Body(build))
+    less.sink_to(DeltaSink(str(HOME / "table"), name="table"))
+    deployment = BatchDeployment(
+        pipeline, partitions=DAILY, carry_state=True, backfill_policy=BackfillPolicy.single_run(), retry_policy=None
+    )
+    resources = {"intermediates": IntermediatesResource(path=str(HOME / "store"))}
+    job = unified_definitions(deployment, resources=resources).resolve_job_def("sales_batch")
+    for runs in ([{"tags": whole_range(*DAYS[:2])}], [{"partition_key": day} for day in DAYS[:2]]):
+        for run in runs:
+            assert job.execute_in_process(instance=instance, **run).success
+        rows = DeltaTable(str(HOME / "table")).to_pyarrow_table().to_pylist()
+        found = sorted((int(row["first"]), row["amount"]) for row in rows)
+        assert found == [(1, -1), (1, 5), (2, 3), (3, 1), (4, -1)]  # from 1, and from 1 + 6
+        for name in ("table", "store"):
+            shutil.rmtree(HOME / name)
 
 
 def test_a_stream_goes_on_exactly_where_the_days_have_ended(instance, tmp_path):
