@@ -5,7 +5,8 @@ Points: in a round (`level`), after its commit (`round`), after the sinks had an
 has taken it (`taken`). It dies at the COUNT-th of them; with POINT `none` it does not. At `worker` and `jvm` one of
 these dies in a round, where a record takes its COUNT-th hop, once. Checkpoints are in FOLDER, or in a bucket of the
 server at STORE. Where SPARK_REMOTE is set, it runs through Spark Connect: epochs are the server's then, and a job dies
-once it has heard of one (`epoch`). At `stopped` it is stopped when it hears of a round.
+once it has heard of one (`epoch`). At `stopped` it is stopped when it hears of a round. In FOLDER/rounds are the rounds
+that it began to compute, where it computes them itself.
 """
 
 import os
@@ -67,6 +68,19 @@ def dying(owner, name, count):
     setattr(owner, name, run)
 
 
+def noting(file):
+    """Notes in a file which rounds are computed."""
+    run = SparkLevels.run
+
+    def noted(self, level, epoch, terminated, *given):
+        if level == 0 and not terminated:
+            with open(file, "a") as rounds:
+                rounds.write(f"{epoch}\n")
+        return run(self, level, epoch, terminated, *given)
+
+    SparkLevels.run = noted
+
+
 class Killing:
     """A function in a body that kills a process when the first record takes its `count`-th hop."""
 
@@ -100,6 +114,7 @@ def options(folder, checkpoints=""):
 
 def main(folder, kind, hops, point, count, store=""):
     more = None
+    noting(Path(folder, "rounds"))
     if point in POINTS[kind]:
         dying(*POINTS[kind][point], count)
     elif point == "epoch":

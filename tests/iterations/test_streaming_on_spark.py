@@ -153,6 +153,12 @@ def test_operators_before_and_behind_a_loop_start_from_one_savepoint(run_on_spar
     assert not (tmp_path / "checkpoints/totals/initial").exists()
 
 
+def computed_again(folder):
+    """How often a round was computed that had been begun before."""
+    rounds = (folder / "rounds").read_text().split()
+    return len(rounds) - len(set(rounds))
+
+
 KILLS = [(kind, point) for kind, points in POINTS.items() for point in points]
 
 
@@ -167,6 +173,10 @@ def killed_and_run_again(folder, kind, point, counts, store=(), environment=None
     ended = subprocess.run([*command, "none", "0", *store], capture_output=True, text=True, env=env, check=False)
     assert ended.stdout.split()[-1:] == ["finished"], ended.stderr
     assert hops(folder) == EXPECTED
+    if kind == "behind":  # whose loop may be in a round when the query behind it is killed
+        assert computed_again(folder) <= len(counts)
+    else:
+        assert computed_again(folder) == len(counts) * (point == "level")
 
 
 @pytest.mark.rotates("kills")
@@ -204,6 +214,7 @@ def test_a_stream_whose_processes_are_killed_in_a_round_goes_on(tmp_path, kind, 
         first = subprocess.run(command, capture_output=True, text=True, check=False)
     assert first.stdout.split()[-1:] == ["finished"], first.stderr
     assert hops(tmp_path) == EXPECTED
+    assert computed_again(tmp_path) == (victim == "jvm")  # a task is tried again by Spark
 
 
 @pytest.mark.rotates("kills")
