@@ -48,6 +48,9 @@ LONGEST_FIRST = (
 A_DAY = {"kills": 1, "kits": 1, "clusters": 1, "stories": 1, "brokers": 1}
 """How many a day of what is marked `rotates`, by the name of its group; at night all of it."""
 
+TODAY = pytest.StashKey[dict[str, tuple[int, int]]]()
+"""How many of each group run, and of how many."""
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
@@ -63,9 +66,11 @@ def pytest_collection_modifyitems(config, items):
     folders = {folder: place for place, folder in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: folders.get(item.path.relative_to(Path(__file__).parent).parts[0], len(folders)))
     yield  # -k and -m take theirs
+    config.stash[TODAY] = {}
     for name, count in A_DAY.items():
         group = {item: _rotated(item) for item in items if _group(item) == name}
         todays = of_the_day(sorted(set(group.values())), count)
+        config.stash[TODAY][name] = len(todays), len(set(group.values()))
         others = [item for item, unit in group.items() if unit not in todays]
         items[:] = [item for item in items if item not in others]
         config.hook.pytest_deselected(items=others)
@@ -85,6 +90,8 @@ def _rotated(item):
 
 def pytest_sessionfinish(session, exitstatus):
     """In CI nothing may be skipped."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["today"] = session.config.stash.get(TODAY, {})
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if (
         os.environ.get("CI")
@@ -93,6 +100,12 @@ def pytest_sessionfinish(session, exitstatus):
         and exitstatus == pytest.ExitCode.OK
     ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """A worker of pytest-xdist has ended; all of them have collected the same."""
+    node.config.stash[TODAY] = getattr(node, "workeroutput", {}).get("today", {})
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -109,6 +122,9 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(
             "seconds by folder: " + ", ".join(f"{folder} {spent:.0f}" for folder, spent in seconds.most_common())
         )
+    today = terminalreporter.config.stash.get(TODAY, {})
+    if parts := [f"{run} of {of} {name}" for name, (run, of) in today.items() if run < of]:
+        terminalreporter.write_line(f"today's part of what rotates: {', '.join(parts)}; make test-all runs all of it")
     terminalreporter.write_line(f"seed {SEED}: UNIFIED_SEED={SEED} runs the same examples again")
 
 
