@@ -62,14 +62,11 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     """All cases of the family `cluster`."""
     bars, measurements = bucket_epochs.measure(options)
     with _settings() as (local, cluster, spark_cluster):
-        here, there = _by_turns((local, cluster), options.records)
-        rates = {
-            ("batch", "local"): here,
-            ("batch", "cluster"): there,
-            ("stream", "local"): _rates("stream", local, options.stream_records // 3)[0],
-            ("stream", "cluster"): _rates("stream", cluster, options.stream_records // 3)[0],
-        }
-        disk, bucket = _rates("batch", local, options.records, ("disk", BUCKET))
+        rates: dict[tuple[str, str], float] = {}
+        for what, records in (("batch", options.records), ("stream", options.stream_records // 3)):
+            here, there = _by_turns(what, (local, cluster), records)
+            rates |= {(what, "local"): here, (what, "cluster"): there}
+        disk, bucket = _rates(local, options.records, ("disk", BUCKET))
         rates |= {("batch", "disk"): disk, ("batch", "bucket"): bucket}
         recovered = _recovery(cluster, spark_cluster)
     measurements += [
@@ -102,22 +99,23 @@ def _settings() -> Iterator[tuple[Setting, Setting, Cluster]]:
             cluster.end()
 
 
-def _rates(what: str, setting: Setting, records: int, places: Sequence[str] = ("disk",)) -> list[float]:
-    """The records a second of a session that is warm, at each place."""
+def _rates(setting: Setting, records: int, places: Sequence[str]) -> list[float]:
+    """The records a second in BATCH of a session that is warm, at each place."""
     disk = f"{setting.environment['BENCH_FOLDER']}/disk"
-    with _session(what, setting, records, [disk if place == "disk" else place for place in places]) as running:
+    with _session("batch", setting, records, [disk if place == "disk" else place for place in places]) as running:
         said, _ = running.communicate()
     rounds = msgspec.json.decode(said.splitlines()[-1], type=list[list[float]])
     return [records / statistics.median(seconds[WARM:]) for seconds in rounds]
 
 
-def _by_turns(settings: Sequence[Setting], records: int) -> list[float]:
-    """The records a second in BATCH of several sessions that are warm, of which one has a round at a time."""
+def _by_turns(what: str, settings: Sequence[Setting], records: int) -> list[float]:
+    """The records a second of several sessions that are warm, of which one has a round at a time."""
     seconds: list[list[float]] = [[] for _ in settings]
     with ExitStack() as opened:
+        places = [f"{one.environment['BENCH_FOLDER']}/{what}-{number}" for number, one in enumerate(settings)]
         sessions = [
-            opened.enter_context(_session("turns", one, records, [f"{one.environment['BENCH_FOLDER']}/turns-{number}"]))
-            for number, one in enumerate(settings)
+            opened.enter_context(_session(what, one, records, ["turns", place]))
+            for one, place in zip(settings, places, strict=True)
         ]
         for _ in range(ROUNDS):
             for own, running in zip(seconds, sessions, strict=True):
@@ -156,11 +154,11 @@ def _recovery(setting: Setting, cluster: Cluster) -> float:
     return committed - killed
 
 
-def in_turn(spark: SparkSession, records: int, place: str) -> None:
-    """Runs the BATCH pipeline whenever a line comes, and says in one how many seconds it took."""
-    _numbers(spark, f"{place}/in", records)
+def in_turn(spark: SparkSession, what: str, records: int, place: str) -> None:
+    """Has a round whenever a line comes, and says in one how many seconds it took."""
+    _numbers(spark, f"{place}/in", records, 8)
     for _ in sys.stdin:
-        print(f"took {_run(spark, place)}", flush=True)
+        print(f"took {_run(spark, place) if what == 'batch' else _streamed(spark, records, place)}", flush=True)
 
 
 def batch(spark: SparkSession, records: int, *places: str) -> list[list[float]]:
@@ -187,16 +185,16 @@ def _run(spark: SparkSession, place: str) -> float:
     return time.perf_counter() - begun
 
 
-def stream(spark: SparkSession, records: int, base: str) -> list[list[float]]:
-    """The seconds of micro-batches, as if each had all records."""
-    total = records * ROUNDS // 4
-    _numbers(spark, f"{base}/in", total, 2 * ROUNDS)
+def _streamed(spark: SparkSession, records: int, place: str) -> float:
+    """The seconds of a micro-batch, as if it had all records: of a job of four, without the first."""
     pipeline = Pipeline("bench")
-    source = ParquetSource(f"{base}/in", S, name="numbers", max_files_per_trigger=2)
+    source = ParquetSource(f"{place}/in", S, name="numbers", max_files_per_trigger=2)
     pipeline.from_source(source).key_by("k").reduce(combine).sink_to(Nowhere())
-    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": f"{base}/{time.time_ns()}"}
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": f"{place}/{time.time_ns()}"}
+    before = batches(0)
     StreamingJob(pipeline.plan(options), spark, Start("bench")).run()
-    return [[seconds * records / rows for rows, seconds in batches(total)]]
+    own = batches(sum(rows for rows, _ in before) + records)[len(before) :]
+    return statistics.median(seconds * records / rows for rows, seconds in own[1:] if rows > 1000)
 
 
 def recovery(spark: SparkSession, base: str) -> None:
@@ -239,8 +237,8 @@ if __name__ == "__main__":
     with streaming_session(master, **{"spark.driver.memory": "2g"}) as session:
         if what == "recovery":
             recovery(session, *given)
-        if what == "turns":
-            in_turn(session, int(number), *given)
+        if given[0] == "turns":
+            in_turn(session, what, int(number), given[1])
             sys.exit()
-        rounds = batch(session, int(number), *given) if what == "batch" else stream(session, int(number), *given)
+        rounds = batch(session, int(number), *given)
     print(msgspec.json.encode(rounds).decode(), flush=True)
