@@ -27,11 +27,14 @@ from dagster_unified.errors import (
     PipelineError,
     SinkError,
     UnavailableError,
+    UnifiedError,
 )
 from dagster_unified.records import record_type
 from tests.connectors.postgres.support import LocalCommits, identity, write
+from tests.depth import chance
 from tests.ports import free_port
 from tests.servers.mariadb import connected
+from tests.small_disk import NEEDS_ROOT, small_disk
 
 OPENED = {"sqlite": sqlite3.connect, "duckdb": duckdb.connect}
 UTC = timezone.utc
@@ -389,6 +392,33 @@ def test_mariadb_that_is_away_is_transient_and_what_is_wrong_for_good_is_not(mar
         write(DatabaseSink("sales", mariadb.replace("root@", "nobody:hidden@")), [Sale(1, "a")])
     with pytest.raises(SinkError, match="refuses it: Unknown database 'gone'"):
         write(DatabaseSink("sales", mariadb_server.url("gone")), [Sale(1, "a")])
+
+
+def test_a_user_who_may_not_write_is_told_so_and_not_tried_again(mariadb, mariadb_server):
+    write(DatabaseSink("sales", mariadb), [Sale(1, "a")])
+    user = f"reader_{mariadb.rpartition('/')[2]}"
+    mariadb_server.execute(f"CREATE USER {user}@'127.0.0.1'")
+    mariadb_server.execute(f"GRANT SELECT ON *.* TO {user}@'127.0.0.1'")
+    with pytest.raises(SinkError, match=rf"refuses it: INSERT, UPDATE command denied to user '{user}'|command denied"):
+        write(DatabaseSink("sales", mariadb.replace("root@", f"{user}@")), [Sale(2, "a")], execution="second")
+    assert sales(mariadb) == [(1, "a", None)]
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("kind", OPENED)
+def test_a_full_disk_is_transient_and_leaves_nothing(tmp_path, kind):
+    random, url = chance("full disk"), f"{kind}:///{tmp_path}/small/shop.db"
+    long = [Sale(n, random.randbytes(500).hex()) for n in range(5_000)]
+    with small_disk(tmp_path / "small", megabytes=2) as resize:
+        write(DatabaseSink("sales", url), [Sale(-1, "before")])
+        with pytest.raises(UnifiedError, match=r"sink 'sales': .*(full|No space)") as failed:
+            write(DatabaseSink("sales", url), long, execution="second")
+        assert failed.value.retryable
+        assert sales(url) == [(-1, "before", None)]
+        resize(64)
+        assert not write(DatabaseSink("sales", url), long, execution="second").repeated
+        assert write(DatabaseSink("sales", url), long, execution="second").repeated
+        assert [row[0] for row in sales(url)] == [-1, *range(5_000)]
 
 
 class Visit(NamedTuple):
