@@ -1,13 +1,50 @@
-"""Two runs that put their files in one place at the same moment."""
+"""Files that a sink puts in their place: two runs at the same moment, and a disk that has no room for them."""
 
 from threading import Barrier, Thread
+from typing import NamedTuple
 
+import pyarrow.parquet as pq
 import pytest
 
+from dagster_unified.api import FileSink, Pipeline
 from dagster_unified.connectors.commits import WHOLE, Commit, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.file_sink import StagedFolder, _FileCommitter, _staged
 from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.commit import _commit
+from dagster_unified.errors import UnifiedError
+from tests.depth import chance
+from tests.small_disk import NEEDS_ROOT, small_disk
+
+
+class Entry(NamedTuple):
+    number: int
+    text: str
+
+
+@NEEDS_ROOT
+def test_a_full_disk_leaves_the_table_as_it_was_and_another_attempt_may_find_room(run_on_spark, tmp_path):
+    random = chance("full disk")
+
+    def entries(count):
+        pipeline = Pipeline("entries")
+        rows = [Entry(number, random.randbytes(500).hex()) for number in range(count)]
+        pipeline.from_collection(rows).sink_to(FileSink(f"{tmp_path}/small/table", name="table"))
+        return pipeline
+
+    def numbers():
+        return sorted(pq.read_table(tmp_path / "small" / "table")["number"].to_pylist())
+
+    with small_disk(tmp_path / "small", megabytes=2) as resize:
+        run_on_spark(entries(3))
+        with pytest.raises(UnifiedError, match=r"entries: .*No space left on device") as failed:
+            run_on_spark(entries(5_000))
+        assert failed.value.retryable
+        assert numbers() == [0, 1, 2]
+        resize(64)
+        run_on_spark(entries(5_000))
+        assert numbers() == list(range(5_000))
+        names = {file.name for file in (tmp_path / "small").iterdir()}
+        assert names == {"table"}
 
 
 @pytest.mark.parametrize("partitions", [(WHOLE, WHOLE), ("a", "a"), ("a", "b")])
