@@ -191,10 +191,8 @@ def _streamed(spark: SparkSession, records: int, place: str) -> float:
     source = ParquetSource(f"{place}/in", S, name="numbers", max_files_per_trigger=2)
     pipeline.from_source(source).key_by("k").reduce(combine).sink_to(Nowhere())
     options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": f"{place}/{time.time_ns()}"}
-    before = batches(0)
     StreamingJob(pipeline.plan(options), spark, Start("bench")).run()
-    own = batches(sum(rows for rows, _ in before) + records)[len(before) :]
-    return statistics.median(seconds * records / rows for rows, seconds in own[1:] if rows > 1000)
+    return statistics.median(seconds * records / rows for rows, seconds in batches(records)[1:])
 
 
 def recovery(spark: SparkSession, base: str) -> None:
