@@ -156,7 +156,7 @@ def _recovery(setting: Setting, cluster: Cluster) -> float:
 
 def in_turn(spark: SparkSession, what: str, records: int, place: str) -> None:
     """Has a round whenever a line comes, and says in one how many seconds it took."""
-    _numbers(spark, f"{place}/in", records, 8)
+    _numbers(spark, f"{place}/in", records)
     for _ in sys.stdin:
         print(f"took {_run(spark, place) if what == 'batch' else _streamed(spark, records, place)}", flush=True)
 
@@ -224,10 +224,10 @@ def recovery(spark: SparkSession, base: str) -> None:
     job.run(ended)
 
 
-def _numbers(spark: SparkSession, path: str, records: int, files: int = 8) -> None:
+def _numbers(spark: SparkSession, path: str, records: int) -> None:
     ids = spark.range(records)
     rows = ids.select((F.col("id") % KEYS).cast("string").alias("k"), F.col("id").alias("v"))
-    rows.repartition(files).write.mode("overwrite").parquet(path.replace("s3://", "s3a://"))
+    rows.repartition(8).write.mode("overwrite").parquet(path.replace("s3://", "s3a://"))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import copy
 import functools
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 import pyarrow as pa
 
@@ -38,8 +38,14 @@ if TYPE_CHECKING:
     from dagster_unified.records import RecordType
 
 
+OnMalformed = Literal["fail", "drop", "divert"]
+
+
 class SparkSource(Source[Out]):
     """A source that Spark reads."""
+
+    on_malformed: OnMalformed = "fail"
+    """What becomes of rows that do not fit the records."""
 
     partition_columns: Mapping[str, str] = {}
     """The fields that say a record's partition, by dimension."""
@@ -236,7 +242,7 @@ class SparkSource(Source[Out]):
 
     def keeps_malformed(self) -> bool:
         """Whether malformed rows are kept in a side table, rather than dropped."""
-        return False
+        return self.on_malformed == "divert"
 
 
 class SparkSink(Sink[In], Generic[In, C]):

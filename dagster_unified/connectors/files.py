@@ -7,13 +7,13 @@ import json
 import re
 from abc import abstractmethod
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from dagster_unified.connectors import spark_log
-from dagster_unified.connectors.base import MALFORMED, SparkSource, fitting, opaque, spark_schema
+from dagster_unified.connectors.base import MALFORMED, OnMalformed, SparkSource, fitting, opaque, spark_schema
 from dagster_unified.connectors.bounds import PathTemplate, in_folder
 from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields, widened
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from dagster_unified.connectors.checks import Check
     from dagster_unified.graph.slices import Dimensions
 
-OnMalformed = Literal["fail", "drop", "divert"]
 _CORRUPT = "__corrupt"
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*:/+")
 _PLAIN = re.compile(r"(?!.*/\.\.?/)[\w./=+:@-]+", re.ASCII)
@@ -353,9 +352,6 @@ class TextSource(_FileSource[Out]):
 
     def describe(self) -> str:
         return f"{super().describe()}, malformed rows: {self.on_malformed}"
-
-    def keeps_malformed(self) -> bool:
-        return self.on_malformed == "divert"
 
     def _options(self) -> dict[str, Any]:
         return {}

@@ -14,7 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -90,7 +90,6 @@ class SplitSource(SparkSource[Out]):
     There is an example in the guide on connectors.
     """
 
-    on_malformed: Literal["fail", "drop", "divert"] = "fail"
     max_records_per_trigger: int | None = None
     can_wait = True
     finds_times: bool = False
@@ -148,9 +147,6 @@ class SplitSource(SparkSource[Out]):
     def columns(self) -> pa.Schema:
         """What a split is read as."""
         return self.records.schema
-
-    def keeps_malformed(self) -> bool:
-        return self.on_malformed == "divert"
 
     def snapshot(self) -> str:
         return digest(self.kind, self.origin)

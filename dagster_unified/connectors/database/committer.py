@@ -21,7 +21,7 @@ from dagster_unified.connectors.commits import (
     remove_staging,
 )
 from dagster_unified.connectors.database import mariadb
-from dagster_unified.connectors.database.connection import Database, is_locked
+from dagster_unified.connectors.database.connection import OF_MYSQL, Database, is_locked
 from dagster_unified.connectors.database.replacing import check_same, remove_keys
 from dagster_unified.connectors.database.staging import StagedRows
 from dagster_unified.connectors.database.types import (
@@ -43,13 +43,11 @@ MARKS = "dagster_unified_commits"
 _ROWS = 10_000
 """Rows of one call of a driver."""
 
-EXACT = {"sqlite": "SQLite", "duckdb": "DuckDB", "mariadb": "MariaDB"}
+KNOWN = {"sqlite": "SQLite", "duckdb": "DuckDB", "mariadb": "MariaDB"}
 """Dialects whose transactions and comparisons are known to keep what an exactly-once sink promises."""
 
 _MADE: dict[str, Any] = {
-    f"{dialect}_{name}": value
-    for dialect in ("mariadb", "mysql")
-    for name, value in (("engine", "InnoDB"), ("charset", "utf8mb4"))
+    f"{dialect}_{name}": value for dialect in OF_MYSQL for name, value in (("engine", "InnoDB"), ("charset", "utf8mb4"))
 }
 """How MariaDB and MySQL make a table."""
 
@@ -81,7 +79,7 @@ class DatabaseCommitter(Committer[StagedRows]):
 
         self._plan = plan
         dialect = plan.database.engine(plan.where).dialect.name
-        if plan.exactly_once and dialect not in EXACT:
+        if plan.exactly_once and dialect not in KNOWN:
             raise SinkError(not_exact(plan.where, dialect))
         held = sa.MetaData()
         self._marks = sa.Table(
@@ -198,10 +196,12 @@ class DatabaseCommitter(Committer[StagedRows]):
         before = self._locked(connection, identity.replaces)
         self._remember(connection, identity.replaces, before, 0 if before is None else before + 1)
         if plan.partition_column is not None:
-            column = self._table.c[plan.partition_column]
-            for (held,) in connection.execute(sa.select(column).where(column == identity.partition_key).distinct()):
-                check_same((held,), {(identity.partition_key,)}, plan.table, plan.where)
-            connection.execute(sa.delete(self._table).where(column == identity.partition_key))
+            if connection.dialect.name in KNOWN:
+                of_partition = self._table.c[plan.partition_column] == identity.partition_key
+                connection.execute(sa.delete(self._table).where(of_partition))
+            else:
+                partition = pa.table({plan.partition_column: [identity.partition_key]})
+                remove_keys(connection, self._table, partition.column_names, partition, plan.where)
             return identity.partition_key
         if before is not None:
             raise partition_repeated(plan.where, identity.partition_key)
@@ -216,9 +216,9 @@ class DatabaseCommitter(Committer[StagedRows]):
         rows = shortened(stored(rows, dialect, plan.where), self._scales, plan.where)
         if partition is not None and plan.partition_column is not None:
             rows = rows.append_column(plan.partition_column, pa.array([partition] * len(rows), pa.string()))
-        if dialect in ("mariadb", "mysql"):
+        if dialect in OF_MYSQL:
             mariadb.check_lengths(connection, plan.table, plan.db_schema, rows, plan.where)
-        if plan.key and dialect not in EXACT:
+        if plan.key and dialect not in KNOWN:
             remove_keys(connection, self._table, plan.key, rows, plan.where)
         insert = self._insert(dialect)
         if dialect == "duckdb":  # row by row takes it ten times as long
@@ -231,7 +231,7 @@ class DatabaseCommitter(Committer[StagedRows]):
             connection.execute(insert, rows.slice(start, _ROWS).to_pylist())
 
     def _insert(self, dialect: str) -> Any:
-        if self._plan.mode != "upsert" or dialect not in EXACT:
+        if self._plan.mode != "upsert" or dialect not in KNOWN:
             return self._table.insert()
         from sqlalchemy.dialects import mysql, postgresql, sqlite
 
@@ -277,7 +277,7 @@ class DatabaseCommitter(Committer[StagedRows]):
                     f"{plan.where}: column '{name}' of {plan.table} may not be null and has no default, and the records"
                     " have no such field; add the field, or give the column a default"
                 )
-        if plan.key and dialect in EXACT:
+        if plan.key and dialect in KNOWN:
             keys = [found.get_pk_constraint(plan.table, plan.db_schema)["constrained_columns"]]
             keys += [one["column_names"] for one in found.get_unique_constraints(plan.table, plan.db_schema)]
             keys += [one["column_names"] for one in found.get_indexes(plan.table, plan.db_schema) if one["unique"]]
@@ -291,7 +291,7 @@ class DatabaseCommitter(Committer[StagedRows]):
 def not_exact(where: str, dialect: str) -> str:
     """Says that nobody knows whether a write to a database happens exactly once."""
     return (
-        f"{where}: DatabaseSink writes exactly once to {', '.join(EXACT.values())} (mariadb+pymysql://…); for {dialect}"
+        f"{where}: DatabaseSink writes exactly once to {', '.join(KNOWN.values())} (mariadb+pymysql://…); for {dialect}"
         " that is not known: give delivery_guarantee=DeliveryGuarantee.AT_LEAST_ONCE, or mode='upsert' with a key; for"
         " PostgreSQL there is PostgresSink"
     )

@@ -55,20 +55,22 @@ _URL = re.compile(r"([\w+]+)://(?:[^:/]*(?::[^@]*)?@)?([^/?@]*)(/[^?]*)?(?:\?.*)
 IN_FILES = ("sqlite", "duckdb")
 """Databases that are files. They tell no upper from lower case in names, and tables are in the schema `main`."""
 
-_OF_MYSQL = (
+OF_MYSQL = ("mariadb", "mysql")
+"""Dialects of MySQL's kind."""
+
+_STRICT = (
     "SET time_zone = '+00:00', sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'),"
     f" innodb_lock_wait_timeout = {_LOCK_SECONDS:.0f}"
 )
 _SESSION = {
     "duckdb": "SET TimeZone = 'UTC'",
-    "mariadb": _OF_MYSQL,
-    "mysql": _OF_MYSQL,
     "postgresql": "SET TIME ZONE 'UTC'",
+    **dict.fromkeys(OF_MYSQL, _STRICT),
 }
 """How a session is set up. By its zone these databases convert between times with a zone and without; MariaDB and MySQL
 cut off what is too long for a column unless they are strict."""
 
-_ISOLATION = {"mariadb": "READ COMMITTED", "mysql": "READ COMMITTED"}
+_ISOLATION = dict.fromkeys(OF_MYSQL, "READ COMMITTED")
 """Where a transaction would not see what the one it has waited for has written."""
 
 
@@ -97,18 +99,21 @@ class Database:
         """Where it is, for people: no user, no password, no options."""
         if not isinstance(self.url, str):
             return f"database at {shown(self.url)}"
-        parts = _URL.fullmatch(self.url)
+        parts = self._parts
         return f"{parts[1]}://{parts[2]}{parts[3] or ''}" if parts else "a database"
 
     @property
     def dialect(self) -> str | None:
         """The name of its dialect; None where only an environment variable tells."""
-        parts = _URL.fullmatch(self.url) if isinstance(self.url, str) else None
-        return parts[1].partition("+")[0] if parts else None
+        return self._parts[1].partition("+")[0] if self._parts else None
+
+    @property
+    def _parts(self) -> re.Match[str] | None:
+        return _URL.fullmatch(self.url) if isinstance(self.url, str) else None
 
     def place(self) -> str:
         """The one form of all URLs that lead to the database, as far as they tell."""
-        parts = _URL.fullmatch(self.url) if isinstance(self.url, str) else None
+        parts = self._parts
         if parts is None:
             return self.describe()
         path = parts[3] or ""

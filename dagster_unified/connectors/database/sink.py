@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from dagster_unified.connectors.commits import WriterTask
-from dagster_unified.connectors.database.committer import EXACT, MARKS, DatabaseCommitter, Plan, not_exact
+from dagster_unified.connectors.database.committer import KNOWN, MARKS, DatabaseCommitter, Plan, not_exact
 from dagster_unified.connectors.database.connection import IN_FILES, Database
 from dagster_unified.connectors.database.source import DatabaseSource
 from dagster_unified.connectors.database.staging import StagedRows, StagingWriter
@@ -72,7 +72,7 @@ class DatabaseSink(TableSink[In, StagedRows]):
         if not table or table == MARKS or "\0" in table:
             raise PipelineError(f"sink '{self.name}': {table!r} cannot be the name of a table; choose another")
         dialect = self.database.dialect
-        if self._exactly_once and dialect is not None and dialect not in EXACT:
+        if self._exactly_once and dialect is not None and dialect not in KNOWN:
             raise PipelineError(not_exact(self._where, dialect))
 
     def place(self) -> tuple[str, str]:

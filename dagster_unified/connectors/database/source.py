@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.bounds import in_any_zone, whole_numbers
-from dagster_unified.connectors.database.connection import Database
+from dagster_unified.connectors.database.connection import OF_MYSQL, Database
 from dagster_unified.connectors.database.fetching import fetched
 from dagster_unified.connectors.database.reading import ReadField, converted
 from dagster_unified.connectors.database.types import fits, spelled
@@ -157,7 +157,7 @@ class DatabaseSource(SplitSource[Out]):
         fields = ReadField.of(self.records)
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
             asked = self._statement(split, self._held(connection), connection.dialect.name)
-            if connection.dialect.name in ("mariadb", "mysql"):
+            if connection.dialect.name in OF_MYSQL:
                 asked = self._in_double(connection, asked)
             for columns in fetched(connection, asked.limit(most)):
                 yield from converted(columns, fields, self._place)

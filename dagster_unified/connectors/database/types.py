@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from dagster_unified.connectors.database.connection import OF_MYSQL
 from dagster_unified.connectors.nested import to_json
 from dagster_unified.errors import SinkError
 
@@ -23,7 +24,6 @@ EXACT = "_nopad_bin"
 _NAMES = {"sqlite": "SQLite", "mariadb": "MariaDB", "mysql": "MySQL"}
 """Dialects that have no number for NaN."""
 
-_OF_MYSQL = ("mariadb", "mysql")
 _SINGLE = 24
 """Binary digits of a float of single precision."""
 
@@ -37,10 +37,10 @@ def column_type(kind: pa.DataType, indexed: bool = False) -> Any:
         return sa.Numeric(kind.precision, kind.scale).with_variant(sa.Text(), "sqlite")
     if pa.types.is_timestamp(kind):  # one without a precision rounds to seconds, as Oracle's DATE
         has_zone = kind.tz is not None
-        of_mysql = sa.DateTime(timezone=has_zone).with_variant(mysql.DATETIME(fsp=6), *_OF_MYSQL)
+        of_mysql = sa.DateTime(timezone=has_zone).with_variant(mysql.DATETIME(fsp=6), *OF_MYSQL)
         return of_mysql.with_variant(sa.TIMESTAMP(timezone=has_zone), "oracle")
     if kind == pa.binary():
-        return sa.LargeBinary().with_variant(mysql.VARBINARY(255) if indexed else mysql.LONGBLOB(), *_OF_MYSQL)
+        return sa.LargeBinary().with_variant(mysql.VARBINARY(255) if indexed else mysql.LONGBLOB(), *OF_MYSQL)
     simple = {
         pa.bool_(): sa.Boolean(),
         pa.int64(): sa.BigInteger(),
@@ -52,7 +52,7 @@ def column_type(kind: pa.DataType, indexed: bool = False) -> Any:
         return simple[kind]
     if indexed:  # Oracle and SQL Server index no text without a length
         return compared_text(255, sa.Text().with_variant(sa.Unicode(255), "mssql", "oracle"))
-    return sa.Text().with_variant(mysql.LONGTEXT(), *_OF_MYSQL).with_variant(sa.UnicodeText(), "mssql")
+    return sa.Text().with_variant(mysql.LONGTEXT(), *OF_MYSQL).with_variant(sa.UnicodeText(), "mssql")
 
 
 def compared_text(characters: int, elsewhere: Any = None) -> Any:
@@ -138,7 +138,7 @@ def _is_coarse(held: Any, dialect: str) -> bool:
     import sqlalchemy as sa
     from sqlalchemy.dialects import mssql
 
-    if dialect in _OF_MYSQL:
+    if dialect in OF_MYSQL:
         return getattr(held, "fsp", None) != 6
     if dialect == "oracle":
         return not isinstance(held, sa.TIMESTAMP)
@@ -159,7 +159,7 @@ def stored(table: pa.Table, dialect: str, where: str) -> pa.Table:
                 f"{where}: field '{name}' is NaN, which {_NAMES[dialect]} has no number for; write None where that is"
                 " meant"
             )
-        if dialect in _OF_MYSQL and pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
+        if dialect in OF_MYSQL and pa.types.is_floating(column.type) and pc.any(pc.is_inf(column)).as_py():
             raise SinkError(
                 f"{where}: field '{name}' is infinite, which {_NAMES[dialect]} has no number for; write None where that"
                 " is meant"

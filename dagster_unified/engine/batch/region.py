@@ -155,8 +155,8 @@ class RegionFrames:
     @property
     def _leaves_rows_out(self) -> bool:
         """Whether rows that do not fit are counted by reading a source once more, also where its stream is not."""
-        sources = [n.source for n in map(self.plan.graph.node, self.fragment.nodes) if isinstance(n, g.SourceNode)]
-        return any(getattr(source, "on_malformed", "fail") != "fail" for source in sources)
+        sources = [n for n in map(self.plan.graph.node, self.fragment.nodes) if isinstance(n, g.SourceNode)]
+        return any(spark_source(self.plan.name, node).on_malformed != "fail" for node in sources)
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         source = spark_source(self.plan.name, node)

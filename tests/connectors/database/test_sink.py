@@ -399,7 +399,7 @@ def test_a_user_who_may_not_write_is_told_so_and_not_tried_again(mariadb, mariad
     user = f"reader_{mariadb.rpartition('/')[2]}"
     mariadb_server.execute(f"CREATE USER {user}@'127.0.0.1'")
     mariadb_server.execute(f"GRANT SELECT ON *.* TO {user}@'127.0.0.1'")
-    with pytest.raises(SinkError, match=rf"refuses it: INSERT, UPDATE command denied to user '{user}'|command denied"):
+    with pytest.raises(SinkError, match=rf"refuses it: .*command denied to user '{user}'"):
         write(DatabaseSink("sales", mariadb.replace("root@", f"{user}@")), [Sale(2, "a")], execution="second")
     assert sales(mariadb) == [(1, "a", None)]
 
