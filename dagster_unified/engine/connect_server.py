@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dagster_unified.connectors import object_store
 from dagster_unified.engine.environment import shipping
-from dagster_unified.engine.session import LOGGING, SERVER_DAEMON, check_java, defaults, forking
+from dagster_unified.engine.session import JAVA_OPTIONS, SERVER_DAEMON, check_java, defaults, forking, java_options
 from dagster_unified.errors import ConfigurationError, StageError
 
 _SHUTDOWN = 20.0
@@ -58,7 +58,7 @@ def ensure(port: int, master: str, config: Mapping[str, str], environment: str |
         "spark.connect.session.manager.defaultSessionTimeout": _SESSION_TIMEOUT,
         # It keeps analysed plans with their lists of files, by ids that begin anew in each process of a session.
         "spark.connect.session.planCache.maxSize": "0",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+        JAVA_OPTIONS: java_options(master),
         "spark.local.connect.server.port": str(port),
         **forking(master, SERVER_DAEMON, config),
         **({} if store is None else store.settings()),  # its credentials are in the server's environment

@@ -59,6 +59,8 @@ LOOPBACK = ("spark.driver.host", "spark.driver.bindAddress")
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
 CHECKSUMS = "spark.sql.shuffle.orderIndependentChecksum.enabled"
 """Spark hashes every byte that is shuffled, to notice a map task that gives other rows when it runs again."""
 
@@ -109,6 +111,18 @@ def defaults(master: str) -> dict[str, str]:
         return dict(DEFAULTS)
     count = os.cpu_count() or 1 if cores.group(1) == "*" else int(cores.group(1))
     return {**DEFAULTS, PARTITIONS: str(max(2 * count, 1)), CHECKSUMS: "false"}
+
+
+def java_options(master: str) -> str:
+    """The driver's options for Java: its log, and on one machine the parallel collector.
+
+    That takes less of the processor than Java's default, by a tenth in a stream on two cores. A collector that the
+    environment chooses stays: Java starts with no two.
+    """
+    given = " ".join(os.environ.get(name, "") for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"))
+    chosen = re.search(r"-XX:\+Use\w+GC\b", given)
+    collector = ["-XX:+UseParallelGC"] if master.startswith("local") and not chosen else []
+    return " ".join([f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *collector])
 
 
 def forking(master: str, daemon: str, config: Mapping[str, str]) -> dict[str, str]:
@@ -170,7 +184,7 @@ def _start_classic(master: str, config: Mapping[str, str], app_name: str, shippe
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(app_name)
-    settings = {**defaults(master), "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}"}
+    settings = {**defaults(master), JAVA_OPTIONS: java_options(master)}
     store = object_store.in_use()
     if store is not None:
         settings.update(store.settings())

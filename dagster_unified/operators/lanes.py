@@ -52,6 +52,9 @@ ROWS = 131_072
 """Rows that are collected before they are packed: with many key groups, smaller ones would make buffers of a few rows.
 """
 
+PIECE = 8 << 10
+"""Bytes of a packed row. Ten thousand of them, which Spark gives a worker at a time, are no more than 80 MB then."""
+
 
 @dataclass(frozen=True)
 class Route:
@@ -92,6 +95,13 @@ class Track:
 def encode(batch: pa.RecordBatch) -> bytes:
     """A batch without its schema, which both ends know."""
     return bytes(batch.serialize().to_pybytes())
+
+
+def encoded(batch: pa.RecordBatch) -> Iterator[bytes]:
+    """A batch as several, none of which is much larger than `PIECE`, unless a record of it is."""
+    each = max(batch.num_rows * PIECE // max(batch.nbytes, 1), 1)
+    for start in range(0, batch.num_rows, each):
+        yield encode(batch.slice(start, each))
 
 
 def decode(data: Any, schema: pa.Schema) -> pa.RecordBatch:
@@ -144,14 +154,15 @@ class Packer:
             (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
             if route.everywhere:
                 place = Place.BROADCAST_AHEAD if ahead else Place.BROADCAST
-                data, seq = encode(batch), sequence(place, self.next())
-                rows += [(route.lane, group, seq, data) for group in range(self.groups)]
+                for data in encoded(batch):
+                    seq = sequence(place, self.next())
+                    rows += [(route.lane, group, seq, data) for group in range(self.groups)]
                 continue
             first = sequence(Place.AHEAD if ahead else Place.BEHIND, 0)
             for group, own in self._split(route, batch, subtask):
                 if route.key is not None:
                     own = own.select(route.schema.names)
-                rows.append((route.lane, group, first + self.next(), encode(own)))
+                rows += [(route.lane, group, first + self.next(), data) for data in encoded(own)]
         self._waiting, self._rows = {}, 0
         yield packed(rows)
 

@@ -5,6 +5,7 @@ import pytest
 
 from dagster_unified.api import CollectionSource, FileSink, MapFunction, Pipeline
 from dagster_unified.engine.dataframe.transfer import MAX_BYTES, UNLIMITED, may_be_large, small_rows
+from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 NUMBER, BYTES = pa.schema([("n", pa.int64())]), pa.schema([("tags", pa.list_(pa.struct([("data", pa.binary())])))])
 
@@ -49,3 +50,15 @@ def test_a_stage_is_planned_by_its_records(spark, run_on_spark, tmp_path, kind, 
     pipeline.from_source(source).map(Limit(), output_type=str).sink_to(FileSink(str(tmp_path / "out")))
     run_on_spark(pipeline)
     assert [row[0] for row in spark.read.parquet(str(tmp_path / "out")).collect()] == [limit]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("kind", "limit"), [(int, UNLIMITED), (bytes, "None")])
+def test_a_stream_is_started_by_its_records(spark, tmp_path, kind, limit):
+    pipeline = Pipeline("limits")
+    source = CollectionSource([kind()], kind, "one")
+    pipeline.from_source(source).map(Limit(), output_type=str).sink_to(FileSink(str(tmp_path / "out")))
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+    StreamingJob(pipeline.plan(options), spark, Start("test")).run()
+    assert [row[0] for row in spark.read.parquet(str(tmp_path / "out")).collect()] == [limit]
+    assert spark.conf.get(MAX_BYTES, None) is None

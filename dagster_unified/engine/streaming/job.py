@@ -18,7 +18,7 @@ from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.paths import is_local, remove_tree
 from dagster_unified.engine import bucket_files
 from dagster_unified.engine.cluster import watching
-from dagster_unified.engine.dataframe.transfer import MAX_ROWS
+from dagster_unified.engine.dataframe.transfer import MAX_ROWS, may_be_large, small_rows
 from dagster_unified.engine.events import Observer, QueriesStopped, QueriesTakenOver, nobody
 from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.engine.positions import after, check_positions
@@ -55,7 +55,7 @@ from dagster_unified.engine.streaming.topology import (
 )
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.nodes import LookupNode
+from dagster_unified.graph.nodes import IterationNode, LookupNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
@@ -199,24 +199,35 @@ class StreamingJob:
                 self._queries.append(query)
                 self._segments.append(one.segment)
             self._prepare_savepoints(self._lease, self.deployed)
-            for query in self._queries:
-                if query.over:
-                    if found is not None:
-                        found.queries[query.name].stop()
-                    continue
-                try:
-                    if found is None:
-                        query.start()
-                    else:
-                        query.attach(found.queries[query.name], found.running.started)
-                except Exception as error:
-                    raise translated(error, self.plan, query.name, self.spark) from error
+            with small_rows(self.spark) if self._has_small_rows(start) else contextlib.nullcontext():
+                self._start_queries(found)
             if is_connect(self.spark):
                 self._record_running(found, self.deployed)
         except BaseException:
             with contextlib.suppress(Exception):  # such as where the JVM is gone, which the error says
                 self.stop()
             raise
+
+    def _start_queries(self, found: attaching.Found | None) -> None:
+        for query in self._queries:
+            if query.over:
+                if found is not None:
+                    found.queries[query.name].stop()
+                continue
+            try:
+                if found is None:
+                    query.start()
+                else:
+                    query.attach(found.queries[query.name], found.running.started)
+            except Exception as error:
+                raise translated(error, self.plan, query.name, self.spark) from error
+
+    def _has_small_rows(self, start: StartingState | None) -> bool:
+        """Whether what goes to workers is small: records without bytes in them, and no pages of state."""
+        graph = self.plan.graph
+        records = [graph.records_of(edge) for edge in graph.edges]
+        paged = start is not None or any(isinstance(node, IterationNode) for node in graph.nodes)
+        return not paged and not may_be_large(found.schema for found in records if found is not None)
 
     def _left_running(
         self, held: Deployed | None, record: Deployed, staged: Iterable[str], names: Iterable[str]
@@ -486,7 +497,7 @@ class StreamingJob:
             "spark.sql.streaming.stateStore.providerClass": PROVIDERS[options.backend],
             "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
             "spark.sql.streaming.minBatchesToRetain": str(options.retained),
-            MAX_ROWS: "50000",
+            MAX_ROWS: "10000",
             # each micro-batch is planned anew, and what Spark infers of the columns of many lanes does not help it
             "spark.sql.constraintPropagation.enabled": "false",
         }

@@ -32,7 +32,7 @@ from dagster_unified.operators.lanes import (
     Route,
     Track,
     decode,
-    encode,
+    encoded,
     packed,
     place_of,
     sequence,
@@ -91,8 +91,8 @@ def unpack(schema: pa.Schema) -> Mapped:
 def _unpack(schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     columns = pa.ipc.read_schema(pa.py_buffer(schema))
     for batch in batches:
-        for data in batch.column("data"):
-            yield decode(data.as_buffer(), columns)
+        if batch.num_rows:
+            yield pa.concat_batches([decode(data.as_buffer(), columns) for data in batch.column("data")])
 
 
 HEAD = 0
@@ -408,11 +408,13 @@ class LevelTask:
             routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
 
             def emit(number: int, batch: pa.RecordBatch) -> None:
-                data, at = encode(batch), Place.AHEAD if self._opened[place].ahead else Place.BEHIND
-                for route in routes[number]:
-                    self._count += 1
-                    group = self._address[1]
-                    self._out.append(_row(route.lane, group, sequence(at, (group << 40) + self._count), data))
+                if not routes[number]:
+                    return
+                at, group = Place.AHEAD if self._opened[place].ahead else Place.BEHIND, self._address[1]
+                for data in encoded(batch):
+                    for route in routes[number]:
+                        self._count += 1
+                        self._out.append(_row(route.lane, group, sequence(at, (group << 40) + self._count), data))
 
             task = this_subtask()
             own = Subtask(group, task.attempt) if in_subtasks else task
