@@ -21,7 +21,7 @@ def carrying(graph: Graph, execution: Execution) -> tuple[int, ...]:
     for node in graph.nodes:
         if node.not_carried is not None:
             raise UnsupportedError(f"{graph.name}: {what} {node.not_carried}")
-    return tuple(n.id for n in graph.nodes if n.holds_state)
+    return tuple(n.id for n in graph.nodes if n.carries_state)
 
 
 def check_savepoint(graph: Graph) -> None:

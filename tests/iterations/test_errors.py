@@ -198,17 +198,6 @@ def test_no_native_aggregate_of_spark_stands_behind_an_iteration():
         laid_out(pipeline.plan(changed), Lanes())
 
 
-def test_batch_hands_on_nothing_of_an_unbounded_iteration():
-    pipeline = Pipeline("loops")
-    numbers = pipeline.from_collection([1], int, name="numbers")
-    (out,) = iterations.iterate_unbounded_streams([numbers], [], Body(same))
-    out.print()
-    with pytest.raises(
-        UnsupportedError, match="a savepoint cannot hand on the state of the unbounded iteration 'Body'"
-    ):
-        pipeline.plan({"execution.runtime-mode": "BATCH", "execution.savepoint.path": "/tmp/left"})
-
-
 def test_a_bounded_iteration_does_not_wait_for_an_end_that_does_not_come():
     pipeline, (out,) = built(same)
     out.print()

@@ -348,7 +348,7 @@ def test_records_that_wait_in_an_iteration_are_an_error_in_batch_which_begins_it
         for mode in ("STREAMING", "BATCH")
     )
     assert starting_state(streaming, None, str(tmp_path), False).manifest.iterations == [held]
-    with pytest.raises(StateError, match="BATCH begins every iteration anew; start from it in STREAMING, or drop"):
+    with pytest.raises(StateError, match="BATCH begins a bounded iteration anew; start from it in STREAMING, or drop"):
         starting_state(batch, None, str(tmp_path), False)
 
 

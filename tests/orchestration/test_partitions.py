@@ -197,7 +197,17 @@ class Lessened(KeyedProcessFunction[str, Total, Total]):
         return [Total(value.shop, str(self.times.value()), value.amount - 2)]
 
 
-def test_an_iteration_begins_anew_each_day_behind_totals_that_go_on_in_a_range_and_day_by_day(instance):
+@pytest.mark.parametrize(
+    ("iterate", "expected"),
+    [
+        # from 1, and from 1 + 6
+        (iterations.iterate_bounded_streams_until_termination, [(1, -1), (1, 5), (2, 3), (3, 1), (4, -1)]),
+        (iterations.iterate_unbounded_streams, [(1, -1), (2, 5), (3, 3), (4, 1), (5, -1)]),
+    ],
+)
+def test_an_iteration_begins_anew_each_day_if_it_is_bounded_and_else_goes_on_in_a_range_and_day_by_day(
+    instance, iterate, expected
+):
     pipeline = Pipeline("sales")
     incoming = pipeline.from_source(CsvSource(str(HOME / "in"), Sale, name="incoming").partitioned_by("at"))
     totals = incoming.map(as_total).key_by("shop").reduce(add).name("totals")
@@ -206,7 +216,7 @@ def test_an_iteration_begins_anew_each_day_behind_totals_that_go_on_in_a_range_a
         less = variables[0].key_by("shop").process(Lessened())
         return iterations.IterationBodyResult([less.filter(lambda total: total.amount > 0)], [less])
 
-    (less,) = iterations.iterate_bounded_streams_until_termination([totals], [], Body(build))
+    (less,) = iterate([totals], [], Body(build))
     less.sink_to(DeltaSink(str(HOME / "table"), name="table"))
     deployment = BatchDeployment(
         pipeline, partitions=DAILY, carry_state=True, backfill_policy=BackfillPolicy.single_run(), retry_policy=None
@@ -218,7 +228,7 @@ def test_an_iteration_begins_anew_each_day_behind_totals_that_go_on_in_a_range_a
             assert job.execute_in_process(instance=instance, **run).success
         rows = DeltaTable(str(HOME / "table")).to_pyarrow_table().to_pylist()
         found = sorted((int(row["first"]), row["amount"]) for row in rows)
-        assert found == [(1, -1), (1, 5), (2, 3), (3, 1), (4, -1)]  # from 1, and from 1 + 6
+        assert found == expected
         for name in ("table", "store"):
             shutil.rmtree(HOME / name)
 

@@ -15,20 +15,23 @@ from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.batch.carried import leaves_rows, time_after
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest as StageManifest
+from dagster_unified.engine.batch.iterate import summary_of
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.stage import run_stage
 from dagster_unified.engine.failures import naming_store
+from dagster_unified.engine.iterations.carried import write_left
 from dagster_unified.engine.positions import after
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state, stateful, write_table
-from dagster_unified.graph.plan import Plan, Port, Region, library_version
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.plan import Plan, Region, library_version
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
-from dagster_unified.state.manifest import Manifest
+from dagster_unified.state.manifest import IterationState, Manifest
 
 PATH = "execution.savepoint.path"
 
@@ -129,12 +132,20 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
     folder = manifests.check_free(path, PATH, lambda held: _replaces(run, held))
     states = []
     for table in operator_tables(plan, run.spark, stateful(plan), {}):
-        node = table.operator.node
-        stage = by_name[plan.region_of(node.id).name]
-        left = dataframes.read(run.spark, run.store, [stage], node.uid, Port(node.id, CARRIED).tag, CARRIED_LAYOUT)
-        files = table.files_left if leaves_rows(node) and not stage.groups else table.files
+        keyed = table.operator.node
+        stage = by_name[plan.region_of(keyed.id).name]
+        left = dataframes.read(run.spark, run.store, [stage], keyed.uid, CARRIED, CARRIED_LAYOUT)
+        files = table.files_left if leaves_rows(keyed) and not stage.groups else table.files
         run.check()
         states.append(write_table(table, partial(files, left), folder, attempt))
+    loops = list[IterationState]()
+    for node in plan.graph.nodes:
+        if isinstance(node, g.IterationNode) and node.carries_state:
+            stage = by_name[plan.region_of(node.id).name]
+            left = dataframes.read(run.spark, run.store, [stage], node.uid, CARRIED, CARRIED_LAYOUT)
+            run.check()
+            states += write_left(plan, node, run.spark, left, stage.subtasks[node.uid], folder, attempt)
+            loops.append(IterationState(node.uid, node.name, summary_of(stage, node).epochs[-1]))
     seen = merge(Metrics(last_event_times=stage.last_event_times) for stage in stages)
     found = Manifest(
         library=library_version(),
@@ -148,6 +159,7 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
         max_parallelism=plan.execution.streaming.max_parallelism,
         event=time_after(plan, seen),
         operators=states,
+        iterations=loops,
         positions={uid: position for stage in stages for uid, position in stage.positions.items()},
     )
     run.check()

@@ -161,7 +161,7 @@ def _run_region(
     def state(port: Port) -> DataFrame | None:
         return state_before(first, before, port)
 
-    iterations = Iterations(first, region, inputs[0])
+    iterations = Iterations(first, region, inputs[0], before, state)
     carried = None if first.carry is None else state
     saved = only_saved(runs)
     frames = RegionFrames(first.plan, region, first.spark, stream, starts, carried, iterations, saved)
@@ -273,7 +273,8 @@ def _execute(
         seen = seen_before(runs[0], before)
         manifests = manifests_of(runs, region, frames, found, attempts, carried_from, seen, positions)
         count_malformed(runs, frames, manifests)
-        manifests = [msgspec.structs.replace(one, iterations=iterations.summaries) for one in manifests]
+        left = {"iterations": iterations.summaries, "subtasks": manifests[0].subtasks | iterations.subtasks}
+        manifests = [msgspec.structs.replace(one, **left) for one in manifests]
         runs[0].check()
         if prepares:
             code = plan.code_of(region)

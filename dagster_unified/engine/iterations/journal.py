@@ -39,20 +39,6 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True):
     files: list[str]
 
 
-class Input(msgspec.Struct, frozen=True):
-    """The records that an iteration began with: those that come once, and those that come in every round."""
-
-    parallelism: int
-    once: list[StoredParcel]
-    replayed: list[StoredParcel]
-    metrics: str
-    """What the operators before have measured."""
-
-    def blocks(self) -> list[Block]:
-        """Where they are."""
-        return [parcel.block for parcel in (*self.once, *self.replayed)]
-
-
 class Epoch(msgspec.Struct, frozen=True):
     """A round that is committed."""
 
@@ -101,6 +87,29 @@ class Epoch(msgspec.Struct, frozen=True):
         return [parcel.block for parcel in self.outputs]
 
 
+class Input(msgspec.Struct, frozen=True):
+    """The records that an iteration began with: those that come once, and those that come in every round."""
+
+    parallelism: int
+    once: list[StoredParcel]
+    replayed: list[StoredParcel]
+    metrics: str
+    """What the operators before have measured."""
+
+    after: Epoch | None = None
+    """The round of another run that it goes on after, with the state that this left."""
+
+    @property
+    def first(self) -> int:
+        """The number of the first round."""
+        return 0 if self.after is None else self.after.number + 1
+
+    def blocks(self) -> list[Block]:
+        """Where they are, and the state."""
+        before = [] if self.after is None else self.after.needs()
+        return [parcel.block for parcel in (*self.once, *self.replayed)] + before
+
+
 def begun_with(folder: str) -> int | None:
     """In how many subtasks a bounded iteration goes round; None where it has not begun to."""
     held = manifests.read(Place(folder), _INPUT, Input)
@@ -133,7 +142,7 @@ class Journal:
         manifests.write(self._place, _INPUT, found)
         self.input = found
         self._kept |= {parcel.block.file for parcel in found.replayed}
-        self._alive |= {parcel.block.file for parcel in found.once}
+        self._alive |= {block.file for block in found.blocks()} - self._kept
 
     def commit(self, epoch: Epoch, written: Iterable[str]) -> None:
         """Commits a round, in which these files were written, and deletes what is not needed any more."""
@@ -157,7 +166,7 @@ class Journal:
         if self.input is not None and stands(self._sizes, [parcel.block for parcel in self.input.replayed]):
             for number in numbers:
                 epoch = manifests.read(self._place, _name(number), Epoch)
-                if epoch is None or number != len(found) or not stands(self._sizes, epoch.gives()):
+                if epoch is None or number != self.input.first + len(found) or not stands(self._sizes, epoch.gives()):
                     break
                 found.append(epoch)
             while found and not stands(self._sizes, found[-1].needs()):

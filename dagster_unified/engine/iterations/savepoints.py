@@ -78,7 +78,7 @@ def write_iteration(
         )
     left = log.left()
     levels = SparkLevels(spark, compiled(plan, node, left.parallelism, log.begun.groups), rounds, _nothing)
-    passes = _by_uid(node, levels.loop)
+    passes = by_uid(node, levels.loop)
     operators = []
     for table in operator_tables(plan, spark, stateful_in_body(plan, node, left.parallelism), {}):
         level, one = passes[table.operator.uid]
@@ -119,7 +119,7 @@ def _nothing() -> None:
     """Nobody stops the tasks that write a savepoint."""
 
 
-def _by_uid(node: g.IterationNode, loop: Loop) -> dict[str, tuple[int, BodyPass]]:
+def by_uid(node: g.IterationNode, loop: Loop) -> dict[str, tuple[int, BodyPass]]:
     """The passes with state, and the levels that they are in, by what a savepoint knows their operators by."""
     return {
         uid_in(node, one.program.steps[0].uid): (number, one)
@@ -184,7 +184,7 @@ def _records(loop: Loop, slot: Slot) -> pa.Schema:
 def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> StreamRound | None:
     """What a savepoint has of an iteration, as the round that it goes on after; None where there is nothing."""
     loop, stored = levels.loop, list[StoredState]()
-    for uid, (level, one) in _by_uid(node, loop).items():
+    for uid, (level, one) in by_uid(node, loop).items():
         pages = start.pages_in_body(uid, one.groups)
         if pages is not None:
             stored += levels.store(level, one.number, pages)
@@ -241,7 +241,7 @@ def divided(
     plan: Plan, node: g.IterationNode, levels: SparkLevels, before: Loop, states: list[StoredState]
 ) -> Mapping[int, list[StoredState]]:
     """The operator state of a loop that had other subtasks `before`, by pass, for those that it has now."""
-    passes, former = _by_uid(node, levels.loop), _by_uid(node, before)
+    passes, former = by_uid(node, levels.loop), by_uid(node, before)
     found: dict[int, list[StoredState]] = {}
     kept = [one for one in stateful_in_body(plan, node, levels.loop.parallelism) if one.subtasks is not None]
     for table in operator_tables(plan, levels.spark, kept, {}):

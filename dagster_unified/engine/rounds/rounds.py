@@ -110,17 +110,18 @@ def run_rounds(
     epoch: int,
     ended: Callable[[Round[R]], None],
     later: Sequence[Sequence[Parcel[R]]] = (),
+    goes_on: bool = False,
 ) -> LevelResult[R]:
     """Runs rounds from `epoch` on, which begins with some records, until there is no other; `ended` takes each.
 
     What comes in the rounds after that is `later`. Returns what operators emitted when they heard that the iteration
-    has ended.
+    has ended; where it `goes_on` in another run, they do not hear so.
     """
     while True:
         one = run_round(loop, levels, begin, epoch, replayed, later)
         ended(one)
         if one.reason:
-            return terminate(loop, levels, epoch)
+            return LevelResult() if goes_on else terminate(loop, levels, epoch)
         begin, later, epoch = one.fed_back, one.later, epoch + 1
 
 
@@ -153,8 +154,9 @@ class RoundsApart(Generic[R]):
         epoch: int,
         ended: Callable[[Round[R]], None],
         later: Sequence[Sequence[Parcel[R]]] = (),
+        goes_on: bool = False,
     ) -> None:
-        self._loop, self._subtasks, self._take_round = loop, subtasks, ended
+        self._loop, self._subtasks, self._take_round, self._goes_on_later = loop, subtasks, ended, goes_on
         (self._level,) = loop.levels
         count = self._level.subtasks
         self._replayed = [self._for(subtask, replayed) for subtask in range(count)]
@@ -179,7 +181,8 @@ class RoundsApart(Generic[R]):
             self._next[subtask] += 1
             while len(self._results.get(self._epoch, ())) == len(self._next):
                 if self._settle():
-                    return terminate(self._loop, self._subtasks, self._epoch)
+                    end = not self._goes_on_later
+                    return terminate(self._loop, self._subtasks, self._epoch) if end else LevelResult()
                 self._epoch += 1
 
     def _give(self) -> None:

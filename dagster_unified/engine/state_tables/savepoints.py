@@ -199,11 +199,11 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
         )
     nodes = [node for node in plan.graph.nodes if isinstance(node, g.IterationNode)]
     streams = plan.execution.mode == "STREAMING"
-    loops = {(node.uid, not node.takes_input_in_all_rounds) for node in nodes if streams}
+    loops = {(node.uid, not node.takes_input_in_all_rounds) for node in nodes if streams or node.carries_state}
     waiting = [one for one in manifest.iterations if any(f.table.rows for f in one.feedback)]
     gone = next((one for one in waiting if (one.uid, one.bounded) not in loops), None)
     if gone is not None and not ignore_unclaimed:
-        why = "BATCH begins every iteration anew; start from it in STREAMING"
+        why = "BATCH begins a bounded iteration anew; start from it in STREAMING"
         if streams:
             why = f"no {gone.kind} iteration has that uid; give it its uid again"
         raise StateError(

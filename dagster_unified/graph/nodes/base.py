@@ -165,6 +165,11 @@ class Node:
         return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
 
     @property
+    def carries_state(self) -> bool:
+        """Whether there is something of it that goes on where a partition, or a run, ends."""
+        return self.holds_state
+
+    @property
     def holds_state(self) -> bool:
         """Whether it holds state of keys."""
         return self.key is not None

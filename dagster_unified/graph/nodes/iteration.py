@@ -133,12 +133,10 @@ class IterationNode(Node):
         return any(tail.role is Role.CRITERIA for tail in self.tails)
 
     @property
-    def not_carried(self) -> str | None:
-        if not self.takes_input_in_all_rounds:
-            return None  # it has an end, with each partition
-        return (
-            f"cannot hand on the state of the unbounded iteration '{self.name}'; use"
-            " iterate_bounded_streams_until_termination, which begins anew with each partition, or run it in STREAMING"
+    def carries_state(self) -> bool:
+        # a bounded one has an end, with each partition
+        return self.takes_input_in_all_rounds and any(
+            node.runs_by_key and node.id not in self.per_round for node in self.body.nodes
         )
 
     def code(self) -> tuple[Any, ...]:
