@@ -30,6 +30,7 @@ from pyspark.sql import functions as F
 
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.resumed_iteration import resumed
+from benchmarks.worker_memory import largest_worker
 from dagster_unified.api import (
     FileSink,
     FlatMapFunction,
@@ -42,7 +43,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import EpochCommitted, Event, RoundCommitted
+from dagster_unified.engine.events import EpochCommitted, Event, Observer, RoundCommitted, nobody
 from dagster_unified.engine.iterations.journal import Epoch
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from jobs.graph_components import LeastLabels, Offer, Vertex
@@ -86,11 +87,12 @@ def _rounds(spark: SparkSession, folder: str, pipeline: Pipeline) -> list[float]
     return [one.seconds for one in _epochs(spark, folder, pipeline)]
 
 
-def _epochs(spark: SparkSession, folder: str, pipeline: Pipeline) -> list[Epoch]:
-    """What was committed of each round of a pipeline's iteration."""
+def _epochs(spark: SparkSession, folder: str, pipeline: Pipeline, also: Observer = nobody) -> list[Epoch]:
+    """What was committed of each round of a pipeline's iteration; `also` hears of it."""
     found: list[Epoch] = []
 
     def observe(event: Event) -> None:
+        also(event)
         if isinstance(event, RoundCommitted):
             found.append(event.epoch)
 
@@ -400,12 +402,31 @@ def _empty(spark: SparkSession, folder: str) -> list[Bar]:
     for _ in range(SHORT_TURNS):
         seconds = _rounds(spark, folder, pipeline)
         turns.append((statistics.median(seconds[10:60]), statistics.median(seconds[-50:])))
+    driver, worker = _memory_of_rounds(spark, folder, pipeline)
     tenth, last = sorted(turns, key=lambda turn: turn[1] / turn[0])[SHORT_TURNS // 2]
     print(f"an empty round: {1000 * tenth:.0f} ms, the thousandth {1000 * last:.0f} ms")
     return [
         Bar("iterations.empty_round_seconds", tenth, 0.12, at_most=True),
         Bar("iterations.round_1000_vs_10", last / tenth, 1.1, at_most=True),
+        Bar("iterations.driver_memory_in_round_1000_vs_10", driver, 1.1, at_most=True),
+        Bar("iterations.worker_memory_in_round_1000_vs_10", worker, 1.1, at_most=True),
     ]
+
+
+def _memory_of_rounds(spark: SparkSession, folder: str, pipeline: Pipeline) -> tuple[float, float]:
+    """What driver and worker hold late, as a multiple of what they hold early: live objects of the JVM, and PSS."""
+    found: dict[int, tuple[float, float]] = {}
+    jvm = spark._jvm.java.lang  # type: ignore[union-attr]
+
+    def observe(event: Event) -> None:
+        if isinstance(event, RoundCommitted) and event.epoch.number in (10, 990):
+            jvm.System.gc()
+            runtime = jvm.Runtime.getRuntime()
+            found[event.epoch.number] = (runtime.totalMemory() - runtime.freeMemory(), largest_worker())
+
+    _epochs(spark, folder, pipeline, observe)
+    (early, late) = found[10], found[990]
+    return late[0] / early[0], late[1] / early[1]
 
 
 # Subtasks that need not wait for each other

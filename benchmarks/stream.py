@@ -26,7 +26,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.flink import flink_rate
-from dagster_unified.api import DeltaSink, ParquetSource, Pipeline
+from dagster_unified.api import DeltaSink, ParquetSource, Pipeline, functions
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import Committable, NoCommitter, WriteAttempt
 from dagster_unified.connectors.writers import Ship
@@ -113,6 +113,8 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
                 "large": _library(spark, folder, options.stream_records, options.keys, LARGE),
                 "million keys": _library(spark, folder, options.stream_records, 1_000_000, LARGE),
             }
+            for form in ("SPARK", "PORTABLE"):
+                rates[f"aggregates, {form}"] = _aggregated(spark, folder, options.stream_records, options.keys, form)
             hand: dict[str, tuple[float, ...]] = {}
             plain = plain_session(spark)
             for size, count in ((LARGE, 2 * LARGE), (SMALL, 5 * SMALL)):
@@ -234,6 +236,20 @@ def _run(spark: SparkSession, folder: Path, source: Path, files: int = 2) -> Non
 
 def _library(spark: SparkSession, folder: Path, records: int, keys: int, size: int) -> tuple[float, ...]:
     _run(spark, folder, _numbers(spark, folder, records, keys, size))
+    return rates_of_batches(records)
+
+
+def _aggregated(spark: SparkSession, folder: Path, records: int, keys: int, form: str) -> tuple[float, ...]:
+    """The rates of aggregates on columns, whose state Spark keeps, or the library in key groups."""
+    source = _numbers(spark, folder, records, keys, LARGE)
+    pipeline = Pipeline("aggregates")
+    stream = pipeline.from_source(ParquetSource(str(source), S, name="numbers", max_files_per_trigger=2))
+    stream.key_by("k").agg(functions.sum("v").alias("v"), output_type=S).sink_to(Nowhere())
+    checkpoints = folder / f"checkpoints-{time.monotonic_ns()}"
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(checkpoints)}
+    plan = pipeline.plan({**options, "state.native-aggregates": form})
+    StreamingJob(plan, spark, Start("bench")).run()
+    shutil.rmtree(checkpoints)
     return rates_of_batches(records)
 
 

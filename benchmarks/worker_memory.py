@@ -38,6 +38,11 @@ def peak_of_workers() -> Iterator[Peak]:
         thread.join()
 
 
+def largest_worker() -> float:
+    """The megabytes of the worker that has most just now."""
+    return max(map(_megabytes, _workers()), default=0.0)
+
+
 def _workers() -> list[int]:
     """Python processes among the descendants of this one, which are below its JVM: their daemon, and workers."""
     parents: dict[int, int] = {}

@@ -19,7 +19,7 @@ from dagster_unified.engine.batch.run import Run, only_saved
 from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.nodes import ExchangeKind, SinkNode
+from dagster_unified.graph.nodes import ExchangeKind, IterationNode, SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.layout import (
     CARRIED,
@@ -191,6 +191,7 @@ def manifests_of(
         metrics = merge([own, start.upstream, seen])
         files = run.store.files(attempt)
         carrying = [run.plan.graph.node(port.node) for port in region.carried]
+        hear_of_the_end = [node for node in carrying if node.has_timers or isinstance(node, IterationNode)]
         manifests.append(
             Manifest(
                 pipeline=run.plan.name,
@@ -211,7 +212,7 @@ def manifests_of(
                 histograms=metrics.histograms,
                 created=now(),
                 carried_from=carried_from,
-                ended=run.carry is not None and run.carry.last and any(node.has_timers for node in carrying),
+                ended=run.carry is not None and run.carry.last and bool(hear_of_the_end),
                 subtasks=run.plan.subtasks_of_state(carrying),
                 portable=[node.uid for node in carrying if node.merges_partials],
                 groups=run.plan.execution.streaming.max_parallelism if region.carried and not only_saved(runs) else 0,
