@@ -43,33 +43,53 @@ IGNORES_CONDITIONS, LOSES_ANSWERS = "ignores conditions", "loses answers"
 """Faults of a server: it writes what it should refuse, as older stores do; it writes, and says that it is busy."""
 
 BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+REFUSED = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+FAILED = b"<Error><Code>InternalError</Code><Message>We encountered an internal error. Try again.</Message></Error>"
 
 
 REQUESTS, FAULTS = "/-/requests", "/-/faults"
 """Where the server says what it was asked since somebody looked there the last time, and is told its faults."""
 
-SLOW_DOWN, LATE, CUT, LOST = "slow down", "late", "cut", "lost"
+SLOW_DOWN, LATE, CUT, LOST, DENIED, HALF_DONE = "slow down", "late", "cut", "lost", "denied", "half done"
 """Faults of an answer.
 
 The store says that it is busy; it takes its time; an upload or an answer ends in its midst; it does as it was told, and
-the connection ends before it says so.
+the connection ends before it says so; it refuses, so that nobody asks again; it says that all is well (200), and then
+that it is not, as S3 may at the end of an upload in parts.
 """
+
+PART, COMPLETE, ABORT = "PUT part", "POST complete", "DELETE upload"
+"""Methods of a request for an upload in parts."""
+
+SAID = {
+    SLOW_DOWN: ("503 Slow Down", BUSY),
+    DENIED: ("403 Forbidden", REFUSED),
+    HALF_DONE: ("200 OK", FAILED),
+}
+"""What the store says where it does nothing."""
 
 SECONDS_LATE = 0.2
 
 
 class Fault(NamedTuple):
-    """What becomes of every so-manieth request that fits, of those that are new; one that comes again is answered."""
+    """What becomes of every so-manieth request that fits, of those that are new; one that comes again is answered.
+
+    Where it is `lasting`, that one has the fault as well.
+    """
 
     kind: str
     every: int = 1
     method: str = ""
     key: str = ""
     client: str = ""
+    lasting: bool = False
 
 
 class Request(NamedTuple):
-    """A request of a client, as `method` and `key`; of a listing, the key is its prefix."""
+    """A request of a client, as `method` and `key`; of a listing, the key is its prefix.
+
+    A part of an upload has its number in the method.
+    """
 
     method: str
     key: str
@@ -81,6 +101,10 @@ class Request(NamedTuple):
         query, method = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True), environ["REQUEST_METHOD"]
         if method == "GET" and not key:
             method, key = "LIST", query.get("prefix", [""])[0]
+        elif "partNumber" in query:
+            method = f"{PART} {query['partNumber'][0]}"
+        elif "uploadId" in query:
+            method = {"POST": COMPLETE, "DELETE": ABORT}.get(method, method)
         agent = environ.get("HTTP_USER_AGENT", "")
         clients = {"Hadoop": "s3a", "Boto3": "boto3", "otocore": "s3fs", "object_store": "delta"}
         return cls(method, key, next((name for word, name in clients.items() if word in agent), agent))
@@ -124,9 +148,9 @@ class Conditions:
         request = Request.of(environ)
         self._asked.append(request)
         kind = self._fault_of(request)
-        if kind == SLOW_DOWN:
+        if kind in SAID:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            return self._busy(start_response)
+            return _say(start_response, *SAID[kind])
         if kind == LATE:
             time.sleep(SECONDS_LATE)
         elif kind is not None:
@@ -135,10 +159,9 @@ class Conditions:
 
     def _fault_of(self, request: Request) -> str | None:
         with self._counting:
-            if not self._faults or request in self._disturbed:
-                return None
+            is_new = request not in self._disturbed
             self._disturbed.add(request)
-            for fault, fitting in self._faults:
+            for fault, fitting in self._faults if is_new else [one for one in self._faults if one[0].lasting]:
                 fits = fault.method in request.method and fault.key in request.key and fault.client in request.client
                 if fits and next(fitting) % fault.every == 0:
                     return fault.kind
@@ -147,8 +170,9 @@ class Conditions:
     def _ended(self, environ, start_response, kind):
         """End the connection in the midst of an upload or an answer, or before the answer."""
         length = int(environ.get("CONTENT_LENGTH") or 0)
-        if kind == CUT and length:
-            environ["wsgi.input"].read(length // 2)
+        in_chunks = environ.get("HTTP_TRANSFER_ENCODING") == "chunked"
+        if kind == CUT and (length or in_chunks):
+            environ["wsgi.input"].read(length // 2 or 1)
         elif kind == CUT:
             answer = b"".join(self._answered(environ, start_response))
             yield answer[: len(answer) // 2]
@@ -165,14 +189,15 @@ class Conditions:
         busy = self._fault == LOSES_ANSWERS and next(requests) % every == 0
         if busy and not conditional:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            return self._busy(start_response)
+            return _say(start_response, *SAID[SLOW_DOWN])
         with self._writing if conditional else nullcontext():
             answer = self._app(environ, start_response if not busy else lambda *_: None)
-        return self._busy(start_response) if busy else answer
+        return _say(start_response, *SAID[SLOW_DOWN]) if busy else answer
 
-    def _busy(self, start_response):
-        start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(BUSY)))])
-        return [BUSY]
+
+def _say(start_response, status, content):
+    start_response(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(content)))])
+    return [content]
 
 
 @contextmanager

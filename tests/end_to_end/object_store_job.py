@@ -7,6 +7,7 @@ Arguments: the folder of the input, and the URL of the S3-compatible server.
 
 import json
 import logging
+import random
 import sys
 import time
 import urllib.request
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from dagster import BackfillPolicy, DagsterInstance, EnvVar, StaticPartitionsDefinition
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from upath import UPath
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
@@ -35,10 +37,31 @@ from dagster_unified.orchestration import (
     StreamingDeployment,
     unified_definitions,
 )
-from tests.object_store import CUT, LATE, LOST, SLOW_DOWN, Fault, disturb, requests, s3a
+from tests.object_store import (
+    COMPLETE,
+    CUT,
+    DENIED,
+    HALF_DONE,
+    LATE,
+    LOST,
+    PART,
+    SLOW_DOWN,
+    Fault,
+    client,
+    disturb,
+    requests,
+    s3a,
+)
 
 FAULTS = [Fault(LATE, 90), Fault(SLOW_DOWN, 120), Fault(CUT, 60), Fault(LOST, 40, "PUT")]
 """What the store does while the batches and the stream run."""
+
+UNRELIABLE_PARTS = [
+    (Fault(CUT, method=f"{PART} 1"), Fault(LOST, method=f"{PART} 2"), Fault(HALF_DONE, method=COMPLETE)),
+    (Fault(SLOW_DOWN, method=f"{PART} 1"), Fault(CUT, method=f"{PART} 2"), Fault(LOST, method=COMPLETE)),
+]
+REFUSED_PARTS = [(Fault(DENIED, method=f"{PART} 2"),), (Fault(DENIED, method=COMPLETE),)]
+"""What the store does while a file is written in parts."""
 
 
 class Sale(NamedTuple):
@@ -48,7 +71,8 @@ class Sale(NamedTuple):
 
 def spark(folder: Path) -> SparkResource:
     ui = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
-    return SparkResource(master="local[2]", config={**s3a(folder), **ui})
+    parts = {"spark.hadoop.fs.s3a.multipart.size": "5M"}
+    return SparkResource(master="local[2]", config={**s3a(folder), **ui, **parts})
 
 
 def build(folder: Path, name: str, live: bool) -> Pipeline:
@@ -285,6 +309,51 @@ def intermediate(url: str, session) -> int:
     return len(found)
 
 
+def parts(url: str, session) -> dict[str, list[object]]:
+    """What becomes of an intermediate's file and of a checkpoint's that go to the store in several parts."""
+    store, s3 = IntermediateStore("s3://lake/parts"), client(url)
+    large = [(key, bytearray(random.Random(key).randbytes(1 << 19))) for key in range(12)]
+    rows = session.createDataFrame(large, "key int, data binary").coalesce(1)
+    path = session._jvm.org.apache.hadoop.fs.Path
+    configuration = session._jsparkSession.sessionState().newHadoopConf()
+    configuration.set(FILES, bucket_files.install(session, UPath("s3://lake/parts")))
+    kinds = session._jvm.org.apache.spark.sql.execution.streaming.checkpointing
+    manager = kinds.CheckpointFileManager.create(path("s3a://lake/parts"), configuration)
+
+    def write(place: str) -> str | None:
+        stream = manager.createAtomic(path(f"s3a://lake/parts/{place}"), False)
+        try:
+            for _, data in large:
+                stream.write(data)
+            stream.close()
+        except Py4JJavaError as error:
+            stream.cancel()
+            return error.java_exception.getClass().getSimpleName()
+        return None
+
+    found: dict[str, list[object]] = {"intermediates": [], "checkpoints": []}
+    for faults in (*UNRELIABLE_PARTS, *REFUSED_PARTS):
+        attempt = store.new_attempt(Address("parts", "numbers", "run"))
+        disturb(url, *faults)
+        try:
+            dataframes.write(rows, attempt)
+            read = session.read.parquet(str(attempt).replace("s3://", "s3a://")).orderBy("key").collect()
+            found["intermediates"].append([tuple(row) for row in read] == large)
+        except (PySparkException, Py4JJavaError) as error:
+            left = s3.list_objects_v2(Bucket="lake", Prefix=str(attempt).partition("lake/")[2]).get("Contents", [])
+            seen = [entry["Key"] for entry in left if not entry["Key"].endswith("/")]
+            found["intermediates"].append(["Access Denied" in str(error), seen])
+        disturb(url, *faults)
+        name = "-".join(f"{fault.kind} {fault.method}" for fault in faults)
+        error = write(name)
+        disturb(url)
+        file = UPath(f"s3://lake/parts/{name}", use_listings_cache=False)
+        whole = file.exists() and file.read_bytes() == b"".join(data for _, data in large)
+        found["checkpoints"].append([error, whole, write(name)])
+    found["unfinished"] = s3.list_multipart_uploads(Bucket="lake").get("Uploads", [])
+    return found
+
+
 if __name__ == "__main__":
     home, address = Path(sys.argv[1]), sys.argv[2]
     given = {
@@ -304,6 +373,7 @@ if __name__ == "__main__":
     ]
     told["shown"] = shown(given["spark"].spark_session, in_use())
     told["files"] = files(address, given["spark"].spark_session)
+    told["parts"] = parts(address, given["spark"].spark_session)
     told["asked"] = asked(home, address, given["spark"].spark_session)
     told["intermediate"] = intermediate(address, given["spark"].spark_session)
     print(json.dumps(told))

@@ -85,6 +85,17 @@ def test_a_file_of_a_checkpoint_is_whole_or_not_there_and_nobody_writes_it_anew(
     assert found["files"]["held"] == {"once": "a", "often": "c", "slow down": "a", "cut": "a", "lost": "a"}
 
 
+def test_a_file_that_goes_there_in_parts_is_whole_or_cannot_be_seen(found):
+    """As an intermediate and as a checkpoint's: the store breaks off parts and their end, twice, and then refuses them.
+
+    The second one who writes a checkpoint's file is refused where the first one has.
+    """
+    assert found["parts"]["intermediates"] == [True, True, [True, []], [True, []]]
+    written, refused = [None, True, "FileAlreadyExistsException"], ["AccessDeniedException", False, None]
+    assert found["parts"]["checkpoints"] == [written, written, refused, refused]
+    assert found["parts"]["unfinished"] == []
+
+
 def test_what_was_written_last_is_not_read_again_and_never_older_than_it_is(found):
     refused = "org.apache.hadoop.fs.FileAlreadyExistsException"
     assert found["files"]["known"] == [None, None, "a", refused, "a", None, "c", None, "a", None]

@@ -1,12 +1,14 @@
 """Savepoints in a bucket of an S3-compatible server, which Spark's workers reach through pyarrow alone."""
 
 import os
+import random
 import subprocess
 import sys
 import time
 from itertools import chain
 from pathlib import Path
 
+import fsspec.config
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +17,20 @@ from deltalake import DeltaTable
 from dagster_unified.cli import main, terminal
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
-from tests.object_store import client, served
+from tests.object_store import (
+    COMPLETE,
+    CUT,
+    DENIED,
+    HALF_DONE,
+    LOST,
+    PART,
+    SLOW_DOWN,
+    Fault,
+    client,
+    disturb,
+    requests,
+    served,
+)
 from tests.state.bucket_job import BUCKET as LIVE
 from tests.state.bucket_job import OPTIONS
 from tests.state.bucket_run import BUCKET
@@ -107,6 +122,57 @@ def test_the_command_line_shows_savepoints_in_a_bucket(left, told):
     assert (code, "values" in shown) == (0, True)
     code, differences = told("state", "diff", f"{BUCKET}/one", f"{BUCKET}/two")
     assert (code, "sessions" in differences) == (1, True)
+
+
+@pytest.fixture
+def written_by(reached, monkeypatch, server):
+    """Lets the client of a name write savepoints, in parts of 5 to 10 MB, and takes the store's faults away again."""
+
+    def choose(name):
+        if name == "s3fs":  # as where fsspec is configured
+            monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", server["AWS_ENDPOINT_URL"])
+            monkeypatch.setitem(fsspec.config.conf, "s3", {"default_block_size": 5 << 20})
+
+    yield choose
+    disturb(server["AWS_ENDPOINT_URL"])
+
+
+LARGE = Savepoint.new("large").with_state(
+    "o", pa.table({"k": list(range(24)), "v": [random.Random(k).randbytes(1 << 19) for k in range(24)]}), "k"
+)
+
+
+@pytest.mark.parametrize("writer", ["pyarrow", "s3fs"])
+@pytest.mark.parametrize("faults", [(CUT, SLOW_DOWN, HALF_DONE), (LOST, CUT, LOST), (SLOW_DOWN, LOST, SLOW_DOWN)])
+def test_a_file_in_parts_is_whole_where_the_store_breaks_off_each_of_them(writer, faults, written_by, server):
+    written_by(writer)
+    url, methods = server["AWS_ENDPOINT_URL"], (f"{PART} 1", f"{PART} 2", COMPLETE)
+    requests(url)
+    disturb(url, *[Fault(kind, method=method) for kind, method in zip(faults, methods, strict=True)])
+    written = LARGE.write(f"s3://lake/{writer}/{' '.join(faults)}")
+    asked = [request.method for request in requests(url)]
+    assert min(asked.count(method) for method in methods) > 1, "the store broke nothing off"
+    assert written.keyed_state("o").equals(LARGE.keyed_state("o"))
+
+
+@pytest.mark.parametrize(
+    ("writer", "fault"),
+    [
+        ("pyarrow", Fault(CUT, method=f"{PART} 2", lasting=True)),
+        ("pyarrow", Fault(HALF_DONE, method=COMPLETE, lasting=True)),
+        ("s3fs", Fault(DENIED, method=f"{PART} 2")),
+        ("s3fs", Fault(DENIED, method=COMPLETE)),
+    ],
+)
+def test_nothing_is_seen_of_a_file_whose_parts_the_store_does_not_take(writer, fault, written_by, server):
+    written_by(writer)
+    place = f"{writer}/{fault.kind}/{fault.method}"
+    disturb(server["AWS_ENDPOINT_URL"], fault)
+    with pytest.raises(OSError, match=r"NETWORK_CONNECTION during UploadPart|an internal error|Access Denied"):
+        LARGE.write(f"s3://lake/{place}")
+    assert "Contents" not in client(server["AWS_ENDPOINT_URL"]).list_objects_v2(Bucket="lake", Prefix=place)
+    disturb(server["AWS_ENDPOINT_URL"])
+    assert LARGE.write(f"s3://lake/{place}").operator("o").rows == 24
 
 
 @pytest.fixture
