@@ -2,12 +2,14 @@
 
 from typing import NamedTuple
 
+import pyarrow as pa
 import pytest
 from dagster import AssetKey, DagsterInstance
 from deltalake import DeltaTable
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline
 from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
+from dagster_unified.state import Savepoint
 
 
 class Sale(NamedTuple):
@@ -105,3 +107,22 @@ def test_all_stages_of_a_run_start_from_the_savepoint_that_its_launch_names(spar
             (tmp_path / "sales" / "second.csv").write_text("shop,amount\nnorth,4\n")
     table = DeltaTable(str(tmp_path / "shops")).to_pyarrow_table().to_pylist()
     assert sorted((row["shop"], row["amount"]) for row in table) == [("north", 5), ("south", 2)]
+
+
+def test_the_savepoint_that_a_launch_names_goes_before_that_of_the_deployment(spark, tmp_path):
+    """The stream is of files that are there: it ends, and each launch begins it anew."""
+    (tmp_path / "sales").mkdir()
+    (tmp_path / "sales" / "first.csv").write_text("shop,amount\nnorth,1\n")
+    pipeline, other = shops(str(tmp_path)), str(tmp_path / "other")
+    for place, factor in (("own", 1), ("other", 10)):
+        made = pa.table({"shop": ["north"], "value": [{"shop": "north", "amount": 100 * factor}]})
+        Savepoint.new(pipeline).with_state("totals", made).write(str(tmp_path / place))
+    options = {"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2}
+    deployment = StreamingDeployment(pipeline, from_savepoint=str(tmp_path / "own"), options=options)
+    job = unified_definitions(deployment).resolve_job_def("shops_streaming")
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+        for launched, amount in (({"execution.state-recovery.path": other}, 1001), ({}, 101)):
+            config = {"resources": {"execution": {"config": launched}}}
+            assert job.execute_in_process(instance=instance, run_config=config).success
+            table = DeltaTable(str(tmp_path / "shops")).to_pyarrow_table().to_pylist()
+            assert [(row["shop"], row["amount"]) for row in table] == [("north", amount)]

@@ -55,13 +55,16 @@ class Shops:
             pq.write_table(pa.Table.from_pylist([SALES[number]._asdict()]), staged)
             os.rename(staged, self.folder / f"in/{number:03}.parquet")
 
-    def plan(self, table="table", monitor=True, **options):
+    def pipeline(self, table="table", monitor=True):
         pipeline = Pipeline("shops")
         limit = {"max_files_per_trigger": 1} if monitor else {}
         source = ParquetSource(f"{self.folder}/in", Sale, name="sales", monitor=monitor, **limit)
         totals = pipeline.from_source(source).key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount))
         totals.uid("totals").sink_to(DeltaSink(f"{self.folder}/{table}", mode="append", name="table"))
-        return pipeline.plan(
+        return pipeline
+
+    def plan(self, table="table", monitor=True, **options):
+        return self.pipeline(table, monitor).plan(
             {
                 "execution.runtime-mode": "STREAMING" if monitor else "BATCH",
                 "execution.checkpointing.dir": f"{self.folder}/checkpoints",
@@ -71,9 +74,9 @@ class Shops:
         )
 
     @contextmanager
-    def running(self, **options):
+    def running(self, fresh=False, **options):
         """A job in another thread; gives the events that it reports, and waits for its end."""
-        job = Job(StreamingJob(self.plan(**options), self.spark, Start("job", patience=0.5)))
+        job = Job(StreamingJob(self.plan(**options), self.spark, Start("job", fresh, patience=0.5)))
         with ThreadPoolExecutor(1) as thread:
             job.outcome = thread.submit(job.run)
             try:
@@ -185,6 +188,28 @@ def test_a_savepoint_is_taken_of_an_idle_job_whose_spark_always_asks_for_more(sh
         taken = shops.take()
     assert job.outcome.result() == "stopped"
     assert shops.totals(taken.location) == dict(sums(2))
+
+
+def test_a_job_takes_a_savepoint_to_start_from_where_it_has_no_state_and_no_other_one_after_that(shops, caplog):
+    empty, starts = Savepoint.new(shops.pipeline()), {}
+    for amount in (100, 1000):
+        made = pa.table({"shop": ["a"], "value": [{"shop": "a", "amount": amount}]})
+        empty.with_state("totals", made).write(str(shops.folder / str(amount)))
+        starts[amount] = {"execution.state-recovery.path": str(shops.folder / str(amount))}
+    found = []
+    for number, (fresh, options) in enumerate(
+        [(False, starts[100]), (False, starts[1000]), (True, starts[1000]), (True, {})]
+    ):
+        shops.arrive([2 * number])
+        with shops.running(fresh, **options) as job:
+            job.until_epochs(number + 1 if fresh else 1)
+        assert job.outcome.result() == "stopped"
+        found.append(shops.directory.deployed().start.rpartition("/")[2])
+    assert found == ["100", "100", "1000", ""]
+    said = [one.getMessage() for one in caplog.records if "goes on from its own state" in one.getMessage()]
+    assert [f"does not start from the savepoint in {shops.folder}/1000 " in one for one in said] == [True]
+    kept, anew, without = [100, 102], [1000, 1002, 1006], [0, 2, 6, 12]
+    assert shops.rows() == sorted(("a", amount) for amount in kept + anew + without)
 
 
 OFTEN = {"execution.savepoint.interval": "1 ms"}

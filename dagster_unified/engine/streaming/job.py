@@ -7,6 +7,7 @@ stopped.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystem
 Spark's own choice starts a process for every file that it renames: 29 ms for each instead of 7, several times a
 micro-batch.
 """
+
+_log = logging.getLogger(__name__)
 
 _OURS = (LOCAL_FILES, bucket_files.CLASS)
 
@@ -176,6 +179,14 @@ class StreamingJob:
                 attaching.record(self.directory, attaching.Running(self._lease.token, self._lease.token))
                 attaching.end(left, self.spark)
             self.deployed = self.directory.deploy(record, fresh)
+            if record.start and self.deployed.start != record.start:
+                _log.warning(
+                    "%s goes on from its own state, and does not start from the savepoint in %s"
+                    " (execution.state-recovery.path): that is for a job without state, as after removing %s",
+                    self.plan.name,
+                    record.start,
+                    self.directory.path,
+                )
             forget_interrupted(self.directory)
             starting = [] if found else self._without_epoch(staged)
             start = self._start_state(self.deployed) if starting else None
