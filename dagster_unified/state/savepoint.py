@@ -21,15 +21,14 @@ from dagster_unified.graph.plan import library_version
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, PROCESSING_TIMERS, ROLE, SUBTASK_KEY
-from dagster_unified.operators.time import TimeDomain, wall_clock
-from dagster_unified.operators.windows.spec import CONTENTS
-from dagster_unified.operators.windows.spec import TIMERS as WINDOW_TIMERS
+from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.arranged import arranged, arranged_frame, arrow_table, is_frame, millis, state_schema
 from dagster_unified.state.manifest import Column, IterationState, Manifest, OperatorState
 from dagster_unified.state.schemas import SUBTASK_ROLES, columns_of, from_spark, table_schema, to_spark
 from dagster_unified.state.tables import CODEC, copy_files, files_in, read_batches, read_frame, write_batches
 from dagster_unified.state.values import plain_rows
+from dagster_unified.state.windows import check_windows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -293,7 +292,7 @@ class Savepoint:
             rows = arranged(where, given, columns, times)
             schema, count = rows.schema, rows.num_rows
         self._check_key(where, uid, schema, columns)
-        _check_windows(where, schema, timers)
+        check_windows(where, rows, schema, columns)
         state = OperatorState(uid, name or self._name_of(uid), "", columns_of(schema), to_spark(schema), count, 0, [])
         return replace(self, _held={**self._held, uid: _Held(state, None, rows)})
 
@@ -461,18 +460,6 @@ class Savepoint:
             files = write_batches(held.table, folder / name, folder)
         size = sum(file.bytes for file in files)
         return msgspec.structs.replace(state, folder=name, files=files, bytes=size)
-
-
-def _check_windows(where: str, schema: pa.Schema, timers: object) -> None:
-    """Raises `StateError` where there are windows that nothing would close."""
-    names = set(schema.names)
-    if CONTENTS in names and not names & set(WINDOW_TIMERS.values()):
-        raise StateError(
-            f"{where}: the table has '{CONTENTS}', and not which timers close them; give it the column"
-            f" '{WINDOW_TIMERS[TimeDomain.EVENT_TIME]}' as well, a map from times to lists of windows"
-        )
-    if CONTENTS in names and timers is None and not names & {EVENT_TIMERS, PROCESSING_TIMERS}:
-        raise StateError(f"{where}: the table has '{CONTENTS}', and no timers, which close them; give timers= as well")
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:

@@ -216,6 +216,27 @@ def test_open_windows_that_nothing_would_close_are_refused(tmp_path):
         made.with_state("windows", OPEN.drop_columns(["window timers"]), timers=CLOSING)
 
 
+NO_TIMERS = OPEN.set_column(2, OPEN.schema.field(2), pa.array([[(99, [WINDOW])], []], OPEN.schema.field(2).type))
+
+
+@pytest.mark.parametrize("frames", [False, True], ids=["table", "frame"])
+@pytest.mark.parametrize(
+    ("state", "timers"),
+    [
+        pytest.param(OPEN, CLOSING.slice(0, 1), id="no timer"),
+        pytest.param(OPEN, pa.table({"shop": ["north", "south"], "timestamp": [99, 100]}), id="another moment"),
+        pytest.param(OPEN, CLOSING.append_column("domain", pa.array(["event", "processing"])), id="another domain"),
+        pytest.param(NO_TIMERS, CLOSING, id="a timer of no window"),
+    ],
+)
+def test_open_windows_of_a_single_key_that_nothing_would_close_are_refused(spark, frames, state, timers):
+    made = Savepoint.new(windows("table"))
+    given = [spark.createDataFrame(one) if frames else one for one in (state, timers)]
+    message = "windows: operator 'windows': nothing would close the windows of key 'south'; each moment in its 'window"
+    with pytest.raises(StateError, match=message):
+        made.with_state("windows", given[0], timers=given[1])
+
+
 @pytest.mark.parametrize(
     ("column", "message"),
     [

@@ -520,6 +520,10 @@ class Cut:
             if number < len(pieces) - 1:
                 options["execution.savepoint.path"] = before
             self.run(build(events, path), mode, options)
+            if "execution.savepoint.path" in options:
+                left = Savepoint.read(before)
+                for operator in left.operators:
+                    left.with_state(operator.uid, left.keyed_state(operator.uid))  # what a run leaves may be given
         return table(path)
 
 
