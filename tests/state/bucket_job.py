@@ -17,6 +17,7 @@ from tests.state.test_handover import Cut
 BUCKET = "s3://lake/live"
 OPTIONS = {
     "execution.checkpointing.dir": f"{BUCKET}/checkpoints",
+    "execution.savepoint.interval": "1 s",
     "pipeline.max-parallelism": 2,
     "parallelism.default": 1,
 }

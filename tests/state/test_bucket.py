@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from upath import UPath
 
 from dagster_unified.cli import main, terminal
 from dagster_unified.errors import StateError
@@ -208,6 +209,12 @@ def test_a_stream_with_checkpoints_in_a_bucket_leaves_savepoints_there_while_it_
     stream, told, tmp_path
 ):
     where = [str(tmp_path / "shops.py"), *chain.from_iterable(("-D", f"{k}={v}") for k, v in OPTIONS.items())]
+    made = UPath(f"{LIVE}/checkpoints/shops/savepoints", use_listings_cache=False)
+    while not (by_itself := sorted(made.glob("*/manifest.json"))):  # where the interval has it, its tables are whole
+        assert stream.poll() is None, (tmp_path / "log").read_text()[-5000:]
+        time.sleep(0.1)
+    code, shown = told("state", "show", str(by_itself[0].parent), "totals", "--key", "a")
+    assert (code, "13" in shown) == (0, True)
     code, printed = told("savepoint", *where, "--path", f"{LIVE}/asked")
     assert (code, printed.strip().endswith(f"tables in {LIVE}/asked")) == (0, True), printed
     arrive(tmp_path, "2", MORE)
