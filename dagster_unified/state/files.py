@@ -43,7 +43,7 @@ def _in_arrow(path: str) -> tuple[FileSystem, str] | None:
 
     if "://" not in path or path.startswith("file://"):
         return LocalFileSystem(), path.removeprefix("file://")
-    if path.startswith(_S3) and not any(name.startswith("FSSPEC_S3_") for name in os.environ):
+    if path.startswith(_S3) and not any(name == "FSSPEC_S3" or name.startswith("FSSPEC_S3_") for name in os.environ):
         url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         return _s3(url, region), path.partition("://")[2]

@@ -1,5 +1,6 @@
 """Savepoints in a bucket of an S3-compatible server, which Spark's workers reach through pyarrow alone."""
 
+import json
 import os
 import random
 import subprocess
@@ -131,7 +132,7 @@ def written_by(reached, monkeypatch, server):
 
     def choose(name):
         if name == "s3fs":  # as where fsspec is configured
-            monkeypatch.setenv("FSSPEC_S3_ENDPOINT_URL", server["AWS_ENDPOINT_URL"])
+            monkeypatch.setenv("FSSPEC_S3", json.dumps({"endpoint_url": server["AWS_ENDPOINT_URL"]}))
             monkeypatch.setitem(fsspec.config.conf, "s3", {"default_block_size": 5 << 20})
 
     yield choose
