@@ -1,6 +1,7 @@
 """An iteration as a stage of a Dagster run: rounds in its log, what became of them, and re-execution from failure."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from dagster_unified.orchestration import (
 from tests.depth import chance
 from tests.iterations.dagster_job import BROKEN, HOME, WAITS, job
 from tests.iterations.test_semantics import Body
+from tests.iterations.test_streaming_on_spark import EXPECTED, HOPS, given, hops
 
 
 @pytest.fixture
@@ -162,3 +164,45 @@ def test_a_run_whose_processes_are_killed_in_a_round_goes_on_after_the_one_befor
     table = DeltaTable(str(tmp_path / "table")).to_pyarrow_table()
     assert sorted(table.column(0).to_pylist()) == sorted([*range(2, 9), *range(1, 8)])
     assert list((tmp_path / "store").rglob("iteration-*")) == []
+
+
+@pytest.mark.spark
+@pytest.mark.rotates("kills")
+@pytest.mark.parametrize("kind", ["bounded", "unbounded"])
+@pytest.mark.parametrize(
+    ("victim", "executor", "processes"),
+    [
+        ("jvm", "in_process", [0]),
+        ("step", "multiprocess", [0]),
+        ("step", "in_process", [-signal.SIGKILL, 0]),  # which is the run's process
+    ],
+)
+def test_a_stream_whose_processes_are_killed_in_a_round_is_started_again_by_its_sensor(
+    tmp_path, kind, victim, executor, processes
+):
+    given(tmp_path)
+    hop = chance(f"stream {kind} {victim} {executor}").randint(1, HOPS)
+    (tmp_path / "instance").mkdir()
+    env = {**os.environ, "STREAM_HOME": str(tmp_path), "STREAM_KIND": kind, "STREAM_VICTIM": victim}
+    env |= {"STREAM_HOP": str(hop), "STREAM_EXECUTOR": executor}
+    command = [sys.executable, "-m", "tests.iterations.dagster_stream_run", str(tmp_path / "instance")]
+    said = []
+    for code in processes:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=env)
+        assert done.returncode == code, done.stderr[-5000:]
+        said += done.stdout.splitlines()
+    assert (tmp_path / "died").exists()
+    assert [re.sub("run [0-9a-f]+ failed: .+; attempt", "attempt", line) for line in said] == [
+        "starting hopping",
+        "attempt 1",
+        "hopping has come to the end of its input",
+    ]
+    with DagsterInstance.local_temp(str(tmp_path / "instance")) as instance:
+        failed, ended = reversed(instance.get_runs())
+        lines = log(instance, ended.run_id)
+    assert (failed.status, ended.status) == (DagsterRunStatus.FAILURE, DagsterRunStatus.SUCCESS)
+    began = [int(number) for number in (tmp_path / "rounds").read_text().split()]
+    (twice,) = [number for number in set(began) if began.count(number) > 1]
+    assert began == sorted([*range(max(began) + 1), twice])
+    assert any(f"goes on after epoch {twice - 1}" in line for line in lines)
+    assert hops(tmp_path) == EXPECTED
