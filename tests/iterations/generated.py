@@ -32,6 +32,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     iterations,
 )
+from tests.iterations.victims import Trap
 
 LAST = 3
 """The epoch after which nothing is fed back."""
@@ -373,9 +374,22 @@ def built_op(op: Op, ins, lasts: bool):
     return [iterations.all_reduce(one.map(lambda r: r._replace(key=0), Rec), added)]
 
 
+def fed_back(step: int, trap: Trap | None) -> Callable[[Rec], Rec]:
+    """What a record becomes in the next round."""
+
+    def feed(r: Rec) -> Rec:
+        if trap is not None:
+            trap.meet()
+        return r._replace(at=r.at + step)
+
+    return feed
+
+
 class Body(iterations.IterationBody):
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
+    """A body as it is specified, which meets a trap in each record that it would feed back."""
+
+    def __init__(self, spec: Spec, trap: Trap | None = None) -> None:
+        self.spec, self.trap = spec, trap
 
     def process(self, variables, data):
         spec, streams = self.spec, [*variables, *data]
@@ -387,7 +401,7 @@ class Body(iterations.IterationBody):
                 streams += built_op(op, ins, lasts=not spec.per_round)
         step = 0 if spec.replayed else 1
         feedback = [
-            streams[number].map(lambda r: r._replace(at=r.at + step), Rec).filter(lambda r: r.at <= LAST)
+            streams[number].map(fed_back(step, self.trap), Rec).filter(lambda r: r.at <= LAST)
             for number in spec.feedback
         ]
         criteria = feedback[0].flat_map(iterations.TerminateOnMaxIter(spec.rounds)) if spec.rounds else None
@@ -414,7 +428,7 @@ def summed(one, others):
     return one if others is None else tuple(map(sum, zip(one, others, strict=True)))
 
 
-def built(spec: Spec):
+def built(spec: Spec, trap: Trap | None = None):
     """The pipeline, and a stream of all records that its iteration gives, each with the number of its output."""
     pipeline = Pipeline("generated")
     variables = []
@@ -426,7 +440,7 @@ def built(spec: Spec):
     outputs = iterations.iterate_bounded_streams_until_termination(
         variables,
         iterations.ReplayableDataStreams(replayed, once),
-        Body(spec),
+        Body(spec, trap),
         iterations.IterationConfig(
             operator_life_cycle="PER_ROUND" if spec.per_round else "ALL_ROUND", parallelism=spec.parallelism
         ),
@@ -454,6 +468,8 @@ class Model:
         self.state: list[dict[int, int]] = [{} for _ in spec.ops]
         self.last: list[list[Rec]] = [[] for _ in spec.ops]
         self.rounds = 0
+        self.fed: list[int] = []
+        """The rounds in which something comes to what feeds back."""
 
     def run(self) -> list[tuple[int, int, int, int]]:
         """What the pipeline gives."""
@@ -474,6 +490,8 @@ class Model:
             once = spec.once if epoch == 0 else [()] * len(spec.once)
             streams = self._through([*begin, *spec.replayed, *once], epoch)
             found += self._outputs(streams)
+            if any(streams[number] for number in spec.feedback):
+                self.fed.append(epoch)
             self.rounds += 1
             begin = [self._fed_back(streams[number]) for number in spec.feedback]
             if self.rounds == spec.rounds or not any(begin):

@@ -1,4 +1,7 @@
-"""Bodies that hypothesis makes up, against a model of FLIP-176: in the harness, and on Spark in stopped runs."""
+"""Bodies that hypothesis makes up, against a model of FLIP-176: in the harness, and on Spark.
+
+There runs are stopped, and a Python worker is killed in a round.
+"""
 
 import pyarrow.parquet as pq
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -14,16 +17,16 @@ from dagster_unified.errors import StageError
 from dagster_unified.testing import run_pipeline
 from tests.depth import examples
 from tests.iterations.generated import Model, Spec, TooManyError, built, specs
+from tests.iterations.victims import Trap
 
 
 def modelled(spec: Spec):
-    """What the model gives, and in how many rounds; an example whose records multiply is another one's."""
+    """What the model gives, and the model; an example whose records multiply is another one's."""
     model = Model(spec)
     try:
-        found = model.run()
+        return model.run(), model
     except TooManyError:
         assume(False)
-    return found, model.rounds
 
 
 @settings(suppress_health_check=list(HealthCheck))
@@ -35,79 +38,106 @@ def test_a_body_gives_in_the_harness_what_flip_176_says(spec, mode):
     assert sorted(run_pipeline(pipeline, mode, seed=3).sinks["out"]) == expected
 
 
+def written(folder, spec, trap, options):
+    """The plan of a pipeline that writes what its iteration gives to a folder."""
+    pipeline, stream = built(spec, trap)
+    stream.sink_to(FileSink(f"{folder}/out", name="out"))
+    return pipeline.plan(options)
+
+
+def read(folder):
+    return sorted(tuple(row.values()) for row in pq.read_table(f"{folder}/out").to_pylist())
+
+
 class Stopped(Exception):
     """Ends a run where it is."""
 
 
+class Rounds:
+    """Hears which rounds a run commits; the first worker is killed that feeds back in round `killed`."""
+
+    def __init__(self, file, begun=0, killed=None):
+        self.trap, self.committed, self._begun, self._killed = Trap(file), [], begun, killed
+        self._set()
+
+    def __call__(self, event):
+        if isinstance(event, RoundCommitted):
+            self.committed.append(event.epoch.number)
+            self._set()
+
+    def _set(self):
+        if self._begun + len(self.committed) == self._killed:
+            self.trap.set()
+
+
+FAULTS = st.sampled_from(["stop", "kill"])
+
+
 @settings(suppress_health_check=list(HealthCheck), max_examples=examples(5), phases=[Phase.generate])
-@given(specs(st.integers(1, 2)), st.integers(2, 12))
-def test_a_body_gives_the_same_on_spark_though_its_run_is_stopped(spark, tmp_path_factory, spec, steps):
-    expected, rounds = modelled(spec)
+@given(specs(st.integers(1, 2)), FAULTS, st.integers(0, 10))
+def test_a_body_gives_the_same_on_spark_though_its_run_is_stopped_or_a_worker_killed(
+    spark, tmp_path_factory, spec, fault, when
+):
+    expected, model = modelled(spec)
     folder = tmp_path_factory.mktemp("generated")
-    first: list[int] = []
-    again: list[int] = []
+    kills = fault == "kill" and bool(model.fed)
+    first = Rounds(folder / "trap", killed=model.fed[when % len(model.fed)] if kills else None)
+    again = Rounds(folder / "trap")
 
-    def run(committed, check):
-        pipeline, stream = built(spec)
-        stream.sink_to(FileSink(f"{folder}/out", name="out"))
-        plan = pipeline.plan({"execution.runtime-mode": "BATCH"})
-
-        def observe(event):
-            if isinstance(event, RoundCommitted):
-                committed.append(event.epoch.number)
-
+    def run(rounds, check=lambda: None):
+        plan = written(folder, spec, rounds.trap, {"execution.runtime-mode": "BATCH"})
         store = IntermediateStore(f"{folder}/store")
-        run_all(Run(plan, spark, store, "run", "execution", observe=observe, check=check), again=True)
+        run_all(Run(plan, spark, store, "run", "execution", observe=rounds, check=check), again=True)
 
-    left = iter(range(steps))
+    left = iter(range(when + 2))
 
     def stop():
         if next(left, None) is None:
             raise Stopped
 
-    stopped = False
     try:
-        run(first, stop)
+        run(first, (lambda: None) if kills else stop)
     except (StageError, Stopped) as error:
-        if "Stopped" not in repr(error):
+        if "Stopped" not in repr(error) and not first.trap.has_killed:
             raise
-        stopped = True
-        run(again, lambda: None)
-    assert first == list(range(len(first)))
-    if stopped:
-        assert again == list(range(len(first), rounds))
-    else:
-        assert len(first) == rounds
-    rows = pq.read_table(f"{folder}/out").to_pylist()
-    assert sorted(tuple(row.values()) for row in rows) == expected
+        run(again)
+    assert first.trap.has_killed == kills  # and another task may have carried out what the worker had
+    assert first.committed + again.committed == list(range(model.rounds))
+    assert read(folder) == expected
 
 
 @settings(suppress_health_check=list(HealthCheck), max_examples=examples(3), phases=[Phase.generate])
-@given(specs(st.integers(1, 2)), st.lists(st.integers(1, 3), max_size=2))
-def test_a_body_gives_the_same_in_a_stream_that_is_stopped(spark, tmp_path_factory, spec, rounds_until_stops):
-    expected, _ = modelled(spec)
+@given(specs(st.integers(1, 2)), st.lists(st.tuples(FAULTS, st.integers(1, 3)), min_size=1, max_size=2))
+def test_a_body_gives_the_same_in_a_stream_that_is_stopped_or_whose_worker_is_killed(
+    spark, tmp_path_factory, spec, faults
+):
+    expected, model = modelled(spec)
     folder = tmp_path_factory.mktemp("generated")
-    pipeline, stream = built(spec)
-    stream.sink_to(FileSink(f"{folder}/out", name="out"))
-    plan = pipeline.plan(
-        {
-            "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.dir": f"{folder}/checkpoints",
-            "pipeline.max-parallelism": 4,
-        }
-    )
-    for enough in [*rounds_until_stops, None]:
-        committed: list[RoundCommitted] = []
+    options = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": f"{folder}/checkpoints",
+        "pipeline.max-parallelism": 4,
+    }
+    committed: list[int] = []
+    for fault, when in [*faults, (None, 0)]:
+        still_fed = [epoch for epoch in model.fed if epoch >= len(committed)]
+        killed = still_fed[when % len(still_fed)] if fault == "kill" and still_fed else None
+        rounds = Rounds(folder / "trap", len(committed), killed)
+        job = StreamingJob(written(folder, spec, rounds.trap, options), spark, Start("test", patience=0.5), rounds)
 
-        def observe(event, committed=committed):
-            if isinstance(event, RoundCommitted):
-                committed.append(event)
+        def enough(rounds=rounds, when=when, stops=fault == "stop"):
+            return stops and len(rounds.committed) >= when
 
-        ended = StreamingJob(plan, spark, Start("test", patience=0.5), observe).run(
-            lambda committed=committed, enough=enough: enough is not None and len(committed) >= enough
-        )
+        try:
+            ended = job.run(enough)
+        except StageError:
+            if not rounds.trap.has_killed:
+                raise
+            ended = "killed"
+        assert rounds.trap.has_killed == (killed is not None)
+        committed += rounds.committed
         if ended == "finished":
             break
     assert ended == "finished"
-    rows = pq.read_table(f"{folder}/out").to_pylist()
-    assert sorted(tuple(row.values()) for row in rows) == expected
+    assert committed == list(range(model.rounds))
+    assert read(folder) == expected

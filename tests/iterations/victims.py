@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -22,3 +23,26 @@ def _process(victim: str) -> int:
 
 def _parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+class Trap:
+    """A file that has the first worker killed that meets it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.is_set = False
+
+    def set(self) -> None:
+        """From now on it kills, once."""
+        self.is_set = True
+        self.file.touch()
+
+    @property
+    def has_killed(self) -> bool:
+        return self.is_set and not self.file.exists()
+
+    def meet(self) -> None:
+        """For a function that a worker runs."""
+        with suppress(FileNotFoundError):
+            self.file.unlink()
+            kill("worker")
