@@ -178,7 +178,10 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_stage_costs_a_retry_and_not_
 
 
 @pytest.mark.rotates("clusters")
-def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_that_round(bucket, cluster, tmp_path):
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_that_round(
+    bucket, cluster, tmp_path, mode
+):
     """Its rounds are in a bucket: the other executor reads what it has not written itself."""
 
     def begun(seen):
@@ -186,7 +189,10 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_tha
         return len({executor for value, _, executor, _ in seen if int(value) == 4}) == 2
 
     program = ITERATION.format(folder=tmp_path, records=IN_A_ROUND, rounds=ROUNDS)
-    rows = run_and_kill(cluster, tmp_path, program, begun, "both are in the third round", "--storage", bucket)
+    given = ["--storage", bucket, "-D", f"execution.runtime-mode={mode}"]
+    if mode == "STREAMING":
+        given += ["-D", f"execution.checkpointing.dir={bucket}/checkpoints"]
+    rows = run_and_kill(cluster, tmp_path, program, begun, "both are in the third round", *given)
     assert sorted(tuple(row.values()) for row in rows) == [(n, 2**ROUNDS) for n in range(IN_A_ROUND)]
     computed = Counter(tuple(f.name.split(".")[:2]) for f in (tmp_path / "seen").iterdir())
     assert len({value for (value, _), times in computed.items() if times > 1}) <= 1  # the round that it died in
