@@ -182,7 +182,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_stage_costs_a_retry_and_not_
 def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_that_round(
     bucket, cluster, tmp_path, mode
 ):
-    """Its rounds are in a bucket: the other executor reads what it has not written itself."""
+    """In BATCH its rounds are in a bucket: the other executor reads what it has not written itself."""
 
     def begun(seen):
         """Both executors are in the third round: each record doubles the sum of its key."""
@@ -191,7 +191,7 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_tha
     program = ITERATION.format(folder=tmp_path, records=IN_A_ROUND, rounds=ROUNDS)
     given = ["--storage", bucket, "-D", f"execution.runtime-mode={mode}"]
     if mode == "STREAMING":
-        given += ["-D", f"execution.checkpointing.dir={bucket}/checkpoints"]
+        given += ["-D", f"execution.checkpointing.dir={tmp_path}/checkpoints"]
     rows = run_and_kill(cluster, tmp_path, program, begun, "both are in the third round", *given)
     assert sorted(tuple(row.values()) for row in rows) == [(n, 2**ROUNDS) for n in range(IN_A_ROUND)]
     computed = Counter(tuple(f.name.split(".")[:2]) for f in (tmp_path / "seen").iterdir())
