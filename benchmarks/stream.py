@@ -228,9 +228,14 @@ def _run(spark: SparkSession, folder: Path, source: Path, files: int = 2) -> Non
     pipeline = Pipeline("bench")
     stream = pipeline.from_source(ParquetSource(str(source), S, name="numbers", max_files_per_trigger=files))
     stream.key_by("k").reduce(combine).sink_to(Nowhere())
+    _ended(spark, folder, pipeline, {})
+
+
+def _ended(spark: SparkSession, folder: Path, pipeline: Pipeline, options: dict[str, str]) -> None:
+    """Runs a stream to the end of its input."""
     checkpoints = folder / f"checkpoints-{time.monotonic_ns()}"
-    plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(checkpoints)})
-    StreamingJob(plan, spark, Start("bench")).run()
+    places = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(checkpoints)}
+    StreamingJob(pipeline.plan({**places, **options}), spark, Start("bench")).run()
     shutil.rmtree(checkpoints)
 
 
@@ -245,11 +250,7 @@ def _aggregated(spark: SparkSession, folder: Path, records: int, keys: int, form
     pipeline = Pipeline("aggregates")
     stream = pipeline.from_source(ParquetSource(str(source), S, name="numbers", max_files_per_trigger=2))
     stream.key_by("k").agg(functions.sum("v").alias("v"), output_type=S).sink_to(Nowhere())
-    checkpoints = folder / f"checkpoints-{time.monotonic_ns()}"
-    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(checkpoints)}
-    plan = pipeline.plan({**options, "state.native-aggregates": form})
-    StreamingJob(plan, spark, Start("bench")).run()
-    shutil.rmtree(checkpoints)
+    _ended(spark, folder, pipeline, {"state.native-aggregates": form})
     return rates_of_batches(records)
 
 
