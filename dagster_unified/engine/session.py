@@ -61,7 +61,7 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
-_JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
+_JAVA_VARIABLES = ("SPARK_SUBMIT_OPTS", "JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
 """The variables of the environment from which Spark's JVM takes options."""
 
 CHECKSUMS = "spark.sql.shuffle.orderIndependentChecksum.enabled"
@@ -122,7 +122,7 @@ def java_options(master: str) -> str:
     That takes less of the processor than Java's default, by a tenth in a stream on two cores. A collector that the
     environment chooses stays: Java starts with no two.
     """
-    given = " ".join(os.environ.get(name, "") for name in _JAVA_OPTIONS)
+    given = " ".join(os.environ.get(name, "") for name in _JAVA_VARIABLES)
     chosen = re.search(r"-XX:\+Use\w+GC\b", given)
     collector = ["-XX:+UseParallelGC"] if master.startswith("local") and not chosen else []
     return " ".join([f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *collector])

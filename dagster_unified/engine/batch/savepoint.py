@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.batch.carried import leaves_rows, time_after
@@ -31,7 +32,10 @@ from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
-from dagster_unified.state.manifest import IterationState, Manifest
+from dagster_unified.state.manifest import IterationState, Manifest, OperatorState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 PATH = "execution.savepoint.path"
 
@@ -130,20 +134,21 @@ def _is_after_later(run: Run, held: Manifest) -> bool:
 def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
     plan, by_name, attempt = run.plan, {stage.stage: stage for stage in stages}, manifests.new_attempt()
     folder = manifests.check_free(path, PATH, lambda held: _replaces(run, held))
-    states = []
-    for table in operator_tables(plan, run.spark, stateful(plan), {}):
-        keyed = table.operator.node
-        stage = by_name[plan.region_of(keyed.id).name]
-        left = dataframes.read(run.spark, run.store, [stage], keyed.uid, CARRIED, CARRIED_LAYOUT)
-        files = table.files_left if leaves_rows(keyed) and not stage.groups else table.files
+    states, loops = list[OperatorState](), list[IterationState]()
+
+    def left_by(node: g.Node) -> tuple[StageManifest, DataFrame]:
+        """The stage of a node, and what the node has left of state."""
+        stage = by_name[plan.region_of(node.id).name]
         run.check()
+        return stage, dataframes.read(run.spark, run.store, [stage], node.uid, CARRIED, CARRIED_LAYOUT)
+
+    for table in operator_tables(plan, run.spark, stateful(plan), {}):
+        stage, left = left_by(table.operator.node)
+        files = table.files_left if leaves_rows(table.operator.node) and not stage.groups else table.files
         states.append(write_table(table, partial(files, left), folder, attempt))
-    loops = list[IterationState]()
     for node in plan.graph.nodes:
         if isinstance(node, g.IterationNode) and node.carries_state:
-            stage = by_name[plan.region_of(node.id).name]
-            left = dataframes.read(run.spark, run.store, [stage], node.uid, CARRIED, CARRIED_LAYOUT)
-            run.check()
+            stage, left = left_by(node)
             states += write_left(plan, node, run.spark, left, stage.subtasks[node.uid], folder, attempt)
             loops.append(IterationState(node.uid, node.name, summary_of(stage, node).epochs[-1]))
     seen = merge(Metrics(last_event_times=stage.last_event_times) for stage in stages)
