@@ -51,11 +51,12 @@ REQUESTS, FAULTS = "/-/requests", "/-/faults"
 """Where the server says what it was asked since somebody looked there the last time, and is told its faults."""
 
 SLOW_DOWN, LATE, CUT, LOST, DENIED, HALF_DONE = "slow down", "late", "cut", "lost", "denied", "half done"
+HELD = "held"
 """Faults of an answer.
 
 The store says that it is busy; it takes its time; an upload or an answer ends in its midst; it does as it was told, and
 the connection ends before it says so; it refuses, so that nobody asks again; it says that all is well (200), and then
-that it is not, as S3 may at the end of an upload in parts.
+that it is not, as S3 may at the end of an upload in parts; it does nothing until it has other faults.
 """
 
 PART, COMPLETE, ABORT = "PUT part", "POST complete", "DELETE upload"
@@ -153,6 +154,10 @@ class Conditions:
             return _say(start_response, *SAID[kind])
         if kind == LATE:
             time.sleep(SECONDS_LATE)
+        elif kind == HELD:
+            faults = self._faults
+            while faults is self._faults:
+                time.sleep(0.05)
         elif kind is not None:
             return self._ended(environ, start_response, kind)
         return self._answered(environ, start_response)

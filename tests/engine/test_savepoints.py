@@ -346,7 +346,7 @@ def test_diverted_rows_of_a_source_behind_a_loop_are_of_the_epochs_of_its_own_qu
 
 def taken(directory, whole=True, **how):
     lease = directory.take("test", 20)
-    made = savepoint.save(directory, "test", lease.check, **how)
+    made = savepoint.begin(directory, "test", lease.check, directory.settled(), **how).complete()
     lease.release()
     if whole:
         (directory.path / "savepoints" / made.name / "manifest.json").write_text("{}")

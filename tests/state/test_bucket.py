@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from deltalake import DeltaTable
 from upath import UPath
 
 from dagster_unified.cli import main, terminal
+from dagster_unified.engine.streaming.savepoint import restore_stopped
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
 from tests.object_store import (
@@ -24,6 +26,7 @@ from tests.object_store import (
     CUT,
     DENIED,
     HALF_DONE,
+    HELD,
     LOST,
     PART,
     SLOW_DOWN,
@@ -36,8 +39,11 @@ from tests.object_store import (
 from tests.state.bucket_job import BUCKET as LIVE
 from tests.state.bucket_job import OPTIONS
 from tests.state.bucket_run import BUCKET
+from tests.state.copied_job import BUCKET as COPIED
+from tests.state.copied_job import KEPT
 from tests.state.shops import Sale
 from tests.state.test_handover import table
+from tests.state.test_taking import Shops, sums
 
 FIRST = [Sale("a", 0, 1), Sale("b", 10, 2), Sale("a", 20, 4), Sale("a", 5_000, 8)]
 MORE = [Sale("a", 6_000, 16), Sale("b", 20_000, 32)]
@@ -236,3 +242,43 @@ def test_a_stream_with_checkpoints_in_a_bucket_leaves_savepoints_there_while_it_
         for savepoint, windows in (("asked", LATE | END), ("drained", END)):
             assert rows(tmp_path / f"{savepoint} {mode} windows") == windows
             assert rows(tmp_path / f"{savepoint} {mode} totals") == {("a", 93), ("b", 162)}
+
+
+def test_a_job_goes_on_while_its_checkpoint_is_copied_and_keeps_what_the_copy_needs(server, reached, tmp_path):
+    url, shops = server["AWS_ENDPOINT_URL"], Shops(None, tmp_path, COPIED)
+    shops.arrive(range(60))
+    command = [sys.executable, "-m", "tests.state.copied_job", str(tmp_path), url]
+    with ThreadPoolExecutor(1) as thread, (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **server}, stdout=log, stderr=subprocess.STDOUT)
+
+        def more_than(count, seconds):
+            """Wait until the table has more rows, or for so long."""
+            deadline = time.monotonic() + seconds
+            while (found := len(shops.rows())) <= count and time.monotonic() < deadline:
+                assert job.poll() is None, (tmp_path / "log").read_text()[-5000:]
+                time.sleep(0.1)
+            return found
+
+        try:
+            while not DeltaTable.is_deltatable(f"{tmp_path}/table"):
+                assert job.poll() is None, (tmp_path / "log").read_text()[-5000:]
+                time.sleep(0.1)
+            more_than(6, 60)  # so that it keeps as many as it may
+            disturb(url, Fault(HELD, method="PUT", key="/spark/", client="s3fs"))
+            asked = thread.submit(shops.take)
+            held = 0
+            while (found := more_than(held, 8)) > held:
+                held = found
+            assert not asked.done()
+            disturb(url)
+            taken = asked.result()
+            epoch = taken.savepoint.epochs["main"]
+            assert held == epoch + 1 + KEPT - 2
+            assert more_than(held, 60) > held
+        finally:
+            disturb(url)
+            job.kill()
+            job.wait()
+    assert shops.totals(taken.location) == dict(sums(epoch + 1))
+    assert restore_stopped(shops.directory, "test", None, patience=0.5) == taken.savepoint
+    assert shops.directory.last_epoch("main") == epoch

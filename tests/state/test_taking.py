@@ -44,9 +44,10 @@ SALES = [Sale("ab"[n % 2], n) for n in range(60)]
 class Shops:
     """Running totals of a folder of files, read one by one: each record adds a row to the table."""
 
-    def __init__(self, spark, folder):
+    def __init__(self, spark, folder, checkpoints=None):
         self.spark, self.folder = spark, folder
-        self.directory = CheckpointDirectory(f"{folder}/checkpoints", "shops")
+        self.checkpoints = checkpoints or f"{folder}/checkpoints"
+        self.directory = CheckpointDirectory(self.checkpoints, "shops")
         (folder / "in").mkdir(exist_ok=True)
 
     def arrive(self, numbers):
@@ -67,7 +68,7 @@ class Shops:
         return self.pipeline(table, monitor).plan(
             {
                 "execution.runtime-mode": "STREAMING" if monitor else "BATCH",
-                "execution.checkpointing.dir": f"{self.folder}/checkpoints",
+                "execution.checkpointing.dir": self.checkpoints,
                 "pipeline.max-parallelism": 2,
                 **options,
             }

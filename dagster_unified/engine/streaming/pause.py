@@ -1,16 +1,36 @@
-"""Holds the queries of a job where each is between two epochs, until all are, and something is done once.
+"""Holds the queries of a job: where each is between two epochs, until all are; and where one is too far ahead.
 
-Nothing is written then: what one query hands on to another is between the same two epochs at both. Knows no query.
+Knows no query.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from threading import Lock
+from threading import Event, Lock
+
+
+class Brake:
+    """Holds back each query behind the last epoch that it may end, until it is let go."""
+
+    def __init__(self, last: Mapping[str, int]) -> None:
+        self._last = last
+        self._let_go = Event()
+
+    def wait(self, query: str, epoch: int) -> None:
+        """Wait where a query is about to end an epoch that is too far."""
+        if epoch > self._last[query]:
+            self._let_go.wait()
+
+    def let_go(self) -> None:
+        """Let all queries go on from now on."""
+        self._let_go.set()
 
 
 class Pause:
-    """Calls `action` once when all of the queries are held, with the epoch before for each; None before its first."""
+    """Calls `action` once when all of the queries are held, with the epoch before for each; None before its first.
+
+    Nothing is written then: what one query hands on to another is between the same two epochs at both.
+    """
 
     def __init__(self, queries: Collection[str], action: Callable[[Mapping[str, int | None]], None]) -> None:
         self._queries = frozenset(queries)

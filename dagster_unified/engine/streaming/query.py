@@ -26,7 +26,7 @@ from dagster_unified.engine.streaming.control import brings_end
 from dagster_unified.engine.streaming.draining import Draining, End
 from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome, StoppedError
 from dagster_unified.engine.streaming.host import Host
-from dagster_unified.engine.streaming.pause import Pause
+from dagster_unified.engine.streaming.pause import Brake, Pause
 from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
 from dagster_unified.errors import LeaseLostError, StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
@@ -121,6 +121,7 @@ class Query(ABC):
         self._committing = Lock()
         self._draining: Draining | None = None
         self._pause: Pause | None = None
+        self._brake: Brake | None = None
         self._end_sent = False
         self._last_needed: int | None = None
         """The epoch after which there is none, once the end of the input has come."""
@@ -239,6 +240,10 @@ class Query(ABC):
     def pause(self, pause: Pause) -> None:
         """Have the query held between two epochs; one that is running ends first."""
         self._pause = pause
+
+    def brake(self, brake: Brake | None) -> None:
+        """Have the query end no epoch that is too far ahead."""
+        self._brake = brake
 
     def advance(self, end: End | None) -> bool:
         """Do what is due, and say whether the query goes on; without an `end` it does. Raises what made it fail."""
@@ -411,6 +416,9 @@ class Query(ABC):
             going_on = Event()
             if self._hold(epoch - 1 if epoch > 0 else None, going_on.set):
                 going_on.wait()
+                self._check_going_on()
+            if self._brake is not None:
+                self._brake.wait(self.name, epoch)
                 self._check_going_on()
             self._commit(run, epoch)
         if not self._interval or time.time() // self._interval > begun // self._interval:

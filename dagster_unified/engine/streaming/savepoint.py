@@ -6,7 +6,8 @@
 
 That of a job whose input has ended has no such copies: it is tables only, and cannot be restored.
 Restoring one starts a new *timeline* of the deployment, on which sinks take epochs that they had on the one before.
-On a local disk files are linked, not copied: Spark writes each once and never changes it.
+Spark writes each file once and never changes it: on a local disk files are linked, not copied; in a bucket they are
+copied while the job goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from uuid import uuid4
 
@@ -23,7 +25,7 @@ import msgspec
 from upath import UPath
 
 from dagster_unified.connectors import conditional
-from dagster_unified.connectors.paths import children, place_of, remove_tree, storage_path
+from dagster_unified.connectors.paths import children, is_local, place_of, remove_tree, storage_path
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
@@ -32,9 +34,14 @@ from dagster_unified.graph.segments import MAIN
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import NAME as TABLES
 
-FOLDERS = ("spark", "control", "iterations")
+SPARK = "spark"
+FOLDERS = (SPARK, "control", "iterations")
 MANIFEST, FILES = "savepoint.json", "files.json"
 RESTORING = "restoring.json"
+
+_AT_ONCE = 6
+"""Files that are copied at once beside a job: s3fs has ten connections, and the job's epochs need some."""
+
 _NAME = re.compile(r"g\d+-\d{8}T\d{6}-\d{3}")
 
 
@@ -84,18 +91,59 @@ def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
     return sorted(found, key=lambda s: (s.taken, s.name))
 
 
-def save(
+@dataclass(frozen=True)
+class Begun:
+    """A savepoint of which the files are known, and not all are copied yet."""
+
+    savepoint: Savepoint
+    folder: UPath
+    _mark: str
+    """What stands in the place of its manifest."""
+
+    _check: Callable[[], None]
+    _rest: Sequence[str]
+    """What is still to be copied, as paths from the deployment's folder."""
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether it has all of its files."""
+        return not self._rest
+
+    def complete(self) -> Savepoint:
+        """Copy what is left, and make the savepoint whole.
+
+        The job may go on meanwhile, but has to keep all that the savepoint's epoch needs. What it no longer kept for
+        that epoch may go.
+        """
+        if self._rest:
+            source = self.folder.parent.parent
+            origins, targets = ([f"{place.path}/{one}" for one in self._rest] for place in (source, self.folder))
+            self.folder.fs.copy(origins, targets, on_error="ignore", batch_size=_AT_ONCE)
+        (self.folder / FILES).write_bytes(msgspec.json.encode(_sizes(self.folder)))
+        self._check()
+        _complete(self.folder / MANIFEST, self.savepoint, self._mark)
+        return self.savepoint
+
+
+def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None], tables: str = "") -> Savepoint:
+    """Take a savepoint. The caller holds the lease, and `check` raises where it lost it; no job may write meanwhile.
+
+    Raises `StateError` where there is no state.
+    """
+    return begin(directory, reason, check, directory.settled(), tables).complete()
+
+
+def begin(
     directory: CheckpointDirectory,
     reason: str,
     check: Callable[[], None],
-    settled: bool | None = None,
+    settled: bool,
     tables: str = "",
     periodic: bool = False,
-) -> Savepoint:
-    """Take a savepoint. The caller holds the lease, and `check` raises where it lost it; no job may write meanwhile.
+) -> Begun:
+    """Begin a savepoint, as `save` takes it: no job may write until this returns.
 
-    `settled` says whether the sinks have nothing of a later epoch, by default what the last job has recorded;
-    `periodic` that an interval made it. Raises `StateError` where there is no state.
+    `settled` says whether the sinks have nothing of a later epoch; `periodic` that an interval made it.
     """
     check_whole(directory)
     deployed = directory.deployed()
@@ -114,16 +162,15 @@ def save(
     now = wall_clock()
     name = _name(deployed, now)
     target = directory.path / "savepoints" / name
-    begun = conditional.write(target / MANIFEST, _begun(), None)
+    mark = conditional.write(target / MANIFEST, _begun(), None)
+    rest: Sequence[str] = ()
     for folder in FOLDERS:
-        _copy(directory.path / folder, target / folder)
-    (target / FILES).write_bytes(msgspec.json.encode(_sizes(target)))
-    if settled is None:
-        settled = directory.settled()
+        if folder == SPARK and not is_local(target):
+            rest = list(_sizes(directory.path, [folder]))
+        else:
+            _copy(directory.path / folder, target / folder)
     savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), settled, tables, periodic)
-    check()
-    _complete(target / MANIFEST, savepoint, begun)
-    return savepoint
+    return Begun(savepoint, target, mark, check, rest)
 
 
 def save_drained(
@@ -269,11 +316,11 @@ def _check_copy(directory: CheckpointDirectory, chosen: Savepoint) -> None:
         )
 
 
-def _sizes(folder: UPath) -> dict[str, int]:
-    """The files of a savepoint's copies, and how large they are."""
+def _sizes(folder: UPath, folders: Sequence[str] = FOLDERS) -> dict[str, int]:
+    """The files in the folders of a deployment or a savepoint, and how large they are."""
     root = folder.path.rstrip("/") + "/"
     found = {}
-    for name in FOLDERS:
+    for name in folders:
         for path, info in folder.fs.find((folder / name).path, detail=True).items():
             found[path[path.index(root) + len(root) :]] = int(info["size"])
     return found

@@ -1,7 +1,8 @@
 """Takes the savepoints of a job: those that others ask for or that are due while it runs, and those where it stops.
 
-One at a time: what is asked for meanwhile waits. Only the copy of the checkpoint is made between two epochs; its tables
-are written in a thread of their own while the job goes on.
+One at a time: what is asked for meanwhile waits. Between two epochs a checkpoint on a disk is linked, and one in a
+bucket is listed. All else is done in a thread of its own while the job goes on: the copy in a bucket, and the tables. A
+job that would remove what the copy needs is held until it is made.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from dagster_unified.engine.events import Observer, SavepointTaken
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, HeldLease
-from dagster_unified.engine.streaming.pause import Pause
+from dagster_unified.engine.streaming.pause import Brake, Pause
 from dagster_unified.engine.streaming.portable import FrozenCheckpoint, write_tables
 from dagster_unified.engine.streaming.query import Query
 from dagster_unified.engine.streaming.requests import Request, answer, pending
 from dagster_unified.engine.streaming.savepoint import (
+    Begun,
     Savepoint,
+    begin,
     remove_halves,
     retain,
-    save,
     save_drained,
     savepoints,
 )
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 INTERVAL = "execution.savepoint.interval"
 LOOK, LOOK_IN_BUCKET = 1.0, 3.0
 """Seconds after which a job looks again what it is asked for, on a disk and in a bucket."""
+
+_SPARE = 2
+"""Of the epochs that Spark keeps, those by which a job may not be ahead of one that is being copied."""
 
 
 def without_tables(plan: Plan) -> str:
@@ -90,6 +95,9 @@ class Saving:
 
     _pause: Pause | None = None
     """What holds the queries for the last one that was taken while they ran."""
+
+    _brake: Brake | None = None
+    """What holds them while its checkpoint is copied."""
 
     _writing: Thread | None = field(default=None, repr=False)
 
@@ -145,6 +153,7 @@ class Saving:
         """Let the queries go on that are held; who has asked asks again once the job has stopped."""
         if self._pause is not None:
             self._pause.give_up()
+        self._release()
 
     def wait(self) -> None:
         """Wait until the tables that are being written are written."""
@@ -212,18 +221,18 @@ class Saving:
         self,
         wanted: Request,
         epochs: Mapping[str, int | None],
-        then: Callable[[Request, Savepoint, Mapping[str, int | None], float], None],
+        then: Callable[[Request, Begun, Mapping[str, int | None], float], None],
     ) -> None:
         begun, due = time.monotonic(), not wanted.id
         if due and self._last is not None and self._is_of(self._last, epochs):
             self._due, self._busy = wall_clock(), False  # nothing is new: it stays due until something is
             return
         try:
-            saved = save(self.directory, wanted.reason, self.lease.check, True, wanted.path, periodic=due)
+            saving = begin(self.directory, wanted.reason, self.lease.check, True, wanted.path, periodic=due)
         except Exception as error:
             self._ended(wanted, error=str(error))
         else:
-            then(wanted, saved, epochs, begun)
+            then(wanted, saving, epochs, begun)
 
     def _is_of(self, saved: Savepoint, epochs: Mapping[str, int | None]) -> bool:
         """Whether a savepoint is of these epochs of the queries, and of this timeline."""
@@ -231,24 +240,41 @@ class Saving:
             saved.epochs.get(name) == n for name, n in epochs.items()
         )
 
-    def _write_meanwhile(
-        self, wanted: Request, saved: Savepoint, epochs: Mapping[str, int | None], begun: float
-    ) -> None:
+    def _write_meanwhile(self, wanted: Request, saving: Begun, epochs: Mapping[str, int | None], begun: float) -> None:
+        if not saving.is_copied:
+            self._hold_ahead(epochs)
         name = f"savepoint of {self.plan.name}"
-        args = (wanted, saved, epochs, begun, True)
+        args = (wanted, saving, epochs, begun, True)
         self._writing = Thread(target=self._write, args=args, name=name, daemon=True)
         self._writing.start()
+
+    def _hold_ahead(self, epochs: Mapping[str, int | None]) -> None:
+        """Hold the queries, from the epoch on with which Spark might remove what these need, until they are copied."""
+        ahead = max(0, self.plan.execution.streaming.retained - _SPARE)
+        self._brake = Brake({name: (-1 if epoch is None else epoch) + ahead for name, epoch in epochs.items()})
+        for query in self.running:
+            query.brake(self._brake)
+
+    def _release(self) -> None:
+        if self._brake is not None:
+            self._brake.let_go()
 
     def _write(
         self,
         wanted: Request,
-        saved: Savepoint,
+        saving: Begun,
         epochs: Mapping[str, int | None],
         begun: float,
         beside_epochs: bool = False,
     ) -> None:
-        folder = self.directory.path / "savepoints" / saved.name
-        error = ""
+        try:
+            saved = saving.complete()
+        except Exception as raised:
+            self._ended(wanted, error=str(raised))
+            return
+        finally:
+            self._release()
+        folder, error = saving.folder, ""
         if not without_tables(self.plan):
             try:
                 checkpoint = FrozenCheckpoint(folder, self.directory.sources, epochs)
