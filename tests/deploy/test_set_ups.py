@@ -1,5 +1,8 @@
 """The set-ups in `deploy/` say the same: those that are run nowhere here are held against the one that is."""
 
+from pathlib import Path
+
+import pyspark
 import pytest
 import yaml
 
@@ -8,6 +11,7 @@ from dagster_unified.graph.options import BY_KEY
 from tests.deploy.units import DEPLOY, UNITS, commands, service, variables
 
 PROGRAMS = "/opt/dagster-unified/.venv/bin/"
+IMAGE = DEPLOY / "kubernetes" / "Dockerfile"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,7 @@ def test_containers_run_what_the_units_run(compose, environment):
 
 
 def test_the_environment_is_one(compose, environment):
-    (of_pods, of_spark, *_) = yaml.safe_load_all((DEPLOY / "kubernetes" / "spark.yaml").read_text())
+    (of_pods, *_) = yaml.safe_load_all((DEPLOY / "kubernetes" / "spark.yaml").read_text())
     for found in (compose["dagster-code"]["environment"], {**of_pods["data"], "SPARK_MASTER": None}):
         assert {**environment, **found}.keys() - environment.keys() <= {
             "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY",
@@ -42,8 +46,8 @@ def test_the_environment_is_one(compose, environment):
             environment.items()
         )
     ours = (DEPLOY / "machines" / "spark-defaults.conf").read_text()
-    jars = next(line.split() for line in ours.splitlines() if line.startswith("spark.jars.packages"))
-    assert jars in [line.split() for line in of_spark["data"]["spark-defaults.conf"].splitlines()]
+    jars = next(line.split()[1] for line in ours.splitlines() if line.startswith("spark.jars.packages"))
+    assert f"--packages {jars} " in IMAGE.read_text()
 
 
 def test_what_the_environment_sets_is_an_option(environment):
@@ -58,6 +62,16 @@ def test_values_name_what_is_beside_them():
     pod = launcher["runK8sConfig"]["podSpecConfig"]
     named = {one["name"] for one in launcher["envConfigMaps"]} | {pod["serviceAccountName"]}
     assert named | {one["configMap"]["name"] for one in pod["volumes"]} <= there
+
+
+def test_the_image_of_pods_is_of_these_versions():
+    image = IMAGE.read_text()
+    assert f"--from=apache/spark:{pyspark.__version__} " in image
+    assert "FROM python:3.11" in (DEPLOY / "compose" / "Dockerfile").read_text()
+    assert f"SPARK_HOME={Path(PROGRAMS).parent}/lib/python3.11/site-packages/pyspark" in image
+    files = (DEPLOY / "kubernetes" / "spark.yaml", DEPLOY / "kubernetes" / "values.yaml")
+    assert [path.name for path in files if "registry.example/dagster-unified" not in path.read_text()] == []
+    assert "registry.example/dagster-unified:1" in image
 
 
 def test_units_run_as_nobody_special_and_are_started_again():
