@@ -88,6 +88,7 @@ def _settings() -> Iterator[tuple[Setting, Setting, Cluster]]:
     with tempfile.TemporaryDirectory(prefix="bench") as folder, served("lake") as store:
         config = {
             "spark.executor.memory": "900m",
+            "spark.executor.defaultJavaOptions": "-XX:+UseParallelGC",  # as a driver on one machine has it
             **s3a(Path(folder), store["AWS_ENDPOINT_URL"]),
         }
         (Path(folder) / "spark-defaults.conf").write_text("".join(f"{k} {v}\n" for k, v in config.items()))
