@@ -154,6 +154,11 @@ class Metrics(msgspec.Struct, omit_defaults=True):
         for name, histogram in other.histograms.items():
             self.histograms[name] = self.histograms.get(name, Histogram()).merge(histogram)
 
+    def add_later(self, later: Metrics) -> None:
+        """Adds what the same partitions reported later, of which each gauge replaces the one before it."""
+        self.add(msgspec.structs.replace(later, gauges={}))
+        self.gauges.update(later.gauges)
+
     def clear(self) -> None:
         """Forgets everything."""
         for held in self._held():
@@ -256,11 +261,12 @@ class Registry:
         self.gauges: dict[str, Callable[[], Number]] = {}
 
     def read(self, name: str) -> None:
-        """Asks a gauge for its value."""
+        """Asks a gauge for its value; one that is not finite is none."""
         value = self.gauges[name]()
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise PipelineError(f"a gauge has to give an int or a float, and gave {value!r}")
-        self.metrics.gauges[name] = GaugeRange(value, value)
+        if math.isfinite(value):
+            self.metrics.gauges[name] = GaugeRange(value, value)
 
 
 class Counter:
@@ -355,10 +361,11 @@ class MetricGroup:
         return Counter(self.get_metric_identifier(name), self._registry.metrics)
 
     def gauge(self, name: str, obj: Callable[[], Number]) -> None:
-        """A value that `obj` gives, asked at the end of a partition and of a micro-batch.
+        """A value that `obj` gives, asked at the end of a partition, of a micro-batch, and of a round of an iteration.
 
         Of the values of parallel instances the smallest and the largest are kept; each micro-batch replaces the one
-        before it.
+        before it. The stage of an iteration also has the values of its rounds, as a plot. NaN and infinity say that
+        there is none.
         """
         self._registry.gauges[self.get_metric_identifier(name)] = obj
 

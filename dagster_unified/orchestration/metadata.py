@@ -26,7 +26,7 @@ from dagster_unified.graph.lineage import column_lineage
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.layout import CARRIED
 from dagster_unified.operators.metrics import shown
-from dagster_unified.orchestration.plot import records_by_round
+from dagster_unified.orchestration.plot import rounds
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.records import RecordType, shorten
 
@@ -67,7 +67,7 @@ def stage_metadata(
     for name, iteration in manifest.iterations.items():
         metadata[f"rounds of {name}"] = iteration.rounds
         metadata[f"why {name} ended"] = iteration.reason
-        metadata[f"records by round of {name}"] = records_by_round(iteration)
+        metadata[f"records by round of {name}"] = rounds(iteration)
     for sink, location in manifest.sinks.items():
         metadata[f"written to ({sink})"] = MetadataValue.path(location)
     for sink, table in previews.items():

@@ -1,10 +1,11 @@
-"""Rows per partition and keys per key group as pictures, which Dagster shows in a materialization's metadata."""
+"""Rows per partition, keys per key group and rounds as pictures, which Dagster shows in the metadata of an asset."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Mapping, Sequence
 from io import BytesIO
+from math import nan
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ SHOWN = 90
 
 OPERATORS = 8
 """Operators in one picture: those whose fullest group is furthest above the mean."""
+
+_GAUGES = 6
+"""Gauges in one picture: the first by their names."""
 
 _LABELS = 6
 
@@ -89,22 +93,27 @@ def keys_per_group(spread: Mapping[str, Sequence[int]]) -> MarkdownMetadataValue
     return _drawn(figure, "keys per key group")
 
 
-def records_by_round(iteration: IterationSummary) -> MarkdownMetadataValue:
-    """How many records each round of an iteration fed back, and how many its termination criteria had."""
+def rounds(iteration: IterationSummary) -> MarkdownMetadataValue:
+    """How many records each round of an iteration fed back, how many its termination criteria had, and its gauges."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(8, 2.2), dpi=90, layout="tight")
-    axes = figure.subplots()
-    axes.plot(iteration.epochs, iteration.feedback, color="#4f43dd", marker=".", label="fed back")
+    gauges = list(iteration.gauges.items())[:_GAUGES]
+    figure = Figure(figsize=(8, 2.2 + 1.8 * len(gauges)), dpi=90, layout="tight")
+    records, *curves = figure.subplots(1 + len(gauges), squeeze=False, sharex=True)[:, 0]
+    records.plot(iteration.epochs, iteration.feedback, color="#4f43dd", marker=".", label="fed back")
     if iteration.criteria:
-        axes.plot(iteration.epochs, iteration.criteria, color="#e08a1e", marker=".", label="termination criteria")
-    axes.legend(fontsize=8, frameon=False)
-    axes.xaxis.set_major_locator(MaxNLocator(_LABELS, integer=True))
-    axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel("epoch", fontsize=8)
-    _counting(axes, "records")
-    return _drawn(figure, "records by round")
+        records.plot(iteration.epochs, iteration.criteria, color="#e08a1e", marker=".", label="termination criteria")
+    records.legend(fontsize=8, frameon=False)
+    _counting(records, "records")
+    for axes, (name, values) in zip(curves, gauges, strict=True):
+        axes.plot(iteration.epochs, [nan if value is None else value for value in values], color="#4f43dd", marker=".")
+        axes.set_title(name, fontsize=9, loc="left", parse_math=False)
+        _plain(axes)
+    last = curves[-1] if curves else records
+    last.xaxis.set_major_locator(MaxNLocator(_LABELS, integer=True))
+    last.set_xlabel("epoch", fontsize=8)
+    return _drawn(figure, "rounds")
 
 
 def _unevenness(keys: Sequence[int]) -> float:
@@ -117,8 +126,12 @@ def _counting(axes: Axes, what: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.tick_params(axis="y", labelsize=8)
     axes.set_ylabel(what, fontsize=8)
+    _plain(axes)
+
+
+def _plain(axes: Axes) -> None:
+    axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 
 

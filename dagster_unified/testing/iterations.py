@@ -108,14 +108,14 @@ class _Iteration:
     def ended(self, one: Round[pa.RecordBatch]) -> None:
         """Takes what came of a round."""
         self._outputs += one.outputs
-        self.metrics.add(one.metrics)
+        self.metrics.add_later(one.metrics)
         if self._growth is not None:
             self._growth.check(one.feedback)
 
     def terminated(self, last: LevelResult[pa.RecordBatch]) -> None:
         """Takes what came when operators heard that the iteration has ended."""
         self._outputs += outputs_of(self.loop, last.sent)
-        self.metrics.add(last.metrics)
+        self.metrics.add_later(last.metrics)
 
     def take_outputs(self) -> list[list[Timed]]:
         """What left the iteration since this was called."""

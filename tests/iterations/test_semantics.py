@@ -84,12 +84,15 @@ def test_it_ends_after_so_many_rounds(rounds):
     assert results(pipeline, out) == list(range(1, rounds + 1))
 
 
-def test_it_ends_when_a_value_is_small_enough_or_after_so_many_rounds():
+@pytest.mark.parametrize("keyed", [False, True])
+def test_it_ends_when_a_value_is_small_enough_or_after_so_many_rounds(keyed):
     def halves(most):
         def build(variables, data):
             half = variables[0].map(lambda n: n // 2, int)
-            loss = half.map(float, float).flat_map(iterations.TerminateOnMaxIterOrTol(most, 5))
-            return iterations.IterationBodyResult([half], [half], loss)
+            loss = half.filter(lambda n: n < 50).map(float, float)  # the first round has none
+            loss = loss.key_by(int, key_type=int) if keyed else loss
+            ends = loss.flat_map(iterations.TerminateOnMaxIterOrTol(most, 5))
+            return iterations.IterationBodyResult([half], [half], ends)
 
         return build
 

@@ -1,5 +1,7 @@
 """An iteration as a stage of a Dagster run: rounds in its log, what became of them, and re-execution from failure."""
 
+import base64
+import json
 import os
 import re
 import shutil
@@ -7,10 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+from io import BytesIO
 
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus, ReexecutionOptions, execute_job, reconstructable
 from deltalake import DeltaTable
+from PIL import Image
 
 from dagster_unified.api import DeltaSink, Pipeline, iterations
 from dagster_unified.orchestration import (
@@ -71,7 +75,7 @@ def test_a_re_execution_goes_on_after_the_last_round_unless_its_input_is_made_ag
     assert rounds(lines) == ([*range(7)] if input_is_lost else [4, 5, 6])
     assert shown["rounds of Countdown"].value == 7
     assert shown["why Countdown ended"].value == "the termination criteria had no record in epoch 6"
-    assert shown["records by round of Countdown"].value.startswith("![records by round](data:image/png")
+    assert shown["records by round of Countdown"].value.startswith("![rounds](data:image/png")
     table = DeltaTable(str(HOME / "table")).to_pyarrow_table()
     assert sorted(table.column(0).to_pylist()) == sorted([*range(2, 9), *range(1, 8)])
     assert list((HOME / "store").rglob("iteration-*")) == []
@@ -132,6 +136,39 @@ def test_rounds_run_again_only_where_their_body_has_changed_and_the_table_they_f
     assert run(1, 0) == (["visited", "more"], [*range(9)], "there is no history yet", [*range(1, 9)])
     assert run(1, 10) == (["more"], [], "8 rows, and 8 in the median of the 1 before", [*range(11, 19)])
     assert run(4, 10) == (["visited", "more"], [0, 1, 2], "2 rows, and 8 in the median of the 2 before", [11, 15])
+
+
+def test_what_a_body_measures_is_told_and_drawn_by_round(instance, tmp_path):
+    pipeline = Pipeline("halves")
+    numbers = pipeline.from_collection([100], float, name="numbers")
+
+    def build(variables, data):
+        half = variables[0].map(lambda n: n / 2, float)
+        ends = half.filter(lambda n: n < 50).flat_map(iterations.TerminateOnMaxIterOrTol(9, 20)).name("ends")
+        return iterations.IterationBodyResult([half], [half], ends)
+
+    (half,) = iterations.iterate_bounded_streams_until_termination([numbers], [], Body(build))
+    half.map(lambda n: (n,), tuple[float]).name("visited").sink_to(DeltaSink(str(tmp_path / "table"), name="table"))
+    store = tmp_path / "store"
+    resources = {"spark": SparkResource(master="local[2]"), "intermediates": IntermediatesResource(path=str(store))}
+    definitions = unified_definitions(BatchDeployment(pipeline, retry_policy=None), resources=resources)
+    result = definitions.resolve_job_def("halves_batch").execute_in_process(instance=instance)
+    told = [line.partition("epoch ")[2] for line in log(instance, result.run_id) if "records fed back" in line]
+    assert [re.sub(r"in \d+\.\d+ s", "in s", line) for line in told] == [
+        "0: 1 records fed back, 1 of the termination criteria, in s",  # which had no value yet
+        "1: 1 records fed back, 1 of the termination criteria, ends.value 25, in s",
+        "2: 1 records fed back, ends.value 12.5, in s; it ends: the termination criteria had no record in epoch 2",
+    ]
+    manifests = [json.loads(path.read_text()) for path in store.rglob("manifest.json")]
+    (summary,) = [one for manifest in manifests for one in manifest["iterations"].values()]
+    assert summary["gauges"] == {"ends.value": [None, 25.0, 12.5]}
+    (drawn,) = [
+        e.materialization.metadata["records by round of Body"]
+        for e in result.get_asset_materialization_events()
+        if "records by round of Body" in e.materialization.metadata
+    ]
+    picture = Image.open(BytesIO(base64.b64decode(drawn.value.partition("base64,")[2])))
+    assert picture.height > 300  # with a chart below that of the records
 
 
 @pytest.mark.spark

@@ -1,6 +1,7 @@
 """The metric group of a function: what each kind of metric adds up to, over parallel instances and micro-batches."""
 
 import random
+from functools import partial
 
 import pytest
 
@@ -149,6 +150,21 @@ def test_quantiles_are_within_one_percent():
     for fraction in (0.0, 0.01, 0.25, 0.5, 0.95, 0.99, 1.0):
         exact = sorted(values)[int(fraction * (len(values) - 1))]
         assert histogram.quantile(fraction) == pytest.approx(exact, rel=0.0101)
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_gauge_that_is_not_finite_has_no_value(mode):
+    class Gauged(MapFunction):
+        def open(self, context):
+            for name in ("nan", "inf", "1"):
+                context.get_metrics_group().gauge(name, partial(float, name))
+
+        def map(self, value: int) -> int:
+            return value
+
+    pipeline = Pipeline("gauges")
+    pipeline.from_collection([1]).map(Gauged()).name("gauged").print()
+    assert run_pipeline(pipeline, mode).metrics.gauges == {"gauged.1": GaugeRange(1.0, 1.0)}
 
 
 def test_over_time_counters_add_up_gauges_are_replaced_and_meters_have_a_span():

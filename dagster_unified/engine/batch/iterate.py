@@ -23,7 +23,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.plan import Port, Region
 from dagster_unified.operators.layout import CARRIED
-from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.metrics import Metrics, merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -145,6 +145,7 @@ def summary_of(manifest: Manifest, node: g.IterationNode) -> IterationSummary:
 def _summary(one: BoundedIteration) -> IterationSummary:
     """What became of an iteration."""
     epochs = one.journal.epochs
+    said = [merge([epoch.metrics]).gauges for epoch in epochs]
     return IterationSummary(
         rounds=epochs[-1].number + 1 - epochs[0].number,
         epochs=[epoch.number for epoch in epochs],
@@ -152,4 +153,8 @@ def _summary(one: BoundedIteration) -> IterationSummary:
         criteria=[epoch.criteria for epoch in epochs] if one.levels.loop.has_criteria else [],
         seconds=sum(epoch.seconds for epoch in epochs),
         reason=epochs[-1].reason,
+        gauges={
+            name: [float(found[name].max) if name in found else None for found in said]
+            for name in sorted(set().union(*said))
+        },
     )

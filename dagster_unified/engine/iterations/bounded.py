@@ -55,7 +55,8 @@ class BoundedIteration:
         begin, later, epoch = parcels(held.once), list[list[Parcel[StoredParcel]]](), held.first
         if last is not None:
             self._observe(IterationResumed(self._stage, self._name, last.number))
-            self.metrics.add(merge(epoch.metrics for epoch in self.journal.epochs))
+            for done in self.journal.epochs:
+                self.metrics.add_later(merge([done.metrics]))
             begin, later, epoch = parcels(last.fed_back), list(map(parcels, last.later)), last.number + 1
         elif held.after is not None:
             self.levels.states = held.after.states
@@ -67,7 +68,7 @@ class BoundedIteration:
                 self._begun = time.monotonic()
                 given = (loop, self.levels, parcels(held.replayed), begin, epoch, self._commit, later, self._goes_on)
                 ended = RoundsApart(*given).run() if self.levels.run_apart else run_rounds(*given)
-        self.metrics.add(ended.metrics)
+        self.metrics.add_later(ended.metrics)
         emitted = [parcel for one in self.journal.epochs for parcel in one.outputs]
         return emitted + [parcel.records for parcel in outputs_of(loop, ended.sent)]
 
@@ -76,5 +77,5 @@ class BoundedIteration:
         epoch = Epoch.of(ended, self.levels.states, now - self._begun)
         self.journal.commit(epoch, self.levels.files)
         self.levels.files, self._begun = [], now
-        self.metrics.add(ended.metrics)
+        self.metrics.add_later(ended.metrics)
         self._observe(RoundCommitted(self._stage, self._name, epoch))

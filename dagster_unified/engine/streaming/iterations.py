@@ -270,17 +270,17 @@ class _Unbounded(_Stream):
         Adds to `metrics` what its operators have measured.
         """
         if begin or (ends and self.log.last is None):
-            metrics.add(self._round(begin, epoch, ends, until))
+            metrics.add_later(self._round(begin, epoch, ends, until))
         last = self.log.last
         while last is not None and last.epoch == epoch and not last.closes:
-            metrics.add(self._round(last.round.fed_back, epoch, ends, until))
+            metrics.add_later(self._round(last.round.fed_back, epoch, ends, until))
             last = self.log.last
         if not ends:
             return LevelResult()
         assert last is not None
         ended = terminate(self.loop, self.levels, last.round.number)
         self.log.end(self.levels.states, self.levels.loop.parallelism)
-        metrics.add(ended.metrics)
+        metrics.add_later(ended.metrics)
         return ended
 
     def _round(self, begin: Sequence[StoredParcel], epoch: int, ends: bool, until: float) -> Metrics:

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, ClassVar, Generic
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.functions.base import FlatMapFunction, OutputTag
+from dagster_unified.operators.functions.base import FlatMapFunction, OutputTag, RuntimeContext
 from dagster_unified.operators.functions.checkpoints import (
     CheckpointedFunction,
     FunctionInitializationContext,
@@ -119,8 +119,8 @@ class TerminateOnMaxIterOrTol(FlatMapFunction[float, int], IterationListener[int
     """Termination criteria: the iteration ends after `max_iter` rounds, or when its value falls below `tol`.
 
     Use it on a stream of one value a round, such as a loss: `loss.flat_map(TerminateOnMaxIterOrTol(100, 1e-6))`. Of
-    several values the last counts, and after a round without one the iteration goes on. Flink ML:
-    `TerminateOnMaxIterOrTol`.
+    several values the last counts, and after a round without one the iteration goes on. It is a gauge, `value`. Flink
+    ML: `TerminateOnMaxIterOrTol`.
     """
 
     in_one_subtask = True
@@ -131,7 +131,10 @@ class TerminateOnMaxIterOrTol(FlatMapFunction[float, int], IterationListener[int
         if not isinstance(tol, (int, float)) or isinstance(tol, bool):
             raise PipelineError(f"TerminateOnMaxIterOrTol: tol is a number, not {tol!r}")
         self.max_iter, self.tol = max_iter, tol
-        self.value = inf
+        self.value = self.last = inf
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        runtime_context.get_metrics_group().gauge("value", lambda: self.last)
 
     def flat_map(self, value: float) -> list[int]:
         self.value = value
@@ -142,7 +145,7 @@ class TerminateOnMaxIterOrTol(FlatMapFunction[float, int], IterationListener[int
     ) -> None:
         if epoch_watermark + 1 < self.max_iter and self.value >= self.tol:
             collector.collect(0)
-        self.value = inf
+        self.last, self.value = self.value, inf
 
 
 class AllReduce(FlatMapFunction[T, T], IterationListener[T]):

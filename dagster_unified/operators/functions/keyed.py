@@ -21,14 +21,18 @@ from dagster_unified.operators.functions.base import (
     TimerService,
     Wrapping,
 )
+from dagster_unified.operators.functions.iterations import IterationListener
 from dagster_unified.operators.state.backend import KeyedStateBackend
 
 
 def may_hold_state(function: Any) -> bool:
     """Whether a function may ask for keyed state or timers.
 
-    It can ask for state in `open` only, and timers reach `on_timer` only.
+    It can ask for state in `open` only, and timers reach `on_timer` only. One that takes the records of all keys in one
+    subtask has no key.
     """
+    if isinstance(function, IterationListener) and function.in_one_subtask:
+        return False
     overridden = [(Function, "open"), (ProcessFunction, "on_timer")]
     return any(
         isinstance(function, base) and getattr(type(function), name) is not getattr(base, name)

@@ -63,6 +63,9 @@ class IterationSummary(msgspec.Struct, frozen=True):
     reason: str
     """Why it ended."""
 
+    gauges: dict[str, list[float | None]] = {}
+    """The largest value of each gauge, by committed epoch; None where it had none."""
+
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What an intermediate is. `fingerprint` covers code, configuration, upstream and source snapshot."""
