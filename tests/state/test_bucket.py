@@ -264,6 +264,10 @@ def test_a_job_goes_on_while_its_checkpoint_is_copied_and_keeps_what_the_copy_ne
                 assert job.poll() is None, (tmp_path / "log").read_text()[-5000:]
                 time.sleep(0.1)
             more_than(6, 60)  # so that it keeps as many as it may
+            disturb(url, Fault(DENIED, method="PUT", key="/spark/", client="s3fs", lasting=True))
+            with pytest.raises(StateError, match="Access Denied"):
+                shops.take()
+            assert list((shops.directory.path / "savepoints").glob("*/**/*")) == []
             disturb(url, Fault(HELD, method="PUT", key="/spark/", client="s3fs"))
             asked = thread.submit(shops.take)
             held = 0

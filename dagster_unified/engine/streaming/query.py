@@ -241,7 +241,7 @@ class Query(ABC):
         """Have the query held between two epochs; one that is running ends first."""
         self._pause = pause
 
-    def brake(self, brake: Brake | None) -> None:
+    def brake(self, brake: Brake) -> None:
         """Have the query end no epoch that is too far ahead."""
         self._brake = brake
 

@@ -113,16 +113,25 @@ class Begun:
         """Copy what is left, and make the savepoint whole.
 
         The job may go on meanwhile, but has to keep all that the savepoint's epoch needs. What it no longer kept for
-        that epoch may go.
+        that epoch may go. What is copied is removed where not all can be.
         """
-        if self._rest:
-            source = self.folder.parent.parent
-            origins, targets = ([f"{place.path}/{one}" for one in self._rest] for place in (source, self.folder))
-            self.folder.fs.copy(origins, targets, on_error="ignore", batch_size=_AT_ONCE)
+        try:
+            self._copy_rest()
+        except Exception:
+            with contextlib.suppress(Exception):  # else the next job does it
+                self._check()
+                remove_tree(self.folder)
+            raise
         (self.folder / FILES).write_bytes(msgspec.json.encode(_sizes(self.folder)))
         self._check()
         _complete(self.folder / MANIFEST, self.savepoint, self._mark)
         return self.savepoint
+
+    def _copy_rest(self) -> None:
+        if self._rest:
+            source = self.folder.parent.parent
+            origins, targets = ([f"{place.path}/{one}" for one in self._rest] for place in (source, self.folder))
+            self.folder.fs.copy(origins, targets, on_error="ignore", batch_size=_AT_ONCE)
 
 
 def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None], tables: str = "") -> Savepoint:

@@ -223,16 +223,16 @@ class Saving:
         epochs: Mapping[str, int | None],
         then: Callable[[Request, Begun, Mapping[str, int | None], float], None],
     ) -> None:
-        begun, due = time.monotonic(), not wanted.id
+        since, due = time.monotonic(), not wanted.id
         if due and self._last is not None and self._is_of(self._last, epochs):
             self._due, self._busy = wall_clock(), False  # nothing is new: it stays due until something is
             return
         try:
-            saving = begin(self.directory, wanted.reason, self.lease.check, True, wanted.path, periodic=due)
+            begun = begin(self.directory, wanted.reason, self.lease.check, True, wanted.path, periodic=due)
         except Exception as error:
             self._ended(wanted, error=str(error))
         else:
-            then(wanted, saving, epochs, begun)
+            then(wanted, begun, epochs, since)
 
     def _is_of(self, saved: Savepoint, epochs: Mapping[str, int | None]) -> bool:
         """Whether a savepoint is of these epochs of the queries, and of this timeline."""
@@ -240,11 +240,11 @@ class Saving:
             saved.epochs.get(name) == n for name, n in epochs.items()
         )
 
-    def _write_meanwhile(self, wanted: Request, saving: Begun, epochs: Mapping[str, int | None], begun: float) -> None:
-        if not saving.is_copied:
+    def _write_meanwhile(self, wanted: Request, begun: Begun, epochs: Mapping[str, int | None], since: float) -> None:
+        if not begun.is_copied:
             self._hold_ahead(epochs)
         name = f"savepoint of {self.plan.name}"
-        args = (wanted, saving, epochs, begun, True)
+        args = (wanted, begun, epochs, since, True)
         self._writing = Thread(target=self._write, args=args, name=name, daemon=True)
         self._writing.start()
 
@@ -262,19 +262,19 @@ class Saving:
     def _write(
         self,
         wanted: Request,
-        saving: Begun,
+        begun: Begun,
         epochs: Mapping[str, int | None],
-        begun: float,
+        since: float,
         beside_epochs: bool = False,
     ) -> None:
         try:
-            saved = saving.complete()
+            saved = begun.complete()
         except Exception as raised:
             self._ended(wanted, error=str(raised))
             return
         finally:
             self._release()
-        folder, error = saving.folder, ""
+        folder, error = begun.folder, ""
         if not without_tables(self.plan):
             try:
                 checkpoint = FrozenCheckpoint(folder, self.directory.sources, epochs)
@@ -283,7 +283,7 @@ class Saving:
                 error = str(translated(raised, self.plan, "savepoint", self.spark))
         if not wanted.id and not error:
             self._last = saved
-        self._ended(wanted, str(folder), error, time.monotonic() - begun)
+        self._ended(wanted, str(folder), error, time.monotonic() - since)
 
     def write_tables(
         self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str, beside_epochs: bool = False
