@@ -134,7 +134,8 @@ class _FileSource(SparkSource[Out]):
     def snapshot(self) -> str:
         if self.boundedness is Boundedness.UNBOUNDED or (self.bound and self.slice is None):
             return ""
-        return digest(*[f"{f}:{f.stat().st_size}:{f.stat().st_mtime}" for f in self.files()])
+        files = Folder(self.path)
+        return digest(files.root, *[f"{f.name}:{f.size}:{f.changed}" for f in sorted(files.files())])
 
     def files(self) -> list[UPath]:
         """The files that are read now, in order of their names."""

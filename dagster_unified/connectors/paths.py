@@ -6,7 +6,7 @@ import contextlib
 import os
 import posixpath
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 from uuid import uuid4
@@ -157,7 +157,30 @@ def size_of(path: UPath) -> int:
     """Bytes of all files below a path."""
     if path.is_file():
         return int(path.stat().st_size)
-    return sum(int(f.stat().st_size) for f in path.rglob("*") if f.is_file()) if path.exists() else 0
+    return sum(sizes(path).values())
+
+
+def is_data(path: str) -> bool:
+    """Whether a path, of what Spark has written as Parquet, is that of a file with rows."""
+    name = path.rpartition("/")[2]
+    return name.endswith(".parquet") and not name.startswith((".", "_"))
+
+
+def sizes(folder: UPath) -> dict[str, int]:
+    """The bytes of each file below a folder, by its path from there; none where there is no folder.
+
+    A store is asked for all at once, and not for one after another. On a disk a file that goes meanwhile raises
+    `FileNotFoundError`.
+    """
+    if is_local(folder):
+        root = Path(folder.path)
+        return {file.relative_to(root).as_posix(): file.stat().st_size for file in root.rglob("*") if not file.is_dir()}
+    below = f"{folder.path.rstrip('/')}/"
+    try:
+        found = folder.fs.find(folder.path, detail=True)
+    except FileNotFoundError:
+        return {}
+    return {path.partition(below)[2]: int(info["size"] or 0) for path, info in found.items() if below in path}
 
 
 def remove_tree(path: UPath) -> None:

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
-from zipfile import ZipFile
 
+from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.connectors.paths import for_spark
-from dagster_unified.engine.java_class import JavaClass
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,10 +24,6 @@ if TYPE_CHECKING:
 CLASS = JavaClass("dagster_unified.BucketFiles", Path(__file__).with_name("BucketFiles.java"))
 _CONDITIONAL = "fs.option.create.conditional.overwrite"
 """What a Hadoop file system says that it is capable of if the store compares and writes in one."""
-
-_shipping = Lock()
-_shipped: set[str] = set()
-"""The applications whose executors have the class; the JVM has it for as long as it runs."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,15 +36,11 @@ def install(session: SparkSession, folder: UPath) -> str | None:
     """
     from py4j.protocol import Py4JError
 
-    java_context: Any = session.sparkContext._jsc
     try:
         if not _is_conditional(session, folder):
             return None
         CLASS.install(session)
-        with _shipping:
-            if not java_context.sc().isLocal() and session.sparkContext.applicationId not in _shipped:
-                _ship(session, CLASS.bytecodes(session._jvm))
-                _shipped.add(session.sparkContext.applicationId)
+        CLASS.ship(session)
     except Py4JError as error:
         _log.warning(
             "%s: each file of the checkpoint takes a dozen requests instead of one, because the class that writes it by"
@@ -69,15 +59,3 @@ def _is_conditional(session: SparkSession, folder: UPath) -> bool:
     path = jvm.org.apache.hadoop.fs.Path(for_spark(folder))
     files = path.getFileSystem(java_session.sessionState().newHadoopConf())
     return bool(files.hasPathCapability(path, _CONDITIONAL))
-
-
-def _ship(session: SparkSession, classes: dict[str, bytes]) -> None:
-    """Let executors load classes."""
-    jvm: Any = session._jvm
-    folder = jvm.org.apache.spark.util.Utils.createTempDir()  # which goes with the JVM
-    jar = Path(str(folder), "bucket-files.jar")
-    with ZipFile(jar, "w") as archive:
-        for name, code in classes.items():
-            archive.writestr(f"{name.replace('.', '/')}.class", code)
-    jsc: Any = session.sparkContext._jsc
-    jsc.addJar(str(jar))

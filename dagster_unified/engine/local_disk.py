@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.engine.java_class import JavaClass
+from dagster_unified.connectors.java_class import JavaClass
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from dagster_unified.connectors.paths import as_pattern
+from dagster_unified.connectors.paths import as_pattern, is_data, sizes
 from dagster_unified.errors import StateError
 from dagster_unified.state.files import open_input, open_output
 from dagster_unified.state.manifest import DataFile, OperatorState
@@ -179,7 +179,7 @@ def _check_footer(folder: UPath, file: DataFile) -> None:
 
 def files_in(folder: UPath, root: UPath) -> list[DataFile]:
     """The Parquet files of a table that was written right now, relative to the savepoint."""
-    found = sorted(f.relative_to(root).as_posix() for f in folder.rglob("*.parquet") if f.name[0] not in "._")
+    found = sorted((folder / name).relative_to(root).as_posix() for name in sizes(folder) if is_data(name))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return list(pool.map(partial(data_file, root), found))
 

@@ -21,12 +21,12 @@ from pyspark.errors import PySparkException
 from upath import UPath
 
 from dagster_unified.api import CsvSource, DeltaSink, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.connectors.object_store import Store, in_use
 from dagster_unified.engine import bucket_files
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
-from dagster_unified.engine.java_class import JavaClass
 from dagster_unified.engine.streaming.job import FILES, Start, StreamingJob
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import (

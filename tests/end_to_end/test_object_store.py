@@ -79,6 +79,75 @@ def test_an_intermediate_asks_the_store_little(found):
     assert found["intermediate"] <= 60
 
 
+IN_PLACE = """
+import json
+import sys
+from pathlib import Path
+
+from dagster_unified.api import DeltaSink
+from dagster_unified.connectors import in_place
+from dagster_unified.connectors.commits import WriteAttempt, WriteIdentity
+from dagster_unified.connectors.java_class import JavaClass
+from dagster_unified.engine import session
+from tests.object_store import client, requests, s3a
+
+folder, url = sys.argv[1:]
+small = {"spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
+spark = session.start("local[2,2]", config={**s3a(Path(folder), url), **small})
+broken = Path(folder, "broken")
+
+
+def once(batches):
+    for batch in batches:
+        yield batch
+        if batch["id"][0].as_py() >= 1500 and broken.exists():
+            broken.unlink()
+            raise OSError("the first attempt of a task fails behind its first rows")
+
+
+def written(name, **how):
+    broken.touch()
+    rows = spark.range(0, 2000, 1, 2).selectExpr("id", "id % 2 AS half").repartitionByRange(2, "id")
+    sink = DeltaSink(f"s3://lake/in-place/{name}", name=name, **how)
+    requests(url)
+    attempt = WriteAttempt(WriteIdentity("pipeline", name, "run"), "attempt", "stage")
+    (found,) = sink.stage(rows.mapInArrow(once, "id long, half long"), [attempt], None)
+    asked = requests(url)
+    assert not broken.exists()
+    held = client(url).list_objects_v2(Bucket="lake", Prefix=f"in-place/{name}/").get("Contents", [])
+    left = {one["Key"] for one in held if not one["Key"].endswith("/")}
+    are_all = left == {f"in-place/{name}/{one.path}" for one in found}
+    return [sum(one.rows for one in found), are_all, len(found), len(asked)]
+
+
+told = {
+    "append": written("append"),
+    "upsert": written("upsert", mode="upsert", key="id"),
+    "parts": written("parts", partition_by="half"),
+}
+Path(folder, "Broken.java").write_text("no class")
+in_place.CLASS = JavaClass("dagster_unified.Broken", Path(folder, "Broken.java"))
+print(json.dumps({**told, "renamed": written("renamed")}))
+"""
+
+
+def test_files_of_a_table_stay_where_tasks_write_them_and_those_of_a_failed_attempt_do_not_count(bucket, tmp_path):
+    command = [sys.executable, "-c", IN_PLACE, str(tmp_path), bucket["AWS_ENDPOINT_URL"]]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **bucket}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-5000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert {name: one[:3] for name, one in told.items()} == {
+        "append": [2000, True, 2],
+        "upsert": [2000, True, 1],
+        "parts": [2000, True, 4],
+        "renamed": [2000, True, 2],
+    }
+    assert told["append"][3] <= 30
+    assert told["renamed"][3] > 60
+    assert "s3://lake/in-place/renamed" in done.stderr
+    assert "each file is copied twice" in done.stderr
+
+
 def test_a_file_of_a_checkpoint_is_whole_or_not_there_and_nobody_writes_it_anew(found):
     refused = "org.apache.hadoop.fs.FileAlreadyExistsException"
     assert found["files"]["errors"] == [refused] * 4

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import FileSink, ParquetSource, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.engine.events import EpochCommitted
-from dagster_unified.engine.java_class import JavaClass
 from dagster_unified.engine.streaming import control
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 

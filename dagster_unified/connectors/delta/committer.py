@@ -28,7 +28,8 @@ from dagster_unified.connectors.commits import (
     WriteIdentity,
 )
 from dagster_unified.connectors.delta.log import LogEnd
-from dagster_unified.connectors.paths import is_in_object_store, is_local, remove_tree
+from dagster_unified.connectors.in_place import take
+from dagster_unified.connectors.paths import is_data, is_in_object_store, is_local, remove_tree, sizes
 from dagster_unified.errors import SinkError
 from dagster_unified.graph.fingerprint import digest
 
@@ -439,18 +440,23 @@ def upsert_folder(attempt: WriteAttempt) -> str:
     return f"_data-{attempt.id}"
 
 
-def staged_files(table: UPath, folder: UPath) -> list[DeltaFile]:
-    """The files with rows below a folder. The folder goes where there are none."""
+def staged_files(table: UPath, folder: UPath, in_place: bool = False) -> list[DeltaFile]:
+    """The files with rows below a folder, in which tasks may have left theirs `in_place`.
+
+    The folder goes where there are none.
+    """
     import pyarrow.parquet as pq
 
     found = []
-    for file in sorted(f for f in folder.rglob("*.parquet") if not f.name.startswith(("_", "."))):
+    written = take(folder) if in_place else {name: size for name, size in sizes(folder).items() if is_data(name)}
+    for name, size in sorted(written.items()):
+        file = folder / name
         with file.open("rb") as opened:
             metadata = pq.read_metadata(opened)
         if metadata.num_rows:
             path = file.relative_to(table).as_posix()
             nulls = tuple(sorted(_columns_with_nulls(metadata) | _null_folders(path)))
-            found.append(DeltaFile(path=path, rows=metadata.num_rows, bytes=int(file.stat().st_size), nulls=nulls))
+            found.append(DeltaFile(path=path, rows=metadata.num_rows, bytes=size, nulls=nulls))
     if not found:
         remove_tree(folder)
     return found

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dagster_unified.arrow_types import has
+from dagster_unified.connectors import in_place
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import WriteAttempt, WriteIdentity
 from dagster_unified.connectors.delta.committer import (
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
+
+
+_WITHOUT_MARK = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": False}
+"""Spark writes no `_SUCCESS` into the folders of a table: its log says what counts."""
 
 
 class DeltaSink(SparkSink[object, DeltaFile]):
@@ -154,23 +159,25 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         frame = self._with_partitions_told(frame)
         if self.mode == "upsert":
             staged = self.path / upsert_folder(attempts[0])
-            self._last_per_key(frame).write.mode("overwrite").parquet(for_spark(staged))
-            return [staged_files(self.path, staged), *([] for _ in attempts[1:])]
+            return [self._written(self._last_per_key(frame), staged), *([] for _ in attempts[1:])]
         if len(attempts) > 1:
             return self._stage_together(frame, attempts)
-        folder = self.path / data_folder(attempts[0])
-        writer = frame.write.mode("overwrite")
-        if self.partition_by:
-            writer = writer.partitionBy(*self.partition_by)
-        writer.parquet(for_spark(folder))
-        return [staged_files(self.path, folder)]
+        return [self._written(frame, self.path / data_folder(attempts[0]), self.partition_by)]
+
+    def _written(self, frame: DataFrame, folder: UPath, partition_by: Sequence[str] = ()) -> list[DeltaFile]:
+        """Writes the rows of an attempt into a folder of its own."""
+        writer = frame.write.partitionBy(*partition_by) if partition_by else frame.write
+        options = in_place.options(frame.sparkSession, folder)
+        writer.mode("overwrite").options(**_WITHOUT_MARK, **options).parquet(for_spark(folder))
+        return staged_files(self.path, folder, bool(options))
 
     def _stage_together(self, frame: DataFrame, attempts: Sequence[WriteAttempt]) -> list[list[DeltaFile]]:
         """Writes in one Spark job, which gives each attempt a folder that is then renamed."""
         staged = self.path / f"_together-{attempts[0].id}"
         files: list[list[DeltaFile]] = []
         try:
-            frame.write.partitionBy(PARTITION_INDEX, *self.partition_by).mode("overwrite").parquet(for_spark(staged))
+            writer = frame.write.partitionBy(PARTITION_INDEX, *self.partition_by).mode("overwrite")
+            writer.options(**_WITHOUT_MARK).parquet(for_spark(staged))
             for index, attempt in enumerate(attempts):
                 own, folder = staged / f"{PARTITION_INDEX}={index}", self.path / data_folder(attempt)
                 if own.exists():

@@ -23,9 +23,9 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.connectors.paths import storage_path
 from dagster_unified.connectors.spark_log import offsets_of_sources
-from dagster_unified.engine.java_class import JavaClass
 from dagster_unified.engine.streaming.atomic import AlternatingFiles
 from dagster_unified.errors import LeaseLostError
 from dagster_unified.operators.drivers.key_groups import ControlEvent

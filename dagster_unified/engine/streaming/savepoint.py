@@ -25,7 +25,7 @@ import msgspec
 from upath import UPath
 
 from dagster_unified.connectors import conditional
-from dagster_unified.connectors.paths import children, is_local, place_of, remove_tree, storage_path
+from dagster_unified.connectors.paths import children, is_local, place_of, remove_tree, sizes, storage_path
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
@@ -327,12 +327,7 @@ def _check_copy(directory: CheckpointDirectory, chosen: Savepoint) -> None:
 
 def _sizes(folder: UPath, folders: Sequence[str] = FOLDERS) -> dict[str, int]:
     """The files in the folders of a deployment or a savepoint, and how large they are."""
-    root = folder.path.rstrip("/") + "/"
-    found = {}
-    for name in folders:
-        for path, info in folder.fs.find((folder / name).path, detail=True).items():
-            found[path[path.index(root) + len(root) :]] = int(info["size"])
-    return found
+    return {f"{name}/{path}": size for name in folders for path, size in sizes(folder / name).items()}
 
 
 def _in_history(savepoint: Savepoint, held: Deployed) -> bool:

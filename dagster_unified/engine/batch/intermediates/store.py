@@ -18,7 +18,7 @@ import msgspec
 from upath import UPath
 
 from dagster_unified.connectors import conditional
-from dagster_unified.connectors.paths import children, put, read_whole, remove_tree, storage_path
+from dagster_unified.connectors.paths import children, is_data, put, read_whole, remove_tree, sizes, storage_path
 from dagster_unified.connectors.positions import Position
 from dagster_unified.errors import ConfigurationError, LeaseLostError
 from dagster_unified.graph.slices import WHOLE
@@ -170,9 +170,8 @@ class IntermediateStore:
 
     def files(self, attempt: UPath) -> list[StoredFile]:
         """The data files of an attempt; raises `LeaseLostError` where they are being removed for those of another."""
-        found = [f for f in attempt.rglob("*.parquet") if not f.name.startswith((".", "_"))]
         try:
-            files = [StoredFile(f.relative_to(attempt).as_posix(), int(f.stat().st_size)) for f in found]
+            files = [StoredFile(path, size) for path, size in sizes(attempt).items() if is_data(path)]
         except FileNotFoundError as error:
             raise LeaseLostError(
                 f"{attempt} was removed: another attempt of the stage was committed meanwhile; this one stops and"
@@ -226,11 +225,11 @@ class IntermediateStore:
         return manifest if manifest is not None and self._stands(manifest) else None
 
     def _stands(self, manifest: Manifest) -> bool:
-        data = self.data(manifest)
         try:
-            return all((data / f.path).stat().st_size == f.bytes for f in manifest.files)
+            found = sizes(self.data(manifest))
         except (FileNotFoundError, NotADirectoryError):
             return False
+        return all(found.get(f.path) == f.bytes for f in manifest.files)
 
     def manifest(self, address: Address) -> Manifest | None:
         """The manifest, whether its data stands or not; None where there is none that can be read."""

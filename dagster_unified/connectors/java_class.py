@@ -1,7 +1,8 @@
 """Classes of ours in Spark's JVM, from Java source that stands beside a module.
 
 Janino, with which Spark compiles its own code, compiles them, once in a process. They are defined in the loader that
-has Spark's, where streams and tasks look by name. Knows Spark's JVM; not what a class does.
+has Spark's, where streams and tasks look by name; executors elsewhere load them from a jar. Knows Spark's JVM; not what
+a class does.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,6 +25,8 @@ class JavaClass:
         self.name = name
         self.source = source
         self._bytecodes: dict[str, bytes] = {}
+        self._shipped: set[str] = set()
+        """The applications whose executors have the class; the JVM has it for as long as it runs."""
 
     def install(self, session: SparkSession) -> None:
         """See that the JVM of a classic session has the class, which stays for as long as the JVM runs."""
@@ -32,6 +36,20 @@ class JavaClass:
         with _installing:
             if not isinstance(getattr(jvm, self.name), java_gateway.JavaClass):  # but what could be a package
                 self._define(session, self.bytecodes(jvm))
+
+    def ship(self, session: SparkSession) -> None:
+        """Let the executors of a classic session load the class as well."""
+        context: Any = session.sparkContext
+        with _installing:
+            if context._jsc.sc().isLocal() or context.applicationId in self._shipped:
+                return
+            folder = context._jvm.org.apache.spark.util.Utils.createTempDir()  # which goes with the JVM
+            jar = Path(str(folder), f"{self.source.stem}.jar")
+            with ZipFile(jar, "w") as archive:
+                for name, code in self.bytecodes(context._jvm).items():
+                    archive.writestr(f"{name.replace('.', '/')}.class", code)
+            context._jsc.addJar(str(jar))
+            self._shipped.add(context.applicationId)
 
     def bytecodes(self, jvm: Any) -> dict[str, bytes]:
         """The compiled class, and those within it, by name."""

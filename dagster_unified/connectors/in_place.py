@@ -1,0 +1,71 @@
+"""Lets Spark's workers write Parquet files into an object store where they stay, without renaming them.
+
+Hadoop's committer has each task write into a folder of its own, which is renamed when the task commits, and once more
+when the job does. An object store has no rename: each file is copied twice, and asked for some twenty times. With the
+class of `InPlace.java` the folder of each attempt stays, with a mark where the attempt was committed; who lists the
+files leaves out those without. Knows Spark's JVM; not what is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_unified.connectors.java_class import JavaClass
+from dagster_unified.connectors.paths import is_data, is_in_object_store, sizes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from upath import UPath
+
+CLASS = JavaClass("dagster_unified.InPlace", Path(__file__).with_name("InPlace.java"))
+COMMITTED = "_committed"
+
+_log = logging.getLogger(__name__)
+
+
+def options(session: SparkSession, folder: UPath) -> dict[str, str]:
+    """What a writer of Parquet files is told so that those stay where they are written; empty where they are renamed.
+
+    That is on a disk, through Connect, and where the class cannot be made, which is logged.
+    """
+    if not is_in_object_store(folder) or type(session).__module__.startswith("pyspark.sql.connect"):
+        return {}
+    from py4j.protocol import Py4JError
+
+    try:
+        CLASS.install(session)
+        CLASS.ship(session)
+    except Py4JError as error:
+        _log.warning(
+            "%s: each file is copied twice, because the class that has it stay cannot be made in this Spark: %s",
+            folder,
+            " ".join(str(error).splitlines()[:2]),
+        )
+        return {}
+    return {"spark.sql.parquet.output.committer.class": CLASS.name}
+
+
+def take(folder: UPath) -> dict[str, int]:
+    """The data files that tasks have left in a folder, with their bytes; the marks go, since nobody asks again."""
+    found = sizes(folder)
+    marks = [f"{folder.path.rstrip('/')}/{path}" for path in found if path.rpartition("/")[2] == COMMITTED]
+    if marks:
+        folder.fs.rm(marks)
+    return committed(found)
+
+
+def committed(found: Mapping[str, int]) -> dict[str, int]:
+    """Of all files in a folder, the data files of tasks that were committed.
+
+    An attempt that was given up may commit as well, where it wakes up late: of two of a task the first counts.
+    """
+    attempts: dict[str, str] = {}
+    for path in sorted(found):
+        attempt, _, name = path.partition("/")
+        if name == COMMITTED:
+            attempts.setdefault(attempt.partition("-")[0], attempt)
+    chosen = set(attempts.values())
+    return {path: size for path, size in found.items() if is_data(path) and path.partition("/")[0] in chosen}
