@@ -29,6 +29,7 @@ from dagster_unified.engine.batch.intermediates.store import Address, Intermedia
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import FILES, Start, StreamingJob
 from dagster_unified.errors import ConfigurationError
+from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.orchestration import (
     BatchDeployment,
     IntermediatesResource,
@@ -309,6 +310,18 @@ def intermediate(url: str, session) -> int:
     return len(found)
 
 
+def intermediates(url: str, session) -> list[int]:
+    """What the store is asked so that two tasks write the intermediates of two partitions, and the rows of each."""
+    store = IntermediateStore("s3://lake/asked")
+    attempts = [store.new_attempt(Address("asked", "numbers", "run", name)) for name in ("one", "two", "none")]
+    rows = session.range(1000).selectExpr("id", f"int(id % 3 = 0) AS {PARTITION_INDEX}").repartition(2)
+    requests(url)
+    filled = dataframes.write_partitions(rows, attempts)
+    found = requests(url)
+    read = [session.read.parquet(str(one).replace("s3://", "s3a://")).count() for one in filled.values()]
+    return [len(found), *filled, *read]
+
+
 def parts(url: str, session) -> dict[str, list[object]]:
     """What becomes of an intermediate's file and of a checkpoint's that go to the store in several parts."""
     store, s3 = IntermediateStore("s3://lake/parts"), client(url)
@@ -376,4 +389,5 @@ if __name__ == "__main__":
     told["parts"] = parts(address, given["spark"].spark_session)
     told["asked"] = asked(home, address, given["spark"].spark_session)
     told["intermediate"] = intermediate(address, given["spark"].spark_session)
+    told["intermediates"] = intermediates(address, given["spark"].spark_session)
     print(json.dumps(told))

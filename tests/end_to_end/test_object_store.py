@@ -79,6 +79,13 @@ def test_an_intermediate_asks_the_store_little(found):
     assert found["intermediate"] <= 60
 
 
+def test_the_intermediates_of_a_range_ask_the_store_little(found):
+    """A file is moved once, where Spark would move it twice, and then the driver."""
+    asked, *of_partitions = found["intermediates"]
+    assert of_partitions == [0, 1, 666, 334]
+    assert asked <= 30
+
+
 IN_PLACE = """
 import json
 import sys

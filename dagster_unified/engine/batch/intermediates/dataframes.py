@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.paths import as_pattern, for_spark, is_in_object_store, remove_tree
+from dagster_unified.connectors import in_place
+from dagster_unified.connectors.paths import as_pattern, for_spark, is_in_object_store, remove_tree, sizes
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.operators.layout import OUTPUT, PARTITION_INDEX, StreamLayout, output_column
@@ -50,19 +53,36 @@ def write_partitions(frame: DataFrame, attempts: Sequence[UPath]) -> dict[int, U
     """
     together = attempts[0].with_name(f"{attempts[0].name}-and-others")
     try:
+        options = in_place.options(frame.sparkSession, together)
         writer = frame.hint("rebalance", PARTITION_INDEX).write.mode("overwrite").option("compression", CODEC)
-        writer.partitionBy(PARTITION_INDEX).parquet(for_spark(together))
-        filled = {}
-        for index, attempt in enumerate(attempts):
-            written = together / f"{PARTITION_INDEX}={index}"
-            if not written.exists():
-                continue
-            for file in written.iterdir():  # file by file: not every file system can move a folder
-                file.rename(attempt / file.name)
-            filled[index] = attempt
-        return filled
+        writer.partitionBy(PARTITION_INDEX).options(**options).parquet(for_spark(together))
+        written = in_place.take(together) if options else sizes(together)
+        of_partitions = {path: int(found[1]) for path in written if (found := _PARTITION.search(path)) is not None}
+        _move({together / path: attempts[index] / PurePosixPath(path).name for path, index in of_partitions.items()})
+        return {index: attempts[index] for index in sorted(set(of_partitions.values()))}
     finally:
         remove_tree(together)
+
+
+_PARTITION = re.compile(rf"(?:^|/){PARTITION_INDEX}=(\d+)/")
+"""In the path of a file, the index of its partition."""
+
+_AT_ONCE = 8
+"""Files that a store copies at once."""
+
+
+def _move(files: Mapping[UPath, UPath]) -> None:
+    """Moves files, each by itself: not every file system can move a folder.
+
+    A store of objects copies them, several at once; what is copied goes with its folder.
+    """
+    some = next(iter(files), None)
+    if some is not None and is_in_object_store(some):
+        origins, targets = ([path.path for path in paths] for paths in (files, files.values()))
+        some.fs.copy(origins, targets, batch_size=_AT_ONCE)
+        return
+    for origin, target in files.items():
+        origin.rename(target)
 
 
 def read(
