@@ -9,6 +9,7 @@ files leaves out those without. Knows Spark's JVM; not what is written.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,15 +24,30 @@ if TYPE_CHECKING:
 CLASS = JavaClass("dagster_unified.InPlace", Path(__file__).with_name("InPlace.java"))
 COMMITTED = "_committed"
 
+_COMMITTER = "spark.sql.parquet.output.committer.class"
+_DEFAULTS = {
+    _COMMITTER: "org.apache.parquet.hadoop.ParquetOutputCommitter",
+    "spark.sql.sources.commitProtocolClass": (
+        "org.apache.spark.sql.execution.datasources.SQLHadoopMapReduceCommitProtocol"
+    ),
+}
+"""How Spark commits where nobody has chosen."""
+
+_ATTEMPT = re.compile(r"\d+-\d+")
+"""The folder of an attempt of a task."""
+
 _log = logging.getLogger(__name__)
 
 
 def options(session: SparkSession, folder: UPath) -> dict[str, str]:
     """What a writer of Parquet files is told so that those stay where they are written; empty where they are renamed.
 
-    That is on a disk, through Connect, and where the class cannot be made, which is logged.
+    That is on a disk, through Connect, where somebody has chosen how Spark commits, and where the class cannot be made,
+    which is logged.
     """
     if not is_in_object_store(folder) or type(session).__module__.startswith("pyspark.sql.connect"):
+        return {}
+    if any(session.conf.get(name, default) != default for name, default in _DEFAULTS.items()):
         return {}
     from py4j.protocol import Py4JError
 
@@ -45,7 +61,7 @@ def options(session: SparkSession, folder: UPath) -> dict[str, str]:
             " ".join(str(error).splitlines()[:2]),
         )
         return {}
-    return {"spark.sql.parquet.output.committer.class": CLASS.name}
+    return {_COMMITTER: CLASS.name, "partitionOverwriteMode": "static"}
 
 
 def take(folder: UPath) -> dict[str, int]:
@@ -60,7 +76,8 @@ def take(folder: UPath) -> dict[str, int]:
 def committed(found: Mapping[str, int]) -> dict[str, int]:
     """Of all files in a folder, the data files of tasks that were committed.
 
-    An attempt that was given up may commit as well, where it wakes up late: of two of a task the first counts.
+    An attempt that was given up may commit as well, where it wakes up late: of two of a task the first counts. Files
+    that are in no attempt's folder were put there by another committer, for good.
     """
     attempts: dict[str, str] = {}
     for path in sorted(found):
@@ -68,4 +85,8 @@ def committed(found: Mapping[str, int]) -> dict[str, int]:
         if name == COMMITTED:
             attempts.setdefault(attempt.partition("-")[0], attempt)
     chosen = set(attempts.values())
-    return {path: size for path, size in found.items() if is_data(path) and path.partition("/")[0] in chosen}
+
+    def counts(folder: str) -> bool:
+        return folder in chosen or _ATTEMPT.fullmatch(folder) is None
+
+    return {path: size for path, size in found.items() if is_data(path) and counts(path.partition("/")[0])}

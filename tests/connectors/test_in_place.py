@@ -15,10 +15,14 @@ def test_files_of_attempts_without_a_mark_do_not_count_and_of_two_with_one_those
         "1-9/_committed": 0,
         "11-12/_committed": 0,  # had no rows
         "part-00003.parquet": 60,
+        "half=1/part-00004.parquet": 70,
+        "_SUCCESS": 0,
     }
     assert committed(found) == {
         "0-7/part-00000.parquet": 10,
         "1-10/half=0/part-00001.parquet": 30,
         "1-10/half=1/part-00001.parquet": 40,
+        "part-00003.parquet": 60,  # by another committer
+        "half=1/part-00004.parquet": 70,
     }
     assert committed({}) == {}

@@ -102,6 +102,7 @@ folder, url = sys.argv[1:]
 small = {"spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
 spark = session.start("local[2,2]", config={**s3a(Path(folder), url), **small})
 broken = Path(folder, "broken")
+PROTOCOL = ("spark.sql.sources.commitProtocolClass", "org.apache.spark.internal.io.HadoopMapReduceCommitProtocol")
 
 
 def once(batches):
@@ -127,11 +128,12 @@ def written(name, **how):
     return [sum(one.rows for one in found), are_all, len(found), len(asked)]
 
 
-told = {
-    "append": written("append"),
-    "upsert": written("upsert", mode="upsert", key="id"),
-    "parts": written("parts", partition_by="half"),
-}
+told = {"append": written("append"), "upsert": written("upsert", mode="upsert", key="id")}
+spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+told["parts"] = written("parts", partition_by="half")
+spark.conf.set(*PROTOCOL)
+told["chosen"] = written("chosen", partition_by="half")
+spark.conf.unset(PROTOCOL[0])
 Path(folder, "Broken.java").write_text("no class")
 in_place.CLASS = JavaClass("dagster_unified.Broken", Path(folder, "Broken.java"))
 print(json.dumps({**told, "renamed": written("renamed")}))
@@ -147,6 +149,7 @@ def test_files_of_a_table_stay_where_tasks_write_them_and_those_of_a_failed_atte
         "append": [2000, True, 2],
         "upsert": [2000, True, 1],
         "parts": [2000, True, 4],
+        "chosen": [2000, True, 4],
         "renamed": [2000, True, 2],
     }
     assert told["append"][3] <= 30
