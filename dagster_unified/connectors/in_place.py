@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.connectors.paths import is_data, is_in_object_store, sizes
+from dagster_unified.connectors.sessions import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,7 +46,7 @@ def options(session: SparkSession, folder: UPath) -> dict[str, str]:
     That is on a disk, through Connect, where somebody has chosen how Spark commits, and where the class cannot be made,
     which is logged.
     """
-    if not is_in_object_store(folder) or type(session).__module__.startswith("pyspark.sql.connect"):
+    if not is_in_object_store(folder) or is_connect(session):
         return {}
     if any(session.conf.get(name, default) != default for name, default in _DEFAULTS.items()):
         return {}

@@ -31,6 +31,7 @@ import msgspec
 from dagster_unified.connectors import conditional, spark_log
 from dagster_unified.connectors.folder import File, Folder
 from dagster_unified.connectors.paths import children, for_spark, is_local, path_text, put, remove_tree, url
+from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.errors import StageError
 
 if TYPE_CHECKING:
@@ -441,7 +442,7 @@ def _index(spark: SparkSession, key: str, folder: UPath, is_read: bool) -> UPath
     """The folder in which Spark finds the chunks; of one in a bucket it is on the driver's machine, if that is this."""
     from upath import UPath  # slow to load, and a pipeline is built without it
 
-    if is_local(folder) or type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_local(folder) or is_connect(spark):
         return folder / "chunks"
     if not is_read and key in _indexes:
         _indexes.pop(key).cleanup()

@@ -20,8 +20,8 @@ from urllib.parse import unquote
 from dagster_unified import errors
 from dagster_unified.connectors.files import CsvSource, ParquetSource, TextSource
 from dagster_unified.connectors.paths import is_local
+from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.handshake import instead
-from dagster_unified.engine.session import is_connect
 from dagster_unified.graph.nodes import Node
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet, ref
 
 from dagster_unified.connectors import object_store
+from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine import local_disk, noise, store_given
 from dagster_unified.engine.addresses import reach_master, reach_remote
 from dagster_unified.engine.environment import shipping
@@ -279,11 +280,6 @@ def server_of(session: SparkSession) -> tuple[str, str]:
     """The address of a session's Connect server, and the session's user there."""
     connection = session.client._builder  # that of a service's own client may name no address
     return str(getattr(connection, "endpoint", "")), session.client._user_id or ""
-
-
-def is_connect(session: SparkSession) -> bool:
-    """Whether a session is Spark Connect's, by its class's name: not every machine has Connect's packages."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
 
 
 def prepared(session: SparkSession) -> SparkSession:

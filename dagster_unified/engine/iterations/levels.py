@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.jobs import SeparateJobs
 from dagster_unified.engine.iterations.journal import StoredState
@@ -37,7 +38,6 @@ from dagster_unified.engine.iterations.worker import (
     take_in,
 )
 from dagster_unified.engine.rounds.rounds import LevelResult, Parcel
-from dagster_unified.engine.session import is_connect
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g

@@ -19,9 +19,9 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.interrupts import JobTag
 from dagster_unified.engine.iterations.worker import Answer, stay
-from dagster_unified.engine.session import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,8 @@ import msgspec
 
 from dagster_unified.connectors import conditional
 from dagster_unified.connectors.paths import read_whole
-from dagster_unified.engine.session import in_session, is_connect, server_of
+from dagster_unified.connectors.sessions import is_connect
+from dagster_unified.engine.session import in_session, server_of
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.splits import SETTINGS

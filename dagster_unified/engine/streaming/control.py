@@ -25,6 +25,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.connectors.paths import storage_path
+from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.engine.streaming.atomic import AlternatingFiles
 from dagster_unified.errors import LeaseLostError
@@ -70,8 +71,6 @@ class ControlFile:
 
     def stream(self, spark: SparkSession) -> DataFrame:
         """The control stream: a row with the latest event, in each micro-batch before which there is another one."""
-        from dagster_unified.engine.session import is_connect  # not needed where the source is
-
         if not is_connect(spark) and self._begins_to_tell(spark):
             return spark.readStream.format(_CLASS.name).option("path", str(self.folder)).load()
         spark.dataSource.register(ControlSource)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors import listing, written_ahead
 from dagster_unified.connectors.paths import for_spark
+from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import EpochCommitted, Observer
 from dagster_unified.engine.failures import translated
-from dagster_unified.engine.session import give_up, is_connect
+from dagster_unified.engine.session import give_up
 from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.control import brings_end

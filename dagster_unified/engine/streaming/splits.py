@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dagster_unified.engine.session import cores, is_connect
+from dagster_unified.connectors.sessions import is_connect
+from dagster_unified.engine.session import cores
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import last_number
 
