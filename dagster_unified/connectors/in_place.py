@@ -66,7 +66,7 @@ def options(session: SparkSession, folder: UPath) -> dict[str, str]:
 
 
 def take(folder: UPath) -> dict[str, int]:
-    """The data files that tasks have left in a folder, with their bytes; the marks go, since nobody asks again."""
+    """The data files that tasks have written into a folder, in either way, with their bytes; the marks go."""
     found = sizes(folder)
     marks = [f"{folder.path.rstrip('/')}/{path}" for path in found if path.rpartition("/")[2] == COMMITTED]
     if marks:

@@ -29,7 +29,7 @@ from dagster_unified.connectors.commits import (
 )
 from dagster_unified.connectors.delta.log import LogEnd
 from dagster_unified.connectors.in_place import take
-from dagster_unified.connectors.paths import is_data, is_in_object_store, is_local, remove_tree, sizes
+from dagster_unified.connectors.paths import is_in_object_store, is_local, remove_tree
 from dagster_unified.errors import SinkError
 from dagster_unified.graph.fingerprint import digest
 
@@ -440,16 +440,12 @@ def upsert_folder(attempt: WriteAttempt) -> str:
     return f"_data-{attempt.id}"
 
 
-def staged_files(table: UPath, folder: UPath, in_place: bool = False) -> list[DeltaFile]:
-    """The files with rows below a folder, in which tasks may have left theirs `in_place`.
-
-    The folder goes where there are none.
-    """
+def staged_files(table: UPath, folder: UPath) -> list[DeltaFile]:
+    """The files with rows below a folder. The folder goes where there are none."""
     import pyarrow.parquet as pq
 
     found = []
-    written = take(folder) if in_place else {name: size for name, size in sizes(folder).items() if is_data(name)}
-    for name, size in sorted(written.items()):
+    for name, size in sorted(take(folder).items()):
         file = folder / name
         with file.open("rb") as opened:
             metadata = pq.read_metadata(opened)

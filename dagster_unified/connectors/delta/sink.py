@@ -169,7 +169,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         writer = frame.write.partitionBy(*partition_by) if partition_by else frame.write
         options = in_place.options(frame.sparkSession, folder)
         writer.mode("overwrite").options(**_WITHOUT_MARK, **options).parquet(for_spark(folder))
-        return staged_files(self.path, folder, bool(options))
+        return staged_files(self.path, folder)
 
     def _stage_together(self, frame: DataFrame, attempts: Sequence[WriteAttempt]) -> list[list[DeltaFile]]:
         """Writes in one Spark job, which gives each attempt a folder that is then renamed."""
