@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_unified.operators.metrics import merge
-
 if TYPE_CHECKING:
     from dagster_unified.engine.batch.intermediates.store import Manifest
     from dagster_unified.engine.iterations.journal import Epoch
@@ -106,7 +104,7 @@ class RoundCommitted:
         epoch = self.epoch
         text = f"iteration '{self.iteration}', epoch {epoch.number}: {epoch.feedback:,} records fed back"
         criteria = f", {epoch.criteria:,} of the termination criteria" if epoch.criteria else ""
-        gauges = "".join(f", {name} {gauge.max:.6g}" for name, gauge in sorted(merge([epoch.metrics]).gauges.items()))
+        gauges = "".join(f", {name} {gauge.max:.6g}" for name, gauge in sorted(epoch.gauges.items()))
         ends = f"; it ends: {epoch.reason}" if epoch.reason else ""
         return f"{text}{criteria}{gauges}, in {epoch.seconds:.2f} s{ends}"
 

@@ -23,7 +23,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.plan import Port, Region
 from dagster_unified.operators.layout import CARRIED
-from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.metrics import Metrics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -145,7 +145,7 @@ def summary_of(manifest: Manifest, node: g.IterationNode) -> IterationSummary:
 def _summary(one: BoundedIteration) -> IterationSummary:
     """What became of an iteration."""
     epochs = one.journal.epochs
-    said = [merge([epoch.metrics]).gauges for epoch in epochs]
+    said = [epoch.gauges for epoch in epochs]
     return IterationSummary(
         rounds=epochs[-1].number + 1 - epochs[0].number,
         epochs=[epoch.number for epoch in epochs],

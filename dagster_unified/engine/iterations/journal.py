@@ -21,6 +21,7 @@ from dagster_unified.engine.iterations import manifests
 from dagster_unified.engine.iterations.files import Block, StoredParcel, stands
 from dagster_unified.engine.iterations.places import Place
 from dagster_unified.engine.rounds.rounds import Round
+from dagster_unified.operators.metrics import GaugeRange, merge
 
 _EPOCH = re.compile(r"epoch-(\d{10})\.json")
 _INPUT = "input.json"
@@ -71,6 +72,11 @@ class Epoch(msgspec.Struct, frozen=True):
             reason=ended.reason,
             later=[[parcel.records for parcel in coming] for coming in ended.later],
         )
+
+    @property
+    def gauges(self) -> dict[str, GaugeRange]:
+        """What the gauges of its functions said at its end."""
+        return merge([self.metrics]).gauges
 
     def needs(self) -> list[Block]:
         """What the next round reads, and those after it."""
