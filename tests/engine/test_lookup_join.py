@@ -3,7 +3,12 @@
 Catalyst's broadcast join in both modes, against what the harness gives.
 """
 
+import itertools
 import os
+import subprocess
+import sys
+import time
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -12,11 +17,13 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.api import CollectionSource, CsvSource, DeltaSink, FileSink, ParquetSource, Pipeline, RateSource
+from dagster_unified.engine import connect_server
 from dagster_unified.engine.events import EpochCommitted
-from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.engine.streaming.tables import LookupTables
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.testing import run_pipeline
+from tests.orchestration.test_connect_server import port_without_server
 
 
 class Flight(NamedTuple):
@@ -111,13 +118,15 @@ def test_streaming_joins_wherever_it_stands(run_on_spark, run_streaming, tmp_pat
         assert {r for r in found if r[0] == 4} >= {r for r in batch if r[0] == 4}
 
 
+def written(path, folder, number, records):
+    (path / folder).mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_pylist([r._asdict() for r in records]), path / folder / f".{number}")
+    os.rename(path / folder / f".{number}", path / folder / f"{number}.parquet")
+
+
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_table_that_changes_is_seen_by_the_micro_batches_after(spark, tmp_path, monkeypatch, keyed):
-    def write(folder, number, records):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        pq.write_table(pa.Table.from_pylist([r._asdict() for r in records]), tmp_path / folder / f".{number}")
-        os.rename(tmp_path / folder / f".{number}", tmp_path / folder / f"{number}.parquet")
-
+    write = partial(written, tmp_path)
     write("airports", 0, AIRPORTS[:1])
     write("flights", 0, [Flight(1, "JFK"), Flight(2, "LGA")])
     pipeline = Pipeline("p")
@@ -135,13 +144,13 @@ def test_a_table_that_changes_is_seen_by_the_micro_batches_after(spark, tmp_path
         lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None,
     )
     listed = []
-    refresh = tables.refresh
+    refresh = LookupTables.refresh
 
-    def listening(read):
-        refresh(read)
+    def listening(tables):
+        refresh(tables)
         listed.append((tmp_path / "airports/1.parquet").exists())
 
-    monkeypatch.setattr(tables, "refresh", listening)
+    monkeypatch.setattr(LookupTables, "refresh", listening)
     changed, asked = [], []
 
     def stopped():
@@ -153,6 +162,40 @@ def test_a_table_that_changes_is_seen_by_the_micro_batches_after(spark, tmp_path
 
     job.run(stopped)
     assert rows(tmp_path / "out") == [(1, "Kennedy", 40.6), (2, None, None), (3, "La Guardia", 40.7)]
+    assert not [table.name for table in spark.catalog.listTables() if table.name.startswith("lookup_")]
+
+
+def test_a_table_that_changes_is_seen_through_connect_also_by_a_job_that_goes_on_with_the_query(tmp_path):
+    numbers = itertools.count(1)
+
+    def until_found(job, origin, name):
+        """A flight after another, until one has found a table's new row."""
+        end = time.monotonic() + 240
+        table = tmp_path / "out"
+        while not (table / "_delta_log").exists() or name not in {row[1] for row in rows(table)}:
+            assert job.poll() is None, job.communicate()
+            assert time.monotonic() < end
+            number = next(numbers)
+            written(tmp_path, "flights", number, [Flight(number, origin)])
+            time.sleep(0.5)
+
+    written(tmp_path, "airports", 0, AIRPORTS[:1])
+    written(tmp_path, "flights", 0, [Flight(0, "JFK"), Flight(-1, "LGA")])
+    with port_without_server() as port:
+        address = connect_server.ensure(port, "local[2]", {"spark.sql.shuffle.partitions": "2"})
+        command, pipe = [sys.executable, "-m", "tests.engine.lookup_job", str(tmp_path)], subprocess.PIPE
+        environment = {**os.environ, "SPARK_REMOTE": address}
+        with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as killed:
+            until_found(killed, "JFK", "Kennedy")
+            assert (-1, None, None) in rows(tmp_path / "out")
+            written(tmp_path, "airports", 1, AIRPORTS[1:2])
+            until_found(killed, "LGA", "La Guardia")
+            killed.kill()
+        with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as job:
+            written(tmp_path, "airports", 2, [Airport("EWR", "Newark", 40.7)])
+            until_found(job, "EWR", "Newark")
+            (tmp_path / "stop").touch()
+            assert job.communicate(timeout=120)[0].splitlines() == ["goes on with main", "views []"]
 
 
 class Origin(NamedTuple):

@@ -7,13 +7,11 @@ import contextlib
 import time
 from threading import Event, Thread
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import msgspec
 import pytest
 from pyspark import cloudpickle
 
-from dagster_unified.api import CollectionSource, Pipeline
 from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
 from dagster_unified.engine.iterations.files import Block, StoredParcel
 from dagster_unified.engine.iterations.journal import Epoch
@@ -23,7 +21,6 @@ from dagster_unified.engine.streaming.attaching import Running
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.epoch import Outcome, StoppedError
 from dagster_unified.engine.streaming.host import Host
-from dagster_unified.engine.streaming.job import _check_connect
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.through_connect import (
     Asked,
@@ -34,7 +31,7 @@ from dagster_unified.engine.streaming.through_connect import (
     Go,
     Refused,
 )
-from dagster_unified.errors import LeaseLostError, MissingRequirementError, StageError, UnsupportedError
+from dagster_unified.errors import LeaseLostError, MissingRequirementError, StageError
 from dagster_unified.operators.metrics import Metrics
 
 OUTCOME = Outcome({}, Metrics())
@@ -48,29 +45,6 @@ def test_a_query_whose_epochs_nobody_answers_to_fails_though_spark_runs_it():
     query._elsewhere = SimpleNamespace(failure=ValueError("INTERNAL"))
     with pytest.raises(StageError, match="shops: stage 'main': ValueError: INTERNAL"):
         query.advance(None)
-
-
-def test_a_lookup_before_state_is_refused_with_what_to_do():
-    pipeline = Pipeline("shops")
-    orders = pipeline.from_collection([Order("a")])
-    names = CollectionSource([Named("a", "A")], Named, "names")
-    found = orders.lookup_join(names, "shop", {"name": "name"}, Named).name("named")
-    found.print("found")
-    _check_connect(pipeline.plan())
-    found.key_by("shop").reduce(lambda a, b: b).print("last")
-    with pytest.raises(
-        UnsupportedError, match=r"shops: the lookup 'named' before an operator with state.* a master in"
-    ):
-        _check_connect(pipeline.plan())
-
-
-class Order(NamedTuple):
-    shop: str
-
-
-class Named(NamedTuple):
-    shop: str
-    name: str | None
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ Knows nodes and Spark's DataFrame API; not how a node's input comes to be, nor r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,10 @@ class Span:
     ends: Sequence[int]
 
 
+def _same(table: DataFrame) -> DataFrame:
+    return table
+
+
 def _as_they_are(node: g.Node, moments: DataFrame) -> DataFrame:
     return moments
 
@@ -50,8 +54,8 @@ class Natives:
     pipeline: str
     stage: str
     spark: SparkSession
-    tables: list[DataFrame] = field(default_factory=list)
-    """What lookups read."""
+    table: Callable[[DataFrame], DataFrame] = _same
+    """What is done to the table of a lookup before it is read."""
 
     before_windows: Callable[[g.Node, DataFrame], DataFrame] = _as_they_are
     """What is done to rows with their moments before they go into windows."""
@@ -126,9 +130,7 @@ class Natives:
             )
         keys = [F.col(column).alias(f"__key{i}") for i, (_, column) in enumerate(node.on)]
         values = [F.col(column).alias(f"__value{i}") for i, (_, column) in enumerate(node.found)]
-        read = node.source.read(self.spark)
-        self.tables.append(read)
-        table = read.select(*keys, *values, F.lit(True).alias("__found"))
+        table = self.table(node.source.read(self.spark)).select(*keys, *values, F.lit(True).alias("__found"))
         condition = F.lit(True)
         for i, (name, _) in enumerate(node.on):
             condition = condition & (F.col(name) == F.col(f"__key{i}"))

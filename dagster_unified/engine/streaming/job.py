@@ -57,7 +57,7 @@ from dagster_unified.engine.streaming.topology import (
 )
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.nodes import IterationNode, LookupNode
+from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
@@ -85,19 +85,6 @@ _log = logging.getLogger(__name__)
 _OURS = (LOCAL_FILES, bucket_files.CLASS)
 
 
-def _check_connect(plan: Plan) -> None:
-    """Raise `UnsupportedError` for what needs a classic session."""
-    keeping = [node.id for node in plan.graph.nodes if node.runs_by_key or node.aggregates_natively]
-    before = plan.upstream(*keeping) - set(keeping)
-    lookups = [n.name for n in plan.graph.nodes if n.id in before and isinstance(n, LookupNode)]
-    if lookups:
-        raise UnsupportedError(
-            f"{plan.name}: the lookup '{lookups[0]}' before an operator with state finds new files only in a classic"
-            " Spark session, and this one is Spark Connect's; give SparkResource a master instead of a remote, or the"
-            " command --master instead of --remote"
-        )
-
-
 @dataclass(frozen=True)
 class Start:
     """How a job starts: as whom, and from which state.
@@ -122,8 +109,6 @@ class StreamingJob:
                 f"{plan.name}: this job runs in STREAMING, and the pipeline resolves to {plan.execution.mode}; launch"
                 " with execution.runtime-mode=STREAMING"
             )
-        if is_connect(spark):
-            _check_connect(plan)
         by_group = [node.name for node in plan.graph.nodes if node.runs_by_key]
         if plan.execution.streaming.backend == "HASHMAP" and by_group:
             raise UnsupportedError(

@@ -7,7 +7,7 @@ Knows Spark's DataFrame API. Lazy: nothing runs here.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from dagster_unified.engine.dataframe.fragment import Fragment
@@ -34,7 +34,7 @@ END = 253_402_300_799_000
 class NativeStreams:
     """The streams of operators that begin with their sources.
 
-    `tables` collects what lookups read. `control` is where the end of input is written, on which windows close.
+    `tables` are those of lookups. `control` is where the end of input is written, on which windows close.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class NativeStreams:
         fragment: Fragment,
         spark: SparkSession,
         sources: UPath,
-        tables: list[DataFrame],
+        tables: Callable[[DataFrame], DataFrame],
         control: ControlFile | None = None,
     ) -> None:
         self.plan, self.spark = plan, spark

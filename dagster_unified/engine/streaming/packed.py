@@ -40,6 +40,7 @@ from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.relays import Reading, Relays, RelaysInEpoch
 from dagster_unified.engine.streaming.splits import Splits
 from dagster_unified.engine.streaming.spreading import PLACED, SPREAD, spread
+from dagster_unified.engine.streaming.tables import LookupTables
 from dagster_unified.engine.streaming.topology import Exchanged, Head, Native, Topology
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.errors import UnsupportedError
@@ -70,11 +71,10 @@ class PackedFrames:
     tasks: int
     """Over how many tasks the key groups are spread."""
 
+    tables: LookupTables
+
     malformed: Mapping[str, int] = field(default_factory=dict)
     """The lane of each source's malformed rows, by the source's uid."""
-
-    tables: list[DataFrame] = field(default_factory=list)
-    """What lookups read."""
 
     start: StartingState | None = None
     """The state from which the query starts, until it has committed its first epoch."""
@@ -299,8 +299,8 @@ class PackedQuery(Query):
             self.folder,
             self.control,
             deployment.deployed.tasks,
-            lanes,
             self.tables,
+            lanes,
             start,
             self.alignment,
         )

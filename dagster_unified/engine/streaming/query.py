@@ -21,16 +21,17 @@ from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import EpochCommitted, Observer
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.session import give_up
-from dagster_unified.engine.streaming import tables
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.control import brings_end
 from dagster_unified.engine.streaming.draining import Draining, End
 from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome, StoppedError
 from dagster_unified.engine.streaming.host import Host
 from dagster_unified.engine.streaming.pause import Brake, Pause
+from dagster_unified.engine.streaming.tables import LookupTables
 from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
-from dagster_unified.errors import LeaseLostError, StateError, UnifiedError, UnsupportedError
+from dagster_unified.errors import LeaseLostError, StateError, UnifiedError
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.plan import Plan
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ class Query(ABC):
         self._settled_before = self.directory.settled() or begun == committed
         """Whether the job before left nothing in the sinks of an epoch that Spark will run again."""
 
-        self.tables: list[DataFrame] = []
-        """What lookups read in each micro-batch."""
+        self.tables = LookupTables(deployment.spark, digest(self.folder, name), deployment.token)
 
         interval = deployment.plan.execution.streaming.interval
         self._interval = interval.total_seconds() if interval else 0.0
@@ -156,7 +156,7 @@ class Query(ABC):
         listing.look(self.folder, early=self._is_early())
         written_ahead.look(self.folder)
         if time.monotonic() - self._listed >= STALE:
-            tables.refresh(self.tables)
+            self.tables.refresh()
             self._listed = time.monotonic()
 
     @property
@@ -205,11 +205,6 @@ class Query(ABC):
 
     def _started_elsewhere(self, writer: DataStreamWriter) -> StreamingQuery:
         """The query, whose epochs a Spark Connect server runs."""
-        if self.tables:
-            raise UnsupportedError(
-                f"{self.plan.name}: a lookup before an operator with state finds new files only in a classic Spark"
-                " session, and this one is Spark Connect's; give SparkResource a master instead of a remote"
-            )
         calls = self.folder / "calls" / self.name
         token = self._token
         self._elsewhere = EpochsElsewhere(self.plan, self.name, calls, self.directory, token, token, self.host())
@@ -224,7 +219,8 @@ class Query(ABC):
 
     def attach(self, running: StreamingQuery, started: int) -> None:
         """Go on with a query that a job before has started, with the token `started`, and that a server runs."""
-        self.frame()  # its sources are listed, received and aligned by this process from now on
+        self.tables.started = started
+        self.frame()  # its sources and tables are listed, received and aligned by this process from now on
         calls = self.folder / "calls" / self.name
         self._elsewhere = EpochsElsewhere(
             self.plan, self.name, calls, self.directory, self._token, started, self.host()
@@ -310,6 +306,7 @@ class Query(ABC):
                     self._let_spark_commit()
             finally:
                 self.query.stop()
+            self.tables.drop()
         except Exception as error:
             if self._is_active(self.query):
                 raise translated(error, self.plan, self.name, self.spark) from error
