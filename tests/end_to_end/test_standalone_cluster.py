@@ -199,6 +199,20 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_round_costs_a_part_of_tha
     assert max(computed.values()) <= 2
 
 
+@pytest.mark.rotates("clusters")
+def test_subtasks_of_a_round_run_where_they_ran_in_the_one_before(bucket, cluster, tmp_path):
+    (tmp_path / "seen").mkdir()
+    (tmp_path / "program.py").write_text(ITERATION.format(folder=tmp_path, records=8, rounds=12))
+    command = [COMMAND, "run", "program.py", "--master", cluster.url, "--storage", bucket]
+    run = [*command, "-D", "execution.runtime-mode=BATCH"]
+    ran = subprocess.run(run, cwd=tmp_path, env=cluster.environment, check=False, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    seen = {tuple(f.name.split(".")[:3]) for f in (tmp_path / "seen").iterdir()}
+    assert len(seen) == 8 * 12  # in each round each number in one executor
+    assert len({executor for _, _, executor in seen}) == 2
+    assert len({(number, executor) for _, number, executor in seen}) == 8
+
+
 SHIPPED = """
 import sys
 from typing import NamedTuple

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class SeparateJobs:
-    """Jobs that run at once; `carry_out` is a job, which returns the answer to an order."""
+    """Jobs that run at once; `carry_out` is a job, which returns the answer to the order of a number."""
 
-    def __init__(self, spark: SparkSession, carry_out: Callable[[bytes], bytes]) -> None:
+    def __init__(self, spark: SparkSession, carry_out: Callable[[int, bytes], bytes]) -> None:
         self._spark, self._carry_out = spark, carry_out
         self._tag = JobTag(spark, f"rounds-{uuid4().hex}")
         self._ended: SimpleQueue[tuple[int, bytes | BaseException]] = SimpleQueue()
@@ -38,7 +38,7 @@ class SeparateJobs:
     def _run(self, number: int, order: bytes) -> None:
         try:
             self._tag.add()
-            self._ended.put((number, self._carry_out(order)))
+            self._ended.put((number, self._carry_out(number, order)))
         except BaseException as error:
             self._ended.put((number, error))
 

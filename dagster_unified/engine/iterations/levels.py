@@ -8,7 +8,7 @@ they run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,11 @@ from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.jobs import SeparateJobs
 from dagster_unified.engine.iterations.journal import StoredState
+from dagster_unified.engine.iterations.placing import Placing
 from dagster_unified.engine.iterations.resident import IS_PINNED, ResidentTasks, can_stay
 from dagster_unified.engine.iterations.worker import (
     ANSWER,
+    EXECUTOR,
     REPORT,
     Order,
     Report,
@@ -62,7 +64,7 @@ class SparkLevels:
         self._states: dict[tuple[int, int], StoredState] = {}
         self._work = Work(_pickled(loop), folder)
         self._report = spark_schema(REPORT)
-        self._frames: dict[int, DataFrame] = {}
+        self._placing = Placing(spark)
         self._tasks: ResidentTasks | SeparateJobs | None = None
         """What carries out orders while there are many rounds; None where each level has a job."""
 
@@ -94,7 +96,7 @@ class SparkLevels:
         shares = self._shares(level, [*replayed, *inbox])
         orders = [Order(level, subtask, epoch, terminated, share) for subtask, share in enumerate(shares)]
         found: LevelResult[StoredParcel] = LevelResult()
-        for report in self._in_tasks([msgspec.msgpack.encode(order) for order in orders]):
+        for report in self._in_tasks(level, [msgspec.msgpack.encode(order) for order in orders]):
             self._take(report)
             found.add(_result(report))
         return found
@@ -132,19 +134,21 @@ class SparkLevels:
         for report in self._unsettled.pop(epoch).values():
             self._take(report)
 
-    def _in_tasks(self, orders: Sequence[bytes]) -> list[Report]:
+    def _in_tasks(self, level: int, orders: Sequence[bytes]) -> list[Report]:
         """Has the order of each subtask carried out in a task."""
         if self._tasks is None:
-            return [decode_answer(answer) for answer in self._in_job(orders)]
+            return [decode_answer(answer) for answer in self._in_job(level, dict(enumerate(orders)))]
         for number, order in enumerate(orders):
             self._tasks.give(number, order)
         answers = dict(self._tasks.answered() for _ in orders)
         return [decode_answer(answers[number]) for number in range(len(orders))]
 
-    def _in_job(self, orders: Sequence[bytes]) -> list[bytes]:
-        """Carries out orders in a job that has a task for each."""
-        running = functools.partial(run_subtasks, self._work, orders)
-        rows = self._rows(len(orders)).mapInArrow(running, spark_schema(ANSWER)).collect()
+    def _in_job(self, level: int, orders: Mapping[int, bytes]) -> list[bytes]:
+        """Carries out the orders of subtasks in a job that has a task for each, where the subtask was last."""
+        subtasks = [(level, subtask) for subtask in orders]
+        running = functools.partial(run_subtasks, self._work, list(orders.values()))
+        rows = self._placing.rows(subtasks).mapInArrow(running, spark_schema(ANSWER)).collect()
+        self._placing.ran({subtask: row[EXECUTOR] for subtask, row in zip(subtasks, rows, strict=True)})
         return [bytes(row["answer"]) for row in rows]
 
     @contextmanager
@@ -172,7 +176,7 @@ class SparkLevels:
             subtasks = max((level.subtasks for level in self.loop.levels), default=1)
             return ResidentTasks(self.spark, subtasks, functools.partial(answered, self._work))
         apart = self.loop.staleness > 0 and (is_connect(self.spark) or IS_PINNED)
-        return SeparateJobs(self.spark, lambda order: self._in_job([order])[0]) if apart else None
+        return SeparateJobs(self.spark, lambda subtask, order: self._in_job(0, {subtask: order})[0]) if apart else None
 
     def _shares(self, number: int, inbox: Iterable[Parcel[StoredParcel]]) -> list[Share]:
         """What each subtask of a level is given."""
@@ -238,9 +242,7 @@ class SparkLevels:
 
     def _rows(self, subtasks: int) -> DataFrame:
         """A row for each subtask, in a partition of its own."""
-        if subtasks not in self._frames:
-            self._frames[subtasks] = self.spark.range(0, subtasks, 1, subtasks)
-        return self._frames[subtasks]
+        return self.spark.range(0, subtasks, 1, subtasks)
 
 
 def parcels(stored: Iterable[StoredParcel]) -> list[Parcel[StoredParcel]]:

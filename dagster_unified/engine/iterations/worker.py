@@ -40,8 +40,11 @@ from dagster_unified.state.tables import read_batches
 Answer = Callable[[bytes, int], bytes]
 """Carries out an order in a task, of which it is told the attempt."""
 
+EXECUTOR = "executor"
+"""The column in which a task is told where it runs, as Spark writes the place of an executor."""
+
 REPORT = pa.schema([pa.field("report", pa.string())])
-ANSWER = pa.schema([pa.field("answer", pa.binary())])
+ANSWER = pa.schema([pa.field("answer", pa.binary()), pa.field(EXECUTOR, pa.string())])
 
 _COLLECT_EVERY = 32
 """Orders of a task after which Python collects garbage, which is spared for records, while the driver commits."""
@@ -116,11 +119,11 @@ def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.Rec
 
 def run_subtasks(work: Work, orders: Sequence[bytes], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Carries out the order of the subtask that this task is."""
-    for _ in batches:
-        pass
+    places = [place for batch in batches for place in batch.column(EXECUTOR).to_pylist()]
     spare_the_garbage_collector()
     number, attempt = this_subtask()
-    yield pa.RecordBatch.from_arrays([pa.array([answered(work, orders[number], attempt)], pa.binary())], schema=ANSWER)
+    answer = answered(work, orders[number], attempt)
+    yield pa.RecordBatch.from_arrays([pa.array([answer], pa.binary()), pa.array(places)], schema=ANSWER)
 
 
 def stay(address: str, answer: Answer, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
