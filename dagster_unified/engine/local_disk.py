@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 _CLASS = JavaClass("dagster_unified.LocalDisk", Path(__file__).with_name("LocalDisk.java"))
 
+_IMPLEMENTATION = "fs.file.impl"
+"""By which Hadoop finds the class of a file system that it has none of yet."""
+
 _log = logging.getLogger(__name__)
 
 
 def install(session: SparkSession) -> None:
-    """Make the JVM of a classic session, which runs on one machine, use it for local files.
+    """Make the JVM of a classic session, and the executors that its application has elsewhere, use it for local files.
 
     Where that is not possible, as with another Hadoop, everything works as before, only slower.
     """
@@ -36,12 +39,14 @@ def install(session: SparkSession) -> None:
     try:
         uri, file_systems = jvm.java.net.URI("file:///"), jvm.org.apache.hadoop.fs.FileSystem
         before = file_systems.get(uri, given)
-        if before.getClass().getName() == _CLASS.name:
-            return
-        _CLASS.install(session)
-        configuration = jvm.org.apache.hadoop.conf.Configuration(given)
-        configuration.set("fs.file.impl", _CLASS.name)
-        before.close()  # which is how it leaves the place where Hadoop keeps it
-        file_systems.get(uri, configuration)
+        if before.getClass().getName() != _CLASS.name:
+            _CLASS.install(session)
+            configuration = jvm.org.apache.hadoop.conf.Configuration(given)
+            configuration.set(_IMPLEMENTATION, _CLASS.name)
+            before.close()  # which is how it leaves the place where Hadoop keeps it
+            file_systems.get(uri, configuration)
+        if not session.sparkContext._jsc.sc().isLocal():
+            _CLASS.ship(session)
+            given.set(_IMPLEMENTATION, _CLASS.name)  # which tasks are sent, that load the class from the jar
     except Py4JError as error:
         _log.debug("Hadoop's own local file system stays: %s", error)

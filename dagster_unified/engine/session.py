@@ -202,7 +202,7 @@ def _start_classic(master: str, config: Mapping[str, str], app_name: str, shippe
     if shipped:
         # else the driver's own Python workers, which have no such folder, would take their interpreter by it
         session.sparkContext.environment.pop("PATH", None)
-    if is_first and master.startswith("local"):
+    if is_first:
         local_disk.install(session)
     return prepared(session)
 

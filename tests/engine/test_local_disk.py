@@ -1,9 +1,14 @@
 """Spark sets permissions of local files without a process for each."""
 
 import os
+import shutil
 import stat
+import subprocess
+import sys
 
 import pytest
+
+from tests.servers.standalone import Cluster
 
 pytestmark = pytest.mark.spark
 
@@ -37,3 +42,32 @@ def test_files_and_folders_that_spark_writes_have_the_permissions_of_the_umask(s
     assert stat.S_IMODE(os.stat(tmp_path / "out").st_mode) == 0o755
     assert {stat.S_IMODE(os.stat(file).st_mode) for file in (tmp_path / "out").iterdir()} == {0o644}
     assert (tmp_path / "out" / "._SUCCESS.crc").exists()
+
+
+WRITING = """
+import sys
+
+from dagster_unified.engine import session
+
+spark = session.start(sys.argv[1], config={"spark.executor.memory": "600m"})
+spark.range(0, 100, 1, 8).write.parquet(f"file://{sys.argv[2]}/out")
+spark.stop()
+"""
+
+
+@pytest.mark.rotates("clusters")
+def test_executors_of_a_cluster_start_no_process_for_a_file(tmp_path):
+    chmod = tmp_path / "bin" / "chmod"
+    chmod.parent.mkdir()
+    chmod.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/started\nexec {shutil.which("chmod")} "$@"\n')
+    chmod.chmod(0o755)
+    cluster = Cluster(tmp_path, {"PATH": f"{chmod.parent}:{os.environ['PATH']}"})
+    try:
+        driver = {**cluster.environment, "PATH": os.environ["PATH"]}
+        subprocess.run([sys.executable, "-c", WRITING, cluster.url, str(tmp_path)], env=driver, check=True)
+    finally:
+        cluster.end()
+    written = [file for file in (tmp_path / "out").iterdir() if file.suffix == ".parquet"]
+    assert {stat.S_IMODE(os.stat(file).st_mode) for file in written} == {0o644}
+    started = (tmp_path / "started").read_text().splitlines()
+    assert {arguments.split()[0] for arguments in started} == {"a+x"}  # Spark's own, for the jar that it has fetched
