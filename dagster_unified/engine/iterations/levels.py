@@ -145,10 +145,10 @@ class SparkLevels:
 
     def _in_job(self, level: int, orders: Mapping[int, bytes]) -> list[bytes]:
         """Carries out the orders of subtasks in a job that has a task for each, where the subtask was last."""
-        subtasks = [(level, subtask) for subtask in orders]
+        subtasks = list(orders)
         running = functools.partial(run_subtasks, self._work, list(orders.values()))
-        rows = self._placing.rows(subtasks).mapInArrow(running, spark_schema(ANSWER)).collect()
-        self._placing.ran({subtask: row[EXECUTOR] for subtask, row in zip(subtasks, rows, strict=True)})
+        rows = self._placing.rows(level, subtasks).mapInArrow(running, spark_schema(ANSWER)).collect()
+        self._placing.ran(level, {subtask: row[EXECUTOR] for subtask, row in zip(subtasks, rows, strict=True)})
         return [bytes(row["answer"]) for row in rows]
 
     @contextmanager

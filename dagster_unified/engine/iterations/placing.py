@@ -16,17 +16,7 @@ from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.iterations.worker import EXECUTOR
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-_COMMAND = "java_method('java.lang.System', 'getProperty', 'sun.java.command')"
-_PLACE = (
-    f"concat('executor_', regexp_extract({_COMMAND}, '--hostname (\\\\S+)', 1), '_',"
-    f" regexp_extract({_COMMAND}, '--executor-id (\\\\S+)', 1))"
-)
-"""An executor has its number and its host from its command line; nothing in Python tells them to a task."""
-
-Subtask = tuple[int, int]
-"""A level, and the number of a subtask in it."""
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 class Placing:
@@ -34,42 +24,47 @@ class Placing:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._last: dict[Subtask, str] = {}
-        self._frames: dict[tuple[str, ...], DataFrame] = {}
+        self._last: dict[int, dict[int, str]] = {}
+        """The places of the subtasks of each level."""
+
+        self._frames: dict[tuple[int, ...], tuple[list[str], DataFrame]] = {}
         self._is_possible = not is_connect(spark)
 
-    def rows(self, subtasks: Sequence[Subtask]) -> DataFrame:
-        """A row for each subtask, with its task's place, in a partition that prefers the place it had."""
-        places = self._wanted(subtasks)
-        if places not in self._frames:
-            self._frames = {known: frame for known, frame in self._frames.items() if len(known) != len(places)}
-            self._frames[places] = self._placed(places) if any(places) else self._anywhere(len(places))
-        return self._frames[places]
+    def rows(self, level: int, subtasks: Sequence[int]) -> DataFrame:
+        """A row for each of some subtasks, with its task's place, in a partition that prefers the place it had."""
+        from pyspark.sql import functions as F
 
-    def ran(self, places: Mapping[Subtask, str]) -> None:
-        """Tasks have run there."""
-        self._last |= places
+        kept, key = self._kept(level), (level, *subtasks)
+        places = [kept.get(subtask, "") for subtask in subtasks]
+        known = self._frames.get(key)
+        if known is not None and known[0] == places:
+            return known[1]
+        frame = self._placed(places) if any(places) else self._spark.range(0, len(places), 1, len(places))
+        told = frame.select(_place().alias(EXECUTOR) if self._is_possible else F.lit("").alias(EXECUTOR))
+        self._frames[key] = places, told
+        return told
 
-    def _wanted(self, subtasks: Sequence[Subtask]) -> tuple[str, ...]:
-        """The place that each subtask had, as long as an executor does not get more than its share."""
-        if not self._is_possible or not self._last:
-            return ("",) * len(subtasks)
-        share = math.ceil(len(subtasks) / max(self._executors(), 1))
+    def ran(self, level: int, places: Mapping[int, str]) -> None:
+        """Subtasks have run there."""
+        self._last.setdefault(level, {}).update({subtask: place for subtask, place in places.items() if place})
+
+    def _kept(self, level: int) -> dict[int, str]:
+        """The places that subtasks go back to: no executor gets more than its share of a level."""
+        had = sorted(self._last.get(level, {}).items())
+        if not had:
+            return {}
+        share = math.ceil(len(had) / max(self._executors(), 1))
         taken: Counter[str] = Counter()
-        wanted = []
-        for subtask in subtasks:
-            place = self._last.get(subtask, "")
+        kept = {}
+        for subtask, place in had:
             taken[place] += 1
-            wanted.append(place if taken[place] <= share else "")
-        return tuple(wanted)
+            if taken[place] <= share:
+                kept[subtask] = place
+        return kept
 
     def _executors(self) -> int:
         """The executors that there are now: they come and go with dynamic allocation."""
         return len(self._spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1  # it counts the driver
-
-    def _anywhere(self, tasks: int) -> DataFrame:
-        rows = self._spark.range(0, tasks, 1, tasks)
-        return rows.selectExpr(f"{_PLACE} {EXECUTOR}" if self._is_possible else f"'' {EXECUTOR}")
 
     def _placed(self, places: Sequence[str]) -> DataFrame:
         from pyspark.sql.classic.dataframe import DataFrame
@@ -81,5 +76,16 @@ class Placing:
         rows = [jvm.scala.Tuple2(row(seq([place])), seq([place] if place else [])) for place in places]
         placed = context._jsc.sc().makeRDD(seq(rows), jvm.scala.reflect.ClassTag.AnyRef()).toJavaRDD()
         schema = self._spark.range(0).selectExpr("'' place")._jdf.schema()
-        frame = DataFrame(self._spark._jsparkSession.createDataFrame(placed, schema), self._spark)
-        return frame.selectExpr(f"{_PLACE} {EXECUTOR}")
+        return DataFrame(self._spark._jsparkSession.createDataFrame(placed, schema), self._spark)
+
+
+def _place() -> Column:
+    """Where a task runs, as Spark writes it; nothing where it runs in no executor.
+
+    An executor has its number and its host from its command line; nothing in Python tells them to a task.
+    """
+    from pyspark.sql import functions as F
+
+    command = F.java_method(F.lit("java.lang.System"), F.lit("getProperty"), F.lit("sun.java.command"))
+    host, number = (F.regexp_extract(command, rf"--{name} (\S+)", 1) for name in ("hostname", "executor-id"))
+    return F.when(number != "", F.concat(F.lit("executor_"), host, F.lit("_"), number)).otherwise("")
