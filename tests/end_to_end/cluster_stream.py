@@ -1,7 +1,7 @@
 """A STREAMING job on a cluster whose machines share nothing but a bucket: state, timers, windows and a join.
 
 `python -m tests.end_to_end.cluster_stream FOLDER URL MASTER`; it is drained once FOLDER/end is there. FOLDER is the
-driver's own.
+driver's own. MASTER can be the address of a Spark Connect server on the cluster.
 """
 
 import sys
@@ -104,7 +104,7 @@ if __name__ == "__main__":
     folder, url, master = sys.argv[1:]
     config = {"spark.driver.memory": "1g", "spark.executor.memory": "700m", **s3a(Path(folder))}
     object_store.use(object_store.Store(url, "us-east-1", "key", "secret"))
-    spark = session.start(master, config=config)
+    spark = session.start(remote=master) if master.startswith("sc://") else session.start(master, config=config)
     job = StreamingJob(stream().plan(OPTIONS), spark, Start("job", patience=3), lambda event: print(event, flush=True))
 
     def ended() -> bool:

@@ -7,17 +7,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from dagster_unified.engine import connect_server
 from dagster_unified.testing import collect
 from tests.depth import chance
 from tests.end_to_end.cluster_stream import BUCKET, Out, Sale, build
-from tests.object_store import client, served
+from tests.object_store import client, s3a, served
+from tests.orchestration.test_connect_server import port_without_server
 from tests.servers.standalone import Cluster
 
 pytestmark = pytest.mark.spark
@@ -42,11 +46,20 @@ def bucket(cluster, monkeypatch):
         yield environment
 
 
+@pytest.fixture
+def connect(cluster, bucket, tmp_path):
+    """The address of a Spark Connect server on the cluster."""
+    with port_without_server() as port:
+        config = {"spark.executor.memory": "700m", **s3a(tmp_path, bucket["AWS_ENDPOINT_URL"])}
+        with patch.dict(os.environ, cluster.environment | bucket):
+            yield connect_server.ensure(port, cluster.url, config)
+
+
 class Stream:
     """The job, started again where it was killed, and what it is given to read."""
 
-    def __init__(self, folder, cluster, url):
-        self.folder, self.cluster, self.url = folder, cluster, url
+    def __init__(self, folder, cluster, url, remote=""):
+        self.folder, self.cluster, self.url, self.remote = folder, cluster, url, remote
         self.sales = {"left": [], "right": []}
         self.files = 0
         self.chance = chance("streaming on a cluster")
@@ -55,10 +68,16 @@ class Stream:
     def start(self):
         self.log = (self.folder / f"job {time.monotonic()}.log").open("w+")
         command = [
-            sys.executable, "-m", "tests.end_to_end.cluster_stream", str(self.folder), self.url, self.cluster.url
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "tests.end_to_end.cluster_stream",
+            str(self.folder),
+            self.url,
+            self.remote or self.cluster.url,
+        ]
+        environment = os.environ | self.cluster.environment  # with the token of a Connect server
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=self.cluster.environment, stdout=self.log, stderr=self.log, start_new_session=True
+            command, cwd=ROOT, env=environment, stdout=self.log, stderr=self.log, start_new_session=True
         )
 
     def arrive(self):
@@ -88,7 +107,8 @@ class Stream:
         return len({row.at // 1000 for row in table() if row.branch == "window"})
 
     def kill(self):
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended, and has left no JVM
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def expected(self):
@@ -103,8 +123,9 @@ def table():
 
 
 def told(stream, cluster, what):
-    """Wait until the job says what it has lost."""
-    cluster.until(lambda: stream.alive() and what in Path(stream.log.name).read_text(), f"the job says {what}")
+    """Wait until the job says what it has lost, which it cannot know through Connect."""
+    if not stream.remote:
+        cluster.until(lambda: stream.alive() and what in Path(stream.log.name).read_text(), f"the job says {what}")
 
 
 def executor(stream, cluster):
@@ -135,17 +156,27 @@ def master(stream, cluster):
 @pytest.mark.rotates("clusters")
 @pytest.mark.parametrize("kill", [executor, worker, driver, master])
 def test_nothing_is_lost_or_doubled_where_a_process_of_the_cluster_is_killed(kill, cluster, bucket, tmp_path):
-    stream = Stream(tmp_path, cluster, bucket["AWS_ENDPOINT_URL"])
+    loses_a_process(Stream(tmp_path, cluster, bucket["AWS_ENDPOINT_URL"]), kill)
+
+
+@pytest.mark.rotates("clusters")
+@pytest.mark.parametrize("kill", [executor, worker, driver])
+def test_nothing_is_lost_or_doubled_through_connect(kill, cluster, bucket, connect, tmp_path):
+    """The server's query outlives the driver, and its executors load their state from the bucket."""
+    loses_a_process(Stream(tmp_path, cluster, bucket["AWS_ENDPOINT_URL"], connect), kill)
+
+
+def loses_a_process(stream, kill):
     try:
         stream.start()
         stream.arrive()
         stream.arrive()
         stream.until_written()
         stream.arrive()
-        kill(stream, cluster)
+        kill(stream, stream.cluster)
         stream.arrive()
         stream.until_written()
-        (tmp_path / "end").touch()
+        (stream.folder / "end").touch()
         assert stream.process.wait(300) == 0, Path(stream.log.name).read_text()[-8000:]
     finally:
         stream.kill()
