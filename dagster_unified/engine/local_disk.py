@@ -28,7 +28,8 @@ _log = logging.getLogger(__name__)
 def install(session: SparkSession) -> None:
     """Make the JVM of a classic session, and the executors that its application has elsewhere, use it for local files.
 
-    Where that is not possible, as with another Hadoop, everything works as before, only slower.
+    Where that is not possible, as with another Hadoop, everything works as before, only slower; a class that the
+    application's settings name stays.
     """
     if os.name != "posix":
         return
@@ -36,6 +37,8 @@ def install(session: SparkSession) -> None:
 
     jvm: Any = session._jvm
     given: Any = session.sparkContext._jsc.hadoopConfiguration()
+    if given.get(_IMPLEMENTATION) is not None:
+        return
     try:
         uri, file_systems = jvm.java.net.URI("file:///"), jvm.org.apache.hadoop.fs.FileSystem
         before = file_systems.get(uri, given)
@@ -45,8 +48,14 @@ def install(session: SparkSession) -> None:
             configuration.set(_IMPLEMENTATION, _CLASS.name)
             before.close()  # which is how it leaves the place where Hadoop keeps it
             file_systems.get(uri, configuration)
-        if not session.sparkContext._jsc.sc().isLocal():
+        if _can_ship(session):
             _CLASS.ship(session)
-            given.set(_IMPLEMENTATION, _CLASS.name)  # which tasks are sent, that load the class from the jar
+            given.set(_IMPLEMENTATION, _CLASS.name)  # Spark sends this to tasks, which load the class from the jar
     except Py4JError as error:
         _log.debug("Hadoop's own local file system stays: %s", error)
+
+
+def _can_ship(session: SparkSession) -> bool:
+    """Whether there are executors elsewhere whose tasks have the jars of the application, not of a session alone."""
+    is_local = session.sparkContext._jsc.sc().isLocal()
+    return not is_local and session.conf.get("spark.sql.artifact.isolation.enabled", "false") == "false"

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from upath import UPath
 
 from dagster_unified.api import CollectionSource, CsvSource, DeltaSink, FileSink, ParquetSource, Pipeline, RateSource
 from dagster_unified.engine import connect_server
@@ -185,17 +186,63 @@ def test_a_table_that_changes_is_seen_through_connect_also_by_a_job_that_goes_on
         address = connect_server.ensure(port, "local[2]", {"spark.sql.shuffle.partitions": "2"})
         command, pipe = [sys.executable, "-m", "tests.engine.lookup_job", str(tmp_path)], subprocess.PIPE
         environment = {**os.environ, "SPARK_REMOTE": address}
-        with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as killed:
+        killed = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+        try:
             until_found(killed, "JFK", "Kennedy")
             assert (-1, None, None) in rows(tmp_path / "out")
             written(tmp_path, "airports", 1, AIRPORTS[1:2])
             until_found(killed, "LGA", "La Guardia")
+        finally:
             killed.kill()
-        with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as job:
+        job = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+        try:
             written(tmp_path, "airports", 2, [Airport("EWR", "Newark", 40.7)])
             until_found(job, "EWR", "Newark")
             (tmp_path / "stop").touch()
             assert job.communicate(timeout=120)[0].splitlines() == ["goes on with main", "views []"]
+        finally:
+            job.kill()
+
+
+def test_listing_files_again_leaves_what_is_cached(spark, tmp_path):
+    computed = tmp_path / "computed"
+
+    def noted(batches):
+        for batch in batches:
+            with computed.open("a") as file:
+                file.write(f"{batch.num_rows}\n")
+            yield batch
+
+    written(tmp_path, "airports", 0, AIRPORTS[:1])
+    table = spark.read.parquet(str(tmp_path / "airports"))
+    cached = table.mapInArrow(noted, table.schema).persist()
+    try:
+        assert cached.count() == 1
+        tables = LookupTables(spark, UPath(tmp_path), "main", 1)
+        read = tables(table)
+        written(tmp_path, "airports", 1, AIRPORTS[1:2])
+        tables.refresh()
+        assert cached.count() == 1
+        assert computed.read_text() == "1\n"
+    finally:
+        cached.unpersist()
+    assert read.count() == 2
+    tables.drop()
+
+
+def test_a_table_of_one_query_is_not_that_of_another(spark, tmp_path):
+    """A job that is stopped leaves the tables of others, and one that starts anew does not find an earlier one's."""
+
+    def tables(name):
+        return LookupTables(spark, UPath(tmp_path), name, 1)
+
+    first, other, again = tables("main"), tables("other"), tables("main")
+    first(spark.range(1)), other(spark.range(2))
+    assert again(spark.range(3)).count() == 3
+    again.drop()
+    other.refresh()
+    other.drop()
+    assert not [table.name for table in spark.catalog.listTables() if table.name.startswith("lookup_")]
 
 
 class Origin(NamedTuple):

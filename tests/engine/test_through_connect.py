@@ -5,6 +5,7 @@ A job that is killed is one that answers no more; the next one takes its lease, 
 
 import contextlib
 import time
+from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
 
@@ -409,7 +410,9 @@ def running_of(directory):
 def server(monkeypatch):
     """The queries that a server runs in the session of the killed job, by their ids."""
     there = {id_: SimpleNamespace(id=id_, runId=run, isActive=True) for id_, run in (("1", "first"), ("2", "second"))}
-    session = SimpleNamespace(streams=SimpleNamespace(get=there.get))
+    session = SimpleNamespace(
+        streams=SimpleNamespace(get=there.get), catalog=SimpleNamespace(dropTempView=lambda view: False)
+    )
     monkeypatch.setattr(attaching, "is_connect", lambda spark: True)
     monkeypatch.setattr(attaching, "server_of", lambda spark: ("host:1", "me"))
     monkeypatch.setattr(attaching, "settings_of", lambda spark: "settings")
@@ -468,11 +471,11 @@ def test_a_job_stops_the_queries_that_it_does_not_go_on_with(server, caplog):
     for id_, query in server.items():
         query.stop = lambda id_=id_: stopped.append(id_)
     held = running_of(None)
-    attaching.end(msgspec.structs.replace(held, server=("host:2", "me")), None)
+    attaching.end(msgspec.structs.replace(held, server=("host:2", "me")), None, Path("checkpoints"))
     assert "may still run on the Spark Connect server at host:2" in caplog.text
     assert stopped == []
     lose(server)
-    attaching.end(held, None)
+    attaching.end(held, None, Path("checkpoints"))
     assert stopped == ["1"]
 
 

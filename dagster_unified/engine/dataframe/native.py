@@ -55,7 +55,7 @@ class Natives:
     stage: str
     spark: SparkSession
     table: Callable[[DataFrame], DataFrame] = _same
-    """What is done to the table of a lookup before it is read."""
+    """Wraps a lookup's table, as in a view whose files can be listed again."""
 
     before_windows: Callable[[g.Node, DataFrame], DataFrame] = _as_they_are
     """What is done to rows with their moments before they go into windows."""

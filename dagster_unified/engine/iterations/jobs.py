@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class SeparateJobs:
-    """Jobs that run at once; `carry_out` is a job, which returns the answer to the order of a number."""
+    """Jobs that run at once; `carry_out(number, order)` runs one and returns its answer."""
 
     def __init__(self, spark: SparkSession, carry_out: Callable[[int, bytes], bytes]) -> None:
         self._spark, self._carry_out = spark, carry_out

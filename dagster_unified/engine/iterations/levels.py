@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.paths import is_local, storage_path
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.jobs import SeparateJobs
@@ -64,7 +65,7 @@ class SparkLevels:
         self._states: dict[tuple[int, int], StoredState] = {}
         self._work = Work(_pickled(loop), folder)
         self._report = spark_schema(REPORT)
-        self._placing = Placing(spark)
+        self._placing = Placing(spark, copies=not is_local(storage_path(folder, "the rounds of an iteration")))
         self._tasks: ResidentTasks | SeparateJobs | None = None
         """What carries out orders while there are many rounds; None where each level has a job."""
 

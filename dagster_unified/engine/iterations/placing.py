@@ -1,8 +1,7 @@
-"""Has a task run where it ran last: the executor that has copies of its files.
+"""Places a task in the executor where it last ran, which has copies of its files.
 
-Spark takes preferred places from an RDD of the JVM only. A session through Connect has none, so that Spark chooses
-there. A task waits for its place as long as `spark.locality.wait` says. Knows tasks and executors; neither rounds nor
-files.
+Spark takes preferred places from an RDD of the JVM only. A session through Connect has none, so Spark chooses there. A
+task waits for its place as long as `spark.locality.wait` says. Knows tasks and executors; neither rounds nor files.
 """
 
 from __future__ import annotations
@@ -20,47 +19,34 @@ if TYPE_CHECKING:
 
 
 class Placing:
-    """Where each subtask ran last."""
+    """Where each subtask last ran; with `copies` executors have files that others have not."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, copies: bool) -> None:
         self._spark = spark
         self._last: dict[int, dict[int, str]] = {}
         """The places of the subtasks of each level."""
 
         self._frames: dict[tuple[int, ...], tuple[list[str], DataFrame]] = {}
-        self._is_possible = not is_connect(spark)
+        self._is_useful = copies and not is_connect(spark)
 
     def rows(self, level: int, subtasks: Sequence[int]) -> DataFrame:
         """A row for each of some subtasks, with its task's place, in a partition that prefers the place it had."""
         from pyspark.sql import functions as F
 
-        kept, key = self._kept(level), (level, *subtasks)
+        last, key = self._last.get(level), (level, *subtasks)
+        kept = within_share(last, self._executors()) if last else {}
         places = [kept.get(subtask, "") for subtask in subtasks]
         known = self._frames.get(key)
         if known is not None and known[0] == places:
             return known[1]
         frame = self._placed(places) if any(places) else self._spark.range(0, len(places), 1, len(places))
-        told = frame.select(_place().alias(EXECUTOR) if self._is_possible else F.lit("").alias(EXECUTOR))
-        self._frames[key] = places, told
-        return told
+        rows = frame.select((_place() if self._is_useful else F.lit("")).alias(EXECUTOR))
+        self._frames[key] = places, rows
+        return rows
 
     def ran(self, level: int, places: Mapping[int, str]) -> None:
-        """Subtasks have run there."""
+        """Record where subtasks ran."""
         self._last.setdefault(level, {}).update({subtask: place for subtask, place in places.items() if place})
-
-    def _kept(self, level: int) -> dict[int, str]:
-        """The places that subtasks go back to: no executor gets more than its share of a level."""
-        had = sorted(self._last.get(level, {}).items())
-        if not had:
-            return {}
-        share = math.ceil(len(had) / max(self._executors(), 1))
-        taken: Counter[str] = Counter()
-        kept = {}
-        for subtask, place in had:
-            taken[place] += 1
-            if taken[place] <= share:
-                kept[subtask] = place
-        return kept
 
     def _executors(self) -> int:
         """The executors that there are now: they come and go with dynamic allocation."""
@@ -77,6 +63,18 @@ class Placing:
         placed = context._jsc.sc().makeRDD(seq(rows), jvm.scala.reflect.ClassTag.AnyRef()).toJavaRDD()
         schema = self._spark.range(0).selectExpr("'' place")._jdf.schema()
         return DataFrame(self._spark._jsparkSession.createDataFrame(placed, schema), self._spark)
+
+
+def within_share(places: Mapping[int, str], executors: int) -> dict[int, str]:
+    """The places of subtasks, without those by which an executor would have more than its share of them."""
+    share = math.ceil(len(places) / max(executors, 1))
+    taken: Counter[str] = Counter()
+    kept = {}
+    for subtask, place in sorted(places.items()):
+        taken[place] += 1
+        if taken[place] <= share:
+            kept[subtask] = place
+    return kept
 
 
 def _place() -> Column:

@@ -23,12 +23,14 @@ from dagster_unified.engine.session import in_session, server_of
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.splits import SETTINGS
+from dagster_unified.engine.streaming.tables import forget
 from dagster_unified.errors import LeaseLostError
 from dagster_unified.graph.fingerprint import digest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from upath import UPath
 
 FILE = "running.json"
 
@@ -131,8 +133,10 @@ def find(
     return Found(held, session, alive)
 
 
-def end(held: Running, spark: SparkSession) -> None:
+def end(held: Running, spark: SparkSession, folder: UPath) -> None:
     """Stop the queries of a job before with which this one does not go on; logs a warning for those on another server.
+
+    `folder` is the checkpoint directory of both.
 
     Spark stops one only where a query of the same id starts, and a job without state starts others: what was left would
     begin an epoch in their checkpoint before it is told that it may not.
@@ -146,19 +150,20 @@ def end(held: Running, spark: SparkSession) -> None:
             held.server[0] or "an address that was not recorded",
         )
         return
-    stopping = Thread(target=_stop, args=(held, spark), daemon=True, name="end of earlier queries")
+    stopping = Thread(target=_stop, args=(held, spark, folder), daemon=True, name="end of earlier queries")
     stopping.start()
     stopping.join(ENDS_WITHIN)
     if stopping.is_alive():
         _log.warning("queries of an earlier job have not stopped within %.0f s; they commit nothing more", ENDS_WITHIN)
 
 
-def _stop(held: Running, spark: SparkSession) -> None:
+def _stop(held: Running, spark: SparkSession, folder: UPath) -> None:
     try:
         session = in_session(spark, held.session)
-        for id_, _ in held.queries.values():
+        for name, (id_, _) in held.queries.items():
             query = session.streams.get(id_)
             if query is not None:
                 query.stop()
+            forget(session, folder, name, held.started)
     except Exception as error:  # the server has closed the session, and its queries with it
         _log.info("the queries of an earlier job are not to be had: %s", error)

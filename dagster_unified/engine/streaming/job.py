@@ -26,7 +26,7 @@ from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.engine.positions import after, check_positions
 from dagster_unified.engine.session import PARTITIONS, partitions, server_of
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
-from dagster_unified.engine.streaming import attaching
+from dagster_unified.engine.streaming import attaching, tables
 from dagster_unified.engine.streaming.checkpoint import (
     INITIAL,
     PATIENCE,
@@ -163,7 +163,7 @@ class StreamingJob:
                 self.spark = found.spark
             elif (left := attaching.running(self.directory)) is not None:
                 attaching.record(self.directory, attaching.Running(self._lease.token, self._lease.token))
-                attaching.end(left, self.spark)
+                attaching.end(left, self.spark, self.directory.path)
             self.deployed = self.directory.deploy(record, fresh)
             if record.start and self.deployed.start != record.start:
                 _log.warning(
@@ -210,6 +210,7 @@ class StreamingJob:
             if query.over:
                 if found is not None:
                     found.queries[query.name].stop()
+                    tables.forget(self.spark, self.directory.path, query.name, found.running.started)
                 continue
             try:
                 if found is None:

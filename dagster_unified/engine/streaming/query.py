@@ -31,7 +31,6 @@ from dagster_unified.engine.streaming.tables import LookupTables
 from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
 from dagster_unified.errors import LeaseLostError, StateError, UnifiedError
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.plan import Plan
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class Query(ABC):
         self._settled_before = self.directory.settled() or begun == committed
         """Whether the job before left nothing in the sinks of an epoch that Spark will run again."""
 
-        self.tables = LookupTables(deployment.spark, digest(self.folder, name), deployment.token)
+        self.tables = LookupTables(deployment.spark, self.folder, name, deployment.token)
 
         interval = deployment.plan.execution.streaming.interval
         self._interval = interval.total_seconds() if interval else 0.0
@@ -156,7 +155,7 @@ class Query(ABC):
         listing.look(self.folder, early=self._is_early())
         written_ahead.look(self.folder)
         if time.monotonic() - self._listed >= STALE:
-            self.tables.refresh()
+            self._list_tables()
             self._listed = time.monotonic()
 
     @property
@@ -219,7 +218,7 @@ class Query(ABC):
 
     def attach(self, running: StreamingQuery, started: int) -> None:
         """Go on with a query that a job before has started, with the token `started`, and that a server runs."""
-        self.tables.started = started
+        self.tables.go_on_with(started)
         self.frame()  # its sources and tables are listed, received and aligned by this process from now on
         calls = self.folder / "calls" / self.name
         self._elsewhere = EpochsElsewhere(
@@ -294,6 +293,7 @@ class Query(ABC):
     def stop(self) -> None:
         """Stop the query, after the epoch that is being committed."""
         if self.query is None:
+            self.tables.drop()
             return
         self._cancelled = True
         waited = self._committing.acquire(timeout=GRACE)
@@ -305,8 +305,10 @@ class Query(ABC):
                 if waited:
                     self._let_spark_commit()
             finally:
-                self.query.stop()
-            self.tables.drop()
+                try:
+                    self.query.stop()
+                finally:
+                    self.tables.drop()
         except Exception as error:
             if self._is_active(self.query):
                 raise translated(error, self.plan, self.name, self.spark) from error
@@ -332,6 +334,14 @@ class Query(ABC):
         states = progress["stateOperators"]
         rows, size = sum(s["numRowsTotal"] for s in states), sum(s["memoryUsedBytes"] for s in states)
         return int(progress.numInputRows), rows, size
+
+    def _list_tables(self) -> None:
+        try:
+            self.tables.refresh()
+        except Exception as error:  # of a server that cannot be reached, or of a folder that is gone
+            if self.through_connect:
+                give_up(self.spark)
+            raise translated(error, self.plan, self.name, self.spark) from error
 
     def _is_active(self, query: StreamingQuery) -> bool:
         """Whether Spark still runs the query; raises where it cannot be asked."""

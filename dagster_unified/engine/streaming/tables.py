@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
+
+from dagster_unified.graph.fingerprint import digest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from upath import UPath
 
 
 class LookupTables:
-    """The tables of one query that is named `query`, among all of a session, and was started with the token `started`.
+    """The lookup tables of the query `name` of a job, whose checkpoint directory is `folder`.
 
-    Spark lists the files of a table once for a query. A temporary view has that list in common with the query, and by
-    the view's name Spark lists the files again: also through Connect, and for a job that goes on with the query.
+    `started` is the token of the job that started the query. Spark lists the files of a table once for a query. A
+    temporary view has that list in common with the query, and by the view's name Spark lists the files again, in a
+    classic session and through Connect.
     """
 
-    def __init__(self, spark: SparkSession, query: str, started: int) -> None:
-        self._spark, self._query = spark, query
-        self.started = started
+    def __init__(self, spark: SparkSession, folder: UPath, name: str, started: int) -> None:
+        self._spark, self._folder, self._name, self._started = spark, folder, name, started
         self._views: list[str] = []
+        self._goes_on = False
+
+    def go_on_with(self, started: int) -> None:
+        """The query was started by the job with that token, which has made the views."""
+        self._started, self._goes_on = started, True
 
     def __call__(self, table: DataFrame) -> DataFrame:
         """A table whose files can be listed again."""
-        view = f"lookup_{self._query}_{self.started}_{len(self._views)}"
+        from pyspark.sql import functions as F
+
+        view = _view(self._folder, self._name, self._started, len(self._views))
         self._views.append(view)
-        if not self._spark.catalog.tableExists(view):
-            table.createTempView(view)
+        if self._goes_on:
+            return table
+        # Listing the files again also drops what is cached of the same plan: this column makes the plan another one.
+        table.withColumn("__view", F.lit(view)).createOrReplaceTempView(view)
         return self._spark.table(view)
 
     def refresh(self) -> None:
@@ -35,6 +48,17 @@ class LookupTables:
 
     def drop(self) -> None:
         """Forget the tables: their query has ended."""
-        for view in self._views:
-            self._spark.catalog.dropTempView(view)
-        self._views.clear()
+        if self._views:
+            forget(self._spark, self._folder, self._name, self._started)
+            self._views.clear()
+
+
+def forget(spark: SparkSession, folder: UPath, name: str, started: int) -> None:
+    """Drop what an ended query has left of its tables."""
+    for number in count():
+        if not spark.catalog.dropTempView(_view(folder, name, started, number)):
+            return
+
+
+def _view(folder: UPath, name: str, started: int, number: int) -> str:
+    return f"lookup_{digest(folder, name)}_{started}_{number}"
