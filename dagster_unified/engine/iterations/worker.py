@@ -175,18 +175,19 @@ def _turn(order: Order, work: Work, attempt: int) -> Report:
     out = take_turn(Turn(level, subtask, order.epoch, order.terminated, inbox, states, wall_clock, is_stale))
     report = Report(feedback=out.feedback, criteria=out.criteria, metrics=out.metrics.encode())
     leaving = {slot.number for slot in loop.outputs}
-    with RoundFile(folder, f"epoch-{order.epoch}-{order.level}-{subtask.number}", order.epoch) as file:
+    name = f"{order.epoch}-{order.level}-{subtask.number}"
+    with RoundFile(folder, f"epoch-{name}", order.epoch) as file:
         report.sent = file.send(sent for sent in out.sent if sent.slot not in leaving)
         report.fed_back, report.late = file.send(out.fed_back), file.send(out.late)
+    with RoundFile(folder, f"state-{name}", order.epoch) as kept:  # which no other subtask copies
         if states.changed:
-            index, held_in = states.save(file)
+            index, held_in = states.save(kept)
             report.states.append(StoredState(order.level, subtask.number, index, held_in))
         elif held is not None:
             report.states.append(held)
-    name = f"output-{order.epoch}-{order.level}-{subtask.number}"  # which stays
-    with RoundFile(folder, name, order.epoch) as output:
+    with RoundFile(folder, f"output-{name}", order.epoch) as output:  # which stays
         report.sent += output.send(sent for sent in out.sent if sent.slot in leaving)
-    report.files = [written.name for written in (file, output) if written.size]
+    report.files = [written.name for written in (file, kept, output) if written.size]
     return report
 
 
