@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_unified.connectors.base import spark_schema
-from dagster_unified.connectors.paths import is_local, storage_path
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.jobs import SeparateJobs
 from dagster_unified.engine.iterations.journal import StoredState
+from dagster_unified.engine.iterations.places import Place
 from dagster_unified.engine.iterations.placing import Placing
 from dagster_unified.engine.iterations.resident import IS_PINNED, ResidentTasks, can_stay
 from dagster_unified.engine.iterations.worker import (
@@ -65,7 +65,7 @@ class SparkLevels:
         self._states: dict[tuple[int, int], StoredState] = {}
         self._work = Work(_pickled(loop), folder)
         self._report = spark_schema(REPORT)
-        self._placing = Placing(spark, copies=not is_local(storage_path(folder, "the rounds of an iteration")))
+        self._placing = Placing(spark, copies=not Place(folder).is_shared)
         self._tasks: ResidentTasks | SeparateJobs | None = None
         """What carries out orders while there are many rounds; None where each level has a job."""
 

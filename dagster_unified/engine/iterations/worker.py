@@ -179,15 +179,16 @@ def _turn(order: Order, work: Work, attempt: int) -> Report:
     with RoundFile(folder, f"epoch-{name}", order.epoch) as file:
         report.sent = file.send(sent for sent in out.sent if sent.slot not in leaving)
         report.fed_back, report.late = file.send(out.fed_back), file.send(out.late)
-    with RoundFile(folder, f"state-{name}", order.epoch) as kept:  # which no other subtask copies
-        if states.changed:
+    if states.changed:
+        with RoundFile(folder, f"state-{name}", order.epoch) as kept:  # which no other subtask copies
             index, held_in = states.save(kept)
-            report.states.append(StoredState(order.level, subtask.number, index, held_in))
-        elif held is not None:
-            report.states.append(held)
+        report.states.append(StoredState(order.level, subtask.number, index, held_in))
+        report.files.append(kept.name)
+    elif held is not None:
+        report.states.append(held)
     with RoundFile(folder, f"output-{name}", order.epoch) as output:  # which stays
         report.sent += output.send(sent for sent in out.sent if sent.slot in leaving)
-    report.files = [written.name for written in (file, kept, output) if written.size]
+    report.files += [written.name for written in (file, output) if written.size]
     return report
 
 

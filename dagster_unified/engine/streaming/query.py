@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from threading import Event, Lock
@@ -301,14 +302,11 @@ class Query(ABC):
         if waited:
             self._committing.release()
         try:
-            try:
+            with ExitStack() as ending:
+                ending.callback(self.tables.drop)
+                ending.callback(self.query.stop)  # which comes first
                 if waited:
                     self._let_spark_commit()
-            finally:
-                try:
-                    self.query.stop()
-                finally:
-                    self.tables.drop()
         except Exception as error:
             if self._is_active(self.query):
                 raise translated(error, self.plan, self.name, self.spark) from error
@@ -339,18 +337,20 @@ class Query(ABC):
         try:
             self.tables.refresh()
         except Exception as error:  # of a server that cannot be reached, or of a folder that is gone
-            if self.through_connect:
-                give_up(self.spark)
-            raise translated(error, self.plan, self.name, self.spark) from error
+            raise self._unanswered(error) from error
 
     def _is_active(self, query: StreamingQuery) -> bool:
         """Whether Spark still runs the query; raises where it cannot be asked."""
         try:
             return bool(query.isActive)
         except Exception as error:  # of a server that cannot be reached
-            if self.through_connect:
-                give_up(self.spark)
-            raise translated(error, self.plan, self.name, self.spark) from error
+            raise self._unanswered(error) from error
+
+    def _unanswered(self, error: Exception) -> UnifiedError:
+        """What is raised where Spark has not answered; a Connect server is asked no more."""
+        if self.through_connect:
+            give_up(self.spark)
+        return translated(error, self.plan, self.name, self.spark)
 
     def _is_early(self) -> bool:
         """Whether an epoch that is not late starts in a while only."""
