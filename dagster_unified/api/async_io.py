@@ -89,9 +89,7 @@ def _calls(stream: DataStream[T], calls: AsyncCalls, output_type: TypeForm[R]) -
     where = stream._where(name)
     if not isinstance(function, AsyncFunction):
         raise PipelineError(f"{where}: expected an AsyncFunction, got {function!r}")
-    checked_span(f"{where}: the timeout", calls.timeout)
-    if calls.timeout <= timedelta(0):
-        raise PipelineError(f"{where}: the timeout has to be positive, and is {calls.timeout}")
+    checked_span(f"{where}: the timeout", calls.timeout, 1)
     if retry is not None and not isinstance(retry, AsyncRetryStrategy):
         raise PipelineError(f"{where}: expected an AsyncRetryStrategy such as fixed_delay(...), got {retry!r}")
     check_count(f"{where}: the capacity", calls.capacity)

@@ -57,7 +57,7 @@ from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_stat
 from dagster_unified.operators.functions.type_variables import B, K, KeyOut, R, T, W
 from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
 from dagster_unified.operators.state.map import MapStateDescriptor
-from dagster_unified.operators.time import to_span
+from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import (
     CountEvictor,
     CountTrigger,
@@ -384,20 +384,18 @@ class DataStream(Generic[T]):
             >>> sorted(sale.amount for sale in collect(windows.sum("amount")))
             [3, 4, 5]
         """
-        records = self._records("timestamps")
+        records, where = self._records("timestamps"), self._where("timestamps")
         assigner = strategy.assigner
         if assigner is None:
             raise PipelineError(
-                f"{self._where('timestamps')}: the strategy has no timestamp assigner; "
-                "add with_timestamp_assigner('field') or a function"
+                f"{where}: the strategy has no timestamp assigner; add with_timestamp_assigner('field') or a function"
             )
         if isinstance(assigner, str):
-            _check_field(records, assigner, self._where("timestamps"))
+            _check_field(records, assigner, where)
             kind = records.schema.field(assigner).type
             if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
                 raise PipelineError(
-                    f"{self._where('timestamps')}: field '{assigner}' is a {kind}; a timestamp is a datetime, "
-                    "or an int in milliseconds"
+                    f"{where}: field '{assigner}' is a {kind}; a timestamp is a datetime, or an int in milliseconds"
                 )
         return self._next(
             nodes.AssignTimestampsNode,
@@ -405,11 +403,11 @@ class DataStream(Generic[T]):
             records=records,
             timestamped=True,
             assigner=assigner,
-            max_out_of_orderness_ms=_millis(strategy.max_out_of_orderness),
-            idleness_ms=_millis(strategy.idleness),
+            max_out_of_orderness_ms=_millis(f"{where}: the out-of-orderness bound", strategy.max_out_of_orderness),
+            idleness_ms=_millis(f"{where}: the idle timeout", strategy.idleness),
             generator=strategy.generator,
             watermark_group=strategy.watermark_group,
-            max_drift_ms=_millis(strategy.max_drift) or 0,
+            max_drift_ms=_millis(f"{where}: the drift", strategy.max_drift) or 0,
         )
 
     # Exchanges
@@ -1251,8 +1249,8 @@ def _check_parallelism(parallelism: int, where: str) -> None:
     check_count(f"{where}: parallelism", parallelism)
 
 
-def _millis(length: timedelta | None) -> int | None:
-    return None if length is None else to_span(length)
+def _millis(what: str, length: timedelta | None) -> int | None:
+    return None if length is None else checked_span(what, length, 0)
 
 
 def _plain_name(column: str | Column) -> str | None:

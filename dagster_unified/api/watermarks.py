@@ -36,6 +36,7 @@ class WatermarkStrategy(Generic[In]):
             raise PipelineError(
                 f"the out-of-orderness bound must be a timedelta that is not negative, not {max_out_of_orderness!r}"
             )
+        checked_span("the out-of-orderness bound", max_out_of_orderness)
         return WatermarkStrategy(max_out_of_orderness)
 
     @staticmethod
@@ -113,6 +114,9 @@ class WatermarkStrategy(Generic[In]):
                 f"watermark group '{watermark_group}': the drift must be a timedelta that is not negative, not"
                 f" {max_allowed_watermark_drift!r}"
             )
+        checked_span(f"watermark group '{watermark_group}': the drift", max_allowed_watermark_drift)
+        if update_interval is not None:
+            checked_span(f"watermark group '{watermark_group}': the update interval", update_interval, 1)
         if self.max_out_of_orderness is None:
             raise UnsupportedError(
                 f"watermark group '{watermark_group}': the watermark of each part has to be known, which only"

@@ -31,6 +31,7 @@ from dagster_unified.connectors.secrets import Value, deferred, resolved
 from dagster_unified.connectors.written_ahead import WrittenAheadSource
 from dagster_unified.errors import PipelineError, UnifiedError
 from dagster_unified.operators.functions.type_variables import Out
+from dagster_unified.operators.time import checked_span
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class HttpSource(WrittenAheadSource[Out]):
             )
         self.port, self.path, self.host, self.max_bytes, self.name = port, path, host, max_bytes, name
         self.token = None if token is None else deferred(token)
+        checked_span(f"{where}: flush_every", flush_every, 0)
         self.flush_every = flush_every
         self.records = record_type(record, where)
         JsonFormat().value_type(self.records, self.records.names, where)

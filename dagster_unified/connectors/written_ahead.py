@@ -38,6 +38,7 @@ from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource
 from dagster_unified.errors import PipelineError, StageError, StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.operators.functions.type_variables import Out
+from dagster_unified.operators.time import checked_span
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
@@ -229,6 +230,7 @@ class GeneratorSource(WrittenAheadSource[Out]):
         self.name = name or getattr(function, "__name__", "generator").strip("<>")
         if not callable(function):
             raise PipelineError(f"source '{self.name}': expected a function that yields records, got {function!r}")
+        checked_span(f"source '{self.name}': flush_every", flush_every, 0)
         self.function, self.flush_every = function, flush_every
         self.records = record_type(record, f"source '{self.name}'")
 

@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
 
-from dagster_unified.errors import ConfigurationError, nearest
-from dagster_unified.operators.time import to_span
+from dagster_unified.errors import ConfigurationError, PipelineError, nearest
+from dagster_unified.operators.time import checked_span, to_span
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,28 @@ _UNITS = {"ms": 1, "s": 1000, "sec": 1000, "min": 60_000, "m": 60_000, "h": 3_60
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|min|m|h|d)")
 
 
-def _duration(_: Option, given: Any) -> timedelta:
+def _duration(option: Option, given: Any) -> timedelta:
     if isinstance(given, timedelta):
-        return given if given >= timedelta(0) else _raise()
-    found = _DURATION.fullmatch(str(given).strip().lower())
-    return timedelta(milliseconds=float(found.group(1)) * _UNITS[found.group(2)]) if found else _raise()
+        length = given
+    else:
+        written_as = _DURATION.fullmatch(str(given).strip().lower()) or _raise()
+        length = _exact(Decimal(written_as.group(1)) * _UNITS[written_as.group(2)])
+    if length < timedelta(0):
+        raise ValueError
+    try:
+        checked_span(option.key, length)
+    except PipelineError as error:
+        raise ConfigurationError(str(error)) from None
+    return length
+
+
+def _exact(millis: Decimal) -> timedelta:
+    """A length of time that has the part of a millisecond which was given, if one was."""
+    whole, rest = divmod(millis, 1)
+    try:
+        return timedelta(milliseconds=int(whole), microseconds=bool(rest))
+    except OverflowError:
+        raise ValueError from None
 
 
 def _factor(_: Option, given: Any) -> float:

@@ -80,6 +80,10 @@ class AsyncRetryStrategy:
     result_predicate: Callable[[list[Any]], bool] = no_result
     exception_predicate: Callable[[Exception], bool] = every_exception
 
+    def __post_init__(self) -> None:
+        check_count("AsyncRetryStrategy: max_attempts", self.max_attempts)
+        checked_span("AsyncRetryStrategy: the backoff", self.backoff, 0)
+
     @staticmethod
     def fixed_delay(
         max_attempts: int,
@@ -91,8 +95,6 @@ class AsyncRetryStrategy:
 
         Raises `PipelineError` for no attempt or a negative pause.
         """
-        check_count("AsyncRetryStrategy: max_attempts", max_attempts)
-        checked_span("AsyncRetryStrategy: the backoff", backoff, 0)
         return AsyncRetryStrategy(max_attempts, backoff, result_predicate, exception_predicate)
 
 

@@ -59,7 +59,7 @@ def to_datetime(millis: int) -> datetime:
 
 
 def to_span(length: timedelta) -> int:
-    """A length of time in whole milliseconds.
+    """A length of time in milliseconds, of which a part is cut off downwards.
 
     A pendulum duration, which cannot be divided by a `timedelta`, does as well.
     """
@@ -67,12 +67,18 @@ def to_span(length: timedelta) -> int:
 
 
 def checked_span(what: str, length: timedelta, at_least: int | None = None) -> int:
-    """As `to_span`; raises `PipelineError` for what is no `timedelta`, and for one of fewer milliseconds."""
+    """A length of time that an author gave, in milliseconds.
+
+    Raises `PipelineError` for what is no `timedelta`, for one with a part of a millisecond, which would be cut off, and
+    for one of fewer milliseconds.
+    """
     if not isinstance(length, timedelta):
         raise PipelineError(f"{what} is a timedelta, not {length!r}; import it from datetime")
     millis = to_span(length)
-    if at_least is not None and millis < at_least:
+    if at_least is not None and length < at_least * _MILLISECOND:
         raise PipelineError(f"{what} has to be at least {at_least} ms, and is {length}")
+    if length != millis * _MILLISECOND:
+        raise PipelineError(f"{what} has to be in whole milliseconds, and is {length}; round it up or down")
     return millis
 
 

@@ -115,6 +115,11 @@ class StreamingDeployment:
             observe_every=self.observe_every,
             tick_every=self.tick_every,
         )
+        if self.tick_every.microseconds:
+            raise ConfigurationError(
+                f"{self.pipeline.name}: tick_every has to be in whole seconds, as Dagster's sensors tick, and is"
+                f" {self.tick_every}"
+            )
 
 
 def check_pipeline(given: object, of: str) -> None:

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 
 import pendulum
 
-from dagster_unified.errors import ConfigurationError
+from dagster_unified.errors import ConfigurationError, PipelineError
+from dagster_unified.operators.time import checked_span
 
 
 def now() -> pendulum.DateTime:
@@ -27,12 +28,16 @@ def as_text(millis: int) -> str:
         return str(millis)
 
 
-def check_lengths(where: str, at_least: timedelta | None = None, /, **given: object) -> None:
+def check_lengths(where: str, at_least: timedelta | None = None, /, **given: timedelta | None) -> None:
     """Raises `ConfigurationError` where one of these is no length of time, or is too short; None says nothing."""
     for name, value in given.items():
-        if value is not None and not isinstance(value, timedelta):
-            raise ConfigurationError(f"{where}: {name} is a timedelta, not {value!r}; import it from datetime")
-        if isinstance(value, timedelta) and at_least is not None and value < at_least:
+        if value is None:
+            continue
+        try:
+            checked_span(f"{where}: {name}", value)
+        except PipelineError as error:
+            raise ConfigurationError(str(error)) from None
+        if at_least is not None and value < at_least:
             raise ConfigurationError(f"{where}: {name} is at least {words(at_least)}, and {value} was given")
 
 

@@ -213,7 +213,7 @@ class Untyped(AsyncFunction):
         ({"capacity": 0}, PipelineError, "the capacity must be a whole number of at least 1"),
         ({"capacity": "5"}, PipelineError, "the capacity must be a whole number of at least 1, not '5'"),
         ({"timeout": 5}, PipelineError, "the timeout is a timedelta, not 5"),
-        ({"timeout": timedelta(0)}, PipelineError, "the timeout has to be positive"),
+        ({"timeout": timedelta(0)}, PipelineError, "the timeout has to be at least 1 ms"),
         ({"function": Untyped()}, RecordTypeError, "'Untyped' has no output type"),
         ({"function": len}, PipelineError, "expected an AsyncFunction"),
     ],

@@ -23,6 +23,7 @@ from dagster_unified.connectors.secrets import Value
 from dagster_unified.errors import PipelineError, SinkError, UnifiedError
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.functions.type_variables import In
+from dagster_unified.operators.time import checked_span
 from dagster_unified.records import RecordType
 
 
@@ -111,6 +112,7 @@ class KafkaSink(SparkSink[In, StagedMessages]):
             replaces=self.upserts,
         )
         self._registered = False
+        checked_span(f"sink '{self.name}': transaction_timeout", transaction_timeout, 1)
         for option in options or {}:
             check_option(option, f"sink '{self.name}'", PRODUCER_OWN)
         if mode not in ("append", "upsert"):

@@ -31,7 +31,7 @@ from dagster_unified.errors import PipelineError, RecordTypeError, SourceError, 
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.functions.type_variables import Out
-from dagster_unified.operators.time import to_millis
+from dagster_unified.operators.time import checked_span, to_millis
 from dagster_unified.records import RecordType, record_type
 from dagster_unified.values import check_count
 
@@ -137,6 +137,7 @@ class KafkaSource(SplitSource[Out]):
         self.boundedness = Boundedness.UNBOUNDED if bounded is None else Boundedness.BOUNDED
         self.on_malformed, self.isolation_level = on_malformed, isolation_level
         self.max_records_per_trigger = max_records_per_trigger
+        checked_span(f"{where}: partition_discovery_interval", partition_discovery_interval, 0)
         self.partition_discovery_interval = partition_discovery_interval
 
     @property

@@ -25,7 +25,7 @@ from dagster_unified.errors import PipelineError, SourceError, UnavailableError,
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.slices import TimeRange
 from dagster_unified.operators.functions.type_variables import Out
-from dagster_unified.operators.time import to_millis
+from dagster_unified.operators.time import checked_span, to_millis
 from dagster_unified.records import record_type
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ class PostgresSource(SplitSource[Out]):
         self.finds_times = self._is_time
 
     def _check(self) -> None:
+        checked_span(f"source '{self.name}': lag", self.lag, 0)
         for column in (self.follow, self.split_by):
             if column is not None and column not in self.records.names:
                 raise PipelineError(

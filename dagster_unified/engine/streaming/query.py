@@ -191,7 +191,7 @@ class Query(ABC):
             f"{self.plan.name}/{self.name}"
         )
         if self._interval:
-            writer = writer.trigger(processingTime=f"{int(self._interval * 1000)} milliseconds")
+            writer = writer.trigger(processingTime=f"{round(self._interval * 1000)} milliseconds")
         self.spark.conf.set("spark.sql.streaming.statefulOperator.allowMultiple", str(self.several_stateful).lower())
         self.query = self._started_elsewhere(writer) if self.through_connect else self._started_here(writer)
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeAlias
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import In, T, WinOut
 from dagster_unified.operators.state.value import ValueStateDescriptor
-from dagster_unified.operators.time import checked_span, to_span
+from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import context
 from dagster_unified.operators.windows.context import WindowAssignerContext
 from dagster_unified.operators.windows.triggers import (
@@ -232,7 +232,9 @@ class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
         gap = self.gap
         if callable(gap):
             found = gap(element)
-            gap = to_span(found) if isinstance(found, timedelta) else int(found)
+            if not isinstance(found, (int, timedelta)) or isinstance(found, bool):
+                raise PipelineError(f"a session's gap is a timedelta or an int of milliseconds, not {found!r}")
+            gap = checked_span("a session's gap", found) if isinstance(found, timedelta) else found
             if gap <= 0:
                 raise PipelineError(f"a session's gap must be more than 0 ms, not {gap}")
         return TimeWindow(moment, moment + gap)
