@@ -2,15 +2,16 @@
 
 Every record of the small stream reaches every instance of an operator on a large one. Each instance holds its copy of
 the maps that the rules fill, and the records of the large stream are processed with them at hand (Flink: *The Broadcast
-State Pattern*). A driver gives an instance its broadcast records, and says which instance leads: what
-`process_broadcast_element` emits and counts is the leader's only, so that it does not depend on how many instances
-there are.
+State Pattern*). A driver gives an instance its broadcast records, and says which instance leads. What all instances
+emit alike for a broadcast record is what one without keys emits: it is the leader's only, so that it does not depend on
+how many instances there are. What an instance with keys emits besides is about its keys, and is kept everywhere.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, Generic, Optional
 
@@ -21,7 +22,7 @@ from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function, OutputTag, RuntimeContext, SideOutput, TimerService
 from dagster_unified.operators.functions.keyed import NoKey
 from dagster_unified.operators.functions.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
-from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.epochs import Emitting
@@ -30,6 +31,12 @@ from dagster_unified.operators.state.backend import Declared, KeyedStateBackend
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.time import TimeDomain
+from dagster_unified.records import shorten
+
+_ABSENT: Any = object()
+
+_Change = tuple[str, dict[Any, Any], bool]
+"""What a broadcast map held before a broadcast record changed it: its name, entries, and whether they were all."""
 
 
 class ReadOnlyBroadcastState(Generic[K, V]):
@@ -78,8 +85,9 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
     There is an example at `KeyedBroadcastProcessFunction`.
     """
 
-    def __init__(self, entries: dict[K, V], descriptor: MapStateDescriptor[K, V]) -> None:
+    def __init__(self, entries: dict[K, V], descriptor: MapStateDescriptor[K, V], changes: list[_Change]) -> None:
         super().__init__(entries)
+        self._name, self._changes = descriptor.name, changes
         self._key = Declared("a key in broadcast state", descriptor.name, descriptor.key_type)
         self._value = Declared("broadcast state", descriptor.name, Optional[descriptor.value_type])  # noqa: UP045
 
@@ -87,6 +95,7 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
         """Sets the value of `key`."""
         self._key.check([key])
         self._value.check([value])
+        self._changes.append((self._name, {key: self._entries.get(key, _ABSENT)}, False))
         self._entries[key] = value
 
     def put_all(self, values: dict[K, V]) -> None:
@@ -96,10 +105,13 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
 
     def remove(self, key: K) -> None:
         """Forgets `key`; nothing happens where it is not there."""
-        self._entries.pop(key, None)
+        if key in self._entries:
+            self._changes.append((self._name, dict(self._entries), True))
+            del self._entries[key]
 
     def clear(self) -> None:
         """Forgets all entries."""
+        self._changes.append((self._name, dict(self._entries), True))
         self._entries.clear()
 
 
@@ -220,7 +232,10 @@ class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
     def process_broadcast_element(self, value: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
         """Takes a broadcast record into the state.
 
-        It runs once in every instance, and has to do the same in each; what it emits is emitted once.
+        It runs in every instance, each of which has some of the keys, and has to do the same to the broadcast state in
+        each. What it emits where there is no key is emitted once, and what it emits besides where it has seen the state
+        of keys, by `ctx.apply_to_keyed_state`, is emitted of each instance: to know the former, it is called once more
+        there, with no keys. So what depends on chance or the clock is an error there.
         """
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
@@ -289,24 +304,61 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         return layout.records.from_batch(batch.select(list(layout.records.names)))
 
     def process_broadcast(self, records: Sequence[Any], timestamps: Sequence[int | None], leads: bool) -> None:
-        """Broadcast records, in order. What comes of them is kept where this instance leads."""
+        """Broadcast records, in order. What all instances emit alike is kept where this one leads."""
         function: Any = self.function
-        context = _BroadcastContext(self)
         before = self._metrics.take()
+        applied = Metrics()
         self.state.current = _NO_KEY
         record = None
         try:
             for record, timestamp in zip(records, timestamps, strict=True):
-                context.current = timestamp
+                context = _BroadcastContext(self, timestamp)
                 context.out.emit_all(function.process_broadcast_element(record, context), timestamp)
+                if not context.has_met_keys:
+                    if leads:
+                        self.out.take(context.out)
+                elif leads or context.out.records or context.out.side:
+                    self._emit_own(record, context, leads)
+                applied.add(context.applied)
         except RAISED as error:
             raise user_failure(error, self.where, function.process_broadcast_element, record) from error
-        if leads:
-            self.out.take(context.out)
-        else:  # what was measured with the state of this instance's own keys stays
+        if not leads:  # what was measured with the state of this instance's own keys stays
             self._metrics.clear()
-            self._metrics.add(context.applied)
+            self._metrics.add(applied)
         self._metrics.add(before)
+
+    def _emit_own(self, record: Any, context: _BroadcastContext, leads: bool) -> None:
+        """Emit what an instance with keys emitted for a record; where it does not lead, without what all emit."""
+        alike = self._without_keys(record, context)
+        own, missing = _besides(context.out, alike)
+        if missing and _differ(alike, self._without_keys(record, context)):
+            raise UnsupportedError(
+                f"{self.where}: what process_broadcast_element emits for {shorten(record)} differs from call to call,"
+                " so that it cannot be told what it emits about its own keys and what once for all; emit what is about"
+                " a key from the function that is given to ctx.apply_to_keyed_state, and take no chance or clock but"
+                " ctx.current_processing_time()"
+            )
+        if not leads:
+            self.out.take(own)
+        elif missing:
+            self.out.take(alike)
+            self.out.take(own)
+        else:
+            self.out.take(context.out)
+
+    def _without_keys(self, record: Any, given: _BroadcastContext) -> Collector:
+        """What an instance without keys emits for a record, which changes nothing here."""
+        function: Any = self.function
+        after, keys, measured = self.broadcast, self.keys, self._metrics.take()
+        self.broadcast, self.keys = given.broadcast_before(), tuple
+        context = _BroadcastContext(self, given.current, given.current_processing_time())
+        try:
+            context.out.emit_all(function.process_broadcast_element(record, context), given.current)
+        finally:
+            self.broadcast, self.keys = after, keys
+            self._metrics.clear()
+            self._metrics.add(measured)
+        return context.out
 
     def measured(self) -> Metrics:
         """What has been measured, which is then forgotten."""
@@ -360,22 +412,43 @@ class BroadcastStep(KeyedStep):
 
 
 class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
-    """The context of broadcast records."""
+    """The context of one broadcast record."""
 
-    def __init__(self, operator: BroadcastOperator) -> None:
+    def __init__(self, operator: BroadcastOperator, timestamp: int | None, now: int | None = None) -> None:
         self._operator = operator
-        self.current: int | None = None
+        self.current = timestamp
+        self._now = now
         self.out = operator.collector()
+        self.has_met_keys = False
+        """Whether the record was shown the state of a key of this instance's."""
+
         self.applied = Metrics()
         """What was measured with the state of keys: they are this instance's own, so it always counts."""
 
+        self._changes: list[_Change] = []
         self._applying = False
+
+    def broadcast_before(self) -> dict[str, dict[Any, Any]]:
+        """The broadcast maps as they were before the record, as copies."""
+        maps = {name: dict(entries) for name, entries in self._operator.broadcast.items()}
+        for name, entries, are_all in reversed(self._changes):
+            if are_all:
+                maps[name] = dict(entries)
+                continue
+            for key, value in entries.items():
+                if value is _ABSENT:
+                    maps[name].pop(key, None)
+                else:
+                    maps[name][key] = value
+        return deepcopy(maps)
 
     def timestamp(self) -> int | None:
         return self.current
 
     def current_processing_time(self) -> int:
-        return self._operator.read_clock()
+        if self._now is None:
+            self._now = self._operator.read_clock()
+        return self._now
 
     def current_watermark(self) -> int:
         return self._operator.watermark
@@ -384,7 +457,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         (self._operator.out if self._applying else self.out).emit_side(tag, value, self.current)
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> BroadcastState[Any, Any]:
-        return BroadcastState(self._operator.entries(descriptor), descriptor)
+        return BroadcastState(self._operator.entries(descriptor), descriptor, self._changes)
 
     def apply_to_keyed_state(
         self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]
@@ -397,6 +470,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
             for key in list(operator.keys()):
                 operator.select(key)
                 if descriptor.name in operator.state.current:
+                    self.has_met_keys = True
                     operator.out.emit_all(function(key, state), self.current)
         finally:
             self._applying = False
@@ -405,6 +479,43 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         self.applied.add(applied)
         operator.measure(before)
         operator.measure(applied)
+
+
+def _besides(emitted: Collector, alike: Collector) -> tuple[Collector, bool]:
+    """What was emitted besides what all emit alike, and whether something of that is missing."""
+    own = Collector()
+    own.records, own.timestamps, is_missing = _left(emitted.records, emitted.timestamps, alike.records)
+    for tag in {**emitted.side, **alike.side}:
+        records, timestamps = emitted.side.get(tag, ([], []))
+        left, times, lacks = _left(records, timestamps, alike.side.get(tag, ([], []))[0])
+        own.side[tag] = left, times
+        is_missing |= lacks
+    return own, is_missing
+
+
+def _left(
+    records: Sequence[Any], timestamps: Sequence[int | None], alike: Sequence[Any]
+) -> tuple[list[Any], list[int | None], bool]:
+    """The records without those that all emit, their event times, and whether one of the latter is not among them."""
+    waiting = list(alike)
+    left: list[Any] = []
+    times: list[int | None] = []
+    for record, timestamp in zip(records, timestamps, strict=True):
+        place = next((n for n, other in enumerate(waiting) if _is_same(record, other)), None)
+        if place is None:
+            left.append(record)
+            times.append(timestamp)
+        else:
+            del waiting[place]
+    return left, times, bool(waiting)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return bool(one == other) or repr(one) == repr(other)  # NaN is not equal to itself
+
+
+def _differ(one: Collector, other: Collector) -> bool:
+    return _besides(one, other)[1] or _besides(other, one)[1]
 
 
 _NO_KEY = NoKey(

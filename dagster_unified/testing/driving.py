@@ -7,7 +7,7 @@ operator, are made of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields, replace
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_unified.engine.translate import broadcast_input, input_layout, keyed_input, keyed_options, step
+from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.functions.base import Subtask
@@ -29,6 +31,18 @@ Timed = tuple[Any, "int | None"]
 
 Emit = Callable[["str | None", list[Timed]], None]
 """Takes the records of an output, or of a side output by its tag."""
+
+
+def planned(graph: g.Graph, mode: str, options: Mapping[str, Any] | None) -> Plan:
+    """Return the plan that a harness runs; raise `UnsupportedError` where it starts from a savepoint or leaves one."""
+    decided = plan(graph, Configuration.of({**(options or {}), "execution.runtime-mode": mode}))
+    if decided.execution.has_savepoint:
+        key = "execution.savepoint.path" if decided.execution.goes_on else "execution.state-recovery.path"
+        raise UnsupportedError(
+            f"{decided.name}: {key} is set, and the harness has neither source positions nor savepoints; leave the"
+            " option out, or run the pipeline on Spark with Pipeline.execute()"
+        )
+    return decided
 
 
 def single(plan: Plan, node: g.Node, last_event_time: int | None = None) -> Program:

@@ -15,8 +15,7 @@ from dagster_unified.api.stream import DataStream
 from dagster_unified.api.watermarks import WatermarkStrategy
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.options import Configuration
-from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.functions.base import OutputTag
@@ -27,7 +26,7 @@ from dagster_unified.operators.operator_state import KEY
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.time import MIN_TIMESTAMP
-from dagster_unified.testing.driving import Driven, Timed
+from dagster_unified.testing.driving import Driven, Timed, planned
 from dagster_unified.testing.harness import ManualClock
 
 Snapshot = dict[int, bytes]
@@ -62,9 +61,7 @@ class _Harness:
         """What the operator has emitted so far, with event times."""
 
         self._side: dict[str, list[Any]] = {tag.name: [] for tag in side_outputs}
-        self._plan = plan(
-            pipeline.graph(), Configuration.of({**(options or {}), "execution.runtime-mode": "STREAMING"})
-        )
+        self._plan = planned(pipeline.graph(), "STREAMING", options)
         self._node = _operator(self._plan)
         self._marks = [MIN_TIMESTAMP] * len(types)
         self._last: int | None = None

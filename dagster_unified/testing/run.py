@@ -22,8 +22,7 @@ from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.engine.translate import input_layout, keyed_input
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.options import Configuration
-from dagster_unified.graph.plan import Plan, Port, plan
+from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.segments import segments
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.key_groups import ControlEvent
@@ -35,7 +34,7 @@ from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program.closing import close_each
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
-from dagster_unified.testing.driving import Driven, Timed, instances, single, to_batch, to_timed
+from dagster_unified.testing.driving import Driven, Timed, instances, planned, single, to_batch, to_timed
 from dagster_unified.testing.exchanging import InSubtasks, in_one, sent
 from dagster_unified.testing.iterations import StreamedIteration, run_iteration
 from dagster_unified.testing.native import run_native
@@ -81,7 +80,7 @@ def run_pipeline(
         >>> [sale.amount for sale in run_pipeline(pipeline, "STREAMING", {"sales": [Sale("east", 7, at(9, 0))]}).only()]
         [7]
     """
-    decided = plan(pipeline.graph(), Configuration.of({**(options or {}), "execution.runtime-mode": mode}))
+    decided = planned(pipeline.graph(), mode, options)
     for name, number in (("watermark_interval", watermark_interval), ("micro_batch", micro_batch)):
         if number is not None and number < 1:
             raise PipelineError(f"{decided.name}: {name} is a number of records of at least 1, or None, not {number}")

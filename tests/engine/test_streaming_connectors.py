@@ -21,7 +21,9 @@ from dagster_unified.api import (
     FileSink,
     ForeachSink,
     JsonSource,
+    KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
+    MapStateDescriptor,
     ParquetSource,
     Pipeline,
     Rate,
@@ -309,6 +311,49 @@ def test_the_hashmap_backend(run_streaming, tmp_path):
         ),
     ):
         run_streaming(pipeline, hashmap)
+
+
+def test_batch_ignores_the_state_backend(run_on_spark, tmp_path):
+    pipeline = Pipeline("p")
+    totals = pipeline.from_collection(SALES).key_by("shop").reduce(lambda a, b: a._replace(amount=a.amount + b.amount))
+    totals.sink_to(DeltaSink(str(tmp_path / "out"), mode="append"))
+    run_on_spark(pipeline, {"state.backend.type": "hashmap"})
+    rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [("a", 9), ("b", 6)]
+
+
+TOTAL = ValueStateDescriptor("total", int)
+
+
+class TotalsWhenAsked(KeyedBroadcastProcessFunction):
+    """Collects over its keys what it then emits."""
+
+    def open(self, runtime_context):
+        self.total = runtime_context.get_state(TOTAL)
+
+    def process_element(self, value: Sale, ctx) -> Iterable[Sale]:
+        self.total.update((self.total.value() or 0) + value.amount)
+        return []
+
+    def process_broadcast_element(self, value: Sale, ctx) -> Iterable[Sale]:
+        found = []
+        ctx.apply_to_keyed_state(TOTAL, lambda shop, total: found.append(Sale(shop, total.value())))
+        yield Sale(f"asked {value.shop}", 0)
+        yield from found
+
+
+def test_what_a_broadcast_record_finds_out_about_the_keys_comes_from_every_key_group(run_streaming, tmp_path):
+    sales = files(tmp_path / "sales", [Sale(shop, 1) for shop in "abcdefgh"], [Sale("a", 5)])
+    asking = files(tmp_path / "asking", [Sale("first", 0)], [Sale("second", 0)])
+    pipeline = Pipeline("p")
+    stream = pipeline.from_source(JsonSource(str(sales), Sale, max_files_per_trigger=1, name="sales"))
+    rules = pipeline.from_source(JsonSource(str(asking), Sale, max_files_per_trigger=1, name="asking"))
+    asked = stream.key_by("shop").connect(rules.broadcast(MapStateDescriptor("rules", str, int)))
+    asked.process(TotalsWhenAsked()).sink_to(DeltaSink(str(tmp_path / "out"), mode="append"))
+    run_streaming(pipeline)
+    rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
+    expected = [("asked first", 0), ("asked second", 0), *((shop, 1) for shop in "abcdefgh")]
+    assert sorted(tuple(row.values()) for row in rows) == sorted(expected)
 
 
 class Number(NamedTuple):

@@ -459,3 +459,39 @@ def test_what_comes_when_an_iteration_has_ended_is_reduced_and_combined_too(mode
     found = run_pipeline(pipeline, mode).sinks
     assert [sorted(found[f"out{number}"]) for number in range(3)] == [[8, 16, 24], [8, 16, 24], [48]]
     assert sorted(found["out3"]) in ([16, 24], [8, 16, 24])  # it combines what is in one subtask
+
+
+class SaysGoodbye(KeyedProcessFunction, iterations.IterationListener[int]):
+    """Has no state of its keys."""
+
+    def process_element(self, value, ctx):
+        return [value]
+
+    def on_iteration_terminated(self, context, collector):
+        collector.collect(100 + context.get_current_key())
+
+
+class SaysGoodbyeOpened(MapFunction, iterations.IterationListener[int]):
+    """The same of a function that is keyed since it overrides `open`."""
+
+    def open(self, runtime_context):
+        pass
+
+    def map(self, value):
+        return value
+
+    def on_iteration_terminated(self, context, collector):
+        collector.collect(100 + context.get_current_key())
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize("life", ["process", "map"])
+def test_a_function_without_keyed_state_hears_of_the_end_for_each_key_that_came(mode, life):
+    def build(variables, data):
+        keyed = variables[0].key_by(lambda n: n % 10, key_type=int)
+        gone = keyed.process(SaysGoodbye(), int) if life == "process" else keyed.map(SaysGoodbyeOpened(), int)
+        return iterations.IterationBodyResult([gone.map(lambda n: n + 10, int).filter(lambda n: n < 20)], [gone])
+
+    pipeline, (out,) = iterate([1, 2, 7], build)
+    out.print("out")
+    assert sorted(run_pipeline(pipeline, mode).sinks["out"]) == [1, 2, 7, 11, 12, 17, 101, 102, 107]

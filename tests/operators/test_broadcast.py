@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
+from random import random
 from typing import NamedTuple
 
 import pytest
@@ -244,35 +245,95 @@ class Tells(Count):
         yield "rule"
 
 
-def test_what_a_rule_leads_to_for_keys_comes_from_every_group_and_the_rest_from_one():
+def in_groups(function, rules=(Rule("a", 0),)):
+    """What rules lead to that meet the keys a to h in four key groups: the outputs by tag, and the counters."""
     pipeline = Pipeline("p")
     flights = pipeline.from_collection([Flight(c, 1) for c in "abcdefgh"], Flight, "flights")
-    rules = pipeline.from_collection([Rule("a", 0)], Rule, "rules")
-    made = flights.key_by("carrier").connect(rules.broadcast(LIMITS)).process(Tells())
+    made = flights.key_by("carrier").connect(pipeline.from_collection([], Rule, "rules").broadcast(LIMITS))
+    made = made.process(function)
     made.print("out")
     made.get_side_output(NEW).print("new")
     planned = pipeline.plan({"execution.runtime-mode": "STREAMING"})
-    (track,) = (
-        topology(planned, tuple(n.id for n in planned.graph.nodes if isinstance(n, SinkNode)), Lanes())
-        .levels[0]
-        .values()
-    )
+    sinks = tuple(n.id for n in planned.graph.nodes if isinstance(n, SinkNode))
+    (track,) = topology(planned, sinks, Lanes()).levels[0].values()
     emitted = {number: [] for number in range(len(track.program.outputs))}
     driver = KeyGroups(
         track.program, lambda number, batch: emitted[number].extend(batch.column(0).to_pylist()), lambda: 0
     )
-    stores = [Memory() for _ in range(4)]
-    layout = track.program.input
-    for number, key in enumerate("abcdefgh"):
-        driver.run(stores[number % 4], MicroBatch(Arrived([layout.records.to_batch([Flight(key, 1)])])))
-    rule = track.program.broadcast.layout.records.to_batch([Rule("a", 0)])
-    for group, store in enumerate(stores):
-        driver.run(store, MicroBatch(Arrived(broadcast=[rule]), leads=group == 0))
-    outputs = {output.tag: emitted[number] for number, output in enumerate(track.program.outputs)}
-    assert sorted(outputs[None]) == sorted([*(f"{c} has 1" for c in "abcdefgh"), "rule"])
-    assert sorted(outputs[NEW.name]) == list("abcdefgh")
-    assert driver.running.metrics.counters == {"rules": 1, "met": 8}
-    driver.close()
+    with driver:
+        stores = [Memory() for _ in range(5)]  # the last one has no key
+        layout = track.program.input
+        for number, key in enumerate("abcdefgh"):
+            driver.run(stores[number % 4], MicroBatch(Arrived([layout.records.to_batch([Flight(key, 1)])])))
+        for rule in rules:
+            batch = track.program.broadcast.layout.records.to_batch([rule])
+            for group, store in enumerate(stores):
+                driver.run(store, MicroBatch(Arrived(broadcast=[batch]), leads=group == 0))
+        outputs = {output.tag: sorted(emitted[number]) for number, output in enumerate(track.program.outputs)}
+        return outputs, driver.running.metrics.counters
+
+
+def test_what_a_rule_leads_to_for_keys_comes_from_every_group_and_the_rest_from_one():
+    outputs, counters = in_groups(Tells())
+    assert outputs == {None: [*(f"{c} has 1" for c in "abcdefgh"), "rule"], NEW.name: list("abcdefgh")}
+    assert counters == {"rules": 1, "met": 8}
+
+
+class Finds(Count):
+    """Emits itself what it has found out about the keys."""
+
+    def process_broadcast_element(self, value: Rule, ctx) -> Iterable[str]:
+        found = []
+        limits = ctx.get_broadcast_state(LIMITS)
+        limits.put("rules", (limits.get("rules") or 0) + 1)
+        ctx.apply_to_keyed_state(SEEN, lambda key, state: found.append(key))
+        yield f"rule {limits.get('rules')}"
+        yield from found
+        for key in found:
+            ctx.output(NEW, key)
+        if limits.get("rules") == 2:
+            limits.remove("rules")
+
+
+def test_what_a_function_collects_over_the_keys_is_emitted_of_each_group():
+    outputs, _ = in_groups(Finds(), [Rule("a", 0)] * 3)
+    twice = [f"rule {n}" for n in (1, 1, 2)]
+    assert outputs == {None: sorted(list("abcdefgh") * 3 + twice), NEW.name: sorted(list("abcdefgh") * 3)}
+
+
+class Sums(Count):
+    def process_broadcast_element(self, value: Rule, ctx) -> Iterable[str]:
+        found = []
+        ctx.apply_to_keyed_state(SEEN, lambda key, state: found.append(state.value()))
+        yield f"{sum(found)} at {ctx.current_processing_time()}"
+
+
+def test_a_sum_over_the_keys_is_one_of_each_group_with_keys_and_that_over_none():
+    assert in_groups(Sums())[0] == {None: ["0 at 0", *["2 at 0"] * 4], NEW.name: []}
+
+
+class Quiet(Count):
+    def process_broadcast_element(self, value: Rule, ctx) -> Iterable[str]:
+        met = []
+        ctx.apply_to_keyed_state(SEEN, lambda key, state: met.append(state.clear()))
+        return [] if met else ["nobody"]
+
+
+def test_what_is_emitted_where_there_is_no_key_is_emitted_once():
+    assert in_groups(Quiet())[0] == {None: ["nobody"], NEW.name: []}
+
+
+class Draws(Count):
+    def process_broadcast_element(self, value: Rule, ctx) -> Iterable[str]:
+        ctx.apply_to_keyed_state(SEEN, lambda key, state: state.clear())
+        yield str(random())
+
+
+def test_chance_in_what_follows_the_keys_is_refused():
+    with pytest.raises(
+        UnsupportedError, match=r"'Draws': what process_broadcast_element emits for Rule\(.*differs from"
+    ):
+        in_groups(Draws())
 
 
 def test_a_rule_has_no_keyed_state():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import CsvSource, KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
 from dagster_unified.api import functions as F
 from dagster_unified.connectors.base import SparkSink
-from dagster_unified.errors import PipelineError, UnifiedError
+from dagster_unified.errors import PipelineError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Capabilities
 from dagster_unified.testing import ManualClock, assert_same_in_both_modes, run_pipeline
 
@@ -373,3 +373,12 @@ def test_functions_are_given_a_sources_records_in_their_declared_types(mode):
     stream = pipeline.from_collection(given, tuple[datetime, float, bytes], name="given")
     stream.map(lambda r: f"{r[0].tzinfo} {r[1]!r} {r[2]!r}", str).print("out")
     assert run_pipeline(pipeline, mode).sinks["out"] == ["UTC 1.0 b'x'"]
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize("key", ["execution.savepoint.path", "execution.state-recovery.path"])
+def test_savepoints_are_refused(mode, key, tmp_path):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).map(lambda n: n, int).print()
+    with pytest.raises(UnsupportedError, match=rf"^p: {key} is set, and the harness has neither .*; leave the option"):
+        run_pipeline(pipeline, mode, options={key: str(tmp_path)})

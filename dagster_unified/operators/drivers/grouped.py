@@ -11,11 +11,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from dagster_unified.operators.drivers.group import Group, GroupStore
+from dagster_unified.operators.functions.iterations import IterationListener
 from dagster_unified.operators.keyed import KeyedOperator
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Columns, Content, PageCodec
+from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
+
+_CAME = ValueStateDescriptor("came", bool)
+"""Whether a record of a key has come to a function that is to hear, for each key, of the end of its iteration."""
+
+
+def _waits(operator: KeyedOperator) -> bool:
+    """Whether a function of the operator does something at the end of an iteration."""
+    ignored = IterationListener.on_iteration_terminated
+    return any(type(listener).on_iteration_terminated is not ignored for listener in operator.listeners)
 
 
 class GroupedOperator:
@@ -31,6 +42,11 @@ class GroupedOperator:
         keys_per_page: int = KEYS_PER_PAGE,
     ) -> None:
         self.operator, self.holds_back, self.after = operator, holds_back, after
+        self._remembers_keys = operator.subtask_key is None and not operator.state.descriptors and _waits(operator)
+        """Whether the keys of an iteration have to be kept: its function has no state of them that would be there."""
+
+        if self._remembers_keys:
+            operator.state.register(_CAME)
         self.codec = PageCodec(operator.where, key_type, record_type, operator.state.descriptors)
         self.keys_per_page = keys_per_page
         operator.state.on_register = self._declared_late
@@ -111,6 +127,8 @@ class GroupedOperator:
         for key in told:
             self.operator.select(key)
             self.operator.end_of_epoch(epoch)
+            if self._remembers_keys:
+                self.operator.state.current[_CAME.name] = True
             self.after()
 
     def end_of_iteration(self, group: Group) -> None:

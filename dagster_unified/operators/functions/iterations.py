@@ -47,9 +47,10 @@ class IterationListener(ABC, Generic[Out]):
 
     It is called once in each subtask, also where no record came. A function with keyed state is called for each key
     that got a record in the epoch, with that key's state at hand, and at the end of the iteration for each key that has
-    state: a `KeyedProcessFunction`, a `KeyedBatchFunction`, or on a keyed stream a function that overrides `open`. What
-    it emits belongs to the epoch that ends, so that it reaches the next round where it is fed back; it has no event
-    time. A function that is not keyed keeps for later rounds what is in its state only. FLIP-176: `IterationListener`.
+    state, or where it has declared none, for each key that has come: a `KeyedProcessFunction`, a `KeyedBatchFunction`,
+    or on a keyed stream a function that overrides `open`. What it emits belongs to the epoch that ends, so that it
+    reaches the next round where it is fed back; it has no event time. A function that is not keyed keeps for later
+    rounds what is in its state only. FLIP-176: `IterationListener`.
 
     Examples:
         >>> class Rounds(FlatMapFunction[int, int], iterations.IterationListener[int]):
