@@ -102,10 +102,7 @@ class PathTemplate:
 
         `name` is the path of the file below the folder before the first field.
         """
-        if isinstance(self._times, str):
-            return False
-        time = self._times.of(name)
-        return time is not None and (time <= moment if self._times.field == "end" else time < moment)
+        return not isinstance(self._times, str) and self._times.end_by(name, moment)
 
     @functools.cached_property
     def _times(self) -> PathTimes | str:
@@ -164,17 +161,22 @@ class PathTimes:
                 pattern += "/".join("[^/]*" for _ in form.split("/"))
         self._matcher = re.compile(f"{pattern}(?:/.*)?")
 
-    def of(self, name: str) -> datetime | None:
-        """The time in a file's path, without a time zone; None where the path is not of the template."""
+    def end_by(self, name: str, moment: datetime) -> bool:
+        """Whether the file of this path is of a partition that ends by a moment, on the clock of the partitions' zone.
+
+        The moment is written as the path writes its time, which may be less: the day of a partition that begins at
+        01:00, since the clock skips the hour before.
+        """
         match = self._matcher.fullmatch(name)
         if match is None:
-            return None
-        texts = "\0".join(match.groups())
-        forms = _KEYS if self.field == "key" else ["\0".join(f"%{directive}" for directive in self._directives)]
+            return False
+        texts = "/".join(match.groups())
+        forms = _KEYS if self.field == "key" else ["/".join(f"%{directive}" for directive in self._directives)]
         for form in forms:
             with contextlib.suppress(ValueError):
-                return datetime.strptime(texts, form)
-        return None
+                time, limit = (datetime.strptime(text, form) for text in (texts, moment.strftime(form)))
+                return time <= limit if self.field == "end" else time < limit
+        return False
 
     def _pattern(self, form: str) -> str:
         """A format as a regular expression, with a group for each directive where it is first."""
@@ -260,7 +262,9 @@ def hull(columns: Mapping[str, str], slices: Sequence[Slice]) -> Hull:
         if not bounds or len(bounds) < len(slices):
             continue
         if len(times) == len(bounds):
-            found[column] = TimeRange(min(one.start for one in times), max(one.end for one in times))
+            # by moments: datetimes of one zone are compared by the clock, which may show an hour twice
+            start = min((bound.start for bound in times), key=to_millis)
+            found[column] = TimeRange(start, max((bound.end for bound in times), key=to_millis))
         elif not times:
             found[column] = frozenset(bound for bound in bounds if isinstance(bound, str))
     return found
@@ -385,7 +389,7 @@ def _in_time(
         return value, between(value, lambda moment: moment.naive())
     if isinstance(kind, DateType):
         bounds = [pendulum.instance(moment) for moment in (start, end) if moment is not None]
-        if any(moment != moment.start_of("day") for moment in bounds):
+        if any(moment.date() == (moment - _TICK).date() for moment in bounds):  # a day may begin at 01:00
             raise PipelineError(
                 f"{where}: field '{column}' is a date, which cannot separate partitions that are shorter than a day;"
                 " partition it by a field with a time"

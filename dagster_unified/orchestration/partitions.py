@@ -6,6 +6,7 @@ Time zones and days of 23 or 25 hours are those of the partitions definition.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
 import pendulum
 from dagster import (
@@ -158,22 +159,44 @@ def slice_of(partitions: PartitionsDefinition[str], key: str) -> Slice:
 
 
 def _part(partitions: PartitionsDefinition[str], key: str) -> TimeRange | str:
-    if isinstance(partitions, TimeWindowPartitionsDefinition):
-        window = partitions.time_window_for_partition_key(key)
-        return TimeRange(pendulum.instance(window.start), pendulum.instance(window.end))
-    return key
+    return window_of(partitions, key) if isinstance(partitions, TimeWindowPartitionsDefinition) else key
+
+
+def window_of(partitions: TimeWindowPartitionsDefinition, key: str) -> TimeRange:
+    """Return the window that Dagster gives a partition, as moments of its time zone.
+
+    Dagster writes a window on the clock of the zone, also where the clock skips that hour or day. Of such a time only
+    the moment is certain. A day that the zone skips has no moment: Dagster gives it the window of the next day, whose
+    records are not its own.
+    """
+    window = partitions.time_window_for_partition_key(key)
+    start, end = (
+        pendulum.from_timestamp(bound.timestamp(), partitions.timezone) for bound in (window.start, window.end)
+    )
+    return TimeRange(start, start if _is_skipped(partitions, key, start) else end)
+
+
+def _is_skipped(partitions: TimeWindowPartitionsDefinition, key: str, start: pendulum.DateTime) -> bool:
+    """Whether a partition's day is one that the time zone has not had, as 2011-12-30 in Samoa."""
+    if partitions.get_partition_key_for_timestamp(start.timestamp()) == key:
+        return False
+    try:
+        return datetime.strptime(key, partitions.fmt) < start.naive()
+    except (ValueError, TypeError):  # the key says its offset: the time is there, maybe twice
+        return False
 
 
 def key_before(partitions: TimeWindowPartitionsDefinition, key: str) -> str | None:
     """The partition before this one, or None for the first."""
-    window = partitions.get_prev_partition_window(partitions.time_window_for_partition_key(key).start)
-    return None if window is None else partitions.get_partition_key_for_timestamp(window.start.timestamp())
+    first, start = partitions.get_first_partition_window(), window_of(partitions, key).start.timestamp()
+    if first is None or start <= first.start.timestamp():
+        return None
+    return partitions.get_partition_key_for_timestamp(start, end_closed=True)
 
 
 def key_after(partitions: TimeWindowPartitionsDefinition, key: str) -> str | None:
     """The partition after this one, or None for the last of a definition that ends."""
-    end = partitions.time_window_for_partition_key(key).end
-    following = partitions.get_next_partition_window(end, respect_bounds=False)
+    following = partitions.get_next_partition_window(window_of(partitions, key).end, respect_bounds=False)
     if following is None or (partitions.end is not None and following.end.timestamp() > partitions.end.timestamp()):
         return None
     return partitions.get_partition_key_for_timestamp(following.start.timestamp())

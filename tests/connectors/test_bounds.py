@@ -10,16 +10,18 @@ import pytest
 from dagster import (
     DailyPartitionsDefinition,
     HourlyPartitionsDefinition,
+    MonthlyPartitionsDefinition,
     MultiPartitionsDefinition,
     StaticPartitionsDefinition,
 )
 
 from dagster_unified.api import CollectionSource, CsvSource, ParquetSource, Pipeline, RateSource, StructuredSource
 from dagster_unified.connectors.base import MALFORMED
-from dagster_unified.connectors.bounds import hull, whole_numbers
+from dagster_unified.connectors.bounds import PathTemplate, hull, whole_numbers, within
 from dagster_unified.engine.failures import translated
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.slices import Slice, TimeRange, bound
+from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
 
@@ -199,6 +201,31 @@ def test_partition_options_bound_a_source_of_spark(spark, tmp_path):
     assert amounts(spark, source, MAY) == [1]
 
 
+HAVANA = DailyPartitionsDefinition("2008-03-01", timezone="America/Havana")
+"""On the 16th the clock skips the hour from 00:00."""
+
+
+def test_a_day_that_begins_at_one_is_known_by_its_date():
+    template = PathTemplate("sales/{start:%Y-%m-%d}.csv", "source 'sales'")
+    assert template.of(slice_of(HAVANA, "2008-03-16")) == "sales/2008-03-16.csv"
+    until = slice_of(HAVANA, "2008-03-15").time().end
+    assert [template.ends_by(f"2008-03-{day}.csv", until) for day in (15, 16, 17)] == [True, False, False]
+
+
+def test_a_path_that_says_less_than_a_partitions_beginning_is_read_as_such():
+    fiscal = MonthlyPartitionsDefinition("2024-01-15", day_offset=15)
+    template = PathTemplate("sales/{start:%Y-%m}.csv", "source 'sales'")
+    until = slice_of(fiscal, "2024-01-15").time().end
+    assert [template.ends_by(f"2024-0{month}.csv", until) for month in (1, 2, 3)] == [True, False, False]
+
+
+def test_dates_tell_days_of_which_one_begins_at_one(spark):
+    frame = spark.createDataFrame([(date(2008, 3, day),) for day in (15, 16, 17)], "day date")
+    days = [slice_of(HAVANA, f"2008-03-{day}") for day in (15, 16)]
+    rows = within(frame, {"": "day"}, days, "sales").collect()
+    assert [(row.day.day, row[PARTITION_INDEX]) for row in rows] == [(15, 0), (16, 1)]
+
+
 def test_a_source_that_cannot_be_bounded_is_named():
     pipeline = Pipeline("p")
     pipeline.from_source(RateSource(name="ticks")).print()
@@ -230,6 +257,16 @@ def test_a_server_is_told_what_partitions_cover():
     assert hull({"day": "at", "shop": "shop"}, both) == {"at": first, "shop": {"a", "b"}}
     assert hull({"shop": "shop"}, both) == {"shop": {"a", "b"}}
     assert hull({"": "at"}, []) == {}
+
+
+def test_a_server_is_told_of_the_hour_that_comes_twice():
+    hours = HourlyPartitionsDefinition("2013-11-03-00:00", end_date="2013-11-03-04:00", timezone=NEW_YORK)
+    slices = [slice_of(hours, key) for key in hours.get_partition_keys()[:3]]
+    covered = hull({"": "at"}, slices)["at"]
+    assert covered.start.isoformat() == "2013-11-03T00:00:00-04:00"
+    assert covered.end.isoformat() == "2013-11-03T02:00:00-05:00"
+    covered = hull({"": "at"}, slices[:2])["at"]
+    assert covered.end.isoformat() == "2013-11-03T01:00:00-05:00"
 
 
 def test_a_key_names_a_number_as_spark_writes_it():

@@ -2,7 +2,8 @@
 
 import shutil
 import threading
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from itertools import pairwise
 
 import pytest
 from dagster import (
@@ -10,6 +11,7 @@ from dagster import (
     BackfillPolicy,
     DagsterInstance,
     DailyPartitionsDefinition,
+    HourlyPartitionsDefinition,
     MultiPartitionsDefinition,
     ReexecutionOptions,
     StaticPartitionsDefinition,
@@ -404,6 +406,40 @@ def test_a_time_zone_may_be_given_beside_the_partitions():
     part = slice_of(in_zone("days", both, "Europe/Vienna"), "2013-03-31|north")
     assert part.dimensions["day"].end.isoformat() == "2013-04-01T00:00:00+02:00"
     assert in_zone("days", DAILY, "America/New_York") is DAILY
+
+
+@pytest.mark.parametrize(
+    ("zone", "first", "last"),
+    [
+        ("America/Havana", date(2008, 3, 14), date(2008, 3, 19)),  # 00:00 on the 16th is skipped
+        ("America/Sao_Paulo", date(2017, 10, 13), date(2017, 10, 18)),
+        ("Africa/Cairo", date(2010, 9, 8), date(2010, 10, 2)),
+        ("Asia/Beirut", date(2009, 3, 27), date(2009, 3, 31)),
+        ("Pacific/Apia", date(2011, 12, 27), date(2012, 1, 3)),  # the 30th is skipped
+        ("Europe/Vienna", date(2013, 3, 29), date(2013, 4, 2)),
+    ],
+)
+@pytest.mark.parametrize("kind", [DailyPartitionsDefinition, HourlyPartitionsDefinition])
+def test_windows_are_those_of_dagster_and_follow_each_other_in_any_time_zone(zone, first, last, kind):
+    hourly = "-00:00" if kind is HourlyPartitionsDefinition else ""
+    partitions = kind(f"{first}{hourly}", end_date=f"{last}{hourly}", timezone=zone)
+    keys = [key for key in partitions.get_partition_keys() if key != "2011-12-30"]
+    windows = [slice_of(partitions, key).time() for key in keys]
+    asked = [partitions.time_window_for_partition_key(key) for key in keys]
+    moments = [(w.start.timestamp(), w.end.timestamp()) for w in windows]
+    assert moments == [(w.start.timestamp(), w.end.timestamp()) for w in asked]
+    assert all(start < end for start, end in moments)
+    assert all(before[1] == after[0] for before, after in pairwise(moments))
+    assert [key_after(partitions, key) for key in keys] == [*keys[1:], None]
+    assert [key_before(partitions, key) for key in keys] == [None, *keys[:-1]]
+
+
+def test_a_day_that_the_time_zone_skips_has_no_records_and_the_day_before_has_all_of_its_own():
+    samoa = DailyPartitionsDefinition("2011-12-25", end_date="2012-01-05", timezone="Pacific/Apia")
+    before, skipped, after = (slice_of(samoa, f"2011-12-{day}").time() for day in (29, 30, 31))
+    assert before.end - before.start == timedelta(days=1)
+    assert before.end == skipped.start == skipped.end == after.start
+    assert (key_before(samoa, "2011-12-30"), key_after(samoa, "2011-12-30")) == ("2011-12-29", "2011-12-31")
 
 
 def test_a_time_zone_that_contradicts_the_partitions_is_an_error():
