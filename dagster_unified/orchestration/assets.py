@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import (
     AssetDep,
     AssetExecutionContext,
+    AssetKey,
     AssetsDefinition,
     AssetSpec,
     MaterializeResult,
@@ -42,6 +43,7 @@ from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
 from dagster_unified.errors import PipelineError
+from dagster_unified.graph.nodes import Node, ReadingNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.slices import Slice
@@ -61,6 +63,7 @@ from dagster_unified.orchestration.partitions import (
     name_of,
     partition_before,
     slice_of,
+    upstream_dep,
     upstream_deps,
 )
 from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
@@ -143,11 +146,11 @@ def stage_asset(
         required_resource_keys={"spark", "execution", "intermediates"},
     )
     def stage(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
-        with interruptible(context.instance, context.run_id) as asked, asked.cancelling(), as_failure():
+        with interruptible(context.instance, context.run.run_id) as asked, asked.cancelling(), as_failure():
             store = store_of(context.resources.intermediates)
             with (
                 naming_store(loaded.name, store.root, "another attempt goes on from the stages that are finished"),
-                beating(store, loaded.name, context.run_id),
+                beating(store, loaded.name, context.run.run_id),
             ):
                 return materialize(context)
 
@@ -155,7 +158,7 @@ def stage_asset(
         options = batch.configuration(context.resources.execution.launched())
         chain = Chain(context.run, context.instance)
         if batch.partitions is None:
-            step = _Step(context, batch, loaded, region, options, translator, chain)
+            step = _Step(context, batch, loaded, region, options, translator, upstream, chain)
             return MaterializeResult(metadata=step.reused() or run_steps([step])[0])
         if not context.has_partition_key and not context.has_partition_key_range:
             raise PipelineError(
@@ -163,7 +166,7 @@ def stage_asset(
                 ' launch it, such as `dagster asset materialize --partition …`, or tags {"dagster/partition": …}'
             )
         steps = [
-            _Step(context, batch, loaded, region, options, translator, chain, slice_of(batch.partitions, key))
+            _Step(context, batch, loaded, region, options, translator, upstream, chain, slice_of(batch.partitions, key))
             for key in context.partition_keys
         ]
         before = [step.finished() for step in steps]
@@ -231,6 +234,7 @@ class _Step:
     region: Region
     options: Configuration
     translator: "StageTranslator"
+    upstream: Mapping[str, CoercibleToAssetDep]
     chain: Chain
     slice: Slice | None = None
     recomputed: dict[str, str] = field(default_factory=dict)
@@ -286,9 +290,17 @@ class _Step:
             self.launched.region(found.stage),
             found,
             self.producers.store.data(found),
-            self.translator,
+            self.asset_of,
             {},
         )
+
+    def asset_of(self, node: Node) -> AssetKey | None:
+        """The asset that holds what an operator of the launched plan produces; None where it is this stage's own."""
+        known = next(own for own in self.loaded.graph.nodes if own.uid == node.uid)
+        if isinstance(known, ReadingNode) and known.id in self.region.nodes:
+            return upstream_dep(self.loaded, known, self.upstream, self.translator).asset_key
+        holder = self.loaded.region_of(known.id)
+        return None if holder.id == self.region.id else self.translator.get_asset_key(self.loaded, holder)
 
     def find(self, wanted: Region) -> "Manifest | None":
         """The intermediate of a stage that this one may read."""
@@ -329,7 +341,7 @@ class _Step:
         self.producers.store.link(
             Address(self.launched.name, region.name, self.context.run.run_id, self.producers.partition), reused
         )
-        shown = stage_metadata(self.launched, region, reused, self.producers.store.data(reused), self.translator, {})
+        shown = stage_metadata(self.launched, region, reused, self.producers.store.data(reused), self.asset_of, {})
         return {**shown, "reused from run": MetadataValue.dagster_run(reused.run)}
 
     def as_run(self, spark: "SparkSession", asked: Interrupts) -> Run:
@@ -362,7 +374,7 @@ class _Step:
             run.plan.region(manifest.stage),
             manifest,
             run.store.data(manifest),
-            self.translator,
+            self.asset_of,
             previews,
         )
         for node in diverting(self.launched):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -23,11 +23,11 @@ from upath import UPath
 from dagster_unified.engine.batch.intermediates.store import Manifest
 from dagster_unified.graph.drawing import as_svg
 from dagster_unified.graph.lineage import column_lineage
+from dagster_unified.graph.nodes import Node
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.layout import CARRIED
 from dagster_unified.operators.metrics import shown
 from dagster_unified.orchestration.plot import rounds
-from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.records import RecordType, shorten
 
 MADE_BY, CARRIED_FROM = "made by run", "carried from run"
@@ -39,10 +39,13 @@ def stage_metadata(
     region: Region,
     manifest: Manifest,
     data: UPath,
-    translator: StageTranslator,
+    asset_of: Callable[[Node], AssetKey | None],
     previews: Mapping[str, pa.Table],
 ) -> dict[str, Any]:
-    """A stage's metadata: counts, schema, duration, metrics, job graph, previews, and known column lineage."""
+    """A stage's metadata: counts, schema, duration, metrics, job graph, previews, and known column lineage.
+
+    `asset_of` returns the asset that holds what an operator before the stage produces, None where there is none.
+    """
     metadata: dict[str, Any] = {
         "dagster/row_count": manifest.rows,
         "bytes": manifest.bytes,
@@ -72,7 +75,7 @@ def stage_metadata(
         metadata[f"written to ({sink})"] = MetadataValue.path(location)
     for sink, table in previews.items():
         metadata[f"preview of {sink}"] = preview(table)
-    lineage = dagster_lineage(plan, region, translator)
+    lineage = dagster_lineage(plan, region, asset_of)
     if lineage is not None:
         metadata["dagster/column_lineage"] = lineage
     return metadata
@@ -124,7 +127,9 @@ def preview(table: pa.Table) -> Any:
     return MetadataValue.table(records=rows, schema=table_schema(table.schema))
 
 
-def dagster_lineage(plan: Plan, region: Region, translator: StageTranslator) -> TableColumnLineage | None:
+def dagster_lineage(
+    plan: Plan, region: Region, asset_of: Callable[[Node], AssetKey | None]
+) -> TableColumnLineage | None:
     """Where a stage's columns come from, as far as the graph shows it."""
     last = region.outputs[0].node if region.outputs else plan.graph.inputs(region.sinks[0])[0].source
     if (region.outputs and region.outputs[0].tag) or last not in region.nodes:
@@ -132,16 +137,8 @@ def dagster_lineage(plan: Plan, region: Region, translator: StageTranslator) -> 
     found = column_lineage(plan, region, last)
     if found is None:
         return None
-    return TableColumnLineage(
-        {
-            name: [TableColumnDep(_key(plan, region, node, translator), column) for node, column in sorted(origins)]
-            for name, origins in found.items()
-        }
-    )
-
-
-def _key(plan: Plan, region: Region, node_id: int, translator: StageTranslator) -> AssetKey:
-    source = next((n for n in plan.graph.sources if n.id == node_id), None)
-    if source is not None and node_id in region.nodes:
-        return translator.get_source_key(plan, source)
-    return translator.get_asset_key(plan, plan.region_of(node_id))
+    deps: dict[str, list[TableColumnDep]] = {}
+    for name, origins in found.items():
+        assets = [(asset_of(plan.graph.node(node)), column) for node, column in sorted(origins)]
+        deps[name] = [TableColumnDep(key, column) for key, column in assets if key is not None]
+    return TableColumnLineage(deps)

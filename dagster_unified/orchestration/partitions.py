@@ -223,16 +223,21 @@ def upstream_deps(
     given: Mapping[str, CoercibleToAssetDep],
     translator: StageTranslator,
 ) -> list[AssetDep]:
-    """The assets that a stage depends on through its sources: the user's own, or those that stand for them."""
+    """The assets that a stage depends on through its sources."""
     found: dict[AssetKey, AssetDep] = {}
     for node in sources:
-        dep = (
-            AssetDep.from_coercible(given[name_of(node)])
-            if name_of(node) in given
-            else AssetDep(translator.get_source_key(loaded, node))
-        )
+        dep = upstream_dep(loaded, node, given, translator)
         found.setdefault(dep.asset_key, dep)
     return list(found.values())
+
+
+def upstream_dep(
+    loaded: Plan, node: ReadingNode, given: Mapping[str, CoercibleToAssetDep], translator: StageTranslator
+) -> AssetDep:
+    """The asset that a source reads: the user's own, or the one that stands for it."""
+    if name_of(node) in given:
+        return AssetDep.from_coercible(given[name_of(node)])
+    return AssetDep(translator.get_source_key(loaded, node))
 
 
 def name_of(node: ReadingNode) -> str:

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import warnings
 from datetime import date, datetime, timedelta
 from itertools import pairwise
 
@@ -29,6 +30,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     iterations,
 )
+from dagster_unified.api import functions as F
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import (
     BatchDeployment,
@@ -382,6 +384,26 @@ def test_lineage_leads_from_the_users_asset_to_the_users_asset():
     assert type(first.partition_mappings[AssetKey("exports")]).__name__ == "TimeWindowPartitionMapping"
     assert graph.get(AssetKey(["sales", "table"])).child_keys == {AssetKey("report")}
     assert {graph.get(k).partitions_def for k in graph.materializable_asset_keys} == {DAILY}
+
+
+def test_column_lineage_leads_to_the_users_asset_that_a_source_reads(spark, tmp_path):
+    (tmp_path / "sales.csv").write_text("shop,at,amount\nnorth,2013-03-09,3\n")
+    pipeline = Pipeline("lineage")
+    sales = pipeline.from_source(CsvSource(str(tmp_path / "sales.csv"), Sale, name="incoming"))
+    sales.where(F.col("amount") > 0).rebalance().where(F.col("amount") > 1).sink_to(
+        DeltaSink(str(tmp_path / "table"), name="table", mode="append")
+    )
+    resources = {"intermediates": IntermediatesResource(path=str(tmp_path / "store"))}
+    defs = unified_definitions(BatchDeployment(pipeline, upstream={"incoming": "exports"}), resources=resources)
+    with DagsterInstance.ephemeral() as instance, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        done = defs.resolve_job_def("lineage_batch").execute_in_process(instance=instance)
+    assert [w for w in warned if "deprecated" in str(w.message)] == []
+    graph = defs.resolve_asset_graph()
+    for event in done.get_asset_materialization_events():
+        lineage = event.materialization.metadata["dagster/column_lineage"].value.deps_by_column
+        parents = {dep.asset_key for deps in lineage.values() for dep in deps}
+        assert parents == graph.get(event.asset_key).parent_keys
 
 
 def test_definitions_name_a_source_that_cannot_be_bounded_and_an_upstream_that_is_not_there():
