@@ -1,4 +1,5 @@
-# From a clone to green: `make test`. Everything is installed into .venv, from the pinned versions in requirements.lock.
+# `make demo` runs the main job, `make test` the checks and the tests, both from a clone. Everything is installed into
+# .venv, from the pinned versions in requirements.lock; deploy/debian.sh sees first to what the machine has to have.
 PYTHON ?= python3
 BIN := .venv/bin
 export DAGSTER_HOME ?= $(CURDIR)/.dagster_home
@@ -9,11 +10,24 @@ ONLY ?=
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
+export PYTHON MVN
+ifneq ($(wildcard /etc/ssl/certs/ca-certificates.crt),) # trust what the machine trusts, as pip does
+export UV_SYSTEM_CERTS ?= 1
+endif
 
-.PHONY: demo demo-streaming demo-backfill demo-handover demo-kafka demo-cluster kafka postgres test test-fast test-all faults check bench dev docs format lock clean
+NEEDS := python java processes
+test test-all: NEEDS += maven postgresql mariadb chromium
+demo-kafka demo-cluster: NEEDS += maven postgresql
+kafka bench docs: NEEDS += maven
+postgres: NEEDS := python postgresql
+test-fast check format lock: NEEDS := python
 
-.venv/ready: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dagster-unified needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11")'
+.PHONY: machine demo demo-streaming demo-backfill demo-handover demo-kafka demo-cluster kafka postgres test test-fast test-all faults check bench dev docs format lock clean
+
+machine:
+	@deploy/debian.sh $(NEEDS)
+
+.venv/ready: requirements.lock pyproject.toml | machine
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing pinned dependencies into .venv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
@@ -34,7 +48,6 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20
 .venv/registry/ready: tests/servers/registry.xml | .venv/java
 .venv/registry/ready: MVN_GOAL := unpack-dependencies
 .venv/kafka/ready .venv/spark-kafka/ready .venv/registry/ready:
-	@command -v $(MVN) >/dev/null || { echo "the jars of $< come by Maven; Debian: apt-get install maven"; exit 1; }
 	@echo "fetching the jars of $< into $(@D)"
 	@rm -rf $(@D)
 	@$(MVN) -q -B -Dstyle.color=never -f $< dependency:$(MVN_GOAL) -DoutputDirectory=$(CURDIR)/$(@D) -DmarkersDirectory=$(CURDIR)/$(@D)/fetched
@@ -68,7 +81,7 @@ demo-cluster: .venv/kafka/ready $(DAGSTER_HOME)/dagster.yaml ## all demonstratio
 kafka: .venv/kafka/ready ## run a Kafka broker until Ctrl-C, and say where it listens
 	@$(BIN)/python -m tests.servers.kafka
 
-test: .venv/spark/classes.jsa .venv/kafka/ready .venv/registry/ready ## the whole test suite; long tests run a part that changes from day to day
+test: machine check .venv/spark/classes.jsa .venv/kafka/ready .venv/registry/ready ## the checks and the whole test suite; long tests run a part that changes from day to day
 	@$(PYTEST) $(PARALLEL)
 
 test-fast: .venv/ready ## harness, graph, API and operators: no JVM
