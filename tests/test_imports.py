@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import dagster_unified
 
 PIPELINE = """
@@ -27,10 +29,10 @@ files.where(F.coalesce("amount", F.lit(0)) > 0).print()
 HEAVY = ("pyspark", "py4j", "dagster", "pandas", "matplotlib", "deltalake", "pendulum", "rich")
 
 
-def loaded(folder, program):
-    """Which of the heavy modules a program has loaded at its end."""
+def loaded(folder, program, modules=HEAVY):
+    """Which of some modules a program has loaded at its end."""
     (folder / "shops.py").write_text(PIPELINE)
-    ending = f"import json, sys; print('\\n' + json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    ending = f"import json, sys; print('\\n' + json.dumps([m for m in {modules!r} if m in sys.modules]))"
     done = subprocess.run(
         [sys.executable, "-c", f"{program}\n{ending}"],
         cwd=folder,
@@ -52,6 +54,21 @@ except SystemExit as ended:
     assert ended.code == 0
 """
     assert loaded(tmp_path, explained) == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["version"], ["rn"], ["run", "--help"], ["config", "show", "--help"]]
+)
+def test_the_command_line_itself_loads_nothing_that_only_some_commands_need(arguments, tmp_path):
+    asked = f"""
+from dagster_unified.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+"""
+    ours = [f"dagster_unified.{package}" for package in ("api", "connectors", "engine", "orchestration")]
+    assert loaded(tmp_path, asked, [*(set(HEAVY) - {"rich"}), "pyarrow", "numpy", "msgspec", *ours]) == []
 
 
 def test_the_harness_loads_neither_spark_nor_dagster(tmp_path):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dagster_unified.cli.terminal import out
-from dagster_unified.connectors.finding import SINKS, SOURCES, installed
 
 
 def connectors() -> int:
     """List the sources and sinks of the library and of every installed package."""
     from rich.table import Table
+
+    from dagster_unified.connectors.finding import SINKS, SOURCES, installed
 
     table = Table("name", "is a", "class", "package")
     for group, what in ((SOURCES, "source"), (SINKS, "sink")):

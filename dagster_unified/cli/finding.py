@@ -11,15 +11,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import PipelineError, UnifiedError, nearest
 
 if TYPE_CHECKING:
+    from dagster_unified.api.pipeline import Pipeline
     from dagster_unified.orchestration.deployment import StreamingDeployment
 
 
 def load(name: str) -> Pipeline:
     """The pipeline in a module or file; raises `PipelineError` where there is none, or several."""
+    from dagster_unified.api.pipeline import Pipeline
+
     place, attribute, module = _module(name)
     found = {n: v for n, v in vars(module).items() if isinstance(v, Pipeline)}
     if attribute:
@@ -46,6 +48,8 @@ def load_deployment(name: str) -> StreamingDeployment:
     Raises `PipelineError` where there is none, or several and none is named.
     """
     from dagster import Definitions
+
+    from dagster_unified.api.pipeline import Pipeline
 
     place, attribute, module = _module(name)
     found: dict[str, StreamingDeployment] = {}
@@ -98,6 +102,7 @@ def intermediates_of(name: str) -> str:
 def _deployments(value: object) -> list[StreamingDeployment]:
     from dagster import Definitions
 
+    from dagster_unified.api.pipeline import Pipeline
     from dagster_unified.orchestration.deployment import StreamingDeployment
     from dagster_unified.orchestration.streaming import deployments_of
 

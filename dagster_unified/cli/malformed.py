@@ -7,7 +7,6 @@ from dagster_unified.cli.arguments import Defines
 from dagster_unified.cli.finding import intermediates_of, load_deployment
 from dagster_unified.cli.terminal import out
 from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.plan import plan
 
 
 def malformed(
@@ -42,6 +41,7 @@ def malformed(
 
     from dagster_unified.engine.batch.intermediates.store import IntermediateStore
     from dagster_unified.engine.malformed import diverting, in_batch, in_streaming
+    from dagster_unified.graph.plan import plan
     from dagster_unified.orchestration.deployment import configuration_of, directory_of
 
     deployment, launched = load_deployment(pipeline), settings.command_line(define)

@@ -10,10 +10,9 @@ from dagster_unified.cli.arguments import Defines
 from dagster_unified.cli.finding import load
 from dagster_unified.cli.terminal import out
 from dagster_unified.errors import ConfigurationError
-from dagster_unified.graph.explain import as_mermaid, as_text, dumps
 from dagster_unified.graph.options import option as option_of
 from dagster_unified.graph.options import written
-from dagster_unified.graph.plan import library_version, plan
+from dagster_unified.version import library_version
 
 
 def explain(pipeline: str, /, *, define: Defines = [], mermaid: bool = False, json: bool = False) -> int:  # noqa: B006
@@ -30,6 +29,9 @@ def explain(pipeline: str, /, *, define: Defines = [], mermaid: bool = False, js
     json
         As JSON, for tools.
     """
+    from dagster_unified.graph.explain import as_mermaid, as_text, dumps
+    from dagster_unified.graph.plan import plan
+
     planned = plan(load(pipeline).graph(), settings.configuration(define))
     if mermaid and json:
         raise ConfigurationError("explain: --mermaid and --json are two forms of one plan; give one of them")

@@ -10,15 +10,12 @@ from dagster_unified import settings
 from dagster_unified.cli.arguments import Defines
 from dagster_unified.cli.finding import load
 from dagster_unified.cli.terminal import err, out
-from dagster_unified.engine import interrupts
-from dagster_unified.engine.addresses import checked_master, checked_remote, reach_master, reach_remote
-from dagster_unified.engine.events import Event, StageFinished
-from dagster_unified.engine.session import check_java
 from dagster_unified.graph.options import written
-from dagster_unified.graph.plan import Plan, plan
 
 if TYPE_CHECKING:
     from dagster_unified.api.pipeline import Pipeline
+    from dagster_unified.engine.events import Event
+    from dagster_unified.graph.plan import Plan
 
 
 def run(
@@ -49,6 +46,10 @@ def run(
     rows
         How many rows of each result table to show.
     """
+    from dagster_unified.engine.addresses import checked_master, checked_remote, reach_master, reach_remote
+    from dagster_unified.engine.session import check_java
+    from dagster_unified.graph.plan import plan
+
     if remote is not None:
         checked_remote(remote)
     checked_master(master)
@@ -80,6 +81,8 @@ def run(
 
 def check_java_command() -> int:
     """Say what is missing to run Spark."""
+    from dagster_unified.engine.session import check_java
+
     check_java()
     return 0
 
@@ -89,6 +92,8 @@ def _run(
 ) -> int:
     from rich.table import Table
 
+    from dagster_unified.engine import interrupts
+    from dagster_unified.engine.events import StageFinished
     from dagster_unified.execution.progress import ShownProgress, stages
 
     finished: list[StageFinished] = []

@@ -10,7 +10,6 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.carry import carrying, check_savepoint
@@ -29,6 +28,7 @@ from dagster_unified.graph.portable import with_portable_state
 from dagster_unified.graph.regions import Exchange, behind_barriers, exchanges, regions
 from dagster_unified.graph.subtasks import subtasks
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
+from dagster_unified.version import library_version
 
 _LONGEST = 100
 """Characters of a stage's name, which is a part of paths."""
@@ -310,11 +310,3 @@ def _describe_node(node: Node) -> str:
 
 def _describe_edge(edge: Edge) -> str:
     return digest(*edge_parts(edge).values())
-
-
-def library_version() -> str:
-    """The installed version of this library."""
-    try:
-        return version("dagster-unified")
-    except PackageNotFoundError:
-        return "unknown"

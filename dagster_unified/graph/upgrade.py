@@ -11,7 +11,8 @@ from dataclasses import fields
 
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.parts import edge_parts, own_parts
-from dagster_unified.graph.plan import Plan, library_version
+from dagster_unified.graph.plan import Plan
+from dagster_unified.version import library_version
 
 OPTIONS = "the options"
 VERSION = "the version of dagster-unified"

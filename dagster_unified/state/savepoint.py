@@ -17,7 +17,6 @@ from dagster_unified.errors import StateError, nearest
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.nodes import Node as GraphNode
 from dagster_unified.graph.options import option
-from dagster_unified.graph.plan import library_version
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, PROCESSING_TIMERS, ROLE, SUBTASK_KEY
@@ -29,6 +28,7 @@ from dagster_unified.state.schemas import SUBTASK_ROLES, columns_of, from_spark,
 from dagster_unified.state.tables import CODEC, copy_files, files_in, read_batches, read_frame, write_batches
 from dagster_unified.state.values import plain_rows
 from dagster_unified.state.windows import check_windows
+from dagster_unified.version import library_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

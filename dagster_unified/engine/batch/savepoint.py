@@ -25,7 +25,7 @@ from dagster_unified.engine.positions import after
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state, stateful, write_table
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.plan import Plan, Region, library_version
+from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
@@ -33,6 +33,7 @@ from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import IterationState, Manifest, OperatorState
+from dagster_unified.version import library_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -34,12 +34,13 @@ from dagster_unified.engine.streaming.relays import write_handed_on
 from dagster_unified.engine.streaming.topology import PackedSpec
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.plan import Plan, library_version
+from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
+from dagster_unified.version import library_version
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
