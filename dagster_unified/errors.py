@@ -81,6 +81,13 @@ class UnavailableError(UnifiedError):
     retryable = True
 
 
+class SlowStartError(UnavailableError):
+    """A Python process that Spark starts did not answer within a fixed wait of Spark's: mostly the machine is busy.
+
+    A streaming job starts its queries again, with pauses, before it fails.
+    """
+
+
 class CancelledError(UnifiedError):
     """The process was asked to stop. Nobody's fault, and nothing to try again."""
 

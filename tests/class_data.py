@@ -1,41 +1,22 @@
-"""Spark as tests start it, in half the time.
+"""Spark as tests start it, in less time: the JVM starts from an archive of class data.
 
-The JVM starts from an archive of class data, and Python workers import pyspark from the environment. `make test` writes
-the archive once: `python -m tests.class_data` runs a small pipeline in both modes, and the JVM archives at its end what
-it has loaded.
+`make test` writes the archive once: `python -m tests.class_data` runs a small pipeline in both modes, and the JVM
+archives at its end what it has loaded.
 """
 
-import importlib.util
 import os
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-HOME = Path(sys.prefix) / "spark"
-"""Spark's home without `python/lib/pyspark.zip`, which Spark has its Python processes import before all else.
-
-Python caches nothing of what it compiles from there, and that takes each of them a second.
-"""
-
-ARCHIVE = HOME / "classes.jsa"
+ARCHIVE = Path(sys.prefix) / "spark" / "classes.jsa"
 SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
 """For tiny jobs in short-lived JVMs.
 
 What the optimizing compiler and parallel collectors would save, they cost several times over. With one compiler a JVM
 keeps 48 MB for code by itself, which a session of many tests fills; it then spends its time on throwing code away.
 """
-
-
-def home() -> str:
-    """Spark's home, made of links into the installed package."""
-    (package,) = importlib.util.find_spec("pyspark").submodule_search_locations
-    HOME.mkdir(exist_ok=True)
-    for name in ("bin", "sbin", "jars"):
-        with suppress(FileExistsError):
-            (HOME / name).symlink_to(Path(package) / name)
-    return str(HOME)
 
 
 def options() -> str:
@@ -49,7 +30,7 @@ class Sale(NamedTuple):
 
 
 def write() -> None:
-    os.environ["SPARK_HOME"] = home()
+    ARCHIVE.parent.mkdir(exist_ok=True)
     os.environ["SPARK_SUBMIT_OPTS"] = f"{SMALL} -XX:ArchiveClassesAtExit={ARCHIVE} -Xlog:disable"
     from pyspark import SparkContext
 

@@ -6,9 +6,8 @@ from collections import Counter
 from itertools import chain
 from pathlib import Path
 
-from tests.class_data import SMALL, home, options
+from tests.class_data import SMALL, options
 
-os.environ.setdefault("SPARK_HOME", home())
 os.environ.setdefault("SPARK_SUBMIT_OPTS", options())
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", SMALL)
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -14,6 +14,9 @@ from dagster_unified.errors import ConfigurationError, UnreachableError, nearest
 PATIENCE = 3.0
 """Seconds that a connection, and then the first answer, may take."""
 
+BUSY_PATIENCE = 60.0
+"""Seconds that the first answer may take of a server that is known to run on this machine, which may be busy."""
+
 _MASTERS = ("local", "local[*]", "local-cluster[2,1,1024]", "spark://host:7077", "yarn", "k8s://https://host:443")
 _MASTER = re.compile(
     r"local|local\[(\d+|\*)(\s*,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://[^/\s]+:\d+|yarn|k8s://\S+"
@@ -64,10 +67,10 @@ def master_away(master: str) -> str | None:
     return "; ".join(reasons)
 
 
-def reach_remote(remote: str) -> None:
-    """Raises `UnreachableError` where no Spark Connect server answers at an address."""
+def reach_remote(remote: str, patience: float = PATIENCE) -> None:
+    """Raises `UnreachableError` where no Spark Connect server answers at an address within `patience` seconds."""
     parts = urlsplit(checked_remote(remote))
-    reason = _unreachable(parts.hostname or "", parts.port or 15002) or _silent(remote)
+    reason = _unreachable(parts.hostname or "", parts.port or 15002) or _silent(remote, patience)
     if reason is not None:
         raise UnreachableError(
             f"no Spark Connect server can be reached at {_shown(remote)}: {reason}; start one there, or give another"
@@ -86,16 +89,16 @@ def _unreachable(host: str, port: int) -> str | None:
     return None
 
 
-def _silent(remote: str) -> str | None:
+def _silent(remote: str, patience: float) -> str | None:
     """Why what was connected to is no Spark Connect server, or None."""
     import grpc
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
     channel = DefaultChannelBuilder(remote).toChannel()
     try:
-        grpc.channel_ready_future(channel).result(timeout=PATIENCE)
+        grpc.channel_ready_future(channel).result(timeout=patience)
     except grpc.FutureTimeoutError:
-        return f"what listens there does not answer as one within {PATIENCE:.0f} s"
+        return f"what listens there does not answer as one within {patience:.0f} s"
     finally:
         channel.close()
     return None

@@ -22,10 +22,14 @@ from pathlib import Path
 from dagster_unified.connectors import object_store
 from dagster_unified.engine.environment import shipping
 from dagster_unified.engine.session import JAVA_OPTIONS, SERVER_DAEMON, check_java, defaults, forking, java_options
+from dagster_unified.engine.spark_home import without_zips
 from dagster_unified.errors import ConfigurationError, StageError
 
 _SHUTDOWN = 20.0
 """Seconds within which a server has to have ended."""
+
+_STARTUP = 600
+"""Seconds within which a server has to listen. One that ends before is noticed at once; PySpark would end it at 120."""
 
 _SESSION_TIMEOUT = "4h"
 """How long the server keeps a session that nobody uses.
@@ -46,7 +50,7 @@ def ensure(port: int, master: str, config: Mapping[str, str], environment: str |
     """
     shipped = {} if environment is None else shipping(environment, master, None, config)
     from pyspark.errors import PySparkException
-    from pyspark.sql.connect.local_server import reuse_or_start_local_connect_server
+    from pyspark.sql.connect.local_server import ServerLauncher, reuse_or_start_local_connect_server
 
     _choose(port)
     if not _discovery(port).exists():
@@ -63,9 +67,11 @@ def ensure(port: int, master: str, config: Mapping[str, str], environment: str |
         **forking(master, SERVER_DAEMON, config),
         **({} if store is None else store.settings()),  # its credentials are in the server's environment
     }
+    ServerLauncher._READY_TIMEOUT = _STARTUP
     try:
-        return reuse_or_start_local_connect_server(master, {**defaults(master), **ours, **config, **shipped})
-    except PySparkException as error:
+        with without_zips(master, config):
+            return reuse_or_start_local_connect_server(master, {**defaults(master), **ours, **config, **shipped})
+    except (PySparkException, subprocess.TimeoutExpired) as error:
         raise StageError(
             f"the Spark Connect server of port {port} on {master} did not come up: {error} (its log is in"
             f" {_folder(port) / 'logs'})"

@@ -142,6 +142,21 @@ class EpochCommitted:
 
 
 @dataclass(frozen=True)
+class StartDelayed:
+    """A STREAMING job could not start its queries for want of a Python process, and starts them again after a pause."""
+
+    reason: str
+    attempt: int
+    of: int
+    pause: float
+    """In seconds."""
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        return f"{self.reason}; starting again in {self.pause:.0f} s (attempt {self.attempt} of {self.of})"
+
+
+@dataclass(frozen=True)
 class QueriesStopped:
     """A STREAMING job works on no epoch any more, and is about to write a savepoint."""
 
@@ -238,6 +253,7 @@ Event = (
     | RoundCommitted
     | InputHeldBack
     | EpochCommitted
+    | StartDelayed
     | QueriesStopped
     | QueriesTakenOver
     | SavepointTaken

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import signal
 import subprocess
@@ -99,6 +100,11 @@ _OTHER_TYPE = re.compile(
 )
 """What Spark says of a column that it cannot read as what it is in another file."""
 
+_SLOW_START = re.compile(
+    r"Python worker failed to connect back|Python daemon failed to launch worker|\[CANNOT_OPEN_SOCKET\][^\n]*timed out"
+)
+"""What Spark says where a Python process, or this one, took longer to connect than Spark waits."""
+
 _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 """What Spark finds while it analyses a plan, and may not find at the next attempt."""
 
@@ -143,6 +149,11 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
         lacks = f"no {package}" if module is None else f"a {package} without the module {package}{module}"
         return errors.MissingRequirementError(
             f"{plan.name}: host {host.group(1)} has {lacks}: {instead('that it was given')}"
+        )
+    if _SLOW_START.search(text):
+        return errors.SlowStartError(
+            f"{plan.name}: '{stage}' could not start: a Python process of Spark's did not answer within Spark's ten"
+            f" seconds; {_load(is_connect(spark))}"
         )
     died = _jvm_died(error)
     if died is not None:
@@ -227,6 +238,16 @@ def _jvm_died(error: Exception) -> str | None:
     if code == -signal.SIGKILL:
         return "was killed (SIGKILL), by hand or by the operating system for want of memory"
     return f"has ended with code {code}; what it wrote before is in the output of the run"
+
+
+def _load(elsewhere: bool) -> str:
+    """What may have kept a process from starting in time, and what to do."""
+    if elsewhere:
+        return "the Spark Connect server's machine may be busy; its log has what the process said"
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores:
+        return f"this machine is busy (load {load:.0f} on {cores} cores): run less beside it, or give it more cores"
+    return "this machine is not busy, so what the process said is the reason: it is in the output of this one"
 
 
 def _first_line(error: Exception) -> str:

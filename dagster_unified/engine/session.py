@@ -22,9 +22,10 @@ from weakref import WeakSet, ref
 from dagster_unified.connectors import object_store
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine import local_disk, noise, store_given
-from dagster_unified.engine.addresses import reach_master, reach_remote
+from dagster_unified.engine.addresses import PATIENCE, reach_master, reach_remote
 from dagster_unified.engine.environment import shipping
 from dagster_unified.engine.handshake import check_workers
+from dagster_unified.engine.spark_home import without_zips
 from dagster_unified.errors import ConfigurationError, MissingRequirementError
 
 if TYPE_CHECKING:
@@ -142,12 +143,14 @@ def start(
     app_name: str = "dagster-unified",
     session_id: str | None = None,
     environment: str | None = None,
+    patience: float = PATIENCE,
 ) -> SparkSession:
     """The running session, or a new one: classic on `master`, or Connect where `remote` (`sc://host:port`) is given.
 
     Where neither is given, the environment's SPARK_REMOTE is the address, as it is to PySpark.
 
-    Raises within ten seconds where nothing answers there. Processes that give one `session_id`, a UUID, share the
+    Raises within ten seconds where nothing answers there; `patience` is the seconds that a server has to answer which
+    listens. Processes that give one `session_id`, a UUID, share the
     server's session, and with it the Python workers that are warm; none may stop it. `environment` is a packed one for
     the workers of a cluster (`environment.py`).
     """
@@ -162,7 +165,7 @@ def start(
     from pyspark.sql import SparkSession
 
     if remote:
-        reach_remote(remote)
+        reach_remote(remote, patience)
         address = remote if session_id is None else f"{remote}/;session_id={session_id}"
         session = SparkSession.builder.remote(address).appName(app_name).getOrCreate()
         _give_up_sooner(session)
@@ -193,7 +196,8 @@ def _start_classic(master: str, config: Mapping[str, str], app_name: str, shippe
     if store is not None:
         settings.update(store.settings())
     settings.update({**forking(master, DAEMON, config), **config, **shipped})
-    noise.launch({**settings, "spark.master": master, "spark.app.name": app_name})
+    with without_zips(master, config):
+        noise.launch({**settings, "spark.master": master, "spark.app.name": app_name})
     if store is not None and not master.startswith("local"):  # not before: a JVM's command line is for all to see
         settings.update({**store.executor_environment(), **config, **shipped})
     for key, value in settings.items():

@@ -27,8 +27,8 @@ from dagster_unified.orchestration.restarts import Failure, decide
 if TYPE_CHECKING:
     from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 
-STARTUP = timedelta(minutes=3)
-"""How long a run may take to start Spark and take the lease."""
+STARTUP = timedelta(minutes=10)
+"""How long a run may take to start Spark and take the lease, also on a machine that is busy."""
 
 UPGRADES = ("stateless", "last-state", "savepoint")
 

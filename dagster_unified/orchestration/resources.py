@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, create_model
 
 from dagster_unified import settings
 from dagster_unified.engine import connect_server, session
+from dagster_unified.engine.addresses import BUSY_PATIENCE
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import OPTIONS, Configuration, Layer, option
 
@@ -65,6 +66,7 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
         return session.start(
             remote=connect_server.ensure(self.connect, self.master, self.config, self.environment),
             session_id=self._run,
+            patience=BUSY_PATIENCE,
         )
 
 

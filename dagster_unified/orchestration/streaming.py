@@ -49,6 +49,7 @@ from dagster_unified.engine.events import (
     QueriesTakenOver,
     RoundCommitted,
     SavepointTaken,
+    StartDelayed,
 )
 from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
@@ -240,6 +241,8 @@ class _Watcher:
             self._sign()  # else the sensor takes the time that a savepoint needs for that of a last epoch
         if isinstance(event, QueriesTakenOver):
             self._context.log.info(event.describe())
+        if isinstance(event, StartDelayed):
+            self._context.log.warning(event.describe())
         if isinstance(event, SavepointTaken):
             log = self._context.log.warning if event.error else self._context.log.info
             log(event.describe())

@@ -1,5 +1,6 @@
 """What came out of Spark as one sentence."""
 
+import os
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from upath import UPath
 
 from dagster_unified.engine.failures import naming_store, translated
-from dagster_unified.errors import ConfigurationError, SourceError, UnavailableError
+from dagster_unified.errors import ConfigurationError, SlowStartError, SourceError, UnavailableError
 from tests.depth import rotated
 
 
@@ -218,3 +219,27 @@ def test_a_jvm_that_was_killed_is_named(mode, tmp_path):
     said = "the JVM of this process's Spark session was killed (SIGKILL), by hand or by the operating system for want"
     assert done.stdout.startswith("StageError p: stage '"), done.stderr[-2000:]
     assert f"': {said} of memory\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST",
+        "PySparkRuntimeError: [CANNOT_OPEN_SOCKET] Can not open socket: [\"tried to connect to ('127.0.0.1', 1), but an"
+        ' error occurred: timed out"].',
+    ],
+)
+def test_a_process_that_was_too_slow_for_spark_is_transient_and_said_in_one_sentence(text, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    slow = (
+        "p: 's' could not start: a Python process of Spark's did not answer within Spark's ten seconds; this machine is"
+    )
+    for load, said in (
+        (12.3, f"{slow} busy (load 12 on 2 cores): run less beside it, or give it more cores"),
+        (1.0, slow),
+    ):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, load, load))
+        error = translated(ValueError(text), Plan(), "s", None)
+        assert isinstance(error, SlowStartError)
+        assert error.retryable
+        assert str(error).startswith(said)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyspark
 
+from dagster_unified.engine.spark_home import without_zips
 from tests.ports import free_port
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -23,8 +24,10 @@ class Cluster:
         self.folder = folder
         self.port = free_port()
         self.url = f"spark://127.0.0.1:{self.port}"
+        with without_zips("local", {}):  # executors import pyspark from this environment too
+            inherited = dict(os.environ)
         self.environment = {
-            **os.environ,
+            **inherited,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
             # a job waits until it has both workers, so that whoever looks sees both at work

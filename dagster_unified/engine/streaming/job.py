@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +21,7 @@ from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine import bucket_files
 from dagster_unified.engine.cluster import watching
 from dagster_unified.engine.dataframe.transfer import MAX_ROWS, may_be_large, small_rows
-from dagster_unified.engine.events import Observer, QueriesStopped, QueriesTakenOver, nobody
+from dagster_unified.engine.events import Observer, QueriesStopped, QueriesTakenOver, StartDelayed, nobody
 from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.engine.positions import after, check_positions
 from dagster_unified.engine.session import PARTITIONS, partitions, server_of
@@ -55,7 +55,7 @@ from dagster_unified.engine.streaming.topology import (
     packed,
     sources_of,
 )
-from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
+from dagster_unified.errors import SlowStartError, StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
@@ -81,6 +81,9 @@ micro-batch.
 """
 
 _log = logging.getLogger(__name__)
+
+PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0)
+"""Seconds before queries start again for which a Python process did not start in time, one after the other."""
 
 _OURS = (LOCAL_FILES, bucket_files.CLASS)
 
@@ -138,7 +141,7 @@ class StreamingJob:
 
     def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Takes the lease and starts all queries; waits for a job that was killed to be given up."""
-        self._lease = wait_for(self.directory, self.start_as.owner, self.start_as.patience, stopped)
+        self._lease = self._lease or wait_for(self.directory, self.start_as.owner, self.start_as.patience, stopped)
         try:
             before = self.directory.deployed()
             finished = before is not None and before.finished
@@ -263,12 +266,44 @@ class StreamingJob:
             return self._run(stopped, poll)
 
     def _run(self, stopped: Callable[[], bool], poll: float) -> str:
+        planned = self.plan
+        attempt = 1
+        while True:
+            try:
+                self.start(stopped)
+                with watching(self.spark, self.observe):
+                    return self._go_on(stopped, poll)
+            except SlowStartError as error:
+                attempt = 2 if any(query.epochs for query in self._queries) else attempt + 1
+                if attempt > len(PAUSES) + 1:
+                    raise
+                delayed = StartDelayed(str(error), attempt, len(PAUSES) + 1, PAUSES[attempt - 2])
+            finally:
+                self.stop()
+            self.plan = planned
+            if self.deployed is not None:  # its state is this code's from now on, and may be there already
+                self.start_as = replace(self.start_as, fresh=False, savepoint=False)
+            if not self._pause(delayed, stopped, poll):
+                return "stopped"
+
+    def _pause(self, delayed: StartDelayed, stopped: Callable[[], bool], poll: float) -> bool:
+        """Wait before the queries start again; False where the job is asked to stop meanwhile.
+
+        The lease is held, so that others see that the job is alive.
+        """
+        self._lease = wait_for(self.directory, self.start_as.owner, self.start_as.patience, stopped)
         try:
-            self.start(stopped)
-            with watching(self.spark, self.observe):
-                return self._go_on(stopped, poll)
-        finally:
+            self.observe(delayed)
+            end = time.monotonic() + delayed.pause
+            while time.monotonic() < end and not stopped():
+                time.sleep(poll)
+            if not stopped():
+                return True
+        except BaseException:
             self.stop()
+            raise
+        self.stop()
+        return False
 
     def _go_on(self, stopped: Callable[[], bool], poll: float) -> str:
         if self.plan.execution.boundedness is Boundedness.BOUNDED and self._end is None:
