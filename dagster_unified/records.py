@@ -23,6 +23,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from msgspec import Struct
 from msgspec import inspect as mi
 
 from dagster_unified.arrow_types import python_values
@@ -465,6 +466,27 @@ def not_in_a_key(info: mi.Type) -> str | None:
             return type_name(info.cls)
         parts = [field.type for field in info.fields]
     return next(filter(None, map(not_in_a_key, parts)), None)
+
+
+def equal_by_more(info: mi.Type) -> str | None:
+    """The class in a type of a key whose records are equal by something else than all their fields; None without one.
+
+    Its columns and its encoding say nothing of that: keys that are one to Python would be two to them.
+    """
+    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)) and not _equal_by_fields(class_of(info)):
+        return type_name(info.cls)
+    return next(filter(None, map(equal_by_more, _inner(info))), None)
+
+
+def _equal_by_fields(cls: type[Any]) -> bool:
+    """Whether a class of records has the `==` that it gets of all its fields."""
+    if issubclass(cls, tuple):
+        return cls.__eq__ is tuple.__eq__
+    if issubclass(cls, Struct):
+        return cls.__struct_config__.eq and cls.__eq__ is Struct.__eq__
+    code = getattr(cls.__eq__, "__code__", None)
+    generated = code is not None and code.co_filename == "<string>"  # as `dataclass` makes methods
+    return generated and all(field.compare for field in dataclasses.fields(cls))
 
 
 def is_model(info: mi.Type) -> bool:

@@ -67,7 +67,15 @@ from dagster_unified.operators.windows import (
     WindowAssigner,
 )
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
-from dagster_unified.records import RecordType, arrow_type, inspected, not_in_a_key, return_type, type_name
+from dagster_unified.records import (
+    RecordType,
+    arrow_type,
+    equal_by_more,
+    inspected,
+    not_in_a_key,
+    return_type,
+    type_name,
+)
 from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
@@ -1297,6 +1305,12 @@ def _check_can_be_key(info: mi.Type, what: str) -> None:
         raise RecordTypeError(
             f"{what}, since {part} can change or has no fixed length; use a scalar, a tuple, or a NamedTuple or frozen"
             " class of these"
+        )
+    own = equal_by_more(info)
+    if own is not None:
+        raise RecordTypeError(
+            f"{what}, since {own} is not equal by all its fields, and records are brought together by these; leave"
+            " __eq__, eq=False and compare=False out, or give a function that makes the key"
         )
 
 

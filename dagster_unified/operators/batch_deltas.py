@@ -18,6 +18,7 @@ from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import RuntimeContext
 from dagster_unified.operators.functions.deltas import BatchDeltaFunction
 from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions, PageStore
+from dagster_unified.operators.keys import alike
 from dagster_unified.operators.map_batches import checked, in_declared_types
 from dagster_unified.operators.numbers import COLUMNS
 from dagster_unified.operators.program.step import KeyedStep, Place
@@ -123,7 +124,7 @@ class BatchDeltaOperator(KeyedOperator):
             return
         fields = list(self.types.fields)
         counted = (
-            pa.Table.from_batches([rows.select(fields)])
+            pa.Table.from_arrays(_arrays(rows, fields), fields)
             .group_by(fields, use_threads=False)
             .aggregate([([], "count_all")])
         )
@@ -210,7 +211,7 @@ def places(keys: Sequence[pa.Array], held: Sequence[pa.Array]) -> pa.Array:
 
 
 def _arrays(batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
-    return [batch.column(name) for name in names]
+    return [alike(batch.column(name)) for name in names]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.operators.functions.base import FlatMapFunction, Function, ReduceFunction, RuntimeContext
 from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext, IterationListener
 from dagster_unified.operators.functions.type_variables import T
+from dagster_unified.operators.keys import key_part
 from dagster_unified.records import RecordType
 
 Kind = Literal["min", "max", "sum"]
@@ -29,6 +30,7 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
 
     def __init__(self, records: RecordType, key: Sequence[str], columns: Mapping[str, Kind], where: str) -> None:
         self._schema, self._key, self._kinds = records.schema, list(key), dict(columns)
+        self._where = where
         others = [name for name in records.names if name not in key]
         wrong = [name for name in columns if name not in others]
         missing = [name for name in others if name not in columns]
@@ -85,7 +87,7 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
 
     def combined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         """One row for each key."""
-        table = pa.Table.from_batches([batch.select(self._schema.names) for batch in batches], self._schema)
+        table = pa.Table.from_batches([self._with_keys_alike(batch) for batch in batches], self._schema)
         for number, name in enumerate(self._schema.names):
             if self._kinds.get(name) == "sum":
                 table = table.set_column(number, name, _wide_enough(table.column(number)))
@@ -98,12 +100,21 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
         combined = pa.Table.from_arrays(columns, schema=self._schema)
         return pa.concat_batches([self._nothing, *combined.to_batches()])
 
+    def _with_keys_alike(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of a batch, with equal keys alike; raises `RecordTypeError` for one that is None or NaN."""
+        names = self._schema.names
+        columns = [
+            key_part(name, batch.column(name), batch, names, self._where) if name in self._key else batch.column(name)
+            for name in names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
     def _in_type(self, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
         try:
             return column.cast(field.type)
         except pa.ArrowInvalid as error:
             raise RecordTypeError(
-                f"combine: a sum of column '{field.name}' is larger than its type, {field.type}, holds:"
+                f"{self._where}: combine: a sum of column '{field.name}' is larger than its type, {field.type}, holds:"
                 f" {error}; use a column of a larger type"
             ) from error
 

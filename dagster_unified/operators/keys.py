@@ -1,7 +1,8 @@
 """Keys as they lie in a batch's columns, and the key group that each belongs to.
 
 A key group is one of `pipeline.max-parallelism` hash partitions of the key space (Flink: *Key Groups*). The hash is of
-the key's msgpack encoding, so it is the same in every process, and for ever: state is found by it.
+the key's msgpack encoding, so it is the same in every process, and for ever: state is found by it. Equal keys have one
+form (`equal_values.py`), and so one hash.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow as pa
 from dagster_unified.arrow_types import has, python_values
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.column_hashes import integer_hashes, text_hashes
+from dagster_unified.operators.equal_values import OF_ONE_FORM, has_nan, one_form
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.records import shorten
@@ -29,12 +31,15 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def key_hash(key: Hashable) -> int:
-    """A hash of a key that is the same everywhere."""
-    return crc32(_encode(key))
+    """A hash of a key that is the same everywhere, and for equal keys."""
+    return crc32(_encode(key if type(key) in OF_ONE_FORM else one_form(key)))
 
 
 def key_hashes(keys: Iterable[Hashable]) -> list[int]:
     """The hashes of some keys."""
+    keys = list(keys)
+    if not OF_ONE_FORM.issuperset(map(type, keys)):
+        keys = list(map(one_form, keys))
     return list(map(crc32, map(_encode, keys)))
 
 
@@ -188,8 +193,8 @@ def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, 
 def key_part(name: str, column: pa.Array, batch: pa.RecordBatch, fields: Sequence[str], where: str) -> pa.Array:
     """A column of a key, of records that have some fields: one of these, or else computed.
 
-    -0.0 is 0.0, as everywhere in Spark, so that equal keys have one encoding and one key group. Raises
-    `RecordTypeError` for a record whose key is None, or has what is not a number.
+    Equal keys are alike in it (`alike`). Raises `RecordTypeError` for a record whose key is None, or has what is not a
+    number.
     """
     if column.null_count:
         raise _no_key(name, "is None", column.is_null(), batch, fields, where)
@@ -198,23 +203,25 @@ def key_part(name: str, column: pa.Array, batch: pa.RecordBatch, fields: Sequenc
 
         if pc.any(pc.is_nan(column)).as_py():
             raise _no_key(name, f"is {_NAN}", pc.is_nan(column), batch, fields, where)
-        return pc.add(column, pa.scalar(0.0, column.type))
-    if has(column.type, pa.types.is_floating):
-        values = column.to_pylist()
-        unequal = pa.array(map(_has_nan, values))
+    elif has(column.type, pa.types.is_floating):
+        unequal = pa.array(map(has_nan, column.to_pylist()))
         if True in unequal.to_pylist():
             raise _no_key(name, f"has {_NAN}", unequal, batch, fields, where)
-        return pa.array(map(_without_negative_zero, values), column.type)
+    return alike(column)
+
+
+def alike(column: pa.Array) -> pa.Array:
+    """A column in which -0.0 is 0.0, as everywhere in Spark: so equal values have one encoding and one key group."""
+    if pa.types.is_floating(column.type):
+        import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+        return pc.add(column, pa.scalar(0.0, column.type))
+    if has(column.type, pa.types.is_floating):
+        return pa.array(map(_without_negative_zero, column.to_pylist()), column.type)
     return column
 
 
 _NAN = "nan, which equals nothing,"
-
-
-def _has_nan(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_nan, value.values()))
-    return isinstance(value, float) and value != value
 
 
 def _without_negative_zero(value: Any) -> Any:

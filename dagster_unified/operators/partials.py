@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.functions.base import ReduceFunction
 from dagster_unified.operators.keyed import KeyedOperator, ReduceOperator, ReduceStep, add, greatest, least
+from dagster_unified.operators.keys import key_part
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.step import BlockStep, Place
@@ -85,7 +86,11 @@ class _Holding:
         self._partials: list[pa.Table] = []
 
     def take(self, block: Block) -> None:
-        batch = encoded(block, self._records, self._place.before).select(self._columns)
+        batch = encoded(block, self._records, self._place.before)
+        for name in self._step.keys:
+            key = key_part(name, batch.column(name), batch, self._records.names, self._place.where)
+            batch = batch.set_column(batch.schema.get_field_index(name), batch.schema.field(name), key)
+        batch = batch.select(self._columns)
         if self._step.panes is not None:
             times = [None] * block.size if block.timestamps is None else block.timestamps
             batch = batch.append_column(TIMESTAMP, pa.array(times, pa.int64()))

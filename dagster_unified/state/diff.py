@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from dagster_unified.operators.equal_values import one_form
 from dagster_unified.operators.state.table import EVENT_TIMERS, PROCESSING_TIMERS
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.savepoint import Savepoint
@@ -171,20 +172,13 @@ def _rows(savepoint: Savepoint, uid: str, key: Sequence[str]) -> Iterator[tuple[
 
 _encode = msgspec.msgpack.Encoder().encode
 
-_PLAIN = frozenset({int, str, float, bool, type(None)})
-
 
 def _digest(value: Any) -> bytes:
     return blake2b(_encode(_ordered(value)), digest_size=16).digest()
 
 
 def _ordered(value: Any) -> Any:
-    """A value in which the entries of dicts are in an order of their own."""
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, dict):
-        names = sorted(value) if all(type(k) is str for k in value) else sorted(value, key=repr)
-        return [(_ordered(name), _ordered(value[name])) for name in names]
-    if isinstance(value, (list, tuple)):
-        return value if _PLAIN.issuperset(map(type, value)) else [_ordered(v) for v in value]
-    return value
+    """A value in the one form of all that equal it, in which the entries of dicts are in an order of their own."""
+    if isinstance(value, dict) and all(type(name) is str for name in value):
+        return [(name, _ordered(value[name])) for name in sorted(value)]
+    return one_form(value)

@@ -11,11 +11,13 @@ from functools import singledispatch
 from typing import Any
 
 import pyarrow as pa
+from msgspec import msgpack
 
 from dagster_unified.errors import MissingRequirementError, PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.expressions import Column, replay
 from dagster_unified.graph.nodes import BOUNDS
+from dagster_unified.operators.equal_values import one_form
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, cast
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.windows.assigners import MergingWindowAssigner
@@ -201,8 +203,9 @@ def _in_windows(
 ) -> pa.Table:
     """Each row once for every window that it is in and that was not over when it came, with the window's bounds."""
     assert node.records is not None
-    keys = list(map(repr, zip(*[table.column(k).to_pylist() for k in node.key.fields], strict=True)))
-    found: dict[str, list[tuple[Any, int, int]]] = {}
+    columns = [table.column(name).to_pylist() for name in node.key.fields]
+    keys = [msgpack.encode(one_form(key)) for key in zip(*columns, strict=True)]
+    found: dict[bytes, list[tuple[Any, int, int]]] = {}
     for row, ((record, timestamp), mark) in enumerate(zip(arriving, marks, strict=True)):
         if timestamp is None:
             raise RecordTypeError(

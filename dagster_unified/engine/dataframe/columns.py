@@ -9,6 +9,7 @@ from dagster_unified.graph.expressions import Column as Recorded
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
+    from pyspark.sql.types import DataType
 
 
 def spark_column(expression: object) -> Column:
@@ -29,3 +30,18 @@ def all_set(names: Sequence[str]) -> Column:
     for name in names[1:]:
         condition = condition & F.col(name).isNotNull()
     return condition
+
+
+def has_nan(column: Column, kind: DataType) -> Column | None:
+    """True for a value of a key that is NaN or has it in it, never null; None where its type has no such value."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import DoubleType, StructType
+
+    if isinstance(kind, DoubleType):
+        return F.isnan(column)
+    found = None
+    for field in kind if isinstance(kind, StructType) else ():
+        inner = has_nan(column[field.name], field.dataType)
+        if inner is not None:
+            found = inner if found is None else found | inner
+    return found

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.engine.dataframe.aggregates import CarriedAggregate, Closing, carried_aggregate
-from dagster_unified.engine.dataframe.columns import all_set, spark_column
+from dagster_unified.engine.dataframe.columns import all_set, has_nan, spark_column
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
@@ -141,11 +141,19 @@ class Natives:
         return joined.withColumns({name: F.col(f"__value{i}") for i, (name, _) in enumerate(node.found)})
 
     def keyed(self, node: g.KeyedNode, frame: DataFrame) -> DataFrame:
-        """The rows; evaluating one whose key is None raises."""
+        """The rows; evaluating one whose key is None, or NaN, raises."""
         from pyspark.sql import functions as F
+        from pyspark.sql.types import StructType
 
         missing = self.raised(node, "a key is None; filter such records out before key_by").cast("boolean")
-        return frame.where(F.when(all_set(node.key.fields), F.lit(True)).otherwise(missing))
+        checked = F.when(~all_set(node.key.fields), missing)
+        for name in node.key.fields:
+            unequal = has_nan(F.col(name), frame.schema[name].dataType)
+            if unequal is not None:
+                is_or_has = "has" if isinstance(frame.schema[name].dataType, StructType) else "is"
+                what = f"the key '{name}' {is_or_has} nan, which equals nothing; filter such records out before key_by"
+                checked = checked.when(unequal, self.raised(node, what).cast("boolean"))
+        return frame.where(checked.otherwise(F.lit(True)))
 
     def raised(self, node: g.Node, what: str) -> Column:
         """An expression whose evaluation is a `RecordTypeError`."""

@@ -20,6 +20,7 @@ from msgspec import inspect as mi
 from msgspec import msgpack
 
 from dagster_unified.errors import PipelineError, StateError
+from dagster_unified.operators.equal_values import has_nan
 from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.records import shorten, type_name
 from dagster_unified.values import Fit, fit_of, python_of
@@ -61,6 +62,15 @@ class Declared:
             f"{place}{owner} is declared {misfit.declared}, and was given {shorten(misfit.value)}"
             f" ({type_name(type(misfit.value))}){whole}; {misfit.remedy()}"
         )
+
+    def check_equals_itself(self, key: Hashable) -> None:
+        """Raises `StateError` for a key of a map that is NaN or has it in it: no look-up would find it again."""
+        if has_nan(key):
+            place = f"{self._what} '{self._name}'"
+            raise StateError(
+                f"{place} {'is' if key != key else 'has'} nan, which equals nothing, in {shorten(key)}; leave it out,"
+                " or give it a key"
+            )
 
 
 AT_ONCE = 1024

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Optional
 
+from msgspec import inspect as mi
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.operators.equal_values import OF_ONE_FORM
 from dagster_unified.operators.functions.type_variables import K, V
 from dagster_unified.operators.state.backend import Declared, StateBackend
 from dagster_unified.operators.state.chunks import LargeMap
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.handles import Collection
 from dagster_unified.operators.state.ttl import StateTtlConfig
+from dagster_unified.records import equal_by_more
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -25,7 +30,8 @@ class MapState(Collection, Generic[K, V]):
     def __init__(self, backend: StateBackend, descriptor: MapStateDescriptor[K, V]) -> None:
         super().__init__(backend, descriptor)
         self._declared_key = Declared("a key in state", self._name, descriptor.key_type)
-        self._plain_keys = self._declared_key.fit.exact
+        self._exact_keys = self._declared_key.fit.exact
+        self._plain_keys = self._exact_keys & OF_ONE_FORM
 
     def _value_type(self, descriptor: Any) -> Any:
         return Optional[descriptor.value_type]  # noqa: UP045
@@ -65,7 +71,9 @@ class MapState(Collection, Generic[K, V]):
         if type(value) not in self._plain:
             self._backend.look(self._declared, value)
         if type(key) not in self._plain_keys:
-            self._backend.look(self._declared_key, key)
+            if type(key) not in self._exact_keys:
+                self._backend.look(self._declared_key, key)
+            self._declared_key.check_equals_itself(key)
         self._backend.current.setdefault(self._name, {})[key] = self._wrap(value)
 
     def put_all(self, values: dict[K, V | None]) -> None:
@@ -139,6 +147,12 @@ class MapStateDescriptor(StateDescriptor[MapState[K, V]], Generic[K, V]):
         ttl: StateTtlConfig | None = None,
     ) -> None:
         super().__init__(name, (key_type, value_type), ttl)
+        own = equal_by_more(mi.type_info(key_type))
+        if own is not None:
+            raise PipelineError(
+                f"state '{name}': {own} is not equal by all its fields, by which a key is found again; leave __eq__,"
+                " eq=False and compare=False out, or use another key"
+            )
         self.key_type: Any = key_type
         self.value_type: Any = value_type
 
