@@ -29,7 +29,7 @@ from msgspec import inspect as mi
 from dagster_unified.arrow_types import python_values
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.nulls import forbidden_null
-from dagster_unified.values import Fit, Misfit, RecordFit, class_of, described, fit_of
+from dagster_unified.values import Fit, Misfit, RecordFit, UnfitError, class_of, described, fit_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -150,13 +150,7 @@ class RecordType:
         values = self.columns(records)[index]
         fit = _columns(self.python)[index].fit
         record = next(record for record, value in zip(records, values, strict=True) if fit.misfit((value,)) is not None)
-        if self.shape == "value" and not misfit.path:
-            subject, whole = "the value", ""
-        else:
-            subject, whole = (
-                f"field '{self.names[index]}{misfit.path}' of {type_name(self.python)}",
-                f" in {shorten(record)}",
-            )
+        subject, whole = self._subject(index, misfit, record)
         if misfit.value is None:
             raise RecordTypeError(
                 f"{subject} is None{whole}, and its type, {misfit.declared}, does not allow None; {misfit.remedy()}"
@@ -168,15 +162,10 @@ class RecordType:
 
     def _misfit(self, index: int, values: Sequence[Any], records: Sequence[Any], cause: Exception) -> RecordTypeError:
         """What Arrow refuses, of values whose types are right: an int beyond 64 bits, text that is not Unicode."""
-        column, field = _columns(self.python)[index], self.schema.field(index)
         for value, record in zip(values, records, strict=True):
-            try:
-                column.encoded((value,), field.type)
-            except _REFUSED as error:
-                return RecordTypeError(
-                    f"field '{field.name}' of {type_name(self.python)} is declared {column.fit.name}, and cannot hold"
-                    f" {shorten(value)} in {shorten(record)}: {error}"
-                )
+            error = self._beyond(index, value, record)
+            if error is not None:
+                return error
         return RecordTypeError(f"records do not fit {self.describe()}: {cause}")
 
     def from_batch(self, batch: pa.RecordBatch) -> list[Any]:
@@ -206,10 +195,55 @@ class RecordType:
                 " 9999, which times are in; give another value for it where it comes from"
             ) from error
 
+    @property
+    def fit(self) -> Fit:
+        """The check that a record is of this type, which makes its normal form as well."""
+        return _columns(self.python)[0].fit if self.shape == "value" else _shape(self.python)
+
+    def normal(self, record: Any) -> Any:
+        """The normal form of a record: what it is once it has been in columns. Raises `RecordTypeError` as `check`."""
+        try:
+            return self.fit.normal(record)
+        except UnfitError as error:
+            raise self._refusal(record, error.misfit) from None
+
+    def all_normal(self, records: list[Any]) -> list[Any]:
+        """The normal forms of some records; the very list where all have it."""
+        return records if self.fit.are_normal(records) else list(map(self.normal, records))
+
+    def _refusal(self, record: Any, misfit: Misfit) -> RecordTypeError:
+        try:
+            self.check([record])
+        except RecordTypeError as error:
+            return error
+        errors = (self._beyond(i, value, record) for i, (value,) in enumerate(self.columns([record])))
+        return next(filter(None, errors), RecordTypeError(f"{shorten(record)}: {misfit.advice}"))
+
+    def _beyond(self, index: int, value: Any, record: Any) -> RecordTypeError | None:
+        """The error for a value of the declared type that the type cannot hold."""
+        try:
+            _columns(self.python)[index].fit.normal(value)
+        except UnfitError as error:
+            misfit = error.misfit
+            subject, whole = self._subject(index, misfit, record)
+            return RecordTypeError(
+                f"{subject} is declared {misfit.declared}, and cannot hold {shorten(misfit.value)}{whole};"
+                f" {misfit.remedy()}"
+            )
+        return None
+
+    def _subject(self, index: int, misfit: Misfit, record: Any) -> tuple[str, str]:
+        """How an error names the field of a value, and the record that it is in."""
+        if self.shape == "value" and not misfit.path:
+            return "the value", ""
+        return f"field '{self.names[index]}{misfit.path}' of {type_name(self.python)}", f" in {shorten(record)}"
+
     def copier(self) -> Copy | None:
-        """What copies a record so that a change of the one is none of the other; None where records cannot change."""
-        fit = _columns(self.python)[0].fit if self.shape == "value" else _shape(self.python)
-        return fit.copied if fit.mutable else None
+        """What copies a record so that a change of the one is none of the other; None where records cannot change.
+
+        The copy is in normal form. What does not fit is copied as it is, and refused where it is emitted.
+        """
+        return _Copier(self.fit) if self.fit.mutable else None
 
     def check_members(self, batch: pa.RecordBatch) -> None:
         """Raises `RecordTypeError` for a value of an enum's column that is no member's."""
@@ -257,6 +291,19 @@ class RecordType:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (RecordType, (self.python, self.shape, self.schema))
+
+
+class _Copier:
+    """Copies records of a type, in their normal form."""
+
+    def __init__(self, fit: Fit) -> None:
+        self._fit = fit
+
+    def __call__(self, record: Any) -> Any:
+        try:
+            return self._fit.copied(self._fit.normal(record))
+        except UnfitError:
+            return self._fit.copied(record)
 
 
 def _itself(value: Any) -> Any:

@@ -1,9 +1,14 @@
-"""Whether Python values are of the type that is declared for them, a whole column at a time.
+"""Whether Python values are of the type that is declared for them, and the one form that each value has.
 
 The rule is that what is read back equals what was given: a value for which that does not hold is a misfit, and an
 error, and no value is ever changed without a word. Values of the declared type itself need only their types checked, at
 the speed of C; only where other types are met (a subclass, NumPy's scalars, an `int` for a `float`) are values looked
 at.
+
+Equal values may differ in form: a time in two zones, 3 and 3.0, a dict and a `defaultdict`. The normal form is what is
+read back. It is made where a value is produced, so that no function sees a value in another form than it has behind an
+exchange, a micro-batch or a savepoint. `Fit.normal` is code that is written for its type, and looks at a value that is
+in its normal form no longer than that takes to see.
 
 A leaf module: knows no records, no state and no engine. What values are read back from (Arrow, msgpack) is its `Codec`.
 """
@@ -15,10 +20,10 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from copy import copy
-from dataclasses import dataclass, replace
-from decimal import Decimal
+from dataclasses import dataclass, field, replace
+from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from numbers import Integral, Rational, Real
 from operator import attrgetter
@@ -62,6 +67,18 @@ class Misfit:
         return "convert it, or change the declared type"
 
 
+class UnfitError(Exception):
+    """A value is not of its declared type. Raised by `Fit.normal`; whoever knows the operator says it to the author."""
+
+    def __init__(self, misfit: Misfit) -> None:
+        super().__init__(misfit)
+        self.misfit = misfit
+
+    def at(self, path: str) -> UnfitError:
+        """The same, seen from outside."""
+        return UnfitError(self.misfit.at(path))
+
+
 _REMEDIES: list[tuple[str, type | tuple[type, ...], str]] = [
     ("int", bool, "use int(...), or declare bool"),
     ("int", int, "an int has 64 bits; declare str or Decimal"),
@@ -77,8 +94,10 @@ _REMEDIES: list[tuple[str, type | tuple[type, ...], str]] = [
     ("datetime", dt.datetime, "a datetime is kept in microseconds, in UTC, in the years 1 to 9999"),
     ("datetime", dt.date, "make a datetime of it, or declare date"),
     ("date", dt.datetime, "use .date(), or declare datetime"),
+    ("timedelta", dt.timedelta, "a timedelta is kept in microseconds of 64 bits, some 292,000 years"),
     ("timedelta", Real, "make a timedelta of it, such as timedelta(milliseconds=...), or declare int"),
     ("str", (bytes, bytearray), "decode it, or declare bytes"),
+    ("str", str, "it has one half of a surrogate pair, which is no character; leave it out, or declare bytes"),
     ("bytes", str, "encode it, or declare str"),
     ("Decimal", float, "use Decimal(str(...)), or declare float"),
     ("Decimal", Decimal, "a Decimal has 18 digits after the point, and 20 before it; use quantize(...)"),
@@ -120,6 +139,10 @@ _SCALARS: dict[type[mi.Type], _Scalar] = {
 }
 
 
+FOLD = "<fold>"
+"""The file name of the code of loops that combine values."""
+
+
 class Fit(ABC):
     """Checks that values are of one declared type. `exact` are the types whose values are, without a look at them."""
 
@@ -129,6 +152,9 @@ class Fit(ABC):
     scalar = False
     """Whether a value is checked at once; others are gathered, and checked many at a time."""
 
+    grows = False
+    """Whether a value may be large, and changed in its place."""
+
     kind: type | None = None
     """Of a scalar type, the type of its values."""
 
@@ -136,6 +162,7 @@ class Fit(ABC):
         self.name = f"{name} | None" if nullable else name
         self.nullable = nullable
         self.exact = frozenset(exact) | ({NoneType} if nullable else set())
+        self._folds: dict[tuple[str, bool], Callable[..., Any]] = {}
 
     def misfit(self, values: Collection[Any]) -> Misfit | None:
         """The first of these values that is not of the type, or None."""
@@ -157,6 +184,80 @@ class Fit(ABC):
         """The value with nothing in it that changes with the original. What does not fit is returned as it is."""
         return value
 
+    @cached_property
+    def normal(self) -> Callable[[Any], Any]:
+        """Returns the normal form of a value, which is the value itself where it has that form.
+
+        Raises `UnfitError` for a value of another type, or one that the type cannot hold.
+        """
+        names: dict[str, Any] = {"formed": self._formed}
+        test = self.test("value", names)
+        if test == "False":
+            return self._formed
+        exec(f"def normal(value):\n    return value if {test} else formed(value)", names)
+        made: Callable[[Any], Any] = names["normal"]
+        return made
+
+    def test(self, value: str, names: dict[str, Any], ranges: bool = True) -> str:
+        """An expression that is true of values in normal form only, without a call where that can be.
+
+        `value` is the name of the variable; what the expression uses is added to `names`. Without `ranges` it does not
+        ask whether the type can hold the value.
+        """
+        return self._or_none(value, self._test(value, names, ranges))
+
+    def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
+        """As `test`, of a value that is not None."""
+        return "False"
+
+    def fold(self, call: str, emits: bool = False) -> Callable[..., Any]:
+        """A loop that combines values, and makes the normal form of each result, before the next one and of the last.
+
+        `call` is how it combines what is held with a value: `function(held, value)`. The loop takes what is held, the
+        values, the function, and what makes a normal form; with `emits`, also what is called with each result.
+        """
+        known = self._folds.get((call, emits))
+        if known is not None:
+            return known
+        names: dict[str, Any] = {}
+        test = self.test("held", names) if self.scalar else "False"
+        step = [f"held = {call}", f"if not ({test}): held = normal(held)"]
+        if self.grows:  # what is the same object was looked at, and is looked at again when it is not changed any more
+            step = [f"made = {call}", "held = made if made is held else normal(made)"]
+        if emits:
+            step.append("emit(held)")
+        parameters = "held, values, function, normal" + (", emit" if emits else "")
+        lines = [f"def fold({parameters}):", "    for value in values:", *(f"        {line}" for line in step)]
+        exec(compile("\n".join([*lines, "    return held"]), FOLD, "exec"), names)
+        made: Callable[..., Any] = names["fold"]
+        return self._folds.setdefault((call, emits), made)
+
+    def _or_none(self, value: str, test: str) -> str:
+        return f"({value} is None or {test})" if self.nullable and test != "False" else test
+
+    def are_normal(self, values: Collection[Any]) -> bool:
+        """Whether all values are in normal form for sure."""
+        normal = self.normal
+        try:
+            return all(normal(value) is value for value in values)
+        except UnfitError:
+            return False
+
+    def _formed(self, value: Any) -> Any:
+        """As `normal`, where the test does not say that the value is in normal form."""
+        if value is None:
+            if self.nullable:
+                return None
+            raise UnfitError(Misfit(None, self.name))
+        return self._form(value)
+
+    def _form(self, value: Any) -> Any:
+        """As `normal`, of a value that is not None."""
+        misfit = self._misfit((value,), {type(value)})
+        if misfit is not None:
+            raise UnfitError(misfit)
+        return value
+
     def _refused(self, values: Collection[Any], refused: set[type]) -> Misfit | None:
         return next((Misfit(v, self.name) for v in values if type(v) in refused), None)
 
@@ -171,7 +272,43 @@ class _ScalarFit(Fit):
         self._info, self._codec, self._other = info, codec, other
         self._own = self.exact
         scalar = _SCALARS.get(type(info))
-        self.kind = None if scalar is None else scalar.python
+        self.kind = self._python = None if scalar is None else scalar.python
+
+    def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
+        test = _TESTS.get(self._python)
+        if test is None:
+            return "False"
+        names[test.kind.__name__] = test.kind
+        names |= test.names
+        of_kind = f"{value}.__class__ is {test.kind.__name__}"
+        return f"{of_kind} and {test.held.format(value)}" if test.held and (ranges or not test.is_range) else of_kind
+
+    def are_normal(self, values: Collection[Any]) -> bool:
+        if self._python not in _PLAIN:
+            return super().are_normal(values)
+        kinds = set(map(type, values))
+        if kinds == {self._python, NoneType} and self.nullable:
+            values, kinds = [v for v in values if v is not None], {self._python}
+        if kinds != {self._python}:
+            return not kinds or (self.nullable and kinds == {NoneType})
+        if self._python is int:
+            return bool(min(values) >= _LEAST and max(values) <= _MOST)
+        return self._python is not str or _is_text("".join(values))
+
+    def _form(self, value: Any) -> Any:
+        if type(value) is not self._python or self._python is dt.time:
+            misfit = self._misfit((value,), {type(value)})
+            if misfit is not None:
+                raise UnfitError(misfit)
+            try:
+                (value,) = self._codec(self._info, [value])
+            except Exception:  # whatever a codec says of a value that it cannot hold
+                raise UnfitError(Misfit(value, self.name)) from None
+        form = _FORMS.get(self._python)
+        try:
+            return value if form is None else form(value)
+        except (ValueError, OverflowError, DecimalException):
+            raise UnfitError(Misfit(value, self.name)) from None
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         odd = kinds - self._own
@@ -205,6 +342,81 @@ def _same(value: Any, back: Any) -> bool:
     return bool(value == back) or bool(value != value and back != back)
 
 
+_LEAST, _MOST = -(2**63), 2**63 - 1
+_SHORTEST, _LONGEST = dt.timedelta(microseconds=_LEAST), dt.timedelta(microseconds=_MOST)
+_UTC = dt.timezone.utc
+
+_DIGITS = Context(prec=38, traps=[Inexact, InvalidOperation])
+_UNIT = Decimal(1).scaleb(-18)
+_ZERO = Decimal(0).scaleb(-18)
+
+_PLAIN = {int, float, str, bool, bytes, dt.date}
+"""Types whose values have one form: those of the very type."""
+
+
+@dataclass(frozen=True)
+class _Test:
+    """How to see that a value of a type is in normal form: it is of this class, and an expression is true of it."""
+
+    kind: type
+    held: str = ""
+    is_range: bool = False
+    """Whether the expression says that the type can hold the value, and nothing of its form."""
+
+    names: dict[str, Any] = field(default_factory=dict)
+
+
+_TESTS: dict[type | None, _Test] = {
+    int: _Test(int, f"{_LEAST} <= {{0}} <= {_MOST}", True),
+    float: _Test(float),
+    str: _Test(str, "{0}.isascii()", True),
+    bool: _Test(bool),
+    bytes: _Test(bytes),
+    dt.date: _Test(dt.date),
+    dt.datetime: _Test(dt.datetime, "{0}.tzinfo is UTC", names={"UTC": _UTC}),
+    Decimal: _Test(
+        Decimal,
+        "{0}.same_quantum(UNIT) and -LIMIT < {0} < LIMIT and ({0} or not {0}.is_signed())",
+        names={"UNIT": _UNIT, "LIMIT": Decimal(10**20)},
+    ),
+    dt.timedelta: _Test(dt.timedelta, "SHORTEST <= {0} <= LONGEST", True, {"SHORTEST": _SHORTEST, "LONGEST": _LONGEST}),
+}
+
+
+def _whole(value: int) -> int:
+    if _LEAST <= value <= _MOST:
+        return value
+    raise OverflowError
+
+
+def _text(value: str) -> str:
+    value.encode()  # which a half of a surrogate pair cannot be
+    return value
+
+
+def _is_text(value: str) -> bool:
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _span(value: dt.timedelta) -> dt.timedelta:
+    if _SHORTEST <= value <= _LONGEST:
+        return value
+    raise OverflowError
+
+
+def _decimal(value: Decimal) -> Decimal:
+    """With 18 digits after the point, as Arrow has it; a zero has no sign."""
+    if not value.is_finite():
+        raise OverflowError
+    return _DIGITS.quantize(value, _UNIT) if value else _ZERO
+
+
+_FORMS: dict[type | None, Callable[[Any], Any]] = {int: _whole, str: _text, dt.timedelta: _span, Decimal: _decimal}
+"""The normal form of values of the very type; raises for those that the type cannot hold."""
+
 _BEYOND = {dt.MINYEAR, dt.MAXYEAR}
 
 
@@ -222,6 +434,19 @@ class _MomentFit(_ScalarFit):
         self.exact = frozenset()
         if self._aware is not None:
             self.kind = None
+
+    def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
+        return "False" if self._aware is False else super()._test(value, names, ranges)
+
+    def _form(self, value: Any) -> Any:
+        misfit = self._misfit((value,), {type(value)})
+        if misfit is not None:
+            raise UnfitError(misfit)
+        if type(value) is not dt.datetime:
+            (value,) = self._codec(self._info, [value])
+        if self._aware is False:
+            return value.replace(fold=0)
+        return value.replace(tzinfo=_UTC, fold=0) if value.tzinfo is None else value.astimezone(_UTC)
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         return super()._misfit(values, kinds) or self._unfit_moment(values)
@@ -242,6 +467,9 @@ class _MomentFit(_ScalarFit):
         return None
 
 
+_ONE_FORM = "two of its values are one, such as the same time with and without a zone; give it one of them"
+
+
 class _ItemsFit(Fit):
     """Lists, tuples of any length, and sets."""
 
@@ -249,6 +477,7 @@ class _ItemsFit(Fit):
         super().__init__(name, nullable)
         self._container, self.item = container, item
         self.mutable = container in (list, set) or item.mutable
+        self.grows = self.mutable
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         refused = self._refused(values, {kind for kind in kinds if not issubclass(kind, self._container)})
@@ -259,6 +488,23 @@ class _ItemsFit(Fit):
         found = self.item.misfit(list(chain.from_iterable(values)))
         return None if found is None else found.at("[]")
 
+    def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
+        names[f"items_{value}"] = self.item.are_normal
+        names[self._container.__name__] = self._container
+        return f"{value}.__class__ is {self._container.__name__} and items_{value}({value})"
+
+    def _form(self, value: Any) -> Any:
+        if not isinstance(value, self._container):
+            raise UnfitError(Misfit(value, self.name))
+        items: Any = value
+        try:
+            made = self._container(map(self.item.normal, items))
+        except UnfitError as error:
+            raise error.at("[]") from None
+        if len(made) < len(items):
+            raise UnfitError(Misfit(value, self.name, advice=_ONE_FORM))
+        return made
+
     def copied(self, value: Any) -> Any:
         items: Iterable[Any] = value
         if not self.mutable or not isinstance(value, self._container):
@@ -267,7 +513,7 @@ class _ItemsFit(Fit):
 
 
 class _DictFit(Fit):
-    mutable = True
+    mutable = grows = True
 
     def __init__(self, name: str, nullable: bool, key: Fit, value: Fit) -> None:
         super().__init__(name, nullable)
@@ -282,6 +528,25 @@ class _DictFit(Fit):
             return found.at(".keys()")
         found = self._value.misfit([entry for value in values for entry in value.values()])
         return None if found is None else found.at(".values()")
+
+    def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
+        names |= {f"keys_{value}": self._key.are_normal, f"values_{value}": self._value.are_normal, "dict": dict}
+        return f"{value}.__class__ is dict and keys_{value}({value}) and values_{value}({value}.values())"
+
+    def _form(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise UnfitError(Misfit(value, self.name))
+        try:
+            keys = list(map(self._key.normal, value))
+        except UnfitError as error:
+            raise error.at(".keys()") from None
+        try:
+            made = dict(zip(keys, map(self._value.normal, value.values()), strict=True))
+        except UnfitError as error:
+            raise error.at(".values()") from None
+        if len(made) < len(value):
+            raise UnfitError(Misfit(value, self.name, advice=_ONE_FORM))
+        return made
 
     def copied(self, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -305,13 +570,15 @@ class RecordFit(Fit):
 
         if not self.by_position:
             made_with = getattr(python, "__dataclass_params__", None) or getattr(python, "__struct_config__", None)
-            self.mutable = not getattr(made_with, "frozen", False)
+            self._frozen = bool(getattr(made_with, "frozen", False))
+            self.mutable = not self._frozen
             self._does_more = hasattr(python, "__post_init__") or not getattr(made_with, "init", True)
 
     def complete(self, fields: list[tuple[str, Fit]]) -> None:
         """Gives it its fields, which may have this very type themselves."""
         self.fields = fields
         self.mutable = self.mutable or any(fit.mutable for _, fit in fields)
+        self.grows = any(fit.grows for _, fit in fields)
         self._mutable_fields = [
             (i, name, fit) for i, (name, (_, fit)) in enumerate(zip(self._names, fields, strict=True)) if fit.mutable
         ]
@@ -350,6 +617,82 @@ class RecordFit(Fit):
             if found is not None:
                 return found.at(path)
         return self.remade_misfit(values)
+
+    @cached_property
+    def normal(self) -> Callable[[Any], Any]:
+        names: dict[str, Any] = {"formed": self._formed, "UnfitError": UnfitError}
+        test = self._or_none("value", " and ".join([f"value.__class__ is {self._class(names)}", *self._tests(names)]))
+        lines = [
+            "def normal(value):", "    try:", f"        if {test}:", "            return value",
+            "    except UnfitError:", "        pass", "    return formed(value)",
+        ]  # fmt: skip
+        exec("\n".join(lines), names)
+        made: Callable[[Any], Any] = names["normal"]
+        return made
+
+    def _class(self, names: dict[str, Any]) -> str:
+        names["Record"] = self._python
+        return "Record"
+
+    def _tests(self, names: dict[str, Any]) -> list[str]:
+        """Of each field, and that there is nothing but fields."""
+        tests = []
+        if self.by_position:
+            tests = [f"len(value) == {len(self._names)}"] if self._python is tuple else []
+        elif self._does_more:
+            names["remade_misfit"] = self.remade_misfit
+        elif not self._frozen and self._python.__dictoffset__:
+            tests = [f"len(value.__dict__) == {len(self._names)}"]
+        for number, (name, (_, fit)) in enumerate(zip(self._names, self.fields, strict=True)):
+            variable = f"x{number}"
+            test = fit.test(variable, names)
+            if not fit.scalar or test == "False":
+                names[f"fit{number}"] = fit
+                test = f"fit{number}.normal({variable}) is {variable}".replace(
+                    f"({variable})", f"({variable} := {self._read(number, name)})", 1
+                )
+            else:
+                test = test.replace(variable, f"({variable} := {self._read(number, name)})", 1)
+            tests.append(test)
+        return [*tests, "remade_misfit((value,)) is None"] if self._does_more else tests
+
+    def _read(self, number: int, name: str) -> str:
+        return f"value[{number}]" if self.by_position else f"value.{name}"
+
+    def are_normal(self, values: Collection[Any]) -> bool:
+        if self._does_more or set(map(type, values)) != {self._python}:
+            return super().are_normal(values)
+        if self.by_position:
+            if self._python is tuple and set(map(len, values)) != {len(self._names)}:
+                return False
+            columns: Iterable[Collection[Any]] = zip(*values, strict=True)
+        else:
+            if not self._frozen and hasattr(next(iter(values)), "__dict__") and self._has_more(values):
+                return False
+            columns = (list(map(get, values)) for get in map(attrgetter, self._names))
+        return all(fit.are_normal(column) for (_, fit), column in zip(self.fields, columns, strict=True))
+
+    def _has_more(self, values: Iterable[Any]) -> bool:
+        """Whether a record has attributes that are no fields, which are not stored."""
+        return set(map(len, map(vars, values))) != {len(self._names)}
+
+    def _form(self, value: Any) -> Any:
+        misfit = self.shape_misfit((value,), {type(value)})
+        if misfit is not None:
+            raise UnfitError(misfit)
+        values = value if self.by_position else [getattr(value, name) for name in self._names]
+        parts = []
+        for given, (path, fit) in zip(values, self.fields, strict=True):
+            try:
+                parts.append(fit.normal(given))
+            except UnfitError as error:
+                raise error.at(path) from None
+        if self.by_position:
+            return tuple(parts) if self._python is tuple else tuple.__new__(self._python, parts)
+        misfit = self.remade_misfit((value,))
+        if misfit is not None:
+            raise UnfitError(misfit)
+        return self._python(**dict(zip(self._names, parts, strict=True)))
 
     def remade_misfit(self, values: Iterable[Any]) -> Misfit | None:
         """The first record that is another one when it is made again of its fields, as where it is read."""
@@ -419,6 +762,7 @@ class _ChoiceFit(Fit):
         super().__init__(name, nullable, chain.from_iterable(m.exact for m in members))
         self._members = members
         self.mutable = any(m.mutable for m in members)
+        self.grows = any(m.grows for m in members)
         self.scalar = all(m.scalar for m in members)
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
@@ -427,6 +771,15 @@ class _ChoiceFit(Fit):
             (Misfit(v, self.name) for v in values if type(v) in odd and all(m.misfit((v,)) for m in self._members)),
             None,
         )
+
+    def _form(self, value: Any) -> Any:
+        kind = type(value)
+        for member in sorted(self._members, key=lambda m: kind not in m.exact):
+            try:
+                return member.normal(value)
+            except UnfitError:
+                pass
+        raise UnfitError(Misfit(value, self.name))
 
     def copied(self, value: Any) -> Any:
         if not self.mutable or type(value) in self.exact:
@@ -443,6 +796,10 @@ class _EnumFit(Fit):
     def __init__(self, cls: type[Enum], nullable: bool) -> None:
         super().__init__(cls.__name__, nullable, {cls})
         self._cls = cls
+
+    def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
+        names[f"enum_{value}"] = self._cls
+        return f"{value}.__class__ is enum_{value}"
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         found = self._refused(values, kinds - self.exact)

@@ -93,9 +93,9 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
 
     def put(self, key: K, value: V) -> None:
         """Sets the value of `key`."""
-        self._key.check([key])
+        key = self._key.normal(key)
         self._key.check_equals_itself(key)
-        self._value.check([value])
+        value = self._value.normal(value)
         self._changes.append((self._name, {key: self._entries.get(key, _ABSENT)}, False))
         self._entries[key] = value
 

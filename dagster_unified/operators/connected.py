@@ -117,6 +117,9 @@ def either_type(first: Any, second: Any) -> Any:
 class Tag:
     """Wraps a stream's records as `Either`."""
 
+    keeps_form = True
+    """Whether what it returns is in normal form where its record is."""
+
     def __init__(self, either: Any, side: int) -> None:
         self.either, self.side = either, side
 

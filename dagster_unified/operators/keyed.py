@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from itertools import accumulate, islice
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -29,7 +27,8 @@ from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.timers import TimerQueue, timer_time
-from dagster_unified.records import RecordType
+from dagster_unified.records import RecordType, record_type
+from dagster_unified.values import FOLD
 
 
 @dataclass(frozen=True)
@@ -160,9 +159,6 @@ class PageStore(Protocol):
 
 class KeyedOperator:
     """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the current key."""
-
-    emits_state = False
-    """Whether what it emits is its state as well."""
 
     copies: Copies = MappingProxyType({})
     """What copies what it emits."""
@@ -475,20 +471,11 @@ class KeyedProcessStep(KeyedStep):
         return KeyedProcessOperator(place.where, self.function, place.options, place.clock, place.metrics)
 
 
-_SHORT = 8
-"""Records of a key; where they are fewer on average, going from key to key costs more than it saves."""
-
-_SAME_KEY = object()
-"""In the place of a key's value, before each of its records but the first."""
-
-
 class ReduceOperator(KeyedOperator):
     """Combines a key's records. One update per record with incremental updates, else one result at the end of a bundle.
 
     The result carries the event time of the record that was combined last.
     """
-
-    emits_state = True
 
     @property
     def one_value(self) -> str | None:
@@ -508,6 +495,10 @@ class ReduceOperator(KeyedOperator):
         self.state.register(ValueStateDescriptor("value", records))
         self.function = function
         self.user_function = user_function
+        type_of_records = record_type(records)
+        self._normal = type_of_records.normal
+        self._fold = type_of_records.fit.fold("function(held, value)")
+        self._fold_emitting = type_of_records.fit.fold("function(held, value)", emits=True)
         self._last: dict[Hashable, int | None] = {}
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
@@ -532,10 +523,7 @@ class ReduceOperator(KeyedOperator):
             return
         held = self.state.take("value", keys)
         first = len(self.out.records)
-        if len(records) < _SHORT * len(keys):
-            self._update(held, starts, records)
-        else:
-            self._update_by_run(held, starts, records)
+        self._update(held, starts, records)
         updates = self.out.records
         latest = [updates[first + start - 1] for start in starts[1:]]
         latest.append(updates[-1])
@@ -545,71 +533,38 @@ class ReduceOperator(KeyedOperator):
 
     def _update(self, held: Sequence[Any], starts: Sequence[int], records: Sequence[Any]) -> None:
         """Emit one update for each record; `held` are the values of the keys, and `starts` where their runs begin."""
-        function, out = self.function, self.out.records
-        emit, first = out.append, len(out)
-        before: list[Any] = [_SAME_KEY] * len(records)
-        for start, one in zip(starts, held, strict=True):
-            before[start] = one
-        value = record = None
-        try:
-            for record, own in zip(records, before, strict=True):
-                if own is not _SAME_KEY:
-                    value = own
-                value = record if value is None else function(value, record)
-                emit(value)
-        except RAISED as error:
-            raise user_failure(
-                error, self.where, self.user_function, _operands(error, value, records[len(out) - first :])
-            ) from error
-
-    def _update_by_run(self, held: Sequence[Any], starts: Sequence[int], records: Sequence[Any]) -> None:
-        """As above, for runs that are long."""
-        function, out = self.function, self.out.records
-        start, value = 0, None
-        first = len(out)
+        fold, function, normal, emit = self._fold_emitting, self.function, self._normal, self.out.records.append
+        start, end = 0, 0
         try:
             for value, start, end in zip(held, starts, (*starts[1:], len(records)), strict=True):
                 if value is None:
-                    out += accumulate(records[start:end], function)
-                else:
-                    out += list(accumulate(records[start:end], function, initial=value))[1:]
-                _check_count(len(out) - first, end)
+                    value = records[start]
+                    start += 1
+                    emit(value)
+                if start < end:
+                    fold(value, records[start:end], function, normal, emit)
         except RAISED as error:
-            raise user_failure(
-                error, self.where, self.user_function, _operands(error, value, records[start:])
-            ) from error
+            raise self._failed(error, records[start:end]) from error
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
-        state = self.state.current
+        state, out = self.state.current, self.out
+        held, rest = state.get("value"), iter(records)
         try:
-            if self.options.incremental_updates:
-                held = state.get("value")
-                updates = (
-                    accumulate(records, self.function)
-                    if held is None
-                    else islice(accumulate(records, self.function, initial=held), 1, None)
-                )
-                emitted = len(self.out.records)
-                self.out.emit_records(self._kept(updates))
-                _check_count(len(self.out.records) - emitted, len(records))
-                self.out.timestamps += timestamps
-            else:
-                held = state.get("value")
-                state["value"] = (
-                    reduce(self.function, records) if held is None else reduce(self.function, records, held)
-                )
+            if not self.options.incremental_updates:
+                state["value"] = self._fold(next(rest) if held is None else held, rest, self.function, self._normal)
                 self._last[self.key] = timestamps[-1]
+                return
+            if held is None:
+                held = next(rest)
+                out.emit_records((held,))
+            emit = out.records.append if self.copies.get(None) is None else lambda record: out.emit_records((record,))
+            state["value"] = self._fold_emitting(held, rest, self.function, self._normal, emit)
+            out.timestamps += timestamps
         except RAISED as error:
-            raise user_failure(
-                error, self.where, self.user_function, _operands(error, state.get("value"), records)
-            ) from error
+            raise self._failed(error, records) from error
 
-    def _kept(self, updates: Iterable[Any]) -> Iterator[Any]:
-        """Passes updates of the current key on, the last of which is its state."""
-        value = None
-        for value in updates:
-            yield value
-        self.state.current["value"] = value
+    def _failed(self, error: BaseException, records: Sequence[Any]) -> Exception:
+        return user_failure(error, self.where, self.user_function, _operands(error, records))
 
     def finish_bundle(self) -> None:
         if not self.options.incremental_updates and "value" in self.state.current:
@@ -629,22 +584,14 @@ class ReduceStep(KeyedStep):
         return ReduceOperator(place.where, combine, self.function, self.output.python, place.options, place.clock)
 
 
-def _check_count(emitted: int, records: int) -> None:
-    """Raises where `accumulate` has ended early, as it does when the function raises `StopIteration`."""
-    if emitted != records:
-        raise RuntimeError("the function raised StopIteration, as next() does of what is empty; give next() a default")
-
-
-def _operands(error: BaseException, held: Any, records: Sequence[Any]) -> Any:
-    """The two records that were being combined, read from the failed call's own arguments."""
+def _operands(error: BaseException, records: Sequence[Any]) -> Any:
+    """The two records that were being combined, as the loop has them that called the function."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == FOLD:
+            return trace.tb_frame.f_locals["held"], trace.tb_frame.f_locals.get("value")
         trace = trace.tb_next
-        code = trace.tb_frame.f_code
-        names = code.co_varnames[: code.co_argcount][-2:]
-        if code.co_argcount in (2, 3) and all(n in trace.tb_frame.f_locals for n in names):
-            return tuple(trace.tb_frame.f_locals[n] for n in names)
-    return (held, records[0])
+    return None, records[0]
 
 
 def rolling(kind: str, field: str | int | None) -> Callable[[Any, Any], Any]:

@@ -210,7 +210,7 @@ def test_what_is_nested_is_read_back_as_it_was(python, value, back):
             "declared datetime without a time zone",
         ),
         (list[datetime], [datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))], "in the years 1 to 9999"),
-        (str, "\ud800", r"field 'value' of str is declared str, and cannot hold '\\ud800'"),
+        (str, "\ud800", r"the value is declared str, and cannot hold '\\ud800'; it has one half of a surrogate pair"),
     ],
 )
 def test_a_value_of_another_type_is_an_error_that_names_its_place_and_what_to_do(python, value, words):

@@ -61,6 +61,13 @@ class Block:
                 self._records = self._kind.from_batch(self._batch)
         return self._records
 
+    def normal(self, kind: RecordType, where: str) -> Block:
+        """Makes the normal form of its records; `where` names the operator whose function made them."""
+        if self._records is not None:
+            with placed(where):
+                self._records = kind.all_normal(self._records)
+        return self
+
     def batch(self, kind: RecordType) -> pa.RecordBatch:
         """As Arrow, the record's columns only."""
         if self._batch is None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from dagster_unified.records import Copy
+    from dagster_unified.values import Fit
 
 MARK = "<fused chain>"
 
@@ -33,6 +34,12 @@ class Clause(ABC):
 
     copy: Copy | None = None
     """Copies what the function gives, where that can change: the function may have kept it."""
+
+    normal: Copy | None = None
+    """Makes the normal form of what the function gives, where another function of the chain takes it."""
+
+    fit: Fit | None = None
+    """The type of what the function gives, where there is `normal`."""
 
     one_to_one: ClassVar[bool] = False
     """Whether each record becomes what the function returns for it."""
@@ -65,6 +72,17 @@ class FusedChain:
     A result that fails while it is iterated (a generator's), or that cannot be iterated, is reported at no clause's
     line, but at its loop's instruction.
     """
+
+    formed: dict[int, int] = field(default_factory=dict)
+    """Source line where a normal form is made, to the clause whose function gave the record."""
+
+    def made_by(self, trace: TracebackType | None) -> int | None:
+        """The clause whose function gave a record that does not fit, where that was raised."""
+        while trace is not None and trace.tb_frame.f_code.co_filename != MARK:
+            trace = trace.tb_next
+        while trace is not None and trace.tb_next is not None and trace.tb_next.tb_frame.f_code.co_filename == MARK:
+            trace = trace.tb_next  # the comprehension
+        return None if trace is None else self.formed.get(trace.tb_lineno)
 
     def locate(self, trace: TracebackType | None) -> tuple[int, Any] | None:
         """The clause that was running when an exception with this traceback was raised, and its input record."""
@@ -107,6 +125,9 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
     if assigns and not timestamped:
         body.append("        for t in (None,)")
     where: dict[int, tuple[int, str]] = {}
+    formed: dict[int, int] = {}
+    namespace: dict[str, Any] = {f"f{i}": c.function for i, c in enumerate(clauses)}
+    namespace |= {f"c{i}": c.copy for i, c in enumerate(clauses)}
     loops: list[tuple[int, str] | None] = [None] * len(body)
     current = 0
     last = len(clauses) - 1
@@ -123,6 +144,9 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
         body += [f"        {line}" for line in clause.lines(f"f{i}", value, element)]
         if clause.iterates:
             loops.append((i, value))
+        if clause.normal is not None:
+            formed[len(body)] = i
+            body.append(f"        for {element} in ({_formed(clause, i, element, namespace)},)")
         if clause.copy is not None:
             body.append(f"        for {element} in (c{i}({element}),)")
         if clause.assigns:
@@ -136,8 +160,14 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
     lines.append(f"    return out, {'kept' if track else 'timestamps'}")
     for position, found in where.items():
         origin[first + 1 + position] = found
-    namespace: dict[str, Any] = {f"f{i}": c.function for i, c in enumerate(clauses)}
-    namespace |= {f"c{i}": c.copy for i, c in enumerate(clauses)}
     namespace["seen"] = seen
     exec(compile("\n".join(lines), MARK, "exec"), namespace)
-    return FusedChain(namespace["fused"], origin, loops)
+    at = {first + 1 + position: i for position, i in formed.items()}
+    return FusedChain(namespace["fused"], origin, loops, at)
+
+
+def _formed(clause: Clause, i: int, element: str, names: dict[str, Any]) -> str:
+    """The code of a record's normal form, which calls nothing for a plain value that has it."""
+    names[f"n{i}"] = clause.normal
+    test = "False" if clause.fit is None or not clause.fit.scalar else clause.fit.test(element, names, ranges=False)
+    return f"n{i}({element})" if test == "False" else f"{element} if {test} else n{i}({element})"

@@ -25,7 +25,7 @@ from dagster_unified.operators.metrics import Metrics, Registry
 from dagster_unified.operators.program.blocks import Block, Consumer, Copies, encoded
 from dagster_unified.operators.program.closing import Closing, close_each
 from dagster_unified.operators.program.epochs import Emitting, tell
-from dagster_unified.operators.program.fusion import FusedChain, fuse
+from dagster_unified.operators.program.fusion import Clause, FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
@@ -119,8 +119,6 @@ class RunningProgram:
             count += sum(len(records) for records, _ in out.side.values())
         if count >= at_least:
             self.keyed.out = self.keyed.collector()
-            if self.keyed.emits_state and self._children(0):
-                self._check_emitted(out.records)
             for tag, block in out.blocks():
                 self._send(0, tag, block)
 
@@ -157,15 +155,6 @@ class RunningProgram:
             for tag, (records, timestamps) in out.side.items():
                 self._send(index, tag, Block(records, None, timestamps, None))
             self.flush()
-
-    def _check_emitted(self, records: list[Any]) -> None:
-        """What the head emits is its state as well, and goes to other operators, which do not check it."""
-        head = self.program.steps[0]
-        assert head.output is not None
-        try:
-            head.output.check(records)
-        except RecordTypeError as error:
-            raise RecordTypeError(f"{self.program.where(head)}: {error}") from error
 
     def notify(self, epoch: int) -> None:
         """Tells the functions that an epoch is committed."""
@@ -242,12 +231,23 @@ class RunningProgram:
         """
         for (parent, tag), consumers in self._consumers.items():
             records = next((self.program.steps[i].input for i in self._children(parent) if self._reads(i, tag)), None)
-            copy = None if records is None else self._copier(records)
-            if copy is None:
+            if records is None:
                 continue
             leaving = sum((one.step, one.tag) == (parent, tag) for one in self.program.outputs)
+            if self._makes(parent, tag):
+                consumers[leaving] = partial(_normal, consumers[leaving], records, self._made_by(parent, tag))
+            copy = self._copier(records)
+            if copy is None:
+                continue
             for number in range(leaving, len(consumers) - 1):
                 consumers[number] = partial(_copied, consumers[number], copy)
+
+    def _makes(self, index: int, tag: str | None) -> bool:
+        """Whether a step's function makes the records of an output of it, so that they may be in any form."""
+        if index < 0:
+            return False
+        step = self.program.steps[index]
+        return tag is not None or (step.output is not None and not getattr(step.function, "keeps_form", False))
 
     def _reads(self, index: int, tag: str | None) -> bool:
         return self.program.steps[index].tag == tag
@@ -321,10 +321,7 @@ class RunningProgram:
 
     def _fused(self, chain: dict[int, FusedStep]) -> Consumer:
         steps = list(chain.values())
-        clauses = [
-            replace(step.clause(self._place(index)), copy=self._copies(index).get(None))
-            for index, step in chain.items()
-        ]
+        clauses = [self._clause(index, step, index == next(reversed(chain))) for index, step in chain.items()]
         alone = steps[0] if len(steps) == 1 else None
         compiled: dict[bool, FusedChain] = {}
         last = next(reversed(chain))
@@ -348,6 +345,9 @@ class RunningProgram:
             except UserFunctionError:
                 raise
             except RAISED as error:
+                maker = function.made_by(error.__traceback__) if isinstance(error, RecordTypeError) else None
+                if maker is not None:
+                    raise RecordTypeError(f"{self.program.where(steps[maker])}: {error}") from error
                 found = function.locate(error.__traceback__)
                 if found is None:
                     raise
@@ -356,6 +356,14 @@ class RunningProgram:
             self._send(last, None, Block(records, None, timestamps, None))
 
         return consume
+
+    def _clause(self, index: int, step: FusedStep, is_last: bool) -> Clause:
+        """A step's clause. What only the chain's own functions take has its normal form made there."""
+        clause = replace(step.clause(self._place(index)), copy=self._copies(index).get(None))
+        if is_last or step.output is None or not self._makes(index, None):
+            return clause
+        copy = None if clause.copy is None else step.output.fit.copied
+        return replace(clause, copy=copy, normal=step.output.normal, fit=step.output.fit)
 
     def _made_by(self, index: int, tag: str | None) -> str:
         """How an error names the operator whose function emitted a step's records.
@@ -374,8 +382,11 @@ class RunningProgram:
         layout = output.layout
         schema = layout.schema
         where = self._made_by(output.step, output.tag)
+        for_keys = bool(layout.keys) and self._makes(output.step, output.tag)
 
         def consume(block: Block) -> None:
+            if for_keys:
+                block.normal(layout.records, where)
             arrays = list(encoded(block, layout.records, where).columns)
             if layout.timestamped:
                 arrays.append(
@@ -387,6 +398,10 @@ class RunningProgram:
             self._emit(number, declared(arrays, schema))
 
         return consume
+
+
+def _normal(consumer: Consumer, kind: RecordType, where: str, block: Block) -> None:
+    consumer(block.normal(kind, where))
 
 
 def _copied(consumer: Consumer, copy: Copy, block: Block) -> None:

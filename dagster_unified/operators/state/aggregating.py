@@ -35,7 +35,9 @@ class AggregatingState(State, Generic[IN, OUT]):
     def add(self, value: IN) -> None:
         """Aggregates one more value."""
         held = self._get(give_expired=False)
-        self._put(self._function.add(value, self._function.create_accumulator() if held is None else held))
+        if held is None:
+            held = self._backend.normal(self._declared, self._function.create_accumulator())
+        self._put(self._function.add(value, held))
 
     def merge(self, entries: Sequence[Any]) -> None:
         self._merge_values(entries, self._function.merge)

@@ -3,9 +3,9 @@
 State is kept per key in a plain dict (`KeyedStateBackend`); a driver decides how long it lives: BATCH drops it at the
 end of its key (FLIP-140), STREAMING keeps it in the key group's checkpointed state.
 
-What is written is held to the descriptor's type in every driver, before anything is committed: scalars at once, other
-values many at a time, at the latest when a bundle of records is over, so that also those that were changed in their
-place are seen.
+What is written is held to the descriptor's type in every driver, and takes the normal form of that type, which it also
+has behind a checkpoint. Values that can be changed in their place are checked again when a bundle of records is over,
+as they are then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dagster_unified.errors import PipelineError, StateError
 from dagster_unified.operators.equal_values import has_nan
 from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.records import shorten, type_name
-from dagster_unified.values import Fit, fit_of, python_of
+from dagster_unified.values import Fit, Misfit, UnfitError, fit_of, python_of
 
 if TYPE_CHECKING:
     from dagster_unified.operators.state.descriptors import StateDescriptor
@@ -50,15 +50,24 @@ class Declared:
         self.fit = _fit(python)
 
     def check(self, values: list[Any], keys: list[Hashable] | None = None) -> None:
-        """Raises `StateError` for a value of another type; `keys` are those whose state the values are."""
-        misfit = self.fit.misfit(values)
-        if misfit is None:
+        """Raises `StateError` for a value that does not fit; `keys` are those whose state the values are."""
+        if self.fit.are_normal(values):
             return
-        number = next(i for i, value in enumerate(values) if self.fit.misfit((value,)) is not None)
-        owner = "" if keys is None else f" of key {shorten(keys[number])}"
-        whole = f" in {shorten(values[number])}" if misfit.path else ""
+        for number, value in enumerate(values):
+            self.normal(value, "" if keys is None else f" of key {shorten(keys[number])}")
+
+    def normal(self, value: Any, owner: str = "") -> Any:
+        """The normal form of a value; raises `StateError` for one that does not fit."""
+        try:
+            return self.fit.normal(value)
+        except UnfitError as error:
+            raise self.refusal(value, error.misfit, owner) from None
+
+    def refusal(self, value: Any, misfit: Misfit, owner: str) -> StateError:
+        """The error for a value that does not fit; `owner` is " of key 'a'", or nothing."""
+        whole = f" in {shorten(value)}" if misfit.path else ""
         place = f"{self._what} '{self._name}{misfit.path}'" if self._name else f"{self._what}{misfit.path}"
-        raise StateError(
+        return StateError(
             f"{place}{owner} is declared {misfit.declared}, and was given {shorten(misfit.value)}"
             f" ({type_name(type(misfit.value))}){whole}; {misfit.remedy()}"
         )
@@ -102,8 +111,12 @@ class StateBackend(ABC):
         self._handles: dict[str, State] = {}
 
     @abstractmethod
+    def normal(self, declared: Declared, value: Any) -> Any:
+        """The normal form of a value of the current key; raises `StateError` for one that does not fit."""
+
+    @abstractmethod
     def look(self, declared: Declared, value: Any) -> None:
-        """Takes a value of the current key to be checked; `StateError` is raised now or before a commit."""
+        """Takes a value of the current key that may be changed, to be checked before a commit."""
 
     @abstractmethod
     def look_at_latest(self, declared: Declared, value: Any) -> None:
@@ -211,20 +224,20 @@ class KeyedStateBackend(StateBackend):
             self.select(key)
             self.current[name] = value
 
+    def normal(self, declared: Declared, value: Any) -> Any:
+        try:
+            return declared.fit.normal(value)
+        except UnfitError as error:
+            owner = f" of key {shorten(self.key)}" if self.by_key else ""
+            raise declared.refusal(value, error.misfit, owner) from None
+
     def look(self, declared: Declared, value: Any) -> None:
-        """Takes a value of the current key to be checked; `StateError` is raised now or by `check`."""
-        if declared.fit.scalar:
-            self._check(declared, [value], [self.key])
-            return
         self._unchecked.append((declared, self.key, value))
         if len(self._unchecked) >= AT_ONCE:
             self.check()
 
     def look_at_latest(self, declared: Declared, value: Any) -> None:
         """As `look`, where a key has one value: one that is replaced is never stored, and so needs no check."""
-        if declared.fit.scalar:
-            self._check(declared, [value], [self.key])
-            return
         latest = declared.latest
         if not latest:
             self._waiting.append(declared)

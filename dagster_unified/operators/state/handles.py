@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from dagster_unified.operators.state.descriptors import StateDescriptor
 
 
+_NOTHING = object()
+"""In the place of a value where none is held, since None may be one."""
+
+
 class State:
     """A handle on one state of the current key. With a time to live, an entry is stored as `(value, last renewal)`."""
 
@@ -28,10 +32,8 @@ class State:
             descriptor.ttl is not None and descriptor.ttl.visibility is StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP
         )
         self._declared = Declared("state", self._name, self._value_type(descriptor))
-        fit = self._declared.fit
-        self._plain = fit.exact | {list} if descriptor.trusted else fit.exact
-        """The types of values that need no look at them."""
-        self._mutable = fit.mutable and not descriptor.trusted
+        self._trusted = descriptor.trusted
+        self._mutable = self._declared.fit.mutable and not descriptor.trusted
 
     def _value_type(self, descriptor: Any) -> Any:
         """The type of what is written."""
@@ -42,6 +44,37 @@ class State:
         if self._mutable and value is not None:
             self._backend.look(self._declared, value)
         return value
+
+    def _written(self, value: Any, held: Any = _NOTHING) -> Any:
+        """The normal form of a value that is written in the place of one that is held.
+
+        One that is held already has been changed in its place, and is looked at once its bundle is over: it may be
+        large, and be written for each record.
+        """
+        if self._trusted:
+            return value
+        if value is not held:
+            value = self._backend.normal(self._declared, value)
+        if self._mutable:
+            self._backend.look(self._declared, value)
+        return value
+
+    def _written_last(self, value: Any) -> Any:
+        """As `_written`, where a key has one value."""
+        if self._trusted:
+            return value
+        if not self._mutable:
+            return self._backend.normal(self._declared, value)
+        if value is not self._held(self._backend.current.get(self._name)):
+            value = self._backend.normal(self._declared, value)
+        self._backend.look_at_latest(self._declared, value)
+        return value
+
+    def _held(self, entry: Any) -> Any:
+        """The value of an entry, expired or not."""
+        if entry is None:
+            return _NOTHING
+        return entry if self._ttl is None else entry[0]
 
     def clear(self) -> None:
         """Forgets the state of the current key."""
@@ -74,10 +107,8 @@ class State:
         self._backend.current[self._name] = self._wrap(value)
 
     def _put(self, value: Any) -> None:
-        """Replaces the value, which is checked."""
-        if type(value) not in self._plain:
-            self._backend.look_at_latest(self._declared, value)
-        self._backend.current[self._name] = value if self._ttl is None else (value, self._backend.now())
+        """Replaces the value, which takes its normal form."""
+        self._set(self._written_last(value))
 
     def merge(self, entries: Sequence[Any]) -> None:
         """Makes what several windows have stored of this state that of the current one, in which they merge."""
@@ -88,9 +119,7 @@ class State:
     def _merge_values(self, entries: Sequence[Any], merge: Callable[[Any, Any], Any]) -> None:
         """As `merge`, where an entry is one value."""
         values = entries if self._ttl is None else [value for value, _ in entries]
-        merged = reduce(merge, values)
-        self._declared.check([merged])
-        self._set(merged)
+        self._set(reduce(lambda one, other: self._declared.normal(merge(one, other)), values))
 
 
 class Collection(State):

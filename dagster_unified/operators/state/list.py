@@ -46,8 +46,7 @@ class ListState(Collection, Generic[T]):
 
     def add(self, value: T) -> None:
         """Appends one element."""
-        if type(value) not in self._plain:
-            self._backend.look(self._declared, value)
+        value = self._written(value)
         self._backend.current.setdefault(self._name, []).append(self._wrap(value))
 
     def add_all(self, values: Iterable[T]) -> None:
@@ -59,16 +58,10 @@ class ListState(Collection, Generic[T]):
         self._backend.current[self._name] = list(map(self._wrap, self._checked(values)))
 
     def merge(self, entries: Sequence[Any]) -> None:
-        merged = [element for elements in entries for element in elements]
-        self._declared.check(merged if self._ttl is None else [value for value, _ in merged])
-        self._backend.current[self._name] = merged
+        self._backend.current[self._name] = [element for elements in entries for element in elements]
 
     def _checked(self, values: Iterable[T]) -> list[T]:
-        taken = list(values)
-        for value in taken:
-            if type(value) not in self._plain:
-                self._backend.look(self._declared, value)
-        return taken
+        return list(map(self._written, values))
 
 
 class ListStateDescriptor(OneTypeDescriptor[ListState[V]], Generic[V]):

@@ -30,8 +30,6 @@ class MapState(Collection, Generic[K, V]):
     def __init__(self, backend: StateBackend, descriptor: MapStateDescriptor[K, V]) -> None:
         super().__init__(backend, descriptor)
         self._declared_key = Declared("a key in state", self._name, descriptor.key_type)
-        self._exact_keys = self._declared_key.fit.exact
-        self._plain_keys = self._exact_keys & OF_ONE_FORM
 
     def _value_type(self, descriptor: Any) -> Any:
         return Optional[descriptor.value_type]  # noqa: UP045
@@ -68,13 +66,12 @@ class MapState(Collection, Generic[K, V]):
 
     def put(self, key: K, value: V | None) -> None:
         """Sets the value of `key`."""
-        if type(value) not in self._plain:
-            self._backend.look(self._declared, value)
-        if type(key) not in self._plain_keys:
-            if type(key) not in self._exact_keys:
-                self._backend.look(self._declared_key, key)
+        key = self._backend.normal(self._declared_key, key)
+        if type(key) not in OF_ONE_FORM:
             self._declared_key.check_equals_itself(key)
-        self._backend.current.setdefault(self._name, {})[key] = self._wrap(value)
+        entries = self._backend.current.setdefault(self._name, {})
+        held = self._held(entries.get(key) if self._mutable else None)
+        entries[key] = self._wrap(self._written(value, held))
 
     def put_all(self, values: dict[K, V | None]) -> None:
         """Sets the values of several keys."""

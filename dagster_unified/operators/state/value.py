@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic
 
 from dagster_unified.operators.functions.type_variables import T, V
-from dagster_unified.operators.state.backend import AT_ONCE
 from dagster_unified.operators.state.descriptors import OneTypeDescriptor
 from dagster_unified.operators.state.handles import State
 from dagster_unified.operators.state.ttl import StateTtlConfig
@@ -31,13 +30,7 @@ class ValueState(State, Generic[T]):
         if value is None:
             self.clear()
         else:
-            if type(value) not in self._plain:
-                latest = self._declared.latest
-                if 0 < len(latest) < AT_ONCE:  # as look_at_latest, without a call for each record
-                    latest[self._backend.key] = value
-                else:
-                    self._backend.look_at_latest(self._declared, value)
-            self._set(value)
+            self._put(value)
 
 
 class ValueStateDescriptor(OneTypeDescriptor[ValueState[V]], Generic[V]):

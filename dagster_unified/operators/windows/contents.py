@@ -6,8 +6,8 @@ Knows neither windows nor time. What a window holds is None where nothing has co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from functools import reduce
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import length_hint
 from typing import Any, ClassVar
 
@@ -94,12 +94,17 @@ class _OneValue(Contents):
         self.stored_type = python | None
         self._spec, self._where, self._look = spec, where, state.look
         self._declared = Declared(what, "", python)
-        self._exact = self._declared.fit.exact
+        self._normal = partial(state.normal, self._declared)
+        self._merge = self._declared.fit.fold("function(held, value)")
 
-    def _checked(self, held: Any) -> Any:
-        if type(held) not in self._exact:
+    def _kept(self, held: Any) -> Any:
+        """Passes on what a window holds now, which is looked at again where it can be changed."""
+        if self._declared.fit.mutable:
             self._look(self._declared, held)
         return held
+
+    def _merged(self, function: Callable[[Any, Any], Any], held: list[Any]) -> Any:
+        return self._kept(self._merge(held[0], held[1:], function, self._normal)) if held else None
 
     def _failed(self, error: BaseException, record: Any) -> Exception:
         return user_failure(error, self._where, self._spec.suspect, record)
@@ -119,25 +124,24 @@ class Reduced(_OneValue):
         self._reduce = getattr(spec.reduce, "reduce", spec.reduce)
 
     def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
-        return record if held is None else self._checked(self._reduce(held, record))
+        return record if held is None else self._kept(self._merge(held, (record,), self._reduce, self._normal))
 
     def add_all(self, held: Any, records: Sequence[Any]) -> Any:
         rest = iter(records)
         try:
-            made = reduce(self._reduce, rest) if held is None else reduce(self._reduce, rest, held)
-            return self._checked(made)
+            return self._kept(self._merge(next(rest) if held is None else held, rest, self._reduce, self._normal))
         except RAISED as error:
             raise self._failed(error, records[len(records) - length_hint(rest) - 1]) from error
 
     def combined(self, held: list[Any]) -> Any:
-        return self._checked(reduce(self._reduce, held)) if held else None
+        return self._merged(self._reduce, held)
 
     def elements(self, held: Any) -> Iterable[Any]:
         return [held]
 
     def folded(self, elements: list[Any]) -> list[Any]:
         """The one value of some elements."""
-        return [reduce(self._reduce, elements)]
+        return [self._merge(elements[0], elements[1:], self._reduce, self._normal)]
 
 
 class Aggregated(_OneValue):
@@ -149,34 +153,32 @@ class Aggregated(_OneValue):
         super().__init__(spec, where, state, "the accumulator of a window", spec.accumulator_type)
         assert spec.aggregate is not None
         self._function = spec.aggregate
+        self._add = self._declared.fit.fold("function(value, held)")
+
+    def _added(self, held: Any, records: Iterable[Any]) -> Any:
+        if held is None:
+            held = self._normal(self._function.create_accumulator())
+        return self._add(held, records, self._function.add, self._normal)
 
     def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
-        function = self._function
-        return self._checked(function.add(record, function.create_accumulator() if held is None else held))
+        return self._kept(self._added(held, (record,)))
 
     def add_all(self, held: Any, records: Sequence[Any]) -> Any:
-        add, record = self._function.add, None
+        rest = iter(records)
         try:
-            if held is None:
-                held = self._function.create_accumulator()
-            for record in records:
-                held = add(record, held)
-            return self._checked(held)
+            return self._kept(self._added(held, rest))
         except RAISED as error:
-            raise self._failed(error, records[0] if record is None else record) from error
+            raise self._failed(error, records[max(0, len(records) - length_hint(rest) - 1)]) from error
 
     def combined(self, held: list[Any]) -> Any:
-        return self._checked(reduce(self._function.merge, held)) if held else None
+        return self._merged(self._function.merge, held)
 
     def elements(self, held: Any) -> Iterable[Any]:
         return [self._function.get_result(held)]
 
     def folded(self, elements: list[Any]) -> list[Any]:
         """The one result of some elements."""
-        accumulator = self._function.create_accumulator()
-        for element in elements:
-            accumulator = self._function.add(element, accumulator)
-        return [self._function.get_result(accumulator)]
+        return [self._function.get_result(self._added(None, elements))]
 
 
 class Evicted(Elements):

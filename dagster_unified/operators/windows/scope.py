@@ -21,6 +21,9 @@ class WindowScope(StateBackend):
         self.window: Any = None
         self.current = _WindowCells(self)
 
+    def normal(self, declared: Declared, value: Any) -> Any:
+        return self._operator.state.normal(declared, value)
+
     def look(self, declared: Declared, value: Any) -> None:
         self._operator.state.look(declared, value)
 
