@@ -36,6 +36,12 @@ from msgspec.structs import force_setattr
 
 from dagster_unified.errors import PipelineError
 
+TOO_LARGE = (
+    "is larger than its type holds, an int of 64 bits or a Decimal of 20 digits before the point; sum floats, or"
+    " smaller numbers"
+)
+"""What errors say of a number that was computed."""
+
 Codec = Callable[[mi.Type, "list[Any]"], "list[Any]"]
 """What values of one scalar type are once they have been stored and read again. Raises for what cannot be stored."""
 

@@ -23,6 +23,7 @@ from dagster_unified.connectors.files import CsvSource, ParquetSource, TextSourc
 from dagster_unified.connectors.paths import is_local
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.handshake import instead
+from dagster_unified.graph.aggregates import fields_of, too_large
 from dagster_unified.graph.nodes import Node
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
             f"{plan.name}: the checkpoint has an epoch that was planned, not committed, of a source of another kind;"
             " run the code that it is of until the epoch is committed, or start without state (upgrade mode stateless)"
         )
+    if "ARITHMETIC_OVERFLOW" in text and not _RAISED.search(text):
+        return _too_large(plan, stage)
     found = _RAISED.findall(text)
     if found:
         name, message = found[-1]
@@ -177,6 +180,19 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
             " Connect that is where its server starts"
         )
     return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
+
+
+def _too_large(plan: Plan, stage: str) -> errors.RecordTypeError:
+    """The error for a number that Catalyst has computed and that its column does not hold.
+
+    Spark does not say which operator it is of: it may be one of the stage, or of the query, that computes columns.
+    """
+    own = {number for region in plan.regions if region.name == stage for number in region.nodes}
+    nodes = [node for node in plan.graph.nodes if getattr(node, "columns", ()) and (not own or node.id in own)]
+    aggregating = [node for node in nodes if node.aggregates_natively] or nodes
+    names = ", ".join(f"'{node.name}'" for node in aggregating)
+    where = f"{plan.name}: operator {names}" if len(aggregating) == 1 else f"{plan.name}: one of the operators {names}"
+    return too_large(where, [field for node in aggregating for field in fields_of(getattr(node, "columns", ()))])
 
 
 def damaged_file(error: Exception) -> tuple[str, str] | None:

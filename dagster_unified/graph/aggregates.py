@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dagster_unified.errors import UnsupportedError
-from dagster_unified.graph.expressions import Column
+from dagster_unified.errors import RecordTypeError, UnsupportedError
+from dagster_unified.graph.expressions import Column, alias_of
+from dagster_unified.values import TOO_LARGE
 
 MEANS = ("avg", "mean")
 
@@ -44,6 +45,18 @@ def take_apart(where: str, columns: Sequence[object], purpose: Purpose, named: C
     splitting = _Splitting(where, purpose, named, parts)
     parts.results += [splitting.split(column) for column in columns]
     return parts
+
+
+def fields_of(columns: Sequence[object]) -> list[str]:
+    """What the columns of an operator are called."""
+    return [alias_of(column) or repr(column) for column in columns]
+
+
+def too_large(where: str, fields: Sequence[str]) -> RecordTypeError:
+    """The error for a number that its column does not hold, such as a sum. `where` names the operator."""
+    shown = ", ".join(f"'{field}'" for field in fields)
+    subject = f"field {shown}" if len(fields) == 1 else f"one of the fields {shown}"
+    return RecordTypeError(f"{where}: {subject} {TOO_LARGE}")
 
 
 @dataclass

@@ -31,7 +31,7 @@ from dagster_unified.graph.nodes import BOUNDS, Edge, Graph, IterationNode, Nami
 from dagster_unified.graph.nodes.base import ExchangeKind, Partitioning
 from dagster_unified.graph.nodes.native import NativeKeyedNode, WindowAggregateNode
 from dagster_unified.graph.nodes.portable import MergeNode, MergeWindowsNode, PartialsNode
-from dagster_unified.operators.partials import MergePartials, Partial, WithBounds
+from dagster_unified.operators.partials import WIDE, MergePartials, Partial, WindowResult
 from dagster_unified.operators.windows.spec import Windowing
 from dagster_unified.records import RecordType, record_type, type_name
 
@@ -149,6 +149,11 @@ class _Apart:
 
         self.types: dict[str, Any] = {}
         self.partials = [self._partial(name, *part) for name, part in self.parts.partials.items()]
+        self.plain = {name: _plain(python) for name, python in self.types.items()}
+        """What the partials are, without None."""
+
+        if isinstance(node, WindowAggregateNode):
+            self.partials = list(map(self._with_carry, self.partials))
 
     def nodes(self, timed: bool) -> list[Node]:
         """What the aggregate becomes, in order."""
@@ -169,8 +174,7 @@ class _Apart:
                 partials=tuple(self.partials), panes=panes,
             )
         )  # fmt: skip
-        decimals = [name for name, python in self.types.items() if Decimal in (python, *get_args(python))]
-        merge = MergePartials(merged.python, merged.names, self.partials, decimals)
+        merge = MergePartials(merged.python, merged.names, self.partials, self.plain)
         same: dict[str, Any] = {
             "id": 0, "name": node.name, "naming": node.naming, "uid": node.uid, "given_uid": node.given_uid, "location":
             node.location, "parallelism": node.parallelism, "chaining": node.chaining, "key": node.key,
@@ -203,13 +207,15 @@ class _Apart:
         self, node: WindowAggregateNode, merged: RecordType, merge: MergePartials, same: dict[str, Any]
     ) -> Node:
         bounds = [name for name in BOUNDS if name in self.result.names]
+        sums = [(p.shown, p.name, p.carry, WIDE[self.plain[p.name]]) for p in self.partials if p.carry is not None]
         function, records = None, merged
-        if bounds:
+        if bounds or sums:
             fields = {name: self.result.type_of(name) for name in bounds}
-            records = self._record("Windowed", {**self._key_types(), **fields, **self.types})
+            partials = {p.name: self.types[p.name] for p in self.partials}
+            records = self._record("Windowed", {**self._key_types(), **fields, **partials})
             kinds = {name: self.result.schema.field(name).type for name in bounds}
             said = [(n, pa.types.is_timestamp(k), getattr(k, "tz", None) is not None) for n, k in kinds.items()]
-            function = WithBounds(records.python, merged.names, len(self.keys), said)
+            function = WindowResult(records.python, merged.names, len(self.keys), said, sums)
         trigger = node.assigner.get_default_trigger()
         spec = Windowing(node.assigner, trigger, merged.python, reduce=merge, function=function)
         return MergeWindowsNode(**same, records=records, function=spec, timestamped=True)
@@ -266,6 +272,16 @@ class _Apart:
             read, own = Column(None, "when", (Column(read, "isNotNull"), Column(None, "lit", (1,)))), int
         self.computed[name] = (Column(read, "alias", (name,)), own | None)
         return Partial(name, kind, name, shown)
+
+    def _with_carry(self, partial: Partial) -> Partial:
+        """A sum that goes beyond its type while a window is open, if it may."""
+        if partial.kind != "sum" or self.plain[partial.name] not in WIDE:
+            return partial
+        carry = f"{partial.name}_carry"
+        while carry in {*self.types, *self.given.names, *BOUNDS}:
+            carry += "_"
+        self.types[carry] = int | None
+        return replace(partial, carry=carry)
 
     def _type(self, aggregate: Column, read: Column, kind: str) -> Any:
         """The type of a sum, minimum or maximum."""

@@ -6,10 +6,10 @@ number, as in Spark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from decimal import Context
+from datetime import datetime, timedelta
+from decimal import Context, Decimal
 from operator import attrgetter
 from typing import Any
 
@@ -27,6 +27,7 @@ from dagster_unified.operators.time import to_datetime
 from dagster_unified.operators.windows.functions import WindowFunction
 from dagster_unified.operators.windows.window import TimeWindow
 from dagster_unified.records import RecordType
+from dagster_unified.values import TOO_LARGE
 
 AT_ONCE = 1 << 18
 """Records that Arrow aggregates at once."""
@@ -52,6 +53,51 @@ class Partial:
 
     shown: str
     """The aggregate, as its author wrote it."""
+
+    carry: str | None = None
+    """Of a sum over a window, the field that holds how many times its `Wide.unit` are to be added to it, null for none.
+
+    So the sum of a window goes beyond what its type holds, and comes back.
+    """
+
+
+@dataclass(frozen=True)
+class Wide:
+    """How numbers that a type does not hold lie in it: as a multiple of `unit`, and what is left."""
+
+    unit: Any
+    add: Callable[[Any, Any], Any]
+
+    def split(self, total: Any) -> tuple[int | None, Any]:
+        """How often the unit is in a number, None for not at all, and what is left."""
+        if total is None or -self.unit < total < self.unit:
+            return None, total
+        times = int(abs(total) // self.unit) * (1 if total > 0 * self.unit else -1)
+        return times, self.add(total, -times * self.unit)
+
+    def whole(self, times: int | None, rest: Any) -> Any:
+        """The number; raises `OverflowError` where the type does not hold it."""
+        if times:
+            times, rest = self.split(self.add(rest, times * self.unit))
+        if times:
+            raise OverflowError
+        return rest
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return a + b
+
+
+def _add_decimals(a: Any, b: Any) -> Any:
+    return EXACT.add(a, b)
+
+
+WIDE: dict[type, Wide] = {
+    int: Wide(1 << 63, _plus),
+    timedelta: Wide(timedelta(microseconds=1 << 63), _plus),
+    Decimal: Wide(Decimal(10**20), _add_decimals),
+}
+"""By the type of what is added up."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +185,20 @@ class _Holding:
         finish = [work.add(table, column, kind, p, self._place.where) for p, column, kind in wanted]
         if step.panes is not None:
             latest = work.column(table.column(TIMESTAMP), "max")
+        held = {p.name: p.carry for p in step.partials if p.carry is not None and p.carry in table.column_names}
+        carries = {name: work.column(table.column(carry), "sum") for name, carry in held.items()}
         grouped = work.table.group_by(keys, use_threads=False).aggregate(work.aggregates)
         columns = {name: _cast(name)(grouped, self._output.schema.field(name).type) for name in step.keys}
         if step.panes is not None:
             columns[PANE] = grouped.column(PANE)
         for partial, made in zip(step.partials, finish, strict=True):
-            columns[partial.name] = made(grouped, self._output.schema.field(partial.name).type)
+            kind = self._output.schema.field(partial.name).type
+            if partial.carry is None:
+                columns[partial.name] = made(grouped, kind)
+            else:
+                before = grouped.column(carries[partial.name]) if partial.name in carries else None
+                rest, times = _with_carry(grouped.column(work.sums[partial.name]), kind, before)
+                columns[partial.name], columns[partial.carry] = rest, times
         if step.panes is not None:
             columns[TIMESTAMP] = grouped.column(latest)
         return pa.table(columns)
@@ -181,6 +235,8 @@ class _Work:
     def __init__(self, keys: pa.Table) -> None:
         self.table = keys
         self.aggregates: list[tuple[Any, ...]] = []
+        self.sums: dict[str, str] = {}
+        """What Arrow calls the sum of a partial."""
 
     def column(self, values: pa.ChunkedArray, function: str) -> str:
         """Add a column and an aggregate of it; return the name of its result."""
@@ -219,15 +275,31 @@ class _Work:
             values = values.cast(pa.decimal128(38, 0))
         elif pa.types.is_decimal(kind) and largest >= 10 ** (kind.precision - kind.scale):
             values = values.cast(pa.decimal256(76, kind.scale))
-        name = self.column(values, "sum")
+        name = self.sums[partial.name] = self.column(values, "sum")
 
         def made(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
             try:
                 return _cast(name)(grouped, wanted)
             except pa.ArrowInvalid as error:
-                raise RecordTypeError(f"{where}: {partial.shown} is too large for a {wanted}") from error
+                raise RecordTypeError(f"{where}: {partial.shown} {TOO_LARGE}") from error
 
         return made
+
+
+def _with_carry(
+    sums: pa.ChunkedArray, kind: pa.DataType, before: pa.ChunkedArray | None
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """Sums as a type holds them, and how often the type's unit is to be added to each, where it was so often before."""
+    carried = before if before is not None else pa.chunked_array([pa.nulls(len(sums), pa.int64())])
+    try:
+        return sums if sums.type == kind else sums.cast(kind), carried
+    except pa.ArrowInvalid:
+        wide = WIDE[Decimal if pa.types.is_decimal(kind) else int]
+        totals = [total if total is None or wide is WIDE[Decimal] else int(total) for total in sums.to_pylist()]
+        pairs = [wide.split(total) for total in totals]
+        rest = pa.array([rest for _, rest in pairs], pa.int64() if pa.types.is_duration(kind) else kind).cast(kind)
+        times = [(times or 0) + (held or 0) for (times, _), held in zip(pairs, carried.to_pylist(), strict=True)]
+        return pa.chunked_array([rest]), pa.chunked_array([pa.array(times, pa.int64())])
 
 
 def _cast(name: str) -> Made:
@@ -247,23 +319,31 @@ def _or_nan(name: str, unknown: str) -> Made:
 
 # How partials merge, of which both are there
 
-
-def _add_decimals(a: Any, b: Any) -> Any:
-    return EXACT.add(a, b)
-
-
 MERGING: dict[str, Callable[[Any, Any], Any]] = {"count": add, "sum": add, "min": least, "max": greatest}
 
 
 class MergePartials(ReduceFunction[Any]):
-    """Merges the partials of one key, which are records of a class: the key's fields, then the partials."""
+    """Merges the partials of one key, which are records of a class: the key's fields, the partials, and their carries.
+
+    `types` has the type of each partial.
+    """
 
     def __init__(
-        self, record: type[Any], names: Sequence[str], partials: Sequence[Partial], decimals: Sequence[str]
+        self, record: type[Any], names: Sequence[str], partials: Sequence[Partial], types: Mapping[str, type]
     ) -> None:
-        self._record, self._keys = record, len(names) - len(partials)
+        carrying = [p for p in partials if p.carry is not None]
+        self._record, self._keys = record, len(names) - len(partials) - len(carrying)
         self._values = attrgetter(*names)
-        self._merge = [_add_decimals if p.kind == "sum" and p.name in decimals else MERGING[p.kind] for p in partials]
+        self._merge = [
+            _add_decimals if p.kind == "sum" and types[p.name] is Decimal else MERGING[p.kind] for p in partials
+        ]
+        self._merge += [add] * len(carrying)
+        places = {name: place for place, name in enumerate(names[self._keys :])}
+        self._sums = [
+            (p.shown, places[p.name], None if p.carry is None else places[p.carry], WIDE[types[p.name]])
+            for p in partials
+            if p.kind == "sum" and types[p.name] in WIDE
+        ]
 
     def reduce(self, value1: Any, value2: Any) -> Any:
         keys, one, other = self._keys, self._values(value1), self._values(value2)
@@ -271,6 +351,13 @@ class MergePartials(ReduceFunction[Any]):
             b if a is None else a if b is None else merge(a, b)
             for merge, a, b in zip(self._merge, one[keys:], other[keys:], strict=True)
         ]
+        for shown, place, carry, wide in self._sums:
+            times, merged[place] = wide.split(merged[place])
+            if times is None:
+                continue
+            if carry is None:  # it is emitted after each micro-batch
+                raise RecordTypeError(f"{shown} {TOO_LARGE}")
+            merged[carry] = (merged[carry] or 0) + times
         return self._record(*one[:keys], *merged)
 
 
@@ -293,8 +380,11 @@ class MergeOperator(ReduceOperator):
         merge, updates = self.function, []
         for value, start, end in zip(self.state.take("value", keys), starts, (*starts[1:], len(records)), strict=True):
             held = value
-            for record in records[start:end]:
-                held = record if held is None else merge(held, record)
+            try:
+                for record in records[start:end]:
+                    held = record if held is None else merge(held, record)
+            except RecordTypeError as error:
+                raise RecordTypeError(f"{self.where}: {error}") from None
             updates.append(held)
         self.state.put("value", keys, updates)
         self.out.emit_records(updates)
@@ -312,22 +402,42 @@ class MergeStep(ReduceStep):
         return MergeOperator(place.where, merge, self.function, self.output.python, once, place.clock)
 
 
-class WithBounds(WindowFunction[Any, Any, Any, TimeWindow]):
+class WindowResult(WindowFunction[Any, Any, Any, TimeWindow]):
     """The merged partials of a window, with its bounds.
 
     `bounds` are those that the result has: the name of each, whether it is a datetime, and whether with a time zone.
+    `sums` are those that have a carry: what each is shown as, its name, that of its carry, and how it is wide.
     """
 
     def __init__(
-        self, record: type[Any], names: Sequence[str], keys: int, bounds: Sequence[tuple[str, bool, bool]]
+        self,
+        record: type[Any],
+        names: Sequence[str],
+        keys: int,
+        bounds: Sequence[tuple[str, bool, bool]],
+        sums: Sequence[tuple[str, str, str, Wide]],
     ) -> None:
         self._record, self._keys, self._bounds = record, keys, tuple(bounds)
         self._values = attrgetter(*names)
+        self._sums = [(shown, names.index(name), names.index(carry), wide) for shown, name, carry, wide in sums]
+        self._width = len(names) - len(sums)
 
     def apply(self, key: Any, window: TimeWindow, inputs: Any) -> list[Any]:
         bounds = [self._bound(window, *bound) for bound in self._bounds]
-        merged = map(self._values, inputs)
-        return [self._record(*one[: self._keys], *bounds, *one[self._keys :]) for one in merged]
+        merged = map(self._whole, map(self._values, inputs))
+        return [self._record(*one[: self._keys], *bounds, *one[self._keys : self._width]) for one in merged]
+
+    def _whole(self, merged: tuple[Any, ...]) -> Sequence[Any]:
+        """Merged partials with the whole of each sum; raises `RecordTypeError` where its type does not hold it."""
+        if not self._sums:
+            return merged
+        values = list(merged)
+        for shown, place, carry, wide in self._sums:
+            try:
+                values[place] = wide.whole(values[carry], values[place])
+            except OverflowError:
+                raise RecordTypeError(f"{shown} {TOO_LARGE}") from None
+        return values
 
     def _bound(self, window: TimeWindow, name: str, moment: bool, aware: bool) -> int | datetime:
         millis = window.start if name == "window_start" else window.end

@@ -15,6 +15,7 @@ from msgspec import msgpack
 
 from dagster_unified.errors import MissingRequirementError, PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.aggregates import fields_of, too_large
 from dagster_unified.graph.expressions import Column, replay
 from dagster_unified.graph.nodes import BOUNDS
 from dagster_unified.operators.equal_values import one_form
@@ -42,6 +43,7 @@ def run_native(
     A lookup also needs the records of its table; windows, the watermarks at which each record came.
     """
     assert node.records is not None
+    where = f"{pipeline}: operator '{node.name}'"
     if not arriving:
         return []
     duckdb, sql = _libraries()
@@ -53,19 +55,32 @@ def run_native(
             connection.register(name, given)
         try:
             result = connection.sql(_statement(node, pipeline, layout, columns)).to_arrow_table()
+        except duckdb.OutOfRangeException as error:
+            raise too_large(where, fields_of(getattr(node, "columns", ()))) from error
         except duckdb.Error as error:
             said = str(error).partition("\n")[0]
             raise PipelineError(
-                f"{pipeline}: operator '{node.name}': the harness, which computes columns with DuckDB, does not accept"
-                f" an expression of it: {said}; correct the names and types that it uses"
+                f"{where}: the harness, which computes columns with DuckDB, does not accept an expression of it:"
+                f" {said}; correct the names and types that it uses"
             ) from error
-    given = [
-        _typed(f"{pipeline}: operator '{node.name}'", field, result.column(field.name).combine_chunks())
-        for field in node.records.schema
-    ]
+    given = [_typed(where, field, result.column(field.name).combine_chunks()) for field in node.records.schema]
     times = result.column(TIMESTAMP).to_pylist() if node.timestamped else [None] * result.num_rows
-    records = node.records.from_batch(cast(given, node.records.schema))
+    try:
+        records = node.records.from_batch(cast(given, node.records.schema))
+    except pa.ArrowInvalid as error:
+        raise too_large(where, _beyond(given, node.records.schema)) from error
     return list(zip(records, times, strict=True))
+
+
+def _beyond(given: Sequence[pa.Array], schema: pa.Schema) -> list[str]:
+    """The fields whose values their types do not hold."""
+    found = []
+    for field, column in zip(schema, given, strict=True):
+        try:
+            cast([column], pa.schema([field]))
+        except pa.ArrowInvalid:
+            found.append(field.name)
+    return found
 
 
 _KINDS = (
