@@ -63,6 +63,21 @@ def forbidden_null(column: pa.Array, info: mi.Type) -> str | None:
     return next((path + rest for path, rest in found if rest is not None), None)
 
 
+def with_nulls_declared(kind: pa.DataType, info: mi.Type) -> pa.DataType:
+    """An Arrow type that says of the values of maps too whether they may be null, as the declared type does."""
+    info = _without_none(info)
+    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType, mi.TupleType)):
+        items = info.item_types if isinstance(info, mi.TupleType) else [field.type for field in info.fields]
+        fields = zip(kind, items, strict=True)
+        return pa.struct([field.with_type(with_nulls_declared(field.type, item)) for field, item in fields])
+    if isinstance(info, mi.DictType):
+        item = with_nulls_declared(kind.item_type, info.value_type)
+        return pa.map_(kind.key_type, kind.item_field.with_type(item).with_nullable(takes_none(info.value_type)))
+    if isinstance(info, (mi.ListType, mi.VarTupleType)):
+        return pa.list_(kind.value_field.with_type(with_nulls_declared(kind.value_type, info.item_type)))
+    return kind
+
+
 def _without_none(info: mi.Type) -> mi.Type:
     if isinstance(info, mi.Metadata):
         return _without_none(info.type)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic
 
+from dagster_unified.api.located import located
 from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
@@ -35,6 +36,7 @@ class BroadcastStream(Generic[T]):
         self._descriptors = checked(descriptors, stream._where("broadcast"))
 
 
+@located
 class _BroadcastConnected(Generic[A, B]):
     """A stream and a broadcast stream."""
 
@@ -78,6 +80,7 @@ class _BroadcastConnected(Generic[A, B]):
         )
 
 
+@located
 class BroadcastConnectedStream(_BroadcastConnected[A, B]):
     """A stream that is not keyed, and a broadcast stream."""
 
@@ -109,6 +112,7 @@ class BroadcastConnectedStream(_BroadcastConnected[A, B]):
         return self._process(self._stream, None, function, output_type)
 
 
+@located
 class KeyedBroadcastConnectedStream(_BroadcastConnected[A, B], Generic[K, A, B]):
     """A keyed stream, and a broadcast stream; there is an example at `KeyedBroadcastProcessFunction`."""
 

@@ -6,14 +6,13 @@ It only records what is written; nothing runs until an engine is given its plan.
 from __future__ import annotations
 
 import copy
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_unified.api.located import caller
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import explain as explanation
 from dagster_unified.graph.nodes import Edge, Graph, Location, Naming, Node, Partitioning, SinkNode
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from dagster_unified.operators.functions.base import OutputTag
 
 N = TypeVar("N", bound=Node)
-_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class GraphBuilder:
@@ -136,7 +134,7 @@ class GraphBuilder:
         timestamped = attributes.pop("timestamped", None)
         if timestamped is None:
             timestamped = any(self._nodes[u.node].timestamped for u in upstream)
-        node = kind(id=len(self._nodes), name=name, location=_caller(), timestamped=timestamped, **attributes)
+        node = kind(id=len(self._nodes), name=name, location=caller(), timestamped=timestamped, **attributes)
         self._nodes.append(node)
         self._edges += [Edge(u.node, node.id, u.partitioning or Partitioning(), u.tag) for u in upstream]
         return node
@@ -189,19 +187,3 @@ def _free(name: str, taken: Collection[str]) -> str:
         number += 1
         found = f"{name}-{number}"
     return found
-
-
-def _caller() -> Location | None:
-    """The line of the author's program that is being executed: the nearest frame outside the library."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_LIBRARY):
-            return Location(_short(frame.f_code.co_filename), frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
-
-
-def _short(file: str) -> str:
-    """Relative to the working directory where the file lies below it."""
-    relative = os.path.relpath(file) if os.path.isabs(file) else file
-    return file if relative.startswith("..") else relative

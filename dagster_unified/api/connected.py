@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Self, get_args, get_origin, get_type_hints, overload
 
+from dagster_unified.api.located import located
 from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, itself, main_output, stated_output
 from dagster_unified.api.windows import WindowedStream
 from dagster_unified.errors import PipelineError, RecordTypeError
@@ -58,6 +59,7 @@ Fields = str | int | Sequence[str | int]
 """A key that fields make: the name or the index of one, or several."""
 
 
+@located
 class ConnectedStreams(Generic[A, B]):
     """Two streams that an operator sees together, each under its own type.
 
@@ -239,6 +241,7 @@ class ConnectedStreams(Generic[A, B]):
         return self._first._where(what)
 
 
+@located
 class KeyedConnectedStreams(ConnectedStreams[A, B], Generic[K, A, B]):
     """Two streams that are keyed alike: functions have state and timers of the key that both share.
 
@@ -273,6 +276,7 @@ class KeyedConnectedStreams(ConnectedStreams[A, B], Generic[K, A, B]):
         return self._apply("process", CoProcess(function), output_type, main_output)
 
 
+@located
 class _Pairs(Generic[A, B]):
     """Two streams whose records of one key and window come together."""
 
@@ -332,6 +336,7 @@ class CoGroupedStreams(_Pairs[A, B]):
         return CoGroupedWindows(self._windows(assigner), self.kind)
 
 
+@located
 class _PairedWindows(Generic[A, B]):
     """Windows that hold the records of both streams."""
 
@@ -372,6 +377,7 @@ class _PairedWindows(Generic[A, B]):
             raise PipelineError(f"{self._windows._where(self._kind)}: expected a {kinds[0].__name__}, got {function!r}")
 
 
+@located
 class JoinedWindows(_PairedWindows[A, B]):
     """The windows of a join."""
 
@@ -387,6 +393,7 @@ class JoinedWindows(_PairedWindows[A, B]):
         return self._apply(function, kind, output_type, unwrap)
 
 
+@located
 class CoGroupedWindows(_PairedWindows[A, B]):
     """The windows of a co-group."""
 
@@ -400,6 +407,7 @@ class CoGroupedWindows(_PairedWindows[A, B]):
         return self._apply(function, "co_group", output_type, main_output)
 
 
+@located
 class IntervalJoined(Generic[A, B]):
     """`first.interval_join(second)` on keyed streams; go on with `between(lower, upper)` and `process(function)`."""
 

@@ -26,6 +26,7 @@ from dagster_unified.api.connected import (
     JoinedStreams,
     KeyedConnectedStreams,
 )
+from dagster_unified.api.located import located
 from dagster_unified.api.record_types import NOT_GIVEN, itself, main_output, stated_output, type_argument
 from dagster_unified.api.watermarks import WatermarkStrategy
 from dagster_unified.api.windows import WindowedStream
@@ -94,6 +95,7 @@ class Upstream:
     partitioning: Partitioning | None = None
 
 
+@located
 class DataStream(Generic[T]):
     """A stream of records of one type (Flink: *Operators*).
 
@@ -933,6 +935,7 @@ class DataStream(Generic[T]):
             known.add((given[place] if given else alias_of(column) or "").lower())
 
 
+@located
 class KeyedStream(DataStream[T], Generic[K, T]):
     """A stream partitioned by key: what state, timers and rolling operations need.
 
@@ -1196,6 +1199,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return self._next(kind, name, key=self._key_selector, **attributes)
 
 
+@located
 class UntypedStream(DataStream[Any]):
     """The stream of an operator whose output type is a mistake, so that other mistakes are found as well.
 
@@ -1230,6 +1234,7 @@ for _name in [n for n in vars(DataStream) if not n.startswith("_") and n not in 
     setattr(UntypedStream, _name, UntypedStream._passed_on)
 
 
+@located
 class DataStreamSink:
     """The end of a stream; there is an example at `DataStream.sink_to`."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 import pyarrow as pa
 
+from dagster_unified.api.located import located
 from dagster_unified.api.record_types import NOT_GIVEN, itself, main_output, type_argument
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from dagster_unified.api.stream import DataStream, KeyedStream
 
 
+@located
 class WindowedStream(Generic[K, T, W]):
     """A keyed stream whose elements are in windows (Flink: *Windows*).
 

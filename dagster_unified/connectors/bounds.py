@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, fitting, opaque
+from dagster_unified.connectors.texts import moment_of
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
 from dagster_unified.operators.layout import PARTITION_INDEX
@@ -381,7 +382,7 @@ def _in_time(
     if isinstance(kind, TimestampType):
         return value, between(value, lambda moment: moment.in_timezone("UTC"))
     if isinstance(kind, StringType):
-        moment = F.try_to_timestamp(value)
+        moment = moment_of(value)
         return moment, between(moment, lambda moment: moment.in_timezone("UTC"))
     if isinstance(kind, LongType):
         return value, between(value, to_millis)

@@ -17,31 +17,38 @@ from dagster_unified.connectors.base import MALFORMED, OnMalformed, SparkSource,
 from dagster_unified.connectors.bounds import PathTemplate, in_folder
 from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields, widened
+from dagster_unified.connectors.first_lines import first_lines
 from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.listing import names_until, show
+from dagster_unified.connectors.misfits import UNREADABLE, CsvRows, JsonRows, Rows, explained
 from dagster_unified.connectors.paths import for_spark, name_of, path_text, storage_path
 from dagster_unified.connectors.positions import FilesRead, Position, Unread, cannot_follow
+from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.connectors.texts import (
     SQUEEZED,
     as_texts,
     converted,
+    expected,
+    has_half_surrogates,
     in_texts,
-    misfits_of_folder,
+    is_overflow,
+    misfits_of_text,
+    of_text,
     squeezed,
-    told_by_folder,
     unfit,
 )
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.slices import Slice
+from dagster_unified.nulls import with_nulls_declared
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import record_type
 from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructField, StructType
@@ -51,13 +58,18 @@ if TYPE_CHECKING:
     from dagster_unified.connectors.checks import Check
     from dagster_unified.graph.slices import Dimensions
 
-_CORRUPT = "__corrupt"
+_VALUE, _ROW, _MORE, _CORRUPT = "value", "__row", "__more", "__corrupt"
+"""Columns: a line that Spark scans, a row as it stands in its file, what is there too much, and what is no JSON."""
+
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*:/+")
 _PLAIN = re.compile(r"(?!.*/\.\.?/)[\w./=+:@-]+", re.ASCII)
 """Paths that Spark shows as they are."""
 
 _FIRST_BYTES = 1_000_000
 """Of a file, in which its first line is looked for."""
+
+_SHOWN = 200
+"""Characters at most of a value that are shown."""
 
 _MOST = 2_000
 """Files at most whose partitions are looked up in a table of their paths."""
@@ -75,6 +87,11 @@ class _FileSource(SparkSource[Out]):
     """
 
     format: str
+
+    @property
+    def scanned_as(self) -> str:
+        """The format as which Spark reads the files."""
+        return self.format
 
     def __init__(
         self,
@@ -156,12 +173,15 @@ class _FileSource(SparkSource[Out]):
 
         monitors = self.boundedness is Boundedness.UNBOUNDED
         files = Folder(self.path)
-        listing = show(
-            spark, folder, files, self._read_before(), self._in_partition_before, self.max_files_per_trigger, monitors
-        )
+
+        def check(names: Sequence[str]) -> None:
+            self._check_each(spark, [self.path.with_segments(f"{files.root}/{name}") for name in names])
+
+        most = self.max_files_per_trigger
+        listing = show(spark, folder, files, self._read_before(), self._in_partition_before, most, monitors, check)
         in_path = [field for field in schema if field.name in told]
         own = StructType([field for field in schema if field not in in_path])
-        reader = spark.readStream.format(self.format).schema(own).options(**options)
+        reader = spark.readStream.format(self.scanned_as).schema(own).options(**options)
         # each "file" that Spark finds in the listing is a chunk of files, of which it can take one at a time
         reader = reader.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
         # and of which it would not find any that are not in the chunk's folder
@@ -210,8 +230,10 @@ class _FileSource(SparkSource[Out]):
         found = self._existing()
         self._look_at(found[0])
         if isinstance(self.behind, Unread):
+            self._check_each(spark, found)
             return self._read(spark, [for_spark(self.path)], self._told(found[0]))
         rest = self._unread_of(found)
+        self._check_each(spark, rest)
         if not rest:
             return self._read(spark, [for_spark(found[0])], self._told(found[0])).limit(0)
         return self.unread(self._read(spark, list(map(for_spark, rest)), self._told(rest[0])))
@@ -298,6 +320,7 @@ class _FileSource(SparkSource[Out]):
         unknown = F.raise_error(
             F.concat(F.lit(f"source '{self.name}': a file of no partition: "), "_metadata.file_path")
         ).cast("int")
+        self._check_each(spark, files)
         frame = self._read(spark, list(map(for_spark, files)), self._told(files[0]))
         return frame.withColumn(PARTITION_INDEX, F.coalesce(own, unknown))
 
@@ -315,6 +338,9 @@ class _FileSource(SparkSource[Out]):
 
     def _look_at(self, file: UPath) -> None:
         """Raises `PipelineError` where the first file is not of the format, in a way that Spark does not tell."""
+
+    def _check_each(self, spark: SparkSession, files: Sequence[UPath]) -> None:
+        """Raises `MalformedInputError` where one of the files that are about to be read is not of the format."""
 
     def _check_folders(self, found: list[UPath]) -> None:
         """Raises `PipelineError` where files lie in folders of different columns, of which Spark would read some."""
@@ -354,71 +380,85 @@ class TextSource(_FileSource[Out]):
     def describe(self) -> str:
         return f"{super().describe()}, malformed rows: {self.on_malformed}"
 
-    def _options(self) -> dict[str, Any]:
-        return {}
-
-    def settings(self) -> str:
-        return f"{super().settings()} {sorted(self._options().items())}"
-
     def _read(self, spark: SparkSession, paths: list[str], told: Collection[str]) -> DataFrame:
-        schema, own = self._permissive(told)
-        reader = spark.read.format(self.format).schema(schema).options(**own, **self._rooted(told))
+        schema, own = self._scanned(told)
+        reader = spark.read.format(self.scanned_as).schema(schema).options(**own, **self._rooted(told))
         return self._checked(self._in_folders(reader.load(paths), told), told)
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
         told = self._told(self._first())
-        return self.unread(self._checked(self._stream(spark, *self._permissive(told), folder, told), told))
+        return self.unread(self._checked(self._stream(spark, *self._scanned(told), folder, told), told))
 
-    def _permissive(self, told: Collection[str]) -> tuple[StructType, dict[str, Any]]:
-        from pyspark.sql.types import StringType
+    def _scanned(self, told: Collection[str]) -> tuple[StructType, dict[str, Any]]:
+        """The columns and the options with which Spark scans the files: by itself, for their lines."""
+        return self._texts([_VALUE], told), {}
 
-        schema = spark_schema(in_texts(as_texts(self.records.schema), told)).add(_CORRUPT, StringType())
-        return schema, {
-            "mode": "PERMISSIVE",
-            "columnNameOfCorruptRecord": _CORRUPT,
-            "columnPruning": "false",
-            **self._options(),
-        }
+    def _texts(self, names: Iterable[str], told: Collection[str]) -> StructType:
+        """Columns of texts: these, and those of the fields that the names of folders tell."""
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        in_path = [name for name in self.records.names if name in told]
+        return StructType([StructField(name, StringType()) for name in [*names, *in_path]])
+
+    def _own(self, told: Collection[str]) -> pa.Schema:
+        """The fields that the files have."""
+        return pa.schema([field for field in self.records.schema if field.name not in told])
+
+    @abstractmethod
+    def _parsed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
+        """What was scanned, with the column of each field, and the row as it stands in its file in `_ROW`."""
+
+    @abstractmethod
+    def _is_broken(self, told: Collection[str]) -> Column:
+        """Whether the text in `_ROW` is no row, whatever its values are."""
+
+    @abstractmethod
+    def _misfits(self, field: pa.Field) -> Iterator[Check]:
+        """What may be wrong with the column of a field, but that it is missing."""
+
+    @abstractmethod
+    def _value(self, field: pa.Field) -> Column:
+        """The values of a field, null where they do not fit."""
+
+    @property
+    @abstractmethod
+    def rows(self) -> Rows:
+        """What rows look like."""
 
     def _checked(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
         """Each row with what is wrong with it; or, where a malformed row is to fail the run, only rows that fit."""
         from pyspark.sql import functions as F
 
-        names = list(self.records.names)
-        reason = F.when(F.col(_CORRUPT).isNotNull(), F.lit(f"cannot be read as {self.records.describe()}"))
-        for field in self.records.schema:
-            misfits = misfits_of_folder(field) if field.name in told else within(field, field.name, unfit)
-            for misfit, test in chain(within(field, field.name, _missing), misfits, self._odd(field)):
-                reason = reason.when(test(F.col(field.name)), F.lit(misfit))
+        frame = self._parsed(frame, told)
+        reason = F.when(self._is_broken(told), F.lit(f"{UNREADABLE} {self.records.describe()}"))
+        for field, info in zip(self.records.schema, self.records.types, strict=True):
+            column = F.col(field.name)
+            declared = field.with_type(with_nulls_declared(field.type, info))
+            for absent, test in within(declared, field.name, _missing):
+                reason = reason.when(test(column), F.lit(absent))
+            for misfit, test in misfits_of_text(field) if field.name in told else self._misfits(field):
+                reason = reason.when(test(column), _with_value(misfit, column, field.type))
         for name, enum in self.records.members().items():
             values = [member.value for member in enum]
             listed = ", ".join(map(repr, values))
-            reason = reason.when(
-                ~F.col(name).isin(values),
-                F.lit(f"field '{name}' is not a value of {enum.__name__}, which has {listed}"),
-            )
-        text = F.coalesce(F.col(_CORRUPT), self._line(F.struct(*names)))
+            unknown = f"field '{name}' is not a value of {enum.__name__}, which has {listed}"
+            kind = self.records.schema.field(name).type
+            reason = reason.when(~F.col(name).isin(values), _with_value(unknown, F.col(name), kind))
         problem = F.when(
             reason.isNotNull(),
-            F.struct(F.col("_metadata.file_path").alias("file"), text.alias("row"), opaque(reason).alias("reason")),
+            F.struct(
+                F.col("_metadata.file_path").alias("file"),
+                F.col(_ROW).alias("row"),
+                opaque(reason).alias("reason"),
+            ),
         )
         values = [
-            (told_by_folder if field.name in told else converted)(F.col(field.name), field)
+            of_text(F.col(field.name), field) if field.name in told else self._value(field)
             for field in self.records.schema
         ]
         if self.on_malformed != "fail":
             return frame.select(*values, problem.alias(MALFORMED))
         return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*values)
-
-    def _odd(self, field: pa.Field) -> Iterator[Check]:
-        """What else may be wrong with a field of this format."""
-        return iter(())
-
-    def _line(self, row: Column) -> Column:
-        """A row as it may stand in a file, but for blanks and quotes."""
-        from pyspark.sql import functions as F
-
-        return F.to_json(row)
 
     def locate(self, spark: SparkSession, file: str, row: str, reason: str) -> MalformedInputError:
         """The error for a malformed row, with its line looked up in its file."""
@@ -429,6 +469,7 @@ class TextSource(_FileSource[Out]):
         lines = spark.read.text(file).coalesce(1).select("value", (F.monotonically_increasing_id() + 1).alias("line"))
         found = lines.where(F.regexp_replace("value", SQUEEZED, "") == squeezed(first)).limit(1).collect()
         line = f", line {found[0].line}" if found else ""
+        reason = explained(self.rows, file, row, reason)
         return MalformedInputError(
             f"source '{self.name}': {_shown(file)}{line}: {reason}: {row[:200]}; fix the file, or read it with"
             " on_malformed='drop' or 'divert'"
@@ -438,8 +479,10 @@ class TextSource(_FileSource[Out]):
 _UNDECODED = "\ufffd"
 """What Spark makes of bytes that are not UTF-8."""
 
-_NO_CHARACTER = "\uffff"
-"""Stands before quotes that are escaped by themselves; by default NUL does, and is lost."""
+_NO_CHARACTER, _NO_DELIMITER = "\uffff", "\ufffe"
+"""No characters. One stands before quotes that are escaped by themselves; by default NUL does, and is lost."""
+
+_PARSED = "__parsed"
 
 
 class CsvSource(TextSource[Out]):
@@ -454,13 +497,18 @@ class CsvSource(TextSource[Out]):
     quotes is missing as well, as it is to pandas; where it is given, `""` is an empty text. With `header` the first
     line names the columns, and must name them in the order of the record's fields. A datetime without a zone is in UTC.
     A text may be in quotes, with quotes in it doubled, as RFC 4180 has it and most programs write it; `escape` is
-    another character that stands before them, such as a backslash. A row is one line, and a text with a line break in
-    it makes its row malformed. With `multi_line` such a text is read, and each file by one task; in a file whose lines
-    end with CR LF, these two in a text become LF. Files are in UTF-8; a text with other bytes makes its row malformed.
+    another character that stands before them, such as a backslash. A row whose quotes do not close is malformed. A row
+    is one line, so that a line break in a text leaves two rows that are malformed. With `multi_line` such a text is
+    read, and each file by one task; in a file whose lines end with CR LF, these two in a text become LF, and a quote
+    that does not close makes the rows up to the next one part of its own. Blanks belong to a text, and a line of
+    separators is a row; an empty line is none. A file with a header and one column is read by one task as well; where
+    a tab or a blank is the delimiter, each line that names the columns is taken for a header. Files are in UTF-8; a
+    text with other bytes makes its row malformed.
 
     A row that does not fit its record type fails the run with `MalformedInputError`, which names file and line. With
     `on_malformed="drop"` such rows are left out and counted; with `"divert"` they are kept in a table of their own.
-    Raises `PipelineError` for a path without files, unless `monitor`, and for a header of other columns.
+    Raises `PipelineError` for a path without files, unless `monitor`, and `MalformedInputError` for a file whose header
+    has other columns: the driver looks at the first line of each.
 
     Examples:
         >>> files = pipeline.from_source(CsvSource("sales/*.csv", Sale, name="files"))
@@ -488,17 +536,15 @@ class CsvSource(TextSource[Out]):
         self.multi_line = multi_line
         if len(escape) != 1:
             raise PipelineError(f"source '{self.name}': escape is one character, not {escape!r}")
-        self.header, self.delimiter, self.null_value, self.escape = header, delimiter, null_value, escape
+        self.header, self.null_value, self.escape = header, null_value, escape
+        self.delimiter = "\t" if delimiter == r"\t" else delimiter
+        nested = next((field.name for field in self.records.schema if pa.types.is_nested(field.type)), None)
+        if nested is not None:
+            raise PipelineError(f"source '{self.name}': field '{nested}' is nested, which CSV cannot hold; read JSON")
 
-    def _options(self) -> dict[str, Any]:
-        # Spark holds the header against the schema, also in files that appear later, unless it is to enforce the
-        # schema.
-        return {
-            **self._dialect(),
-            "header": self.header,
-            "enforceSchema": "false" if self.header else "true",
-            **({"multiLine": "true"} if self.multi_line else {}),
-        }
+    def settings(self) -> str:
+        settings = sorted({**self._dialect(), "header": self.header, "multiLine": self.multi_line}.items())
+        return f"{super().settings()} {settings}"
 
     def _dialect(self) -> dict[str, str]:
         return {
@@ -508,29 +554,102 @@ class CsvSource(TextSource[Out]):
             "charToEscapeQuoteEscaping": _NO_CHARACTER if self.escape == '"' else self.escape,
         }
 
-    def _line(self, row: Column) -> Column:
+    @property
+    def scanned_as(self) -> str:
+        return "text" if self._scans_lines else "csv"
+
+    @property
+    def _scans_lines(self) -> bool:
+        """Whether Spark's reader of CSV, which leaves out lines of blanks and control characters, may miss rows."""
+        blank = all(character <= " " for character in self.delimiter)
+        return not self.multi_line and (blank or (len(self.records.names) == 1 and not self.header))
+
+    @property
+    def _scans_whole(self) -> bool:
+        """Whether the lines have to be scanned by one task: a header of one column may be the same as a row."""
+        return not self.multi_line and not self._scans_lines and len(self.records.names) == 1
+
+    @property
+    def rows(self) -> CsvRows:
+        return CsvRows(self.records.names, self.delimiter, self.escape)
+
+    def _rows(self, told: Collection[str]) -> CsvRows:
+        return CsvRows(tuple(self._own(told).names), self.delimiter, self.escape)
+
+    def _scanned(self, told: Collection[str]) -> tuple[StructType, dict[str, Any]]:
+        """A column too many makes Spark give each row as it stands in the file, which tells what its quotes say."""
+        if self._scans_lines:
+            return super()._scanned(told)
+        if self._scans_whole:
+            lines = {"sep": _NO_DELIMITER, "quote": _NO_CHARACTER, "header": True, "multiLine": True}
+            return self._texts([_VALUE], told), lines
+        return self._texts([*self._own(told).names, _MORE, _ROW], told), {
+            **self._dialect(),
+            "mode": "PERMISSIVE",
+            "columnNameOfCorruptRecord": _ROW,
+            "columnPruning": "false",
+            "header": self.header,
+            "multiLine": self.multi_line,
+        }
+
+    def _parsed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
         from pyspark.sql import functions as F
 
+        rows = self._rows(told)
+        if self._scans_lines or self._scans_whole:
+            frame = frame.withColumnRenamed(_VALUE, _ROW)
+            row = F.col(_ROW)
+            is_row = row != "" if len(rows.names) == 1 else row.contains(self.delimiter) | row.rlike(r"[^\x00-\x20]")
+            if self._scans_lines and self.header:
+                is_row &= ~row.rlike(rows.header)
+            frame = frame.where(is_row)
+            fields = ", ".join(f"`{name}` string" for name in rows.names)
+            frame = frame.withColumn(_PARSED, F.from_csv(_ROW, fields, {**self._dialect(), "mode": "PERMISSIVE"}))
+            return frame.withColumns({name: F.col(f"{_PARSED}.{name}") for name in rows.names})
         kept = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
-        return F.to_csv(row, {**self._dialect(), **kept})
+        written = F.to_csv(F.struct(*rows.names, _MORE), {**self._dialect(), **kept})
+        # Spark gives no row of exactly one field too many as it stands in the file
+        return frame.withColumn(_ROW, F.coalesce(_ROW, written))
 
-    def _odd(self, field: pa.Field) -> Iterator[Check]:
+    def _is_broken(self, told: Collection[str]) -> Column:
+        from pyspark.sql import functions as F
+
+        rows, row = self._rows(told), F.col(_ROW)
+        apart = F.length(row) - F.length(F.replace(row, F.lit(self.delimiter), F.lit("")))
+        counted = apart == len(self.delimiter) * (len(rows.names) - 1)
+        return F.when(row.contains('"'), ~row.rlike(rows.row)).otherwise(~counted)
+
+    def _misfits(self, field: pa.Field) -> Iterator[Check]:
+        from pyspark.sql import functions as F
+
+        yield from misfits_of_text(field)
+        if pa.types.is_boolean(field.type):  # Spark takes other words for one as well
+            problem = f"field '{field.name}' is not {expected(field.type)}"
+            yield problem, lambda value: ~F.lower(F.trim(value)).isin("true", "false")
         if pa.types.is_string(field.type):
             problem = f"field '{field.name}' has bytes that are not UTF-8, or U+FFFD, which stands for such bytes"
             yield problem, lambda value: value.contains(_UNDECODED)
 
-    def odd_header(self, spark: SparkSession, file: str) -> str:
-        """What is wrong with the first line of a file that does not name the record's fields."""
-        first = spark.read.text(file).limit(1).collect()
-        found = (
-            [name.strip() for name in next(csv.reader([first[0].value], delimiter=self.delimiter), [])] if first else []
-        )
-        expected = list(self.records.names)
-        return (
-            f"source '{self.name}': the header of {_shown(file)} has the columns {', '.join(found)}, and"
-            f" {self.records.describe()} needs {', '.join(expected)}, in this order; correct the file or the record, or"
-            " read it with header=False if its first line is no header"
-        )
+    def _value(self, field: pa.Field) -> Column:
+        from pyspark.sql import functions as F
+
+        return of_text(F.col(field.name), field)
+
+    def _check_each(self, spark: SparkSession, files: Sequence[UPath]) -> None:
+        """Raises `MalformedInputError` for a file whose first line does not name the fields."""
+        if not self.header or not files:
+            return
+        _silence(spark)
+        told = self._told(files[0])
+        rows = self._rows(told)
+        for file, line in zip(files, first_lines(spark, files), strict=True):
+            if line is not None and not rows.is_header(line):
+                found = [name.strip() for name in next(csv.reader([line], delimiter=self.delimiter[:1]), [])]
+                raise MalformedInputError(
+                    f"source '{self.name}': the header of {file} has the columns {', '.join(found)}, and"
+                    f" {self.records.describe()} needs {', '.join(rows.names)}, in this order; correct the file or the"
+                    " record, or read it with header=False if its first line is no header"
+                )
 
 
 class JsonSource(TextSource[Out]):
@@ -538,7 +657,8 @@ class JsonSource(TextSource[Out]):
 
     Paths, modes, partitions and malformed rows are as in `CsvSource`; there is an example at `CsvSource`. A member
     that the record does not have is ignored; a field that the object does not have is None, or makes the row
-    malformed where the field may not be None. Spark reads one object of a line, and nothing of what follows it there;
+    malformed where the field may not be None. Half a surrogate pair is no character, and makes its row malformed. Spark
+    reads one object of a line, and nothing of what follows it there;
     bounded files whose first line has more are a `PipelineError`.
     """
 
@@ -557,6 +677,40 @@ class JsonSource(TextSource[Out]):
                 f"source '{self.name}': the first line of {file} goes on behind its first object, with"
                 f" {more[:40]!r}, and only one object of a line is read; write one to a line, as `jq -c .` does"
             )
+
+    @property
+    def scanned_as(self) -> str:
+        return "text"
+
+    def _parsed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StringType
+
+        own = self._own(told)
+        schema = spark_schema(as_texts(own)).add(_CORRUPT, StringType())
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+        frame = frame.withColumnRenamed(_VALUE, _ROW).where(F.col(_ROW).rlike(r"\S"))
+        frame = frame.withColumn(_PARSED, F.from_json(_ROW, schema, options))
+        return frame.withColumns({name: F.col(f"{_PARSED}.{name}") for name in own.names})
+
+    def _is_broken(self, told: Collection[str]) -> Column:
+        from pyspark.sql import functions as F
+
+        row = F.col(_ROW)
+        no_object = F.col(f"{_PARSED}.{_CORRUPT}").isNotNull() | ~F.ltrim(row).startswith("{")
+        return no_object | has_half_surrogates(row) | ~F.is_valid_utf8(row)
+
+    def _misfits(self, field: pa.Field) -> Iterator[Check]:
+        return chain(within(field, field.name, unfit), within(field, field.name, _overflows))
+
+    def _value(self, field: pa.Field) -> Column:
+        from pyspark.sql import functions as F
+
+        return converted(F.col(field.name), field)
+
+    @property
+    def rows(self) -> Rows:
+        return JsonRows(self.records.schema)
 
 
 class ParquetSource(_FileSource[Out]):
@@ -595,8 +749,8 @@ class ParquetSource(_FileSource[Out]):
         for field in self.records.schema:
             if field.name in told:
                 text = F.col(field.name)
-                value = values[field.name] = told_by_folder(text, field)
-                for misfit, test in misfits_of_folder(field):
+                value = values[field.name] = of_text(text, field)
+                for misfit, test in misfits_of_text(field):
                     problem = F.raise_error(F.concat(F.lit(f"{raised}{where}: "), file, F.lit(f": {misfit}")))
                     values[field.name] = F.when(~test(text), value).otherwise(problem)
         return as_fields(frame.withColumns(values) if values else frame, self.records.schema, where)
@@ -649,9 +803,32 @@ class ParquetSource(_FileSource[Out]):
         return all(schema == schemas[0] for schema in schemas)
 
 
+def _silence(spark: SparkSession) -> None:
+    """Have Spark not warn, of each file, that its header has a column less than are scanned."""
+    if not is_connect(spark):
+        logging = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+        checker = "org.apache.spark.sql.catalyst.csv.CSVHeaderChecker"
+        logging.core.config.Configurator.setLevel(checker, logging.Level.ERROR)
+
+
 def _missing(field: pa.Field, path: str) -> Iterator[Check]:
     if not field.nullable:
-        yield f"field '{path}' is missing", lambda value: value.isNull()
+        yield f"field '{path}' is missing, and its type does not allow None", lambda value: value.isNull()
+
+
+def _overflows(field: pa.Field, path: str) -> Iterator[Check]:
+    from pyspark.sql import functions as F
+
+    if pa.types.is_floating(field.type):
+        yield f"field '{path}' is not {expected(field.type)}", lambda value: is_overflow(value, F.col(_ROW))
+
+
+def _with_value(problem: str, value: Column, kind: pa.DataType) -> Column:
+    """What is wrong with a value, and the value."""
+    from pyspark.sql import functions as F
+
+    text = F.to_json(value) if pa.types.is_nested(kind) else value.cast("string")
+    return F.concat(F.lit(f"{problem}; it is '"), F.substring(text, 1, _SHOWN), F.lit("'"))
 
 
 def _from_path(field: StructField) -> Column:

@@ -76,14 +76,16 @@ class Listing:
         at_most: int | None,
         index: UPath | None = None,
         whole: bool = False,
+        check: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         """`index` is the folder in which Spark finds the chunks, if that is not where they are.
 
-        With `whole` all chunks are written at once, since nobody looks again.
+        With `whole` all chunks are written at once, since nobody looks again. `check` gets the names of new files, and
+        raises an error for one that cannot be read.
         """
         self.files, self.folder = files, folder
         self._spark = spark
-        self._skip, self._at_most, self._whole = skip, at_most, whole
+        self._skip, self._at_most, self._whole, self._check = skip, at_most, whole, check
         self._waiting: list[File] = []
         """What was listed and is in no chunk yet: a job that starts with another limit cuts it by that."""
 
@@ -214,7 +216,10 @@ class Listing:
         return self._took <= _BRIEF
 
     def _look(self) -> None:
-        self._waiting = self._new()
+        new = self._new()
+        if self._check is not None:
+            self._check([file.name for file in new])
+        self._waiting = new
         self._known.update(file.name for file in self._waiting)
         self._add()
 
@@ -408,6 +413,7 @@ def show(
     skip: Callable[[str], bool],
     at_most: int | None,
     watch: bool,
+    check: Callable[[Sequence[str]], None] | None = None,
 ) -> str:
     """List for a query that is about to start; gives the path that Spark reads.
 
@@ -429,7 +435,7 @@ def show(
         if not running:
             _begin(folder, files)
         index = _index(spark, key, folder, bool(running))
-        listing = Listing(spark, files, folder, read, skip, at_most, index, whole=not watch)
+        listing = Listing(spark, files, folder, read, skip, at_most, index, not watch, check)
         listing.readers += before.readers if before is not None and running else 0
         listing.look()
         _listings[key] = listing

@@ -1,7 +1,8 @@
-"""Times, dates and decimals that files have as texts or numbers: read as they are, or not at all.
+"""Values that files have as texts: read as they are, or not at all.
 
 Spark's readers of CSV and JSON take a number for seconds since the epoch, cut times off after microseconds, dates off
-after the day, and round decimals. So these are read as texts, and become values here. Knows no files.
+after the day, round decimals, and know zones by words. So these are read as texts, in CSV all values are, and become
+values here. Knows no files.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 SQUEEZED = r"[\s\"]+"
 """What a line of a file has more or less of than its row written anew, where nothing else differs."""
 
-_TIME = r"^\s*\d{4}-\d{1,2}(?!.*\.\d{6}\d*[1-9])"
-_ZONE = r"[T ].*([A-Za-z]|[+-]\d[\d:]*)\s*$"
+_DAY = r"\d{4}-\d\d-\d\d"
+_OFFSET = r"(Z|[+-]\d\d:\d\d)"
+_MOMENT = rf"{_DAY}([T ]\d\d:\d\d(:\d\d(\.\d+)?)?{_OFFSET}?)?"
+_TIME = rf"^\s*(?!.*\.\d{{6}}\d*[1-9]){_MOMENT}\s*$"
+_ZONE = rf":\d\d.*{_OFFSET}\s*$"
 _DATE = r"^\s*\d{4}-\d{1,2}-\d{1,2}([T ][0:.]*Z?)?\s*$"
 
 _FINER = (37, 28, 19)
@@ -42,18 +46,69 @@ def in_texts(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
     return pa.schema([field.with_type(pa.string()) if field.name in names else field for field in schema])
 
 
-def told_by_folder(text: Column, field: pa.Field) -> Column:
-    """A field's value, of the text that the name of a folder has for it; null where that does not fit."""
+def moment_of(text: Column) -> Column:
+    """The moment that a text in ISO 8601 names, in UTC where it names no zone; null for any other text."""
+    from pyspark.sql import functions as F
+
+    return F.when(text.rlike(rf"^\s*{_MOMENT}\s*$"), text.try_cast("timestamp"))
+
+
+def of_text(text: Column, field: pa.Field) -> Column:
+    """A field's value, of the text that stands for it in CSV or in the name of a folder; null where that is none."""
     return text.try_cast(_spark_type(field.type)).alias(field.name)
 
 
-def misfits_of_folder(field: pa.Field) -> Iterator[Check]:
-    """Whether the text that the name of a folder has for a field does not fit."""
-    if _is_text(field.type):
+def misfits_of_text(field: pa.Field) -> Iterator[Check]:
+    """Whether the text that stands for a field's value in CSV, or in the name of a folder, does not fit."""
+    kind = field.type
+    if _is_text(kind):
         yield from unfit(field, field.name)
-    elif not pa.types.is_string(field.type):
-        problem = f"field '{field.name}' is no value of {field.type} in the name of its folder"
-        yield problem, lambda text: text.isNotNull() & text.try_cast(_spark_type(field.type)).isNull()
+    elif not pa.types.is_string(kind):
+        yield f"field '{field.name}' is not {expected(kind)}", partial(_is_none, kind)
+
+
+def expected(kind: pa.DataType) -> str:
+    """What a value of a type is, in words."""
+    if pa.types.is_integer(kind):
+        return "a whole number of 64 bits"
+    if pa.types.is_floating(kind):
+        return "a number that a float holds"
+    if pa.types.is_boolean(kind):
+        return "true or false"
+    if pa.types.is_duration(kind):
+        return "an interval such as INTERVAL '1 02:03:04' DAY TO SECOND"
+    if pa.types.is_struct(kind):
+        return "an object"
+    if pa.types.is_map(kind):
+        return "an object of names and values"
+    if pa.types.is_list(kind):
+        return "a list"
+    return "a text" if pa.types.is_string(kind) else f"a value of {kind}"
+
+
+def _is_none(kind: pa.DataType, text: Column) -> Column:
+
+    value = text.try_cast(_spark_type(kind))
+    misfit = value.isNull()
+    if pa.types.is_floating(kind):
+        misfit |= is_overflow(value, text)
+    return text.isNotNull() & misfit
+
+
+def has_half_surrogates(json: Column) -> Column:
+    """Whether a text of JSON escapes half a surrogate pair, which is no character."""
+    from pyspark.sql import functions as F
+
+    escapes = F.regexp_replace(json, r"\\\\", "")  # a backslash that is escaped escapes nothing
+    alone = F.regexp_replace(escapes, r"(?i)\\ud[89ab]..\\ud[c-f]..", "")
+    return json.contains(r"\u") & alone.rlike(r"(?i)\\ud[89a-f]")
+
+
+def is_overflow(value: Column, text: Column) -> Column:
+    """Whether a float is infinite, and what it was read from does not say so."""
+    from pyspark.sql import functions as F
+
+    return (F.abs(value) == float("inf")) & ~F.lower(text).contains("inf")
 
 
 def squeezed(line: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from dagster_unified import errors
-from dagster_unified.connectors.files import CsvSource, ParquetSource, TextSource
+from dagster_unified.connectors.files import ParquetSource, TextSource
 from dagster_unified.connectors.paths import is_local
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.handshake import instead
@@ -45,10 +45,6 @@ CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
 _STATE = re.compile(r"\s*SQLSTATE: [0-9A-Z]{5}$")
 """What Spark puts behind a message."""
 
-
-_HEADER = re.compile(
-    r"CSV header (?:does not conform to|is not equal to number of fields in) the schema.*?CSV file: (\S+)", re.DOTALL
-)
 
 _COLON = re.compile(r"while reading file (\S+?)\. .*?URISyntaxException: Relative path in absolute URI", re.DOTALL)
 """What Hadoop says of a file on a disk whose name has a colon."""
@@ -118,9 +114,6 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
     if refused is not None:
         return errors.PipelineError(f"{plan.name}: stage '{stage}': {refused}")
     text = str(error)
-    header = _HEADER.search(text)
-    if header is not None:
-        return _header(unquote(header.group(1)), plan, spark)
     colon = _COLON.search(text)
     if colon is not None:
         return errors.SourceError(
@@ -336,13 +329,6 @@ def _sentence(error: Exception, text: str) -> str:
     return "; ".join(re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", line) for line in dict.fromkeys(said)) or lines[0]
 
 
-def _header(file: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:
-    """The error for a CSV file whose first line does not name the fields of its source's record."""
-    sources = [n.source for n in plan.graph.readers if isinstance(n.source, CsvSource) and n.source.header]
-    source = next((s for s in sources if _reads(s, file)), sources[0])
-    return errors.MalformedInputError(f"{plan.name}: {source.odd_header(spark, file)}")
-
-
 def _unfit_file(error: Exception, plan: Plan) -> errors.UnifiedError | None:
     """The error for a file of a Parquet source that is none, or has other types than the source's other files."""
     types, damaged = _OTHER_TYPE.search(str(error)), damaged_file(error)
@@ -363,7 +349,7 @@ def _unfit_file(error: Exception, plan: Plan) -> errors.UnifiedError | None:
     return None if source is None else errors.MalformedInputError(f"{plan.name}: source '{source.name}': {problem}")
 
 
-def _reads(source: CsvSource[Any] | ParquetSource[Any], file: str) -> bool:
+def _reads(source: ParquetSource[Any], file: str) -> bool:
     """Whether a file, by its path, is one of a source's."""
     return any(file.endswith(str(f).split("://")[-1]) for f in source.files())
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource
+from dagster_unified.connectors.files import TextSource
+from dagster_unified.connectors.misfits import Rows, explained
 from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.connectors.texts import squeezed
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
@@ -50,6 +53,8 @@ class Diverted:
     mode: str
     folder: UPath
     origin: str
+    kind: Rows | None
+    """What rows look like, where they are read from texts."""
 
     def table(self, most: int) -> pa.Table:
         """The latest rows, at most so many."""
@@ -97,24 +102,29 @@ def diverting(plan: Plan) -> list[SourceNode]:
 
 def in_batch(store: IntermediateStore, pipeline: str, source: SourceNode) -> Diverted:
     """The rows that BATCH runs have set aside."""
-    return Diverted(source.name, "BATCH", store.root / pipeline / FOLDER / source.uid, "partition")
+    return Diverted(source.name, "BATCH", store.root / pipeline / FOLDER / source.uid, "partition", _kind(source))
 
 
 def in_streaming(directory: CheckpointDirectory, source: SourceNode) -> Diverted:
     """The rows that the STREAMING job has set aside."""
-    return Diverted(source.name, "STREAMING", directory.path / "malformed" / source.uid, "epoch")
+    return Diverted(source.name, "STREAMING", directory.path / "malformed" / source.uid, "epoch", _kind(source))
+
+
+def _kind(source: SourceNode) -> Rows | None:
+    return source.source.rows if isinstance(source.source, TextSource) else None
 
 
 def keep(frame: DataFrame, rows: int, diverted: Diverted, key: str) -> None:
     """Replaces the malformed rows (file, row, reason) of a partition or an epoch, and finds their lines."""
     target = diverted.folder / f"{diverted.origin}={key}"
     if rows:
-        frame.repartition("file").mapInArrow(_with_lines, _TYPES).write.mode("overwrite").parquet(for_spark(target))
+        with_lines = partial(_with_lines, diverted.kind)
+        frame.repartition("file").mapInArrow(with_lines, _TYPES).write.mode("overwrite").parquet(for_spark(target))
     else:
         remove_tree(target)
 
 
-def _with_lines(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _with_lines(kind: Rows | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """On a worker: looks the rows up in their files."""
     taken: dict[str, set[int]] = {}
     for batch in batches:
@@ -129,6 +139,9 @@ def _with_lines(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             [_SCHEME.sub("/", unquote(row["file"])) for row in rows],
             [lines.get(place) for place in range(len(rows))],
         ]
+        if kind is not None:
+            for row in rows:
+                row["reason"] = explained(kind, row["file"], row["row"], row["reason"])
         columns += [[row["row"] for row in rows], [row["reason"] for row in rows]]
         yield pa.RecordBatch.from_arrays(
             [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA

@@ -7,13 +7,13 @@ something has already failed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 from dagster_unified.errors import RecordTypeError, UnifiedError, UserFunctionError
-from dagster_unified.records import shorten
+from dagster_unified.records import RecordType, shorten
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RAISED = (Exception, SystemExit)
@@ -50,6 +50,25 @@ def user_failure(error: BaseException, where: str, function: Any, record: Any) -
     return UserFunctionError(
         f"{where}: {type(error).__name__}: {error}{at}, on {shown}", operator=where, record=shown, location=line
     )
+
+
+def computed_from(
+    error: RecordTypeError, made: RecordType, run: Callable[[Any], list[Any]], records: Iterable[Any]
+) -> RecordTypeError:
+    """The error for a value that is not of its declared type, with the record that it was computed from.
+
+    Functions run once more to find it, record by record.
+    """
+    for record in records:
+        try:
+            made.check(run(record))
+        except RecordTypeError as own:
+            if str(error).endswith(str(own)):
+                return RecordTypeError(f"{error} (computed from {shorten(_of_its_stream(record))})")
+            return error
+        except RAISED:
+            return error
+    return error
 
 
 def _of_its_stream(record: Any) -> Any:

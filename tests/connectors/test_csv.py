@@ -157,7 +157,7 @@ def test_texts_of_several_lines_are_read_where_that_is_said(request, tmp_path, e
 def test_the_line_of_a_row_of_several_lines_is_its_first(run_on_spark, tmp_path):
     (tmp_path / "lines.csv").write_text('number,text,maybe\n1,"a\nb",c\nmany,"d\ne",f\n')
     source = CsvSource(str(tmp_path / "lines.csv"), Line, name="lines", multi_line=True)
-    with pytest.raises(MalformedInputError, match=r"lines\.csv, line 4: cannot be read as Line"):
+    with pytest.raises(MalformedInputError, match=r"lines\.csv, line 4: field 'number' is not a whole number"):
         read(run_on_spark, tmp_path, source)
 
 

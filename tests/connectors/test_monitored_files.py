@@ -475,11 +475,11 @@ def test_a_record_within_a_record_that_lacks_a_field_is_malformed(spark, tmp_pat
     found = {row.id: row["__malformed"] and row["__malformed"].reason for row in source.read(spark).collect()}
     assert found == {
         0: None,
-        1: "field 'start.y' is missing",
-        2: "field 'spots[].y' is missing",
-        3: "field 'spots[]' is missing",
-        4: "field 'by_name[].y' is missing",
-        5: "field 'start' is missing",
+        1: "field 'start.y' is missing, and its type does not allow None",
+        2: "field 'spots[].y' is missing, and its type does not allow None",
+        3: "field 'spots[]' is missing, and its type does not allow None",
+        4: "field 'by_name[].y' is missing, and its type does not allow None",
+        5: "field 'start' is missing, and its type does not allow None",
     }
     trips = record_type(Trip)
     pq.write_table(pa.Table.from_batches([trips.to_batch([Trip(1)])]), tmp_path / "in.parquet")

@@ -1,6 +1,7 @@
 """Times, dates and decimals in CSV and JSON: read as they are, or malformed, and never changed."""
 
 import json
+import re
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Annotated, NamedTuple
@@ -8,9 +9,13 @@ from typing import Annotated, NamedTuple
 import msgspec
 import pytest
 from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dagster_unified.api import CsvSource, DeltaSink, JsonSource, Pipeline
+from dagster_unified.connectors.misfits import JsonRows, explained
 from dagster_unified.errors import MalformedInputError
+from dagster_unified.records import record_type
 
 NOON = datetime(2024, 1, 31, 12, tzinfo=timezone.utc)
 TIME, DATE, NUMBER = (
@@ -38,6 +43,20 @@ CASES = [
     ("at", 1706702400, TIME),
     ("at", 2024, TIME),
     ("at", "noon", TIME),
+    ("at", "2024-07-01 12:00:00 PST", TIME),
+    ("at", "2024-03-10T02:30:00 America/New_York", TIME),
+    ("at", "2024-07-01 12:00:00 UTC", TIME),
+    ("at", "2024-07-01T12:00:00[Europe/Paris]", TIME),
+    ("at", "2024-07-01T12:00:00 GMT+2", TIME),
+    ("at", "2024-01", TIME),
+    ("at", "2024-1-31T12:00:00Z", TIME),
+    ("at", "2024-01-31T1:2:3Z", TIME),
+    ("at", "T12:00:00Z", TIME),
+    ("at", "2024-01-31T24:00:00Z", TIME),
+    ("at", "2024-01-31T13:00:00+01", TIME),
+    ("at", "2024-01-31T13:00:00+0100", TIME),
+    ("at", "2024-01-31T12:00:00.5Z", NOON.replace(microsecond=500_000)),
+    ("at", "2024-01-31", NOON.replace(hour=0)),
     ("at", "20000-01-01T00:00:00Z", TIME),
     ("at", "9999-12-31T23:59:59-01:00", TIME),
     ("at", "0000-12-31T23:59:59Z", TIME),
@@ -90,6 +109,7 @@ def test_a_text_is_read_as_it_is_or_not_at_all(spark, tmp_path, form):
         found[row["number"]] = row["__malformed"]["reason"]
     for number, (field, text, expected) in enumerate(CASES):
         what = found[number]
+        assert isinstance(what, str) == isinstance(expected, str), (field, text, what)
         if isinstance(expected, str):
             assert f"field '{field}' {expected}" in what, (field, text, what)
         else:
@@ -107,7 +127,7 @@ def test_a_time_with_a_zone_is_none_without(spark, tmp_path, text):
     source = CsvSource(str(tmp_path / "rows.csv"), Naive, name="rows", on_malformed="divert")
     rows = source.settled().read(spark).collect()
     assert [row["__malformed"] and row["__malformed"]["reason"] for row in rows] == [
-        f"field 'at' {TIME}, to the microsecond and without a zone, in the years 1 to 9999", None, None
+        f"field 'at' {TIME}, to the microsecond and without a zone, in the years 1 to 9999; it is '{text}'", None, None
     ]  # fmt: skip
 
 
@@ -151,3 +171,69 @@ def run(run_on_spark, folder, table):
     source = JsonSource(str(folder / "in" / "*.json"), Outer, name="rows")
     pipeline.from_source(source).sink_to(DeltaSink(str(folder / table), name="table"))
     run_on_spark(pipeline)
+
+
+class Heard(NamedTuple):
+    number: int
+    text: str | None = None
+    counts: dict[str, int] | None = None
+    inner: Inner | None = None
+    flags: list[bool] | None = None
+    real: float | None = None
+
+
+KNOWN = r"cannot be read as Heard\(.*\): "
+ROWS = [
+    (r'{"number": 1, "text": "\ud83d\ude00 \\ud83d"}', None),
+    (r'{"number": 2, "text": "\ud83d"}', KNOWN + r"field 'text' is .*ud83d.*, with half a character of two surrogates"),
+    (r'{"number": 3, "text": "\ude00\ud83d"}', KNOWN + "field 'text' is .*half a character"),
+    (r'{"number": 4, "counts": {"a\uD83D": 1}}', KNOWN + "field 'counts' is .*half a character"),
+    (r'{"number": 5, "text": "\\\ud83d\ude00"}', None),
+    (
+        '{"number": 6, "counts": {"a": 1, "b": null}}',
+        r"field 'counts\[\]' is missing, and its type does not allow None",
+    ),
+    ('{"number": 7, "counts": {"a": 1, "b": "x"}}', KNOWN + r"field 'counts\['b'\]' is \"x\", not a whole number"),
+    ('{"number": 8, "counts": [1]}', KNOWN + r"field 'counts' is \[1\], not an object of names and values"),
+    ('{"number": 9, "inner": {"at": "2024-01-31", "many": 5}}', KNOWN + r"field 'inner\.many' is 5, not a list"),
+    ('{"number": 10, "flags": [true, 1]}', KNOWN + r"field 'flags\[1\]' is 1, not true or false"),
+    ('{"number": 11, "real": 1e400}', "field 'real' is not a number that a float holds; it is 'Infinity'"),
+    ('{"number": 12, "real": 1e300}', None),
+    ('{"number": 1.5}', KNOWN + "field 'number' is 1.5, not a whole number of 64 bits"),
+    ('{"number": 9223372036854775808}', KNOWN + "field 'number' is 9223372036854775808, not a whole number of 64 bits"),
+    ("[1]", KNOWN + r"it is \[1\], and an object is expected"),
+    ('{"number": 16, "text": "open', KNOWN + "it is no JSON: Unterminated string"),
+    ("null", KNOWN + "it is null, and an object is expected"),
+]
+
+
+def test_a_row_of_json_says_which_field_does_not_fit(spark, tmp_path):
+    (tmp_path / "rows.json").write_text("".join(f"{row}\n\n" for row, _ in ROWS))
+    (tmp_path / "latin.json").write_bytes('{"number": 0, "text": "caf\xe9"}\n'.encode("latin-1"))
+    source = JsonSource(str(tmp_path), Heard, name="rows", on_malformed="divert")
+    found = {}
+    for row in source.settled().read(spark).collect():
+        bad = row["__malformed"]
+        text = f'{{"number": {row["number"]}' if bad is None else bad["row"]
+        found[text] = None if bad is None else explained(source.rows, bad["file"], bad["row"], bad["reason"])
+    for row, expected in ROWS:
+        reason = found[row if expected else row.partition(",")[0]]
+        assert (reason is None) if expected is None else re.match(expected, reason), (row, reason)
+    assert len(found) == len(ROWS) + 1
+
+
+@pytest.mark.parametrize("mode", ["run_on_spark", "run_streaming"])
+def test_half_a_surrogate_pair_and_a_null_in_a_dict_fail_a_run_with_their_line(request, tmp_path, mode):
+    for number, (row, expected) in enumerate([ROWS[1], ROWS[5]]):
+        (tmp_path / f"{number}.json").write_text(f'{{"number": 0}}\n{row}\n')
+        pipeline = Pipeline("heard")
+        pipeline.from_source(JsonSource(str(tmp_path / f"{number}.json"), Heard, name="rows")).print()
+        checkpoints = {"execution.checkpointing.dir": f"{tmp_path}/{number}"} if mode == "run_streaming" else {}
+        with pytest.raises(MalformedInputError, match=rf"\.json, line 2: {expected}"):
+            request.getfixturevalue(mode)(pipeline, checkpoints)
+
+
+@given(st.text(st.sampled_from("\\uddD8d38f0") | st.characters(codec="utf-8"), max_size=12))
+def test_json_that_a_writer_writes_is_explained_by_nothing(text):
+    row = json.dumps({"number": 1, "text": text, "counts": {text: 1}})
+    assert JsonRows(record_type(Heard, "rows").schema).explain("", row) is None

@@ -93,7 +93,8 @@ def test_json_files_whose_malformed_rows_are_diverted_or_dropped(run, tmp_path, 
     assert row == {
         "line": 1,
         "content": '{"shop": "c", "amount": "many"}',
-        "reason": "cannot be read as Sale(shop: string, amount: int64)",
+        "reason": "cannot be read as Sale(shop: string, amount: int64):"
+        " field 'amount' is \"many\", not a whole number of 64 bits",
     }
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.broadcast import BroadcastOperator
-from dagster_unified.operators.failures import RAISED, placed, user_failure
+from dagster_unified.operators.failures import RAISED, computed_from, placed, user_failure
 from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
 from dagster_unified.operators.functions.iterations import IterationListener, hears_of_epochs, iteration_listeners
 from dagster_unified.operators.keyed import Collector, KeyedOperator
@@ -325,6 +325,7 @@ class RunningProgram:
         alone = steps[0] if len(steps) == 1 else None
         compiled: dict[bool, FusedChain] = {}
         last = next(reversed(chain))
+        made = next((step.output for step in reversed(steps) if step.output is not None), None)
 
         def saw(clause: int, timestamps: list[int]) -> None:
             if timestamps:
@@ -346,14 +347,20 @@ class RunningProgram:
                 raise
             except RAISED as error:
                 maker = function.made_by(error.__traceback__) if isinstance(error, RecordTypeError) else None
-                if maker is not None:
-                    raise RecordTypeError(f"{self.program.where(steps[maker])}: {error}") from error
+                if maker is not None and made is not None:
+                    odd = RecordTypeError(f"{self.program.where(steps[maker])}: {error}")
+                    raise computed_from(odd, made, partial(_run_alone, function), block.records()) from error
                 found = function.locate(error.__traceback__)
                 if found is None:
                     raise
                 step = steps[found[0]]
                 raise user_failure(error, self.program.where(step), step.function, found[1]) from error
-            self._send(last, None, Block(records, None, timestamps, None))
+            try:
+                self._send(last, None, Block(records, None, timestamps, None))
+            except RecordTypeError as error:
+                if made is None:
+                    raise
+                raise computed_from(error, made, partial(_run_alone, function), block.records()) from error
 
         return consume
 
@@ -402,6 +409,11 @@ class RunningProgram:
 
 def _normal(consumer: Consumer, kind: RecordType, where: str, block: Block) -> None:
     consumer(block.normal(kind, where))
+
+
+def _run_alone(function: FusedChain, record: Any) -> list[Any]:
+    """What a chain makes of one record, with an event time like any other's."""
+    return function.run([record], [0])[0]
 
 
 def _copied(consumer: Consumer, copy: Copy, block: Block) -> None:
