@@ -45,16 +45,16 @@ class ReadOnlyBroadcastState(Generic[K, V]):
     There is an example at `KeyedBroadcastProcessFunction`.
     """
 
-    def __init__(self, entries: dict[K, V]) -> None:
-        self._entries = entries
+    def __init__(self, entries: dict[K, V], key: Declared) -> None:
+        self._entries, self._key = entries, key
 
     def get(self, key: K) -> V | None:
         """The value of `key`, or None."""
-        return self._entries.get(key)
+        return self._entries.get(self._key.sought(key))
 
     def contains(self, key: K) -> bool:
         """Whether `key` has a value."""
-        return key in self._entries
+        return self._key.sought(key) in self._entries
 
     def items(self) -> list[tuple[K, V]]:
         """The entries, in the order in which their keys were first put."""
@@ -73,7 +73,7 @@ class ReadOnlyBroadcastState(Generic[K, V]):
         return not self._entries
 
     def __contains__(self, key: K) -> bool:
-        return key in self._entries
+        return self.contains(key)
 
     def __iter__(self) -> Iterator[K]:
         return iter(self.keys())
@@ -86,9 +86,8 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
     """
 
     def __init__(self, entries: dict[K, V], descriptor: MapStateDescriptor[K, V], changes: list[_Change]) -> None:
-        super().__init__(entries)
+        super().__init__(entries, _declared_key(descriptor))
         self._name, self._changes = descriptor.name, changes
-        self._key = Declared("a key in broadcast state", descriptor.name, descriptor.key_type)
         self._value = Declared("broadcast state", descriptor.name, Optional[descriptor.value_type])  # noqa: UP045
 
     def put(self, key: K, value: V) -> None:
@@ -106,6 +105,7 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
 
     def remove(self, key: K) -> None:
         """Forgets `key`; nothing happens where it is not there."""
+        key = self._key.sought(key)
         if key in self._entries:
             self._changes.append((self._name, dict(self._entries), True))
             del self._entries[key]
@@ -114,6 +114,10 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
         """Forgets all entries."""
         self._changes.append((self._name, dict(self._entries), True))
         self._entries.clear()
+
+
+def _declared_key(descriptor: MapStateDescriptor[Any, Any]) -> Declared:
+    return Declared("a key in broadcast state", descriptor.name, descriptor.key_type)
 
 
 class _BaseContext(ABC):
@@ -291,6 +295,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         """The keys that there are, where a driver holds several at once."""
 
         self.descriptors = {d.name: d for d in spec.descriptors}
+        self._declared_keys = {name: _declared_key(descriptor) for name, descriptor in self.descriptors.items()}
         self._keyed = spec.keyed
 
     @property
@@ -388,7 +393,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         return self.broadcast.setdefault(descriptor.name, {})
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> ReadOnlyBroadcastState[Any, Any]:
-        return ReadOnlyBroadcastState(self.entries(descriptor))
+        return ReadOnlyBroadcastState(self.entries(descriptor), self._declared_keys[descriptor.name])
 
     def timer_service(self) -> TimerService:
         if not self._keyed:

@@ -383,3 +383,83 @@ def test_zeros_of_both_signs_are_in_one_session_of_a_native_window(mode):
     windows = rows.assign_timestamps_and_watermarks(at).key_by("at").window(sessions)
     windows.agg(F.sum("amount").alias("total"), output_type=TotalAt).print()
     assert run_pipeline(pipeline, mode).only() == [TotalAt(Point(0.0, 0.0), 5)]
+
+
+NEW_YORK = ZoneInfo("America/New_York")
+LOOKED_UP = {
+    "naive": (datetime, datetime(2024, 7, 1, 12), [datetime(2024, 7, 1, 12, tzinfo=timezone.utc)]),
+    "ambiguous": (
+        datetime,
+        datetime(2024, 11, 3, 1, 30, tzinfo=NEW_YORK),
+        [datetime(2024, 11, 3, 5, 30, tzinfo=timezone.utc), datetime(2024, 11, 3, 1, 30, tzinfo=NEW_YORK)],
+    ),
+    "in a tuple": (
+        tuple[datetime, str],
+        (datetime(2024, 11, 3, 1, 30, tzinfo=NEW_YORK, fold=1), "a"),
+        [(datetime(2024, 11, 3, 6, 30, tzinfo=timezone.utc), "a")],
+    ),
+}
+OTHER_HOUR = datetime(2024, 11, 3, 1, 30, tzinfo=NEW_YORK, fold=1)
+
+
+class LooksUp(KeyedProcessFunction):
+    def __init__(self, key_type, key, others):
+        self.key_type, self.key, self.others = key_type, key, others
+
+    def open(self, context):
+        self.by = context.get_map_state(MapStateDescriptor("by", self.key_type, int))
+
+    def process_element(self, value, ctx) -> Iterable[bool]:
+        self.by.put(self.key, 7)
+        for other in (self.key, *self.others):
+            yield self.by.contains(other) and self.by.get(other) == 7 and other in self.by
+        self.by.remove(self.others[0])
+        yield self.by.is_empty()
+        yield not self.by.contains("no key of this map")
+
+
+@MODES
+@pytest.mark.parametrize("of", LOOKED_UP)
+def test_an_entry_of_a_map_is_found_by_the_form_in_which_it_was_put(mode, of):
+    pipeline = Pipeline("p")
+    pipeline.from_collection(["a"]).key_by(str.upper, key_type=str).process(LooksUp(*LOOKED_UP[of])).print()
+    assert all(run_pipeline(pipeline, mode).only())
+
+
+@MODES
+def test_the_two_hours_of_a_clock_that_is_set_back_are_two_keys(mode):
+    pipeline = Pipeline("p")
+    function = PutsBoth()
+    pipeline.from_collection(["a"]).key_by(str.upper, key_type=str).process(function).print()
+    assert run_pipeline(pipeline, mode).only() == [2]
+
+
+class PutsBoth(KeyedProcessFunction):
+    def open(self, context):
+        self.by = context.get_map_state(MapStateDescriptor("by", datetime, int))
+
+    def process_element(self, value, ctx) -> Iterable[int]:
+        self.by.put(OTHER_HOUR.replace(fold=0), 1)
+        self.by.put(OTHER_HOUR, 2)
+        yield len(self.by.keys())
+
+
+class RulesByTime(BroadcastProcessFunction[str, datetime, str]):
+    def process_element(self, value, ctx) -> Iterable[str]:
+        rules = ctx.get_broadcast_state(BY_TIME)
+        naive = datetime(2024, 7, 1, 12)
+        yield f"{rules.get(naive)} {rules.contains(naive)} {naive in rules}"
+
+    def process_broadcast_element(self, value, ctx) -> None:
+        ctx.get_broadcast_state(BY_TIME).put(datetime(2024, 7, 1, 12), "rule")
+
+
+BY_TIME = MapStateDescriptor("rules", datetime, str)
+
+
+@MODES
+def test_an_entry_of_a_broadcast_map_is_found_by_the_form_in_which_it_was_put(mode):
+    pipeline = Pipeline("p")
+    rules = pipeline.from_collection([datetime(2024, 7, 1)], datetime, "rules").broadcast(BY_TIME)
+    pipeline.from_collection(["a"]).connect(rules).process(RulesByTime()).print()
+    assert run_pipeline(pipeline, mode, micro_batch=None).only() == ["rule True True"]

@@ -20,7 +20,7 @@ from msgspec import inspect as mi
 from msgspec import msgpack
 
 from dagster_unified.errors import PipelineError, StateError
-from dagster_unified.operators.equal_values import has_nan
+from dagster_unified.operators.equal_values import OF_ONE_FORM, has_nan
 from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.records import shorten, type_name
 from dagster_unified.values import Fit, Misfit, UnfitError, fit_of, python_of
@@ -62,6 +62,15 @@ class Declared:
             return self.fit.normal(value)
         except UnfitError as error:
             raise self.refusal(value, error.misfit, owner) from None
+
+    def sought(self, key: Any) -> Any:
+        """The normal form of a key that is looked up, in which entries have theirs; any other value as it is."""
+        if type(key) in OF_ONE_FORM:
+            return key
+        try:
+            return self.fit.normal(key)
+        except UnfitError:
+            return key
 
     def refusal(self, value: Any, misfit: Misfit, owner: str) -> StateError:
         """The error for a value that does not fit; `owner` is " of key 'a'", or nothing."""

@@ -51,6 +51,7 @@ class MapState(Collection, Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The value of `key`, or None."""
+        key = self._declared_key.sought(key)
         entries: dict[K, Any] = self._backend.current.get(self._name) or {}
         entry = entries.get(key)
         if entry is None or self._ttl is None:
@@ -80,10 +81,11 @@ class MapState(Collection, Generic[K, V]):
 
     def remove(self, key: K) -> None:
         """Forgets `key`; nothing happens where it is not there."""
-        (self._backend.current.get(self._name) or {}).pop(key, None)
+        (self._backend.current.get(self._name) or {}).pop(self._declared_key.sought(key), None)
 
     def contains(self, key: K) -> bool:
         """Whether `key` is there and lives, also with None as its value."""
+        key = self._declared_key.sought(key)
         entries: dict[K, Any] = self._backend.current.get(self._name) or {}
         if key not in entries:
             return False
