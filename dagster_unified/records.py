@@ -43,6 +43,9 @@ VALUE = "value"
 RESERVED = "__"
 """Column names that begin so belong to the library."""
 
+UNITED = "__united__"
+"""The attribute of the class in which records of two streams travel: what people call it, such as `Order | Payment`."""
+
 _SCALARS: dict[type, pa.DataType] = {
     mi.StrType: pa.string(),
     mi.IntType: pa.int64(),
@@ -74,6 +77,9 @@ class RecordType:
 
     def describe(self) -> str:
         """`Flight(carrier: string, dep_delay: double?)`, for plans and messages."""
+        united = getattr(self.python, UNITED, None)
+        if united is not None:
+            return str(united)
         fields = ", ".join(f"{f.name}: {f.type}{'?' if f.nullable else ''}" for f in self.schema)
         return f"{type_name(self.python)}({fields})"
 
@@ -123,9 +129,11 @@ class RecordType:
             return
         misfit = shape.shape_misfit(records, set(map(type, records)))
         if misfit is not None:
+            given, expected = type(misfit.value), type_name(self.python)
+            remedy = f"make it {expected}(**record), or" if issubclass(given, dict) else "convert it, or"
             raise RecordTypeError(
                 f"expected a {self.describe()}, got {shorten(misfit.value)}"
-                f" ({type_name(type(misfit.value))}); convert it, or change the declared type"
+                f" ({type_name(given)}); {remedy} change the declared type"
             )
 
     def _check_remade(self, shape: RecordFit, records: Sequence[Any]) -> None:
@@ -236,7 +244,11 @@ class RecordType:
         """How an error names the field of a value, and the record that it is in."""
         if self.shape == "value" and not misfit.path:
             return "the value", ""
-        return f"field '{self.names[index]}{misfit.path}' of {type_name(self.python)}", f" in {shorten(record)}"
+        path, of = f"{self.names[index]}{misfit.path}", type_name(self.python)
+        if hasattr(self.python, UNITED):
+            _, _, path = path.partition(".")
+            record, of = record[record.side], type_name(type(record[record.side]))
+        return f"field '{path}' of {of}", f" in {shorten(record)}"
 
     def copier(self) -> Copy | None:
         """What copies a record so that a change of the one is none of the other; None where records cannot change.
@@ -673,6 +685,12 @@ def arrow_type(info: mi.Type, where: str) -> pa.DataType:
         raise RecordTypeError(f"{where}: a Literal has no column type; declare an Enum, or str or int")
     if is_model(info):
         raise RecordTypeError(f"{where}: {instead_of_model(info)}")
+    if isinstance(info, mi.AnyType):
+        raise RecordTypeError(
+            f"{where}: Any has no column type, nor has a dict, a list or a tuple without the types of its items: write"
+            " dict[str, int], list[int] or tuple[str, int]; give values of several types a class of their own, or keep"
+            " them as text (json.dumps)"
+        )
     raise RecordTypeError(f"{where}: no column type for {described(info)}; use one of {', '.join(SUPPORTED)}")
 
 

@@ -64,6 +64,8 @@ class Misfit:
         given = type(self.value)
         if self.value is None:
             return "annotate it as '| None' if it may be missing"
+        if given.__name__ == "Column":
+            return "functions of columns go into select, where or agg, and a Python function into map"
         if self.advice:
             return self.advice
         wanted = self.declared.removesuffix(" | None").split("[")[0]

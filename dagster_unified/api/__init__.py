@@ -79,7 +79,8 @@ from dagster_unified.operators.functions.checkpoints import (
 )
 from dagster_unified.operators.functions.event_time import IngestionTimeAssigner, WatermarkGenerator, WatermarkOutput
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
-from dagster_unified.operators.metrics import Counter, Distribution, Meter, MetricGroup
+from dagster_unified.operators.metrics import Counter as Counter  # not in __all__: `collections` has one as well
+from dagster_unified.operators.metrics import Distribution, Meter, MetricGroup
 from dagster_unified.operators.state.aggregating import AggregatingState, AggregatingStateDescriptor
 from dagster_unified.operators.state.arrow_list import ArrowListState, ArrowListStateDescriptor
 from dagster_unified.operators.state.list import ListState, ListStateDescriptor
@@ -130,7 +131,7 @@ __all__ = [
     "CoFlatMapFunction", "CoGroupFunction", "CoGroupedStreams", "CoMapFunction", "CoProcessFunction",
     "CollectionSource", "ConnectedStreams", "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger",
     "CountEvictor", "CountSlidingWindowAssigner", "CountTrigger", "CountTumblingWindowAssigner", "CountWindow",
-    "Counter", "CsvSource", "DataStream", "DataStreamSink", "DatabaseSink", "DatabaseSource", "DeliveryGuarantee",
+    "CsvSource", "DataStream", "DataStreamSink", "DatabaseSink", "DatabaseSource", "DeliveryGuarantee",
     "DeltaEvictor", "DeltaSink", "DeltaTrigger", "Distribution", "EventTimeSessionWindows", "EventTimeTrigger",
     "Evictor", "FileSink", "FilterFunction", "Firing", "FlatJoinFunction", "FlatMapFunction", "ForeachSink",
     "FunctionInitializationContext", "FunctionSnapshotContext", "GeneratorSource", "GlobalWindow", "GlobalWindows",

@@ -537,12 +537,14 @@ def _getter(stream: DataStream[Any], key: Any, key_type: Any) -> tuple[OwnKey, A
     )
     if selected.computed is not None:
         function = selected.computed.function
-        return OwnKey(getattr(function, "get_key", function), selected.computed.where), selected.computed.python
+        get, computed = getattr(function, "get_key", function), selected.computed
+        return OwnKey(get, computed.where, selected.describe()), computed.python
     getters = [records.getter(name) for name in selected.fields]
     kinds = [records.type_of(name) for name in selected.fields]
     read = getters[0] if len(getters) == 1 else _Fields(tuple(getters))
     kind = kinds[0] if len(kinds) == 1 else tuple.__class_getitem__(tuple(kinds))
-    return OwnKey(read, f"{stream._pipeline.name}: key_by({', '.join(selected.fields)})"), kind
+    fields = selected.describe()
+    return OwnKey(read, f"{stream._pipeline.name}: key_by({fields})", fields), kind
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:

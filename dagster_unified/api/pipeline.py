@@ -9,11 +9,11 @@ from dagster_unified.api.building import GraphBuilder
 from dagster_unified.api.record_types import NOT_GIVEN
 from dagster_unified.api.stream import DataStream
 from dagster_unified.connectors.collection import CollectionSource
+from dagster_unified.connectors.literals import records_of, type_of
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes import Naming, SourceNode
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.type_variables import T
-from dagster_unified.records import type_name
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,11 +56,13 @@ class Pipeline(GraphBuilder):
             >>> collect(Pipeline("words").from_collection(["a", "b"]).map(str.upper, str))
             ['A', 'B']
         """
-        records = list(collection)
-        if type_info is None:
-            if not records:
-                raise PipelineError(f"{self.name}: an empty collection has no type; give type_info=")
-            type_info = _type_of(records[0])
+        try:
+            records = records_of(collection, type_info)
+            if type_info is None and not records:
+                raise PipelineError("an empty collection has no type; give type_info=")
+            type_info = type_of(records[0]) if type_info is None else type_info
+        except PipelineError as error:
+            raise PipelineError(f"{self.name}: source '{name}': {error}") from None
         with placed(self.name):
             source = CollectionSource(records, type_info, name)
         return self.from_source(source)
@@ -95,11 +97,3 @@ class Pipeline(GraphBuilder):
         from dagster_unified.execution.job import Environment, execute
 
         return execute(self, options, Environment(spark, master, storage), progress)
-
-
-def _type_of(record: Any) -> Any:
-    if type(record) is tuple:
-        return tuple[tuple(map(_type_of, record))]  # type: ignore[misc]
-    if isinstance(record, (list, dict)):
-        raise PipelineError(f"a {type_name(type(record))} has no element type at run time; give type_info=")
-    return type(record)

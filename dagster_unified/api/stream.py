@@ -36,7 +36,7 @@ from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph import nodes
 from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
-from dagster_unified.graph.expressions import Column, alias_of, columns_read
+from dagster_unified.graph.expressions import Column, alias_of, columns_read, is_column, makes_column
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Naming, Node, Partitioning
 from dagster_unified.operators.checkpointed_batches import OfBatches
 from dagster_unified.operators.functions.base import (
@@ -172,7 +172,7 @@ class DataStream(Generic[T]):
             >>> collect(numbers.filter(lambda n: n % 2 == 1))
             [1, 3]
         """
-        name = _name_of(function, "filter")
+        name = self._name_of(function, "filter")
         self._check_function(name, getattr(function, "filter", function))
         return self._function(nodes.FilterNode, name, function, records=self._records(name))
 
@@ -191,7 +191,7 @@ class DataStream(Generic[T]):
             >>> [sale.amount for sale in collect(sales.map_batches(with_tax, Sale))]
             [6, 8, 10]
         """
-        name = _name_of(function, "map_batches")
+        name = self._name_of(function, "map_batches")
         if isinstance(function, KeyedBatchFunction):
             raise PipelineError(
                 f"{self._where(name)}: a KeyedBatchFunction needs a keyed stream, so call key_by before it"
@@ -752,7 +752,7 @@ class DataStream(Generic[T]):
         **attributes: Any,
     ) -> DataStream[Any]:
         self._records(method)
-        name = _name_of(function, method.removesuffix("_element"))
+        name = self._name_of(function, method.removesuffix("_element"))
         self._check_function(name, function if isinstance(function, type) else getattr(function, method, function))
         try:
             records = self._output(name, getattr(function, method, function), output_type, unwrap)
@@ -833,6 +833,12 @@ class DataStream(Generic[T]):
                 f"{self._where(name)}: {says} is annotated to give {type_name(also)}; make them the same"
             )
 
+    def _name_of(self, function: Any, kind: str) -> str:
+        """What an author called a function of records; raises for an expression on columns."""
+        if makes_column(function):
+            raise PipelineError(f"{self._where(kind)}: {_on_columns(function)}")
+        return _name_of(function, kind)
+
     def _check_function(self, name: str, function: Any) -> None:
         if isinstance(function, type) and issubclass(function, Function):
             raise PipelineError(
@@ -889,6 +895,8 @@ class DataStream(Generic[T]):
             )
 
     def _computed_key(self, function: Any, key_type: Any, records: RecordType) -> Key:
+        if makes_column(function):
+            raise PipelineError(f"{self._where('key_by')}: {_on_columns(function)}; or give the names of fields")
         _check_not_opened(function, self._where("key_by"))
         annotated = return_type(getattr(function, "get_key", function)) or type_argument(type(function), KeyOut)
         python = key_type if key_type is not None else annotated
@@ -925,6 +933,11 @@ class DataStream(Generic[T]):
         records = self._records(operator)
         known = {name.lower() for name in (*records.names, TIMESTAMP)}
         for place, column in enumerate(columns):
+            if not isinstance(column, str) and not is_column(column):
+                raise PipelineError(
+                    f"{self._where(operator)}: it takes SQL text and expressions of dagster_unified.api.functions, and"
+                    f" was given {column!r}; a Python function goes into filter, map or reduce"
+                )
             for name in sorted(columns_read(column)):
                 if name.lower() not in known:
                     shown = f" of {column!r}" if isinstance(column, str) and column != name else ""
@@ -975,7 +988,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
                 f"{self._where('process')}: a keyed stream needs a KeyedProcessFunction, "
                 f"not {_name_of(function, 'function')}"
             )
-        name = _name_of(function, "process")
+        name = self._name_of(function, "process")
         try:
             records = self._output(name, function.process_element, output_type, main_output)
         except RecordTypeError as error:
@@ -996,7 +1009,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         """
         if not isinstance(function, KeyedBatchFunction):
             return super().map_batches(function, output_type)
-        name, key = _name_of(function, "map_batches"), self._key_selector
+        name, key = self._name_of(function, "map_batches"), self._key_selector
         return self._on_batches(nodes.KeyedBatchesNode, name, function, output_type, key=key, timestamped=True)
 
     @overload  # type: ignore[override]  # a keyed stream needs a function with the key at hand
@@ -1030,7 +1043,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
             >>> [sale.amount for sale in collect(sales.key_by("shop").reduce(add), "STREAMING")]
             [3, 4, 8]
         """
-        name = _name_of(function, "reduce")
+        name = self._name_of(function, "reduce")
         self._check_function(name, getattr(function, "reduce", function))
         self._check_combines(name)
         return self._rolling(name, naming=_naming(function), function=function)
@@ -1162,6 +1175,11 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         if records.shape == "value":
             self._check_combines(kind)
             return None
+        if is_column(field):
+            raise PipelineError(
+                f"{self._where(kind)}: it takes the name of a field, and was given {field!r}; agg takes expressions on"
+                f" columns, such as F.{kind}('{records.names[0]}')"
+            )
         name = records.names[field] if isinstance(field, int) and 0 <= field < len(records.names) else field
         if name not in records.names:
             raise PipelineError(
@@ -1215,7 +1233,7 @@ class UntypedStream(DataStream[Any]):
         return self._apply(nodes.ProcessNode, function, "process_element", output_type, main_output)
 
     def map_batches(self, function: Any, output_type: Any) -> DataStream[Any]:
-        return self._on_batches(nodes.MapBatchesNode, _name_of(function, "map_batches"), function, output_type)
+        return self._on_batches(nodes.MapBatchesNode, self._name_of(function, "map_batches"), function, output_type)
 
     def _check_late_tag(self, tag: OutputTag[Any], where: str) -> None:
         pass
@@ -1287,6 +1305,16 @@ def _name_of(function: Any, default: str) -> str:
         return _name_of(function.func, default)
     name: str = getattr(function, "__name__", None) or type(function).__name__
     return default if name == "<lambda>" else name
+
+
+def _on_columns(expression: Any) -> str:
+    """Why an expression on columns, or a function that makes one, is no function of records, and where it goes."""
+    is_one = is_column(expression)
+    what = f"{expression!r} is an expression" if is_one else f"'{expression.__name__}' makes an expression"
+    return (
+        f"{what} on columns, and no function of a record; a condition goes into where, values into select,"
+        " with_columns or agg"
+    )
 
 
 def _naming(function: Any) -> Naming:

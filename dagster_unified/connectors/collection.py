@@ -10,8 +10,10 @@ import pyarrow as pa
 
 from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.base import SparkSource, spark_schema
+from dagster_unified.connectors.literals import records_of
 from dagster_unified.connectors.paths import as_pattern, children, put
 from dagster_unified.connectors.positions import EverythingRead, Position, cannot_follow
+from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest, fingerprint
 from dagster_unified.operators.failures import placed
@@ -61,7 +63,10 @@ class CollectionSource(SparkSource[Out]):
 
     def __init__(self, collection: Iterable[Out], type_info: TypeForm[Out], name: str = "collection") -> None:
         self.name = name
-        self.data = tuple(collection)
+        try:
+            self.data = tuple(records_of(collection, type_info))
+        except PipelineError as error:
+            raise PipelineError(f"source '{name}': {error}") from None
         with placed(f"source '{name}'"):
             self.records = record_type(type_info, f"source '{name}'")
             self.batch = self.records.to_batch(self.data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from enum import Enum
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -98,6 +99,24 @@ def _recorder(name: str) -> Callable[..., Column]:
 
 for _name in SYMBOLS:
     setattr(Column, _name, _recorder(_name))
+
+
+def is_column(value: object) -> bool:
+    """Whether it is an expression on columns: a recorded one, or one of Spark's."""
+    return any(
+        base is Column or (base.__name__ == "Column" and base.__module__.startswith("pyspark.sql."))
+        for base in type(value).__mro__
+    )
+
+
+def makes_column(value: object) -> bool:
+    """Whether it is an expression on columns, or one of the functions that make one."""
+    module = getattr(value, "__module__", None)
+    return is_column(value) or (
+        isinstance(value, FunctionType)
+        and isinstance(module, str)
+        and module.startswith(("pyspark.sql.", "dagster_unified.api.columns"))
+    )
 
 
 def columns_read(expression: object) -> set[str]:

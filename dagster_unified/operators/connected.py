@@ -21,6 +21,7 @@ from dagster_unified.operators.functions.base import (
 from dagster_unified.operators.functions.type_variables import In1, In2, Key, KeyOut, Out
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.layout import DelegatingKey
+from dagster_unified.records import UNITED, type_name
 
 
 class CoMapFunction(Function, ABC, Generic[In1, In2, Out]):
@@ -111,6 +112,12 @@ class KeyedCoProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
 
 def either_type(first: Any, second: Any) -> Any:
     """The record of two united streams: which one it is from (1 or 2), and its record there."""
+    made = _either(first, second)
+    setattr(made, UNITED, f"{type_name(first)} | {type_name(second)}")
+    return made
+
+
+def _either(first: Any, second: Any) -> Any:
     return NamedTuple("Either", [("side", int), ("first", first | None), ("second", second | None)])
 
 
@@ -133,10 +140,11 @@ def _own(either: Any) -> Any:
 
 
 class OwnKey(NamedTuple):
-    """How the key of one stream's records is read, and what errors call that."""
+    """How the key of one stream's records is read, what errors call that, and what plans call the key."""
 
     get: Callable[[Any], Any]
     where: str
+    name: str
 
 
 class EitherKey(DelegatingKey):
@@ -145,6 +153,7 @@ class EitherKey(DelegatingKey):
     def __init__(self, first: OwnKey, second: OwnKey) -> None:
         self._first, self._second = first.get, second.get
         self._where = {1: first.where, 2: second.where}
+        self.__name__ = " | ".join(dict.fromkeys((first.name, second.name)))
 
     def __call__(self, record: Any) -> Any:
         return self._first(record.first) if record.side == 1 else self._second(record.second)
@@ -165,6 +174,7 @@ class OneSidesKey(DelegatingKey):
 
     def __init__(self, side: int, own: OwnKey, width: int) -> None:
         self.side, self.get, self.where, self.width = side, own.get, own.where, width
+        self.__name__ = own.name
 
     def __call__(self, record: Any) -> Any:
         own = _own(record)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from dagster_unified.errors import RecordTypeError, UnifiedError, UserFunctionError
-from dagster_unified.records import RecordType, shorten
+from dagster_unified.records import UNITED, RecordType, shorten
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RAISED = (Exception, SystemExit)
@@ -73,7 +73,7 @@ def computed_from(
 
 def _of_its_stream(record: Any) -> Any:
     """The record that the user knows of one of two united streams (`either_type` of `connected.py`)."""
-    if getattr(type(record), "_fields", None) != ("side", "first", "second"):
+    if not hasattr(type(record), UNITED):
         return record
     return record.first if record.side == 1 else record.second
 

@@ -31,7 +31,7 @@ class Filter(Clause):
     gives_records = False
 
     def lines(self, call: str, value: str, result: str) -> list[str]:
-        return [f"if {call}({value})"]
+        return [f"for given in ({call}({value}),) if given or given is None and no_answer()"]
 
 
 class FlatMap(Clause):
@@ -40,7 +40,8 @@ class FlatMap(Clause):
     iterates = True
 
     def lines(self, call: str, value: str, result: str) -> list[str]:
-        return [f"for {result} in {call}({value})"]
+        given = "given if given is not None and given.__class__ is not str else no_records(given)"
+        return [f"for given in ({call}({value}),) for {result} in ({given})"]
 
 
 class Assign(Clause):

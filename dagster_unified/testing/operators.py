@@ -26,6 +26,7 @@ from dagster_unified.operators.operator_state import KEY
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.time import MIN_TIMESTAMP
+from dagster_unified.records import UNITED
 from dagster_unified.testing.driving import Driven, Timed, planned
 from dagster_unified.testing.harness import ManualClock
 
@@ -324,7 +325,7 @@ def _operator(decided: Plan) -> g.Node:
         )
     for edge in graph.inputs(node.id):
         before = graph.node(edge.source)
-        if isinstance(before, g.MapNode) and before.records is not None and before.records.python.__name__ == "Either":
+        if isinstance(before, g.MapNode) and before.records is not None and hasattr(before.records.python, UNITED):
             before = graph.node(graph.inputs(before.id)[0].source)
         if not isinstance(before, g.AssignTimestampsNode):
             raise PipelineError(

@@ -335,7 +335,7 @@ ERRORS = {
     ),
     "list in a collection": (
         lambda: Pipeline("p").from_collection([[1]]),
-        "a list has no element type at run time; give type_info=",
+        "a list, which says nothing about its columns; make it a tuple, .* or give type_info=",
     ),
     "pipeline name": (
         lambda: Pipeline("my pipeline"),

@@ -169,7 +169,10 @@ def test_a_record_of_another_class_is_named():
             NamedTuple("A", [("x", Literal["one"])]),
             "p: field 'x' of A: a Literal has no column type; declare an Enum, or str or int",
         ),
-        (NamedTuple("A", [("x", list)]), "p: field 'x' of A: no column type for Any; use one of str, int"),
+        (
+            NamedTuple("A", [("x", list)]),
+            "p: field 'x' of A: Any has no column type, nor has a dict, a list",
+        ),
         (tuple[int, set[int]], r"p: item 1 of tuple\[int, set\[int\]\]: no column type for set"),
         (
             NamedTuple("A", [("place", NamedTuple("B", [("z", set[int])]))]),

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
     from dagster_unified.records import Copy
@@ -89,7 +89,7 @@ class FusedChain:
         while trace is not None:
             frame = trace.tb_frame
             if frame.f_code.co_filename == MARK:
-                found = self._iterating(trace) or self.origin.get(trace.tb_lineno)
+                found = self._iterating(trace) or self.origin.get(trace.tb_lineno) or self._answering(trace)
                 if found is not None and found[1] in frame.f_locals:
                     return found[0], frame.f_locals[found[1]]
             trace = trace.tb_next
@@ -103,6 +103,14 @@ class FusedChain:
             if trace.tb_lasti in offsets and len(offsets) == len(loops):
                 return loops[offsets.index(trace.tb_lasti)]
         return None
+
+    def _answering(self, trace: TracebackType) -> tuple[int, str] | None:
+        """The clause of the code before: Python tests a condition at the line at which the comprehension begins."""
+        if trace.tb_lineno in self.formed:
+            return None
+        before = [i for i in dis.get_instructions(trace.tb_frame.f_code) if i.offset <= trace.tb_lasti]
+        lines = (i.positions.lineno for i in reversed(before) if i.positions is not None)
+        return next((self.origin[line] for line in lines if line in self.origin), None)
 
 
 def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list[int]], None]) -> FusedChain:
@@ -160,7 +168,7 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
     lines.append(f"    return out, {'kept' if track else 'timestamps'}")
     for position, found in where.items():
         origin[first + 1 + position] = found
-    namespace["seen"] = seen
+    namespace |= {"seen": seen, "no_answer": _no_answer, "no_records": _no_records}
     exec(compile("\n".join(lines), MARK, "exec"), namespace)
     at = {first + 1 + position: i for position, i in formed.items()}
     return FusedChain(namespace["fused"], origin, loops, at)
@@ -171,3 +179,13 @@ def _formed(clause: Clause, i: int, element: str, names: dict[str, Any]) -> str:
     names[f"n{i}"] = clause.normal
     test = "False" if clause.fit is None or not clause.fit.scalar else clause.fit.test(element, names, ranges=False)
     return f"n{i}({element})" if test == "False" else f"{element} if {test} else n{i}({element})"
+
+
+def _no_answer() -> NoReturn:
+    raise TypeError("it returned None, and a filter returns True or False; add the missing return, or use bool(...)")
+
+
+def _no_records(given: object) -> NoReturn:
+    if given is None:
+        raise TypeError("it returned None, and a flat_map returns records; yield them, or return a list, [] for none")
+    raise TypeError(f"it returned the text {given!r}, whose letters would be the records; return [text]")
