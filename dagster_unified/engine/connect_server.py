@@ -21,6 +21,7 @@ from pathlib import Path
 
 from dagster_unified.connectors import object_store
 from dagster_unified.engine.environment import shipping
+from dagster_unified.engine.noise import without_pandas_warnings
 from dagster_unified.engine.session import JAVA_OPTIONS, SERVER_DAEMON, check_java, defaults, forking, java_options
 from dagster_unified.engine.spark_home import without_zips
 from dagster_unified.errors import ConfigurationError, StageError
@@ -69,7 +70,7 @@ def ensure(port: int, master: str, config: Mapping[str, str], environment: str |
     }
     ServerLauncher._READY_TIMEOUT = _STARTUP
     try:
-        with without_zips(master, config):
+        with without_zips(master, config), without_pandas_warnings():
             return reuse_or_start_local_connect_server(master, {**defaults(master), **ours, **config, **shipped})
     except (PySparkException, subprocess.TimeoutExpired) as error:
         raise StageError(

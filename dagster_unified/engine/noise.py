@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import Thread
 
 _NOISE = re.compile(
@@ -29,6 +31,30 @@ _CLOSED = re.compile(rb"(ConnectionResetError|BrokenPipeError): ")
 """How Spark's process for a Python source ends, now and then, where its query has."""
 
 
+_PANDAS = "PySpark does not yet fully support pandas"
+"""How PySpark warns of a new pandas, at every look at it; nothing here gives it to Spark."""
+
+_WARNINGS = "PYTHONWARNINGS"
+
+
+@contextmanager
+def without_pandas_warnings() -> Iterator[None]:
+    """Start the JVM of a session, or of a Connect server, in this context: its Python processes do not warn of pandas.
+
+    This one does not from now on.
+    """
+    warnings.filterwarnings("ignore", message=_PANDAS)
+    before = os.environ.get(_WARNINGS)
+    os.environ[_WARNINGS] = ",".join(filter(None, (before, f"ignore:{_PANDAS}")))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_WARNINGS]
+        else:
+            os.environ[_WARNINGS] = before
+
+
 def launch(settings: Mapping[str, str]) -> None:
     """Start the JVM of this process, with its standard error filtered. Nothing happens where one runs already."""
     from pyspark import SparkConf, SparkContext
@@ -40,7 +66,8 @@ def launch(settings: Mapping[str, str]) -> None:
     reader, writer = os.pipe()
     Thread(target=_pass_on, args=(reader,), name="standard error of Spark", daemon=True).start()
     try:
-        gateway = launch_gateway(conf, {"stderr": writer})  # type: ignore[no-untyped-call]
+        with without_pandas_warnings():
+            gateway = launch_gateway(conf, {"stderr": writer})  # type: ignore[no-untyped-call]
     finally:
         os.close(writer)
     SparkContext._ensure_initialized(gateway=gateway)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dagster_unified.engine.noise import without_noise
+from dagster_unified.engine.noise import without_noise, without_pandas_warnings
 
 PROGRAM = """
 from dagster_unified.api import CollectionSource, Pipeline
@@ -73,6 +73,31 @@ def test_the_end_of_a_sources_process_whose_query_has_ended_is_left_out():
     own = traceback('  File "job.py", line 1, in <module>\n', "BrokenPipeError: [Errno 32] Broken pipe")
     wrong = traceback(SOURCE, "ValueError: no such offset")
     assert passed_on(f"{own}{chained}{wrong}seen") == f"{own}{chained}{wrong}seen"
+
+
+NEW_PANDAS = """
+import pandas, warnings
+from pyspark.sql.pandas.utils import require_minimum_pandas_version
+pandas.__version__ = "3.0.0"
+require_minimum_pandas_version()
+warnings.warn("the author's own")
+"""
+
+
+def test_sparks_python_processes_do_not_warn_of_pandas():
+    """As PySpark does where pandas 3 is installed, which is not so here; other warnings are shown."""
+    seen = []
+    for environment in ({}, {"PYTHONWARNINGS": "default::DeprecationWarning"}):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("PYTHONWARNINGS", raising=False)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            with without_pandas_warnings():
+                done = subprocess.run([sys.executable, "-c", NEW_PANDAS], capture_output=True, text=True, check=True)
+            assert os.environ.get("PYTHONWARNINGS") == environment.get("PYTHONWARNINGS")
+        seen.append(done.stderr)
+    assert not any("pandas" in text for text in seen)
+    assert all("the author's own" in text for text in seen)
 
 
 @pytest.mark.spark
