@@ -163,6 +163,13 @@ def _import_file(path: Path) -> ModuleType:
 
 def _cannot_import(name: str, error: BaseException) -> str:
     trace = [] if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)  # which says its line
+    of_spark = [f"{os.sep}pyspark{os.sep}" in frame.filename for frame in trace]
+    if of_spark and of_spark[-1]:
+        place = next(frame for frame, inside in zip(reversed(trace), reversed(of_spark), strict=True) if not inside)
+        return (
+            f"{name} cannot be imported: at {place.filename}:{place.lineno} pyspark is asked for what only a running"
+            " Spark has; take column functions from dagster_unified.api: from dagster_unified.api import functions as F"
+        )
     at = f", at {trace[-1].filename}:{trace[-1].lineno}" if trace else ""
     return (
         f"{name} cannot be imported: {type(error).__name__}:"

@@ -24,6 +24,7 @@ def cli(tmp_path, monkeypatch, capsys):
     (tmp_path / "shop_broken.py").write_text("def (:\n")
     (tmp_path / "shop_fails.py").write_text("1 / 0\n")
     (tmp_path / "shop_leaves.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "shop_spark.py").write_text('from pyspark.sql import functions as F\nsmall = F.col("amount") < 3\n')
     (tmp_path / "shop_missing.py").write_text("import there_is_no_such_module\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -124,6 +125,10 @@ MISTAKES = {
     ),
     "no such file": (["explain", "nowhere.py"], "there is no file nowhere.py"),
     "a module that exits": (["explain", "shop_leaves"], "shop_leaves cannot be imported: SystemExit: 3, at"),
+    "functions of pyspark": (
+        ["explain", "shop_spark"],
+        "shop_spark.py:2 pyspark is asked for what only a running Spark has; take column functions from",
+    ),
     "no such module": (["explain", "shop_jbo"], "there is no module 'shop_jbo'; did you mean 'shop_job'?"),
     "relative module": (["explain", ".shop_job"], "'.shop_job' is not a module's name"),
     "no such pipeline": (

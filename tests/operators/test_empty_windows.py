@@ -131,5 +131,5 @@ def test_a_reduce_that_fails_names_the_record_that_it_failed_with(mode):
 def test_a_flat_map_that_returns_nothing_to_iterate_names_operator_and_record(mode):
     pipeline = Pipeline("flat")
     pipeline.from_collection([1, 2], int).flat_map(lambda n: [n] if n == 1 else None, int).name("halves").print("out")
-    with pytest.raises(UserFunctionError, match=r"'halves': TypeError: 'NoneType' object is not iterable.*, on 2"):
+    with pytest.raises(UserFunctionError, match=r"'halves': TypeError: it returned None, and a flat_map.*, on 2"):
         run_pipeline(pipeline, mode)
