@@ -9,15 +9,26 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import io
+import pickle
 import sys
 import threading
 import typing
+import weakref
+from enum import Enum
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from dagster_unified.errors import PipelineError
 from dagster_unified.graph.code import is_installed
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dagster_unified.operators.program.spec import Program
+
+T = TypeVar("T")
 
 _registry = threading.RLock()
 """Held while author's modules are in cloudpickle's registry."""
@@ -28,20 +39,77 @@ def by_value_bytes(value: Any) -> bytes:
 
     Workers need not be able to import them.
     """
+    return _pickled(value, None)
+
+
+def sent(programs: Iterable[Program], pickle: Callable[[], T], where: str) -> T:
+    """Return what `pickle` makes of programs; raise `PipelineError` that names the operator that cannot be sent."""
+    try:
+        return pickle()
+    except Exception as error:
+        culprit = next((name for name in _unpicklable(programs)), where)
+        raise PipelineError(
+            f"{culprit} cannot be sent to Spark's workers: {error}; create connections, locks and open files in open(),"
+            " not before"
+        ) from error
+
+
+def _unpicklable(programs: Iterable[Program]) -> Iterator[str]:
+    """The operators that do not pickle."""
+    for program in programs:
+        for step in program.steps:
+            try:
+                by_value_bytes(step.function)
+            except Exception:
+                yield program.where(step)
+
+
+class InThisProcess(Generic[T]):
+    """A value as a worker would get it, for the process that ships it: another one each time that it is loaded.
+
+    Its functions, their classes and the globals that they use are other ones as well, as they are in a worker. Classes
+    of values, such as records, are the same: a value goes from one to the other, and is equal to what it was.
+    """
+
+    def __init__(self, value: T) -> None:
+        self._classes: dict[int, type] = {}
+        self._data = _pickled(value, self._classes)
+
+    def load(self) -> T:
+        """Return the value as another object."""
+        _here.update(self._classes)
+        loaded: T = pickle.loads(self._data)
+        return loaded
+
+
+_here: weakref.WeakValueDictionary[int, type] = weakref.WeakValueDictionary()
+"""The classes of this process that what is shipped within it refers to, by their identity."""
+
+
+def _class_here(identity: int) -> type:
+    return _here[identity]
+
+
+def _pickled(value: Any, classes: dict[int, type] | None) -> bytes:
+    """Pickle a value; with `classes`, for this process: it takes the classes that stay the same."""
     from pyspark import cloudpickle as untyped
 
     cloudpickle: Any = untyped
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, type) and "__msgspec_cache__" in vars(obj):
-                delattr(
-                    obj, "__msgspec_cache__"
-                )  # msgspec's note to itself on a class, which it makes again when it needs it
             if isinstance(obj, type):
-                _resolve_annotations(obj)
-            if isinstance(obj, msgspec.StructMeta) and not cloudpickle.cloudpickle._should_pickle_by_reference(obj):
-                return _reduced_struct(typing.cast("type[msgspec.Struct]", obj))
+                if "__msgspec_cache__" in vars(obj):
+                    delattr(obj, "__msgspec_cache__")  # msgspec's note to itself, which it makes again
+                if not cloudpickle.cloudpickle._should_pickle_by_reference(obj):
+                    if classes is not None and _is_of_values(obj):
+                        classes[id(obj)] = obj
+                        return _class_here, (id(obj),)
+                    _resolve_annotations(obj)
+                    if isinstance(obj, msgspec.StructMeta):
+                        return _reduced_struct(typing.cast("type[msgspec.Struct]", obj))
+                    if classes is not None:
+                        return _as_another_class(super().reducer_override(obj))
             if obj is dataclasses.MISSING:  # else another one arrives, and dataclasses take it for a default
                 return getattr, (dataclasses, "MISSING")
             if isinstance(obj, msgspec.Meta):
@@ -51,8 +119,7 @@ def by_value_bytes(value: Any) -> bytes:
     buffer = io.BytesIO()
     with _registry:
         held = cloudpickle.list_registry_pickle_by_value()
-        known = list(sys.modules.items())  # some under two names, of which cloudpickle knows a module's own
-        modules = [m for name, m in known if name not in held and _belongs_to_the_author(name, m)]
+        modules = [module for module in _authors_modules() if module.__name__ not in held]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -61,6 +128,32 @@ def by_value_bytes(value: Any) -> bytes:
             for module in modules:
                 cloudpickle.unregister_pickle_by_value(module)
     return buffer.getvalue()
+
+
+_FUNCTIONS = "dagster_unified.operators."
+"""Where the classes of functions are that authors inherit from."""
+
+
+def _is_of_values(cls: type) -> bool:
+    """Whether a class is one of values, such as records, and not one of functions."""
+    if any("__call__" in vars(base) for base in cls.__mro__):
+        return False
+    if issubclass(cls, tuple | Enum | msgspec.Struct | BaseException):
+        return True
+    return dataclasses.is_dataclass(cls) and not any(base.__module__.startswith(_FUNCTIONS) for base in cls.__mro__)
+
+
+def _as_another_class(reduced: Any) -> Any:
+    """How cloudpickle makes a class anew, without the number by which it finds the one that it was made of."""
+    make, arguments, *rest = reduced
+    if len(arguments) < _SKELETON:  # a type that Python has, such as that of None
+        return reduced
+    *given, _, extra = arguments
+    return make, (*given, None, extra), *rest
+
+
+_SKELETON = 6
+"""How many arguments cloudpickle makes an empty class of; its number is the last but one."""
 
 
 def _resolve_annotations(cls: type) -> None:
@@ -160,6 +253,19 @@ _MADE_WITH_THE_STRUCT = {
     "__module__", "__qualname__", "__annotations__", "__slots__", "__weakref__", "__dict__", "__match_args__",
     "__msgspec_cache__", "__reduce__", "__firstlineno__", "__static_attributes__",
 }  # fmt: skip
+
+
+_authors: tuple[int, list[ModuleType]] = (0, [])
+"""The author's modules, and which modules were loaded when they were found: to look at all takes a millisecond."""
+
+
+def _authors_modules() -> list[ModuleType]:
+    global _authors
+    loaded = list(sys.modules.items())  # some under two names, of which cloudpickle knows a module's own
+    identity = hash(tuple(id(module) for _, module in loaded))
+    if _authors[0] != identity:
+        _authors = identity, [module for name, module in loaded if _belongs_to_the_author(name, module)]
+    return _authors[1]
 
 
 def _belongs_to_the_author(name: str, module: ModuleType | None) -> bool:

@@ -46,6 +46,7 @@ class JobTime:
         self._parts = {uid: dict(times) for uid, times in self._latest.parts.items()}
         self._part_moved = {(uid, part): now for uid, times in self._parts.items() for part in times}
         self._generated = dict(self._latest.generated)
+        self._remembered = {uid: dict(kept) for uid, kept in self._latest.remembered.items()}
         self._idle: set[str] = set()
         self._periodic = {
             uid: Generated(f"{plan.name}: operator '{n.name}'", n.generator)
@@ -82,6 +83,7 @@ class JobTime:
             for uid, mark in report.marks.items():
                 (self._idle.add if mark.idle else self._idle.discard)(uid)
                 self._emitted(uid, mark)
+                self._keep(uid, mark)
             if report.due is not None:
                 self._due.add(report.due)
             return self._next(now)
@@ -131,6 +133,7 @@ class JobTime:
                 dict(self._seen.last_event_times),
                 {uid: dict(times) for uid, times in self._parts.items()},
                 dict(self._generated),
+                remembered=self._kept(),
             )
             return self._latest
 
@@ -156,7 +159,8 @@ class JobTime:
         due = {moment for moment in self._due if moment <= now}
         idle = [uid for uid in self._handed_on if all(self._is_idle(one, now) for one in self._before[uid])]
         moved = any(m > self._latest.watermarks.get(uid, MIN_TIMESTAMP) for uid, m in marks.items())
-        if self._latest.end or not (self._wake or due or moved or idle != self._latest.idle):
+        keeps = self._remembered != self._latest.remembered
+        if self._latest.end or not (self._wake or due or moved or keeps or idle != self._latest.idle):
             return None
         self._wake = False
         self._due -= due
@@ -169,12 +173,24 @@ class JobTime:
             parts={uid: dict(times) for uid, times in self._parts.items()},
             generated=dict(self._generated),
             idle=idle,
+            remembered=self._kept(),
         )
         return self._latest
 
     def _emitted(self, uid: str, mark: Mark) -> None:
         if mark.watermark is not None:
             self._generated[uid] = max(mark.watermark, self._generated.get(uid, MIN_TIMESTAMP))
+
+    def _keep(self, uid: str, mark: Mark) -> None:
+        """Take what an assigner's generators keep for the next micro-batch."""
+        for subtask, data in mark.kept.items():
+            if data is not None:
+                self._remembered.setdefault(uid, {})[subtask] = data
+            elif subtask in self._remembered.get(uid, {}):
+                del self._remembered[uid][subtask]
+
+    def _kept(self) -> dict[str, dict[int, bytes]]:
+        return {uid: dict(kept) for uid, kept in self._remembered.items()}
 
     def _mark(self, assigners: tuple[str, ...], now: int) -> int:
         marks: list[int] = []

@@ -13,6 +13,7 @@ from typing import Any
 
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.engine import handshake
+from dagster_unified.graph.memory import kept_by
 
 T = typing.TypeVar("T")
 
@@ -30,15 +31,18 @@ class Payload:
 
     @classmethod
     def of(cls, value: Any, functions: Iterable[Any]) -> Payload:
-        """`functions` are the author's in `value`. A plain function is never opened, and has no state of its own."""
-        return cls(
-            by_value_bytes(value), any(f is not None and not isinstance(f, types.FunctionType) for f in functions)
-        )
+        """`functions` are the author's in `value`. Plain ones that keep nothing from call to call are shared."""
+        return cls(by_value_bytes(value), any(map(_may_keep, functions)))
 
     def load(self) -> Any:
         """What was shipped."""
         handshake.check_here(self.versions)
         return _unpickled(self.data) if self.fresh else _once_per_worker(self.data)
+
+
+def _may_keep(function: Any) -> bool:
+    """Whether a function may know at a call what it was given before; a plain one is never opened."""
+    return function is not None and (not isinstance(function, types.FunctionType) or bool(kept_by(function)))
 
 
 class Shipments:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
-from dagster_unified.by_value import by_value_bytes
-from dagster_unified.errors import PipelineError
+from dagster_unified.by_value import by_value_bytes, sent
 from dagster_unified.operators.drivers.batch import run_batch, spare_the_garbage_collector
 from dagster_unified.operators.drivers.emitted import Emitted
 from dagster_unified.operators.drivers.ranges import run_range
@@ -45,6 +44,18 @@ def committed_epoch() -> int | None:
     context = TaskContext.get()
     number = context.getLocalProperty(EPOCH) if context is not None else None
     return int(number) - 1 if number is not None and int(number) > 0 else None
+
+
+CONTROL = "dagster_unified.control"
+"""What the control stream calls the event of a micro-batch, for all jobs of its query."""
+
+
+def control_event() -> str | None:
+    """The control event of the micro-batch that this task works on, as JSON, or that before it; None where none was."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.getLocalProperty(CONTROL) if context is not None else None
 
 
 def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -112,21 +123,5 @@ def shipped(program: Program) -> MapInArrow:
 
     Raises `PipelineError` naming the operator that cannot be sent to workers.
     """
-    try:
-        payload = by_value_bytes(program)
-    except Exception as error:
-        raise PipelineError(
-            f"{_unpicklable(program)} cannot be sent to Spark's workers: {error}; create connections, locks and open"
-            " files in open(), not before"
-        ) from error
-    return functools.partial(run_partition, payload)
-
-
-def _unpicklable(program: Program) -> str:
-    """The first operator that does not pickle."""
-    for step in program.steps:
-        try:
-            by_value_bytes(step.function)
-        except Exception:
-            return program.where(step)
-    return f"{program.pipeline}: stage '{program.stage}'"
+    where = f"{program.pipeline}: stage '{program.stage}'"
+    return functools.partial(run_partition, sent([program], lambda: by_value_bytes(program), where))

@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,19 +56,6 @@ def held_by(value: Any) -> list[Any]:
         held += [function.__globals__[n] for n in sorted(names & set(function.__globals__))]
         held += _closed_over(function)
     return held
-
-
-def fields_set(cls: type, before: Collection[str] = ("__init__",)) -> set[str]:
-    """The attributes that the methods of an author's class set, without those that only methods `before` do."""
-    return {
-        op.argval
-        for parent in cls.__mro__
-        if not is_installed(parent.__module__)
-        for name, member in vars(parent).items()
-        if isinstance(member, types.FunctionType) and name not in before
-        for op in dis.get_instructions(member)
-        if op.opname == "STORE_ATTR"
-    }
 
 
 def classes_used(value: Any) -> list[type]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from dagster_unified.graph.code import field_of
 from dagster_unified.graph.nodes import AssignTimestampsNode, Edge, Graph, Node, TimedNode
+from dagster_unified.operators.functions.event_time import WatermarkGenerator
+from dagster_unified.operators.watermarks import encoded_attributes
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,15 @@ class Assigned:
     def covered(self) -> bool:
         """Whether none of its records can be late."""
         return self.disorder is not None and self.bound is not None and self.disorder <= self.bound
+
+
+def check_generators(graph: Graph) -> None:
+    """Raise `RecordTypeError` where a watermark generator keeps what cannot go on to the next micro-batch."""
+    for node in graph.timed:
+        if isinstance(node, AssignTimestampsNode) and node.remembers:
+            generator = None if node.generator is None else node.generator()
+            if isinstance(generator, WatermarkGenerator):
+                encoded_attributes(generator, node.remembers, f"{graph.name}: operator '{node.name}'")
 
 
 def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[TimedNode]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dagster_unified.graph.code import authors, fields_set, names_used, reads_from_outside, refers_to
+from dagster_unified.graph.code import names_used, reads_from_outside, refers_to
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import fingerprint_of
 from dagster_unified.graph.lateness import Assigned, assigners
+from dagster_unified.graph.memory import kept_by
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Graph, IterationNode, Node, SinkNode
 from dagster_unified.operators.state.descriptors import StateDescriptor
@@ -39,7 +40,7 @@ def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
 
 def _found(rules: Sequence[Rule], graph: Graph, node: Node, execution: Execution) -> list[Finding]:
     return [
-        Finding(rule.__name__.strip("_").replace("_", "-"), severity, node.id, message)
+        Finding(rule.__name__.strip("_").removesuffix("_in_body").replace("_", "-"), severity, node.id, message)
         for rule in rules
         for severity, message in rule(graph, node, execution)
     ]
@@ -239,23 +240,21 @@ def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
     ]
 
 
-_BEFORE_RECORDS = ("__init__", "open", "initialize_state")
-
-
 def _attributes(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    """What a function of a body keeps in itself, where only state lasts."""
-    found = sorted({name for one in authors(node.user_function) for name in fields_set(type(one), _BEFORE_RECORDS)})
-    if not found:
+    """What a function keeps in itself or outside of it, where only state lasts."""
+    return _kept(node, "a function object lives for a micro-batch, and in BATCH for a task")
+
+
+def _attributes_in_body(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    return _kept(node, "in a body a function is opened anew in each round")
+
+
+def _kept(node: Node, life: str) -> list[tuple[str, str]]:
+    changed = kept_by(node.user_function)
+    if not changed:
         return []
-    return [
-        (
-            "note",
-            (
-                f"'{node.name}' sets {', '.join(f'self.{name}' for name in found)} as records come: in a body a"
-                " function is opened anew in each round, and its attributes are gone; keep what lasts in state"
-            ),
-        )
-    ]
+    what = f"'{node.name}' changes {', '.join(changed)} as records come: {life}, and what it keeps otherwise than in"
+    return [("note", f"{what} state is gone then; keep what lasts in state")]
 
 
 def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
@@ -267,8 +266,8 @@ def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, s
 _BEFORE: tuple[Rule, ...] = (_counts_updates, _clock, _watermark)
 """What is asked of every operator, before what its node says itself."""
 
-_AFTER: tuple[Rule, ...] = (_late_records, _expiry, _order, _null_key, _left_out, _unused)
+_AFTER: tuple[Rule, ...] = (_late_records, _expiry, _order, _null_key, _left_out, _attributes, _unused)
 """The same, after it."""
 
-_IN_BODIES: tuple[Rule, ...] = (_counts_updates, _clock, _watermark, _expiry, _order, _null_key, _attributes)
+_IN_BODIES: tuple[Rule, ...] = (_counts_updates, _clock, _watermark, _expiry, _order, _null_key, _attributes_in_body)
 """What is asked of the operators of an iteration's body; the iteration answers for their code and their results."""

@@ -17,7 +17,7 @@ from dagster_unified.graph.chaining import Task, resolve_forward, tasks
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.iterations import check_iterations
-from dagster_unified.graph.lateness import nearest_assigners
+from dagster_unified.graph.lateness import check_generators, nearest_assigners
 from dagster_unified.graph.lint import lint
 from dagster_unified.graph.mode import Execution, resolve
 from dagster_unified.graph.nodes import Edge, Graph, Naming, Node
@@ -166,6 +166,7 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     findings = tuple(replace(f, node=None if f.node is None else numbers.get(f.node)) for f in whole)
     if execution.mode == "STREAMING":
         check_iterations(graph, execution.goes_on)
+        check_generators(graph)
     graph = resolve_forward(graph)
     found_tasks = tasks(graph, execution.chaining)
     in_batch = execution.mode == "BATCH"

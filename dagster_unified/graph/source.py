@@ -20,7 +20,7 @@ from pathlib import Path
 SELF = ""
 """Stands for a global itself, where others are its attributes."""
 
-_CHANGING = frozenset(
+CHANGING = frozenset(
     [
         "add",
         "append",
@@ -147,7 +147,7 @@ def _analysed(tree: ast.Module, package: str | None) -> ModuleText:
                 text.made.setdefault(name, []).append(ast.dump(statement))
     for node in ast.walk(tree):
         if isinstance(node, _FunctionDef):
-            local = _local(node)
+            local = own_names(node)
             for root, attribute in _changes(node):
                 if root not in local:
                     text.changed.setdefault(root, set()).add(attribute)
@@ -175,7 +175,7 @@ def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _local(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+def own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
     """The names that are a function's own."""
     arguments = function.args
     own = {
@@ -200,14 +200,15 @@ def _changes(tree: ast.AST) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
             yield node.id, SELF
         elif isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            yield from _root(node if isinstance(node, ast.Attribute) else node.value)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGING:
-            yield from _root(node.func.value)
+            yield from root_of(node if isinstance(node, ast.Attribute) else node.value)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+            yield from root_of(node.func.value)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from ((a.asname or a.name.partition(".")[0], SELF) for a in node.names)
 
 
-def _root(node: ast.expr) -> Iterator[tuple[str, str]]:
+def root_of(node: ast.expr) -> Iterator[tuple[str, str]]:
+    """The name at the root of an expression, and the attribute of it that it goes by, or `SELF`; nothing for others."""
     attribute = SELF
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         attribute = node.attr if isinstance(node, ast.Attribute) else SELF
@@ -236,7 +237,7 @@ def _by_nested(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, se
     for node in ast.walk(function):
         if node is not function and isinstance(node, (*_FunctionDef, ast.Lambda)):
             shared = {name for n in ast.walk(node) if isinstance(n, ast.Nonlocal) for name in n.names}
-            local = _local(node) - shared
+            local = own_names(node) - shared
             for root, attribute in _changes(node):
                 if root not in local:
                     found.setdefault(root, set()).add(attribute)

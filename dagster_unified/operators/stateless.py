@@ -12,7 +12,7 @@ from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
 from dagster_unified.operators.program.fusion import Clause
 from dagster_unified.operators.program.step import FusedStep, Place
 from dagster_unified.operators.time import to_millis
-from dagster_unified.operators.watermarks import Generated, Supplier
+from dagster_unified.operators.watermarks import Generated, Memory, Supplier
 from dagster_unified.records import shorten
 
 
@@ -104,7 +104,8 @@ class AssignTimestampsStep(FusedStep):
         extract = getattr(assigner, "extract_timestamp", assigner)
         if self.generator is None or place.generated is None:
             return Assign(lambda value, timestamp: _event_time(extract(value, timestamp), value))
-        generated = Generated(place.where, self.generator)
+        memory = Memory(self.remembers, place.remembered.get(self.uid, {}), place.subtask)
+        generated = Generated(place.where, self.generator, memory)
         place.generated.append((self.uid, generated))
 
         def assign(value: Any, timestamp: int | None) -> int:

@@ -8,6 +8,7 @@ from dagster_unified.testing.harness import KeyedHarness, ManualClock
 from dagster_unified.testing.operators import BroadcastHarness, OneInputHarness, TwoInputHarness
 from dagster_unified.testing.parity import assert_same_in_both_modes, final_result
 from dagster_unified.testing.run import Result, run_pipeline
+from dagster_unified.testing.shared import Shared
 
 __all__ = [
     "BroadcastHarness",
@@ -15,6 +16,7 @@ __all__ = [
     "ManualClock",
     "OneInputHarness",
     "Result",
+    "Shared",
     "TwoInputHarness",
     "assert_same_in_both_modes",
     "collect",

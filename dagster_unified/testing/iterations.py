@@ -26,8 +26,7 @@ from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.rounds.sending import Sending, Sent
 from dagster_unified.operators.rounds.spec import Level, Loop
 from dagster_unified.operators.rounds.task import Inbox, Turn, take_turn
-from dagster_unified.testing.copies import afresh
-from dagster_unified.testing.driving import Timed, to_batch, to_timed
+from dagster_unified.testing.driving import Timed, shipped, to_batch, to_timed
 
 SUBTASKS = 2
 """Where an iteration has no parallelism of its own: what works in one subtask only is found."""
@@ -150,6 +149,7 @@ class InMemory:
 
     def __init__(self, loop: Loop, clock: Callable[[], int]) -> None:
         self._loop, self._clock, self._states = loop, clock, _States()
+        self._levels = [shipped(level, [one.program for one in level.passes], loop.where) for level in loop.levels]
 
     def run(
         self,
@@ -170,8 +170,10 @@ class InMemory:
         """Runs a level of a round in one subtask, of what was sent to all."""
         own = self._loop.levels[level]
         self._states.subtask, self._states.subtasks = subtask, own.subtasks
-        functions, given, is_stale = afresh(self._loop, level), _for(own, subtask, inbox), self._loop.staleness > 0
-        turn = Turn(functions, Subtask(subtask), epoch, terminated, given, self._states, self._clock, is_stale)
+        given, is_stale = _for(own, subtask, inbox), self._loop.staleness > 0
+        turn = Turn(
+            self._levels[level](), Subtask(subtask), epoch, terminated, given, self._states, self._clock, is_stale
+        )
         out = take_turn(turn)
         sent, fed_back, late = _parcels(out.sent), _parcels(out.fed_back), _parcels(out.late)
         return LevelResult(sent, fed_back, late, out.feedback, out.criteria, out.metrics)

@@ -75,9 +75,8 @@ class _Harness:
 
     @property
     def metrics(self) -> Metrics:
-        """What the operator has measured, and its gauges as they are now."""
-        self._driven.running.read_gauges()
-        return self._driven.running.metrics
+        """What the operator has measured, and its gauges as they were after the last call."""
+        return self._driven.metrics
 
     def side_output(self, tag: OutputTag[Any]) -> list[Any]:
         """What the operator has emitted to a side output, one of those that the harness was created with."""
@@ -141,15 +140,17 @@ class _Harness:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes on from a snapshot, of this harness or another of the same operator, with the function opened again."""
-        self._driven.close()
         self._driven = self._opened(MemoryStore(snapshot))
 
     def close(self) -> None:
-        """Closes the function."""
+        """Ends the harness; the function is closed after each call."""
         self._driven.close()
 
     def _opened(self, store: MemoryStore) -> Driven:
-        return Driven(self._plan, self._node, self._emit, self.clock, store)
+        driven = Driven(self._plan, self._node, self._emit, self.clock, store)
+        driven.begin()
+        driven.end()
+        return driven
 
     def _emit(self, tag: str | None, timed: list[Timed]) -> None:
         if tag is None:
@@ -167,14 +168,17 @@ class _Harness:
         times = [time for _, time in (*own, *broadcast) if time is not None]
         self._last = max(times, default=self._last) if self._last is None else max([*times, self._last])
         before = len(self.timed_output)
-        self._driven.run(own, event, broadcast)
+        try:
+            self._driven.run(own, event, broadcast)
+            self._driven.end()
+        except BaseException as error:
+            self._driven.close(error)
+            raise
         return [record for record, _ in self.timed_output[before:]]
 
     def _contents(self) -> Iterable[Content]:
         """The pages of the operator's state; none where it has no key."""
-        if self._node.key is None:
-            return []
-        return (one.content() for one in self._driven.groups.contents(self._driven.store))
+        return (one.content() for one in self._driven.contents())
 
     def _shown(self, key: Any) -> Any:
         """A key as the author knows it."""
@@ -269,7 +273,7 @@ class TwoInputHarness(_Harness):
 
 
 class BroadcastHarness(_Harness):
-    """One operator of a stream, keyed or not, and a broadcast one, in STREAMING semantics.
+    """One operator of a stream, keyed or not, and a broadcast one, in STREAMING semantics, with one key group.
 
     Examples:
         >>> from dagster_unified.api import BroadcastProcessFunction, MapStateDescriptor

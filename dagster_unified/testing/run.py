@@ -31,10 +31,13 @@ from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import decoded, key_columns
 from dagster_unified.operators.lanes import encode
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program.closing import close_each
+from dagster_unified.operators.program.spec import KeyedInput, Output, Program
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
-from dagster_unified.testing.driving import Driven, Timed, instances, planned, single, to_batch, to_timed
+from dagster_unified.operators.watermarks import Mark
+from dagster_unified.testing.driving import Driven, Timed, planned, shipped, single, to_batch, to_timed
 from dagster_unified.testing.exchanging import InSubtasks, in_one, sent
 from dagster_unified.testing.iterations import StreamedIteration, run_iteration
 from dagster_unified.testing.native import run_native
@@ -66,7 +69,7 @@ def run_pipeline(
     micro_batch: int | None = 1,
     seed: int | None = 0,
 ) -> Result:
-    """Runs `pipeline` in `mode` ("BATCH" or "STREAMING").
+    """Runs `pipeline` in `mode` ("BATCH" or "STREAMING"), with copies of its functions, as Spark's workers get them.
 
     `inputs` gives records by source name; a source that reads a collection may be left out. In STREAMING a micro-batch
     takes `micro_batch` records of a source, one source after another, or all there are where it is None. Between
@@ -138,13 +141,17 @@ def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, lis
     return found
 
 
-def _keys(decided: Plan, node: g.Node, timed: Sequence[Timed]) -> list[Any]:
+def _keys(pipeline: str, name: str, keyed: KeyedInput, layout: StreamLayout, timed: Sequence[Timed]) -> list[Any]:
     """The keys of some records; raises `RecordTypeError` for one that is None."""
-    layout = input_layout(decided, node.id)
-    keyed = keyed_input(node, layout.records)
-    where = f"{decided.name}: operator '{node.name}'"
-    columns = [c.to_pylist() for c in key_columns(to_batch(decided.name, layout, timed), keyed, layout, where)]
+    where = f"{pipeline}: operator '{name}'"
+    columns = [c.to_pylist() for c in key_columns(to_batch(pipeline, layout, timed), keyed, layout, where)]
     return decoded(keyed, columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)), where)
+
+
+def _check_keys(decided: Plan, node: g.Node, timed: Sequence[Timed]) -> None:
+    """Raise `RecordTypeError` where a native operation meets a key that is None."""
+    layout = input_layout(decided, node.id)
+    _keys(decided.name, node.name, keyed_input(node, layout.records), layout, timed)
 
 
 class _Batch:
@@ -195,11 +202,14 @@ class _Batch:
 
     def _python(self, node: g.Node) -> None:
         arriving = self._arriving(node)
-        for subtask, instance in enumerate(instances(self.plan, node)):
-            self._run(instance, subtask, arriving.get(subtask, []))
-
-    def _run(self, node: g.Node, subtask: int, arriving: list[Timed]) -> None:
         program = single(self.plan, node, merge(self.reports).last_event_time(self.plan.assigners_before(node.id)))
+        load = shipped(program, [program], self.plan.name)
+        for subtask in range(self.plan.subtasks.get(node.id, 1)):
+            self._run(node, load(), subtask, arriving.get(subtask, []), program.outputs)
+
+    def _run(
+        self, node: g.Node, program: Program, subtask: int, arriving: list[Timed], outputs: Sequence[Output]
+    ) -> None:
         if program.broadcast is not None:
             edges = self.plan.graph.broadcast_inputs(node.id)
             records = self.order.merged([in_one(self.streams.get(Port.of(e), {})) for e in edges])
@@ -208,7 +218,8 @@ class _Batch:
             data = tuple(encode(to_batch(self.plan.name, program.broadcast.layout, [timed])) for timed in records)
             program = replace(program, broadcast=replace(program.broadcast, data=data, leads=subtask == 0))
         if node.key not in (None, g.Key()) and arriving:
-            keys = _keys(self.plan, node, arriving)
+            assert program.keyed is not None
+            keys = _keys(self.plan.name, node.name, program.keyed, program.input, arriving)
             order = sorted(
                 range(len(arriving)),
                 key=lambda i: (_sortable(keys[i]), MIN_TIMESTAMP if arriving[i][1] is None else arriving[i][1]),
@@ -216,7 +227,7 @@ class _Batch:
             arriving = [arriving[i] for i in order]
         run = run_batch(program, [to_batch(self.plan.name, program.input, arriving)], self.clock, Subtask(subtask))
         for emitted in run:
-            output = program.outputs[emitted.output]
+            output = outputs[emitted.output]
             records = to_timed(output.layout, emitted.batch)
             self.streams.setdefault(Port(node.id, output.tag), {}).setdefault(subtask, []).extend(records)
         self.reports.append(run.metrics[0])
@@ -225,7 +236,7 @@ class _Batch:
         found = self.streams[Port(node.id)] = {}
         for subtask, arriving in self._arriving(node).items():
             if node.aggregates_natively and arriving:
-                _keys(self.plan, node, arriving)
+                _check_keys(self.plan, node, arriving)
             layout, looked_up = input_layout(self.plan, node.id), self.inputs.get(node.id, ())
             found[subtask] = run_native(self.plan.name, node, layout, arriving, looked_up)
 
@@ -322,17 +333,22 @@ class _Streaming:
         """For a native operation on keys, what has come, and the watermark at which it did."""
 
         self.late = Metrics()
+        self.marks: list[dict[str, Mark]] = []
+        """What watermark generators have emitted since the time was last taken."""
+
         self.epoch = 0
+        self.committed: int | None = None
+        """The epoch that was committed last."""
 
     def run(self) -> Result:
         failure: BaseException | None = None
         try:
             for node in self.plan.graph.nodes:
                 if node.step is not None:
-                    opened = self.driven[node.id] = []
-                    for subtask, instance in enumerate(instances(self.plan, node)):
+                    driven = self.driven[node.id] = []
+                    for subtask in range(self.plan.subtasks.get(node.id, 1)):
                         emit = partial(self._emit_from, node.id, subtask)
-                        opened.append(Driven(self.plan, instance, emit, self.clock, subtask=subtask))
+                        driven.append(Driven(self.plan, node, emit, self.clock, subtask=subtask, apart=True))
             event, waiting = None, 0
             for arriving in self._micro_batches():
                 self._micro_batch(arriving, event)
@@ -345,15 +361,14 @@ class _Streaming:
                 self._micro_batch({}, event)
             self._after()
             self._micro_batch({}, self.time.end(self.clock()))
-            for driven in self._instances():
-                driven.running.read_gauges()
+            self._tell_of_the_last_epoch()
         except BaseException as error:
             failure = error
             raise
         finally:
             close_each(self._instances(), failure)
         iterated = (one.metrics for one in self.iterations.values())
-        self.result.metrics = merge([self.late, *(d.running.metrics for d in self._instances()), *iterated])
+        self.result.metrics = merge([self.late, *(d.metrics for d in self._instances()), *iterated])
         return self.result
 
     def _instances(self) -> Iterator[Driven]:
@@ -386,17 +401,18 @@ class _Streaming:
                 self.time.relayed(self.plan.graph.node(n).uid, last.watermark, last.last_event_time)
 
     def _after(self) -> ControlEvent | None:
-        report = Report(merge(d.running.metrics for d in self._instances()), min(self.due, default=None))
-        for driven in self._instances():
-            report.mark(driven.running.end_of_batch())
+        report = Report(merge(d.metrics for d in self._instances()), min(self.due, default=None))
+        for marks in self.marks:
+            report.mark(marks)
+        self.marks = []
         return self.time.after(report, self.clock())
 
     def _micro_batch(self, arriving: Mapping[int, list[Timed]], event: ControlEvent | None) -> None:
         self.streams, self.due = {}, []
         self.delivered = event or self.delivered
-        if self.epoch:
-            for driven in self._instances():
-                driven.notify(self.epoch - 1)
+        for driven in self._instances():
+            if not self.epoch or driven.listens:
+                driven.begin(self.committed)
         for node in self.plan.graph.nodes:
             if isinstance(node, g.SourceNode):
                 self.streams[Port(node.id)] = _Stream(behind={0: arriving.get(node.id, [])})
@@ -414,7 +430,18 @@ class _Streaming:
                 self._native_keyed(node, came, event)
             else:
                 self._native(node, came)
-        self.epoch += 1
+        self._end_micro_batch()
+
+    def _end_micro_batch(self) -> None:
+        self.marks += [driven.end() for driven in self._instances()]
+        self.committed, self.epoch = self.epoch, self.epoch + 1
+
+    def _tell_of_the_last_epoch(self) -> None:
+        """The last epoch is committed, and no record comes any more."""
+        for driven in self._instances():
+            if driven.listens:
+                driven.begin(self.committed)
+                driven.end()
 
     def _arriving(self, node: g.Node) -> _Stream:
         ahead, behind = [], []
@@ -448,7 +475,7 @@ class _Streaming:
             for subtask, driven in enumerate(self.driven[node.id]):
                 mine = own.get(subtask, [])
                 if mine or records or (given is not None and node.key is not None):
-                    dues[subtask] = driven.run(mine, given, records)
+                    dues[subtask] = driven.run(mine, given, records, self.committed)
         self.due += [due for due in dues.values() if due is not None]
 
     def _iteration(self, node: g.IterationNode, ends: bool) -> None:
@@ -482,7 +509,7 @@ class _Streaming:
         mark = self.time.latest.watermarks.get(node.uid, MIN_TIMESTAMP)
         timed = [*in_one(came.ahead), *in_one(came.behind)]
         if timed:
-            _keys(self.plan, node, timed)
+            _check_keys(self.plan, node, timed)
         kept = self.kept.setdefault(node.id, [])
         for record, time in timed:
             windows = node.windows_of(record, time)

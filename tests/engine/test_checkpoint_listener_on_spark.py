@@ -132,8 +132,8 @@ def test_of_the_last_epoch_of_a_job_that_is_stopped_only_the_next_job_hears(noti
     assert noting(2, 2, monitor=True) == [0, 1]
 
 
-def test_of_the_last_epoch_of_a_job_whose_input_has_ended_nobody_hears(noting):
-    assert noting(0, 1, monitor=False) == [0]
+def test_of_the_last_epoch_of_a_job_whose_input_has_ended_an_instance_hears(noting):
+    assert noting(0, 1, monitor=False) == [0, 1]
 
 
 def test_in_batch_no_function_hears_of_anything(run_on_spark, files, tmp_path):

@@ -23,7 +23,9 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 
 
@@ -202,3 +204,55 @@ def test_the_harness_gives_the_same(streamed, name):
     pipeline = Pipeline("p")
     STREAMS[name](timed(pipeline.from_collection([row for part in PARTS for row in part], Row))).print("out")
     assert streamed(name) == run_pipeline(pipeline, "STREAMING", watermark_interval=2).only()
+
+
+class EveryThird(WatermarkGenerator[Row]):
+    """Emits at every third record."""
+
+    def __init__(self):
+        self.count = 0
+
+    def on_event(self, event, event_timestamp, output):
+        self.count += 1
+        if self.count % 3 == 0:
+            output.emit_watermark(event_timestamp)
+
+
+class Watermarks(KeyedProcessFunction):
+    def process_element(self, value, ctx) -> Iterable[Row]:
+        yield Row("w", value.at, max(ctx.timer_service().current_watermark(), -1))
+
+
+def test_what_a_generator_keeps_goes_on_to_the_next_micro_batch_and_the_next_job(spark, tmp_path):
+    rows = record_type(Row)
+
+    def write(*moments):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        for at in moments:
+            batch = rows.to_batch([Row("a", at, at)])
+            pq.write_table(pa.Table.from_batches([batch]), tmp_path / f"in/{at}.parquet")
+            os.utime(tmp_path / f"in/{at}.parquet", (at, at))
+
+    def run(until):
+        pipeline = Pipeline("remembering")
+        source = ParquetSource(str(tmp_path / "in"), Row, max_files_per_trigger=1, monitor=True)
+        strategy = WatermarkStrategy.for_generator(EveryThird).with_timestamp_assigner("at")
+        stream = pipeline.from_source(source).assign_timestamps_and_watermarks(strategy)
+        stream.key_by("key").process(Watermarks()).sink_to(FileSink(str(tmp_path / "out")))
+        options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+        read = []
+
+        def observe(event):
+            if isinstance(event, EpochCommitted):
+                read.append(event.rows_in)
+
+        job = StreamingJob(pipeline.plan(options), spark, Start("job", patience=0.5), observe)
+        assert job.run(lambda: sum(read) >= until, 0.02) == "stopped"
+
+    write(1, 2, 3, 4)
+    run(4)
+    write(5, 6, 7, 8)
+    run(4)
+    found = pq.read_table(tmp_path / "out").to_pylist()
+    marks = [mark for _, mark in sorted((row["at"], row["amount"]) for row in found)]
+    assert marks == [-1, -1, -1, 3, 3, 3, 6, 6]

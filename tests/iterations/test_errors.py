@@ -283,5 +283,7 @@ def test_a_function_that_cannot_be_copied_names_its_operator():
 
     pipeline, (out,) = built(lambda v, d: Result([v[0].flat_map(Holding())], [v[0]]))
     out.print()
-    with pytest.raises(PipelineError, match=r"'Holding': its function cannot be copied.*in open\(\), not before"):
+    with pytest.raises(
+        PipelineError, match=r"'Holding' cannot be sent to Spark's workers: cannot pickle.*in open\(\), not before"
+    ):
         run_pipeline(pipeline, "BATCH")

@@ -16,27 +16,28 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
-from dagster_unified.testing import run_pipeline
+from dagster_unified.testing import Shared, run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 SECOND = timedelta(seconds=1)
 
 
+RUNNING, MOST = Shared(0), Shared(0)
+
+
 class Lookup(AsyncFunction):
     """Answers once all that were asked before and at once have been asked: nothing here waits for time to pass."""
-
-    running = most = 0
 
     def open(self, context):
         self.opened = True
 
     async def async_invoke(self, value: int) -> Iterable[str]:
         assert self.opened
-        Lookup.running += 1
-        Lookup.most = max(Lookup.most, Lookup.running)
+        RUNNING.value += 1
+        MOST.value = max(MOST.value, RUNNING.value)
         for _ in range(10 - value):
             await asyncio.sleep(0)
-        Lookup.running -= 1
+        RUNNING.value -= 1
         return [f"{value}"] * (value % 3)
 
 
@@ -63,9 +64,9 @@ def test_unordered_results_come_as_they_are_ready():
 
 @pytest.mark.parametrize("capacity", [1, 3])
 def test_no_more_calls_than_the_capacity_run_at_once(capacity):
-    Lookup.most = 0
+    MOST.value = 0
     looked_up(AsyncDataStream.unordered_wait, "BATCH", capacity=capacity)
-    assert Lookup.most == capacity
+    assert MOST.value == capacity
 
 
 class Slow(AsyncFunction):

@@ -44,9 +44,10 @@ def test_an_operators_metrics_are_named_by_operator_and_group(mode):
     pipeline.from_collection([1, 1, 4, -2, 0]).key_by(lambda v: 0, key_type=int).process(Measured()).name(
         "find"
     ).print()
-    metrics = run_pipeline(pipeline, mode).metrics
+    metrics = run_pipeline(pipeline, mode, micro_batch=None).metrics
     assert metrics.counters == {"find.cache.hits": 1}
-    assert metrics.gauges == {"find.cache.size": GaugeRange(4, 4)}
+    last = 4 if mode == "BATCH" else 0  # the micro-batch that ends the input has a function of its own
+    assert metrics.gauges == {"find.cache.size": GaugeRange(last, last)}
     assert metrics.meters == {"find.cache.seen": MeterCount(5, 10)}
     values = metrics.histograms["find.values"]
     assert (values.count, values.min, values.max, values.mean) == (5, -2, 4, 0.8)
@@ -58,7 +59,7 @@ def test_an_operators_metrics_are_named_by_operator_and_group(mode):
 def test_a_counter_goes_up_and_down_and_knows_its_own_count(mode, build):
     pipeline = Pipeline("p")
     build(pipeline.from_collection([1, 2, 3])).name("count").print()
-    result = run_pipeline(pipeline, mode)
+    result = run_pipeline(pipeline, mode, micro_batch=None)
     assert result.only() == [3, 6, 9]
     assert result.metrics.counters == {"count.n": 9}
 

@@ -457,5 +457,7 @@ def test_a_function_that_cannot_be_copied_says_what_to_do():
     pipeline = Pipeline("locked")
     numbers(pipeline, 1).map(Locked()).print()
 
-    with pytest.raises(UnifiedError, match=r"cannot be copied for each subtask.*in open\(\)"):
+    with pytest.raises(
+        UnifiedError, match=r"operator 'Locked' cannot be sent to Spark's workers: cannot pickle.*in open\(\)"
+    ):
         run_pipeline(pipeline, "BATCH")

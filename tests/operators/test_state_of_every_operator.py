@@ -54,6 +54,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.api.broadcast import BroadcastProcessFunction
+from dagster_unified.by_value import InThisProcess
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.state_tables import worker
 from dagster_unified.operators.drivers.carried import rows_of
@@ -496,13 +497,13 @@ OPERATORS = [
 
 
 class Given(Payload):
-    """A program that need not be shipped, since all runs in one process."""
+    """A program that is shipped within one process."""
 
     def __init__(self, program):
-        self.program = program
+        self.shipped = InThisProcess(program)
 
     def load(self):
-        return self.program
+        return self.shipped.load()
 
 
 class Driving:

@@ -65,6 +65,9 @@ class Write(KeyedProcessFunction):
     def __init__(self, kind: str, descriptor: Any, *actions: Any):
         self.kind, self.descriptor, self.actions = kind, descriptor, actions
 
+    def __getstate__(self):
+        return {name: value for name, value in vars(self).items() if name != "state"}  # some tests open it themselves
+
     def open(self, context):
         self.state = getattr(context, f"get_{self.kind}state")(self.descriptor)
 

@@ -1,11 +1,14 @@
 """Watermarks of the author's own: by what a record says, or by what a micro-batch has brought."""
 
-from datetime import datetime, timedelta, timezone
+import threading
+from collections import deque
+from datetime import date, datetime, timedelta, timezone
 from typing import NamedTuple
 
 import pytest
 
 from dagster_unified.api import (
+    KeyedProcessFunction,
     OutputTag,
     Pipeline,
     TumblingEventTimeWindows,
@@ -14,6 +17,8 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.errors import RecordTypeError, UserFunctionError
+from dagster_unified.operators.time import MIN_TIMESTAMP
+from dagster_unified.operators.watermarks import encoded_attributes, restore_attributes
 from dagster_unified.testing import run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
@@ -164,3 +169,60 @@ def test_a_watermark_that_is_no_moment_is_an_error():
 def test_a_supplier_that_supplies_something_else_is_an_error():
     with pytest.raises(RecordTypeError, match=r"'timestamps': .* must give a WatermarkGenerator, and gave an int"):
         run_pipeline(windowed(generated(lambda: 5)), "STREAMING")
+
+
+class EveryThird(WatermarkGenerator[Event]):
+    """Emits at every third record."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_event(self, event: Event, event_timestamp: int, output: WatermarkOutput) -> None:
+        self.count += 1
+        if self.count % 3 == 0:
+            output.emit_watermark(event_timestamp)
+
+
+class Read(KeyedProcessFunction):
+    def process_element(self, value: Event, ctx) -> list[int]:
+        return [ctx.timer_service().current_watermark()]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_a_generator_keeps_goes_on_to_the_next_micro_batch(size):
+    pipeline = Pipeline("p")
+    events = pipeline.from_collection([Event("a", at, 1) for at in range(1, 8)], Event)
+    events.assign_timestamps_and_watermarks(generated(EveryThird)).key_by("key").process(Read()).print()
+    found = run_pipeline(pipeline, "STREAMING", micro_batch=size, seed=None).only()
+    first = 4 if size == 2 else 3
+    assert found == [*[MIN_TIMESTAMP] * first, *[3] * (6 - first), 6]
+
+
+KEPT = [
+    None, True, 3, -(2**40), 1.5, "text", b"bytes", [1, [2]], (1, "a"), {1, 2}, frozenset("ab"), deque([1, 2]),
+    {"a": (1, {2: "b"})}, datetime(2024, 7, 1, 12, tzinfo=timezone.utc), date(2024, 7, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", KEPT, ids=repr)
+def test_what_a_generator_keeps_comes_back_as_it_was(value):
+    generator, other = EveryThird(), EveryThird()
+    generator.count = value
+    restore_attributes(other, encoded_attributes(generator, ["count"], "p"))
+    assert other.count == value
+    assert type(other.count) is type(value)
+
+
+def test_a_generator_that_keeps_what_no_state_holds_is_refused_before_anything_runs():
+    class Locked(EveryThird):
+        def __init__(self):
+            super().__init__()
+            self.last = threading.Lock()
+
+        def on_event(self, event, event_timestamp, output):
+            self.last = event
+
+    says = r"p: operator 'timestamps': Locked keeps self\.last from record to record, and <unlocked .* \(lock\) cannot"
+    with pytest.raises(RecordTypeError, match=says):
+        windowed(generated(Locked)).plan({"execution.runtime-mode": "STREAMING"})
+    assert windowed(generated(Locked)).plan({"execution.runtime-mode": "BATCH"})

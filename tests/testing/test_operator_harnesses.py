@@ -207,13 +207,13 @@ def test_state_of_the_keyed_harness_is_what_was_written_and_not_what_became_of_i
     class Shared(KeyedProcessFunction):
         def open(self, context):
             self.kept = context.get_state(ValueStateDescriptor("kept", list[int]))
-            self.seen = []
 
         def process_element(self, value, ctx):
             yield list(self.kept.value() or [])
-            if not self.seen:
-                self.kept.update(self.seen)
-            self.seen.append(value)
+            seen = []
+            if not self.kept.value():
+                self.kept.update(seen)
+            seen.append(value)
 
     keyed = KeyedHarness(Shared())
     assert [keyed.element(("a", 1), value) for value in (1, 2, 3)] == [[[]], [[1]], [[1]]]

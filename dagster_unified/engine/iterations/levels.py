@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dagster_unified.by_value import sent
 from dagster_unified.connectors.base import spark_schema
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.iterations.files import StoredParcel
@@ -42,7 +43,6 @@ from dagster_unified.engine.iterations.worker import (
 )
 from dagster_unified.engine.rounds.rounds import LevelResult, Parcel
 from dagster_unified.engine.shipping import Payload
-from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.layout import CARRIED_LAYOUT, StreamLayout
@@ -268,11 +268,6 @@ def collected(reports: DataFrame) -> list[Report]:
 
 
 def _pickled(loop: Loop) -> Payload:
-    functions = [step.function for level in loop.levels for one in level.passes for step in one.program.steps]
-    try:
-        return Payload.of(loop, functions)
-    except Exception as error:
-        raise PipelineError(
-            f"{loop.where}: its body cannot be sent to Spark's workers: {error}; create connections, locks and open"
-            " files in open(), not before"
-        ) from error
+    programs = [one.program for level in loop.levels for one in level.passes]
+    functions = [step.function for program in programs for step in program.steps]
+    return sent(programs, lambda: Payload.of(loop, functions), f"{loop.where}: its body")

@@ -36,6 +36,9 @@ public class ControlStream implements StreamSourceProvider {
     private static final StructType SCHEMA = new StructType().add("event", DataTypes.StringType);
     private static final ObjectMapper JSON = new ObjectMapper();
 
+    /** The local property that has the event of a micro-batch; `CONTROL` in `engine/worker.py`. */
+    private static final String CONTROL = "dagster_unified.control";
+
     /** The latest offset of each control file, by its folder. */
     private static final ConcurrentHashMap LATEST = new ConcurrentHashMap();
 
@@ -69,11 +72,28 @@ public class ControlStream implements StreamSourceProvider {
         }
 
         public Option getOffset() {
-            return new Some(new SerializedOffset((String) LATEST.get(folder)));
+            String latest = (String) LATEST.get(folder);
+            if (session.sparkContext().getLocalProperty(CONTROL) == null) {
+                tell(latest); // after a restart, until a micro-batch has an event
+            }
+            return new Some(new SerializedOffset(latest));
+        }
+
+        /** Tell the tasks of the micro-batches from now on which event theirs had, or the one before it. */
+        private void tell(String offset) {
+            try {
+                JsonNode event = JSON.readTree(offset).get("event");
+                if (event != null) {
+                    session.sparkContext().setLocalProperty(CONTROL, event.asText());
+                }
+            } catch (IOException error) {
+                throw new IllegalStateException("an offset of the control stream is no JSON: " + offset, error);
+            }
         }
 
         public Dataset getBatch(Option start, Offset end) {
             ArrayList rows = new ArrayList();
+            tell(end.json());
             try {
                 JsonNode last = JSON.readTree(end.json());
                 long before = start.isEmpty() ? 0 : JSON.readTree(((Offset) start.get()).json()).get("number").asLong();

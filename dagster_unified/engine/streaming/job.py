@@ -38,6 +38,7 @@ from dagster_unified.engine.streaming.checkpoint import (
 )
 from dagster_unified.engine.streaming.draining import End
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
+from dagster_unified.engine.streaming.last_epoch import tell_of_last_epoch
 from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.portable import FrozenCheckpoint
@@ -118,6 +119,14 @@ class StreamingJob:
                 f"{plan.name}: operator '{by_group[0]}' keeps its state in Spark's transformWithState, which only has"
                 " rocksdb; leave state.backend.type out (hashmap is for pipelines whose only keyed operators are"
                 " native aggregates)"
+            )
+        remembering = [node for node in plan.graph.assigners if node.remembers]
+        if remembering and is_connect(spark):
+            names = ", ".join(f"self.{name}" for name in remembering[0].remembers)
+            raise UnsupportedError(
+                f"{plan.name}: the watermark generator of '{remembering[0].name}' keeps {names} from record to record,"
+                " which through Spark Connect cannot go on to the next micro-batch; take what it has to know from the"
+                " record"
             )
         if plan.execution.savepoint.interval is not None and (why := without_tables(plan)):
             raise UnsupportedError(
@@ -347,6 +356,7 @@ class StreamingJob:
             return False
         saving.give_up()
         self._stop_queries("no end was recorded; start the job again, and it ends")
+        self._tell_of_last_epochs()
         path = self.plan.execution.savepoint.path
         if path is not None or drained:
             self.observe(QueriesStopped())
@@ -385,6 +395,7 @@ class StreamingJob:
         while not all(query.halt() for query in self._queries):
             time.sleep(0.02)
         self._stop_queries("no savepoint was taken; resume the job, and suspend it with a savepoint again")
+        self._tell_of_last_epochs()
         self.observe(QueriesStopped())
         saving.take_stopped(wanted)
 
@@ -400,6 +411,17 @@ class StreamingJob:
                     f"{self.plan.name}: Spark did not log the last epoch of query '{query.name}' within {GRACE:.0f} s,"
                     f" so that {otherwise}"
                 )
+
+    def _tell_of_last_epochs(self) -> None:
+        """Tell functions of the last epoch of each query: where the job goes on, the next one tells them again."""
+        for query in self._queries:
+            epoch = self.directory.last_epoch(query.name)
+            if epoch is None:
+                continue
+            try:
+                tell_of_last_epoch(query.plan, query.plan.upstream(*query.writer.tail.sinks), epoch, self.spark)
+            except Exception as error:
+                raise translated(error, self.plan, query.name, self.spark) from error
 
     def drain(self) -> None:
         """End the input here (Flink: `stop --drain`).

@@ -230,6 +230,7 @@ def _together(events: Sequence[ControlEvent]) -> ControlEvent:
         assigned={uid: time for event in events for uid, time in event.assigned.items()},
         parts={uid: times for event in events for uid, times in event.parts.items()},
         generated={uid: time for event in events for uid, time in event.generated.items()},
+        remembered={uid: kept for event in events for uid, kept in event.remembered.items()},
     )
 
 

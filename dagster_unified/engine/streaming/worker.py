@@ -7,7 +7,7 @@ own lane.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Row
 
+from dagster_unified.by_value import sent
 from dagster_unified.connectors.base import MALFORMED, PART
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.streaming.state_client import WriteBehindClient
-from dagster_unified.engine.worker import committed_epoch, this_subtask
+from dagster_unified.engine.worker import committed_epoch, control_event, this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.drivers.report import Report
@@ -41,6 +42,7 @@ from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.program.closing import close_each
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.time import wall_clock
+from dagster_unified.operators.watermarks import Kept
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _row = Row("lane", "group", "seq", "data")
@@ -79,8 +81,11 @@ def shipped(tracks: Mapping[int, Track], *others: Any) -> Payload:
     return _payload_of((by_lane, *others), [track for track in tracks.values() if not track.in_subtasks])
 
 
-def _payload_of(value: Any, tracks: Iterable[Track]) -> Payload:
-    return Payload.of(value, [step.function for track in tracks for step in track.program.steps])
+def _payload_of(value: Any, tracks: Sequence[Track]) -> Payload:
+    programs = [track.program for track in tracks]
+    functions = [step.function for program in programs for step in program.steps]
+    where = ", ".join(f"{program.pipeline}: stage '{program.stage}'" for program in programs)
+    return sent(programs, lambda: Payload.of(value, functions), where)
 
 
 def unpack(schema: pa.Schema) -> Mapped:
@@ -312,7 +317,8 @@ class _Pass:
                 self.packer.add(route, batch, self.ahead, subtask)
 
         own = self.subtask if subtask is None else Subtask(subtask, self.subtask.attempt)
-        return RunningProgram(track.program, emit, wall_clock, own, generating=True)
+        remembered = _remembered() if any(step.remembers for step in track.program.steps) else None
+        return RunningProgram(track.program, emit, wall_clock, own, generating=True, remembered=remembered)
 
     def without_malformed(self, batch: pa.RecordBatch, route: Route | None) -> pa.RecordBatch:
         """The rows that fit."""
@@ -340,6 +346,12 @@ class _Pass:
             self.report.metrics.add(report)
             self.report.mark(running.end_of_batch())
         yield from _reported(self.report, self.subtask.number)
+
+
+def _remembered() -> Mapping[str, Kept]:
+    """What watermark generators kept in the micro-batch before."""
+    event = control_event()
+    return {} if event is None else decode_event(event.encode()).remembered
 
 
 def _reported(report: Report, partition: int) -> Iterator[pa.RecordBatch]:

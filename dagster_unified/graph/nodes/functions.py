@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.graph.code import classes_used, fields_set
+from dagster_unified.graph.code import classes_used
 from dagster_unified.graph.findings import Finding
+from dagster_unified.graph.memory import kept_by_objects_of
 from dagster_unified.graph.nodes.base import Node
 from dagster_unified.operators.async_io import AsyncStep
 from dagster_unified.operators.functions.event_time import (
@@ -75,7 +76,15 @@ class AssignTimestampsNode(Node):
         return self.generator is not None
 
     def step_arguments(self) -> dict[str, Any]:
-        return {"generator": self.generator, "column": self.assigner if isinstance(self.assigner, str) else None}
+        column = self.assigner if isinstance(self.assigner, str) else None
+        return {"generator": self.generator, "column": column, "remembers": self.remembers}
+
+    @property
+    def remembers(self) -> tuple[str, ...]:
+        """The attributes that its watermark generator keeps from record to record, by its text."""
+        classes = [cls for cls in classes_used(self.generator) if issubclass(cls, WatermarkGenerator)]
+        kept = {name for cls in classes for name in kept_by_objects_of(cls) if name.startswith("self.")}
+        return tuple(sorted(name.removeprefix("self.") for name in kept))
 
     def code(self) -> tuple[Any, ...]:
         return tuple(given for given in (self.assigner, self.generator) if given is not None)
@@ -95,11 +104,10 @@ class AssignTimestampsNode(Node):
         if isinstance(self.assigner, IngestionTimeAssigner):
             what = "takes event times from the clock, so that windows and timers depend on when it runs"
             found.append(self.warning("clock", f"{what}; take them from a field of the record"))
-        for cls in classes_used(self.generator):
-            fields = fields_set(cls) if issubclass(cls, WatermarkGenerator) else set()
-            if fields:
-                what = f"has a {cls.__name__}, whose {', '.join(sorted(fields))} last for one micro-batch of one task"
-                found.append(self.note("generator", f"{what}; take what has to last longer from the record"))
+        if self.remembers:
+            names = ", ".join(f"self.{name}" for name in self.remembers)
+            what = f"has a watermark generator that keeps {names} for each parallel instance"
+            found.append(self.note("generator", f"{what}; what it emits depends on how records are spread over them"))
         return found
 
 

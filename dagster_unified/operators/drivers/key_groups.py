@@ -36,7 +36,8 @@ class ControlEvent(msgspec.Struct, frozen=True):
 
     Times are milliseconds since the epoch, by operator uid. `assigned`, `parts` and `generated` are the driver's own,
     from which it goes on after a restart: each assigner's latest event time, over all and by part of its source, and
-    the watermark that its generator has emitted, if it has one; `idle` are the streams, of those that are handed on to
+    the watermark that its generator has emitted, if it has one; `remembered` is what generators keep, by assigner and
+    subtask, for those of the next micro-batch; `idle` are the streams, of those that are handed on to
     another query, of which nothing is expected for now.
     """
 
@@ -49,6 +50,7 @@ class ControlEvent(msgspec.Struct, frozen=True):
     parts: dict[str, dict[str, int]] = {}
     generated: dict[str, int] = {}
     idle: list[str] = []
+    remembered: dict[str, dict[int, bytes]] = {}
 
 
 def decode_event(data: bytes) -> ControlEvent:

@@ -118,10 +118,11 @@ class CheckpointListener(ABC):
 
     In STREAMING `notify_checkpoint_complete` is called once an epoch is committed, with all that its sinks wrote, and
     before the function gets a record of a later one. Each instance of the function hears of the latest committed epoch
-    after `open`. It is best effort, as in Flink: the function hears nothing of the last epoch before a job stops, and
-    of an epoch twice where the job was restarted after it. What it knows of an epoch has to be in its state, since the
-    instance that is called need not be the one that processed the epoch's records. In BATCH there are no checkpoints,
-    and it is never called (FLIP-140). Flink: `CheckpointListener`.
+    after `open`. Of the last epoch of a job that has finished, or stops with a savepoint, an instance hears that is
+    opened for it and gets no record. It is best effort, as in Flink: of the last epoch before a job is stopped
+    otherwise the next job's functions hear, and of an epoch twice where the job was restarted after it. What it knows
+    of an epoch has to be in its state, since the instance that is called need not be the one that processed the epoch's
+    records. In BATCH there are no checkpoints, and it is never called (FLIP-140). Flink: `CheckpointListener`.
 
     Examples:
         >>> class Published(MapFunction[int, int], CheckpointListener):

@@ -7,7 +7,7 @@ Knows no kind of step, no driver and no engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -29,7 +29,7 @@ from dagster_unified.operators.program.fusion import Clause, FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
-from dagster_unified.operators.watermarks import Generated, Mark, slowest
+from dagster_unified.operators.watermarks import Generated, Kept, Mark, slowest
 from dagster_unified.records import Copy, RecordType
 
 FLUSH = 8192
@@ -39,7 +39,7 @@ FLUSH = 8192
 class RunningProgram:
     """A program opened for one partition. `emit` is given (output number, batch) for whatever leaves it.
 
-    With `generating` watermark generators run, and their driver calls `end_of_batch`.
+    With `generating` watermark generators run, and their driver calls `end_of_batch`; `remembered` is what they kept.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class RunningProgram:
         clock: Callable[[], int],
         subtask: Subtask = FIRST,
         generating: bool = False,
+        remembered: Mapping[str, Kept] | None = None,
     ) -> None:
         self.program = program
         self.registry = Registry()
@@ -60,6 +61,7 @@ class RunningProgram:
         self._table: pa.Table | None = None
         self._listening: list[tuple[int, IterationListener[Any]]] = []
         self._generated: list[tuple[str, Generated]] | None = [] if generating else None
+        self._remembered = remembered or {}
         self._consumers: dict[tuple[int, str | None], list[Consumer]] = {}
         self.keyed: KeyedOperator | None = None
         for number, output in enumerate(program.outputs):
@@ -288,6 +290,8 @@ class RunningProgram:
             copy=None if step.input is None else self._copier(step.input),
             copies=self._copies(index),
             generated=self._generated,
+            remembered=self._remembered,
+            subtask=self._subtask.number,
             broadcast=None if self.program.broadcast is None else self.program.broadcast.layout,
             table=lambda: self._table,
             send=partial(self._send, index),

@@ -5,7 +5,7 @@ Each kind of step is a class of its own, next to its operator. A program knows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.blocks import Block, Consumer, Copies
 from dagster_unified.operators.program.fusion import Clause
-from dagster_unified.operators.watermarks import Generated
+from dagster_unified.operators.watermarks import Generated, Kept
 from dagster_unified.records import Copy, RecordType
 
 if TYPE_CHECKING:
@@ -53,6 +53,12 @@ class Place:
 
     generated: list[tuple[str, Generated]] | None
     """Takes the watermark generators that run, by the uid of their assigner; None where no driver asks them."""
+
+    remembered: Mapping[str, Kept]
+    """What watermark generators kept in the micro-batch before, by the uid of their assigner."""
+
+    subtask: int
+    """The number of the parallel instance."""
 
     broadcast: StreamLayout | None
     """The columns of the broadcast stream of a head that has one."""
@@ -92,6 +98,8 @@ class Step:
     output: RecordType | None = None
     """None where the records that reach the step go on as they are."""
     parallelism: int = 0
+    remembers: tuple[str, ...] = ()
+    """The attributes that a watermark generator of its own keeps from record to record."""
 
     def listeners(self) -> Iterable[CheckpointListener]:
         """What of its function hears of committed epochs."""
