@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors.database.reading import Column
@@ -43,6 +44,9 @@ def _rows(connection: sa.Connection, asked: sa.Select[Any]) -> Iterator[Sequence
     if connection.dialect.supports_server_side_cursors:  # else the driver holds all rows, and SQLAlchemy reads ahead
         yield from connection.execution_options(stream_results=True).execute(asked).partitions(_ROWS)
         return
+    if connection.dialect.name == "sqlite":  # a text that is none is for the reader to refuse
+        driver: Any = connection.connection.driver_connection
+        driver.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     cursor: Any = connection.execute(asked).cursor  # rows of SQLAlchemy's own take twice the time
     while rows := cursor.fetchmany(_ROWS):
         yield rows

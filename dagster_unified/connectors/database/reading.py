@@ -71,6 +71,8 @@ class ReadField:
         """The values in the field's Arrow type; raises one of `REFUSED` for what it does not hold."""
         try:
             found = self._of_arrow(column) if isinstance(column, pa.Array) else self._of_values(column)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"field '{self.field.name}': {error.object!a} has bytes that are not UTF-8") from error
         except REFUSED as error:
             raise ValueError(f"field '{self.field.name}': {error}") from error
         path = forbidden_null(found, self.type)
@@ -119,7 +121,19 @@ def converted(
 def _content(columns: Sequence[Column], fields: Sequence[ReadField]) -> str:
     """A row, as JSON."""
     row = {field.field.name: first(column) for field, column in zip(fields, columns, strict=True)}
+    row = {
+        name: ascii(value) if isinstance(value, str) and not _is_utf8(value) else value for name, value in row.items()
+    }
     return msgspec.json.encode(row, enc_hook=str).decode()
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a text is one, and has no bytes that could not be decoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _exact_float(value: Any) -> Any:
@@ -128,6 +142,8 @@ def _exact_float(value: Any) -> Any:
     found = float(value)
     if isinstance(value, int) and found != value:
         raise ValueError(NO_FLOAT.format(value))
+    if isinstance(value, Decimal) and value.is_finite() and math.isinf(found):
+        raise ValueError(f"it is {value}, which a float cannot hold; declare a Decimal")
     return found
 
 

@@ -401,3 +401,32 @@ def test_a_record_within_a_record_that_lacks_a_field_does_not_fit(url):  # noqa:
         "field 'spots': Expected `object`, got `null` - at `$[0]`",
         "field 'spots': Object missing required field `y` - at `$[1]`",
     ]
+
+
+class Real(NamedTuple):
+    id: int
+    text: str
+    real: float
+
+
+def test_a_text_that_is_none_is_malformed(tmp_path):
+    shop = f"sqlite:///{tmp_path}/shop.db"
+    execute(shop, "CREATE TABLE shop (id integer, text text, real real)")
+    execute(shop, "INSERT INTO shop VALUES (1, 'one', 1.5), (2, CAST(x'636166e9' AS TEXT), 1), (3, 'x', 2)")
+    found = everything(DatabaseSource("shop", Real, shop, on_malformed="divert"))
+    assert [row for row in found if isinstance(row, Real)] == [Real(1, "one", 1.5), Real(3, "x", 2.0)]
+    (bad,) = [row for row in found if isinstance(row, Malformed)]
+    assert json.loads(bad.content) == {"id": 2, "text": r"'caf\udce9'", "real": 1.0}
+    assert bad.reason.startswith("field 'text': 'caf")
+    assert bad.reason.endswith("has bytes that are not UTF-8")
+
+
+def test_a_decimal_that_no_float_holds_is_malformed():
+    columns = [[1, 2, 3], ["a", "b", "c"], [Decimal("1.5"), Decimal("1e400"), Decimal("1e-400")]]
+    found = list(converted(columns, ReadField.of(record_type(Real, "shop")), "table shop"))
+    assert [row for batch in found if not isinstance(batch, Malformed) for row in batch.to_pylist()] == [
+        {"id": 1, "text": "a", "real": 1.5},
+        {"id": 3, "text": "c", "real": 0.0},
+    ]
+    (bad,) = [one for one in found if isinstance(one, Malformed)]
+    assert bad.reason == "field 'real': it is 1E+400, which a float cannot hold; declare a Decimal"
