@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dagster_unified.api.located import caller
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import explain as explanation
-from dagster_unified.graph.nodes import Edge, Graph, Location, Naming, Node, Partitioning, SinkNode
+from dagster_unified.graph.nodes import Edge, Graph, Location, Naming, Node, Partitioning, SinkNode, SourceNode
 from dagster_unified.graph.operator_state import check_operator_state
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, plan
@@ -111,7 +111,8 @@ class GraphBuilder:
     def _identified(self, nodes: Sequence[Node]) -> list[Node]:
         """The operators, each with a uid; raises where an author has given one to two of them.
 
-        That of a sink does not depend on how operators are called: by it a target knows what the sink has written.
+        That of a sink does not depend on how operators are called: by it a target knows what the sink has written. Nor
+        does that of a source, which comes before an operator of its name: positions and the source's asset go by it.
         """
         given = [n for n in nodes if n.given_uid]
         for uid, count in Counter(n.uid for n in given).items():
@@ -122,7 +123,7 @@ class GraphBuilder:
                     f"the uid '{uid}'; a uid names one operator's state"
                 )
         uids = {n.id: n.uid for n in given}
-        for node in sorted(nodes, key=lambda node: not isinstance(node, SinkNode)):
+        for node in sorted(nodes, key=lambda node: (not isinstance(node, SinkNode), not isinstance(node, SourceNode))):
             if not node.given_uid:
                 own = re.sub(r"\W+", "-", node.name).strip("-").lower() or "operator"
                 uids[node.id] = _free(f"sink-{own}" if isinstance(node, SinkNode) else own, uids.values())

@@ -20,7 +20,7 @@ from dagster_unified.graph.iterations import check_iterations
 from dagster_unified.graph.lateness import check_generators, nearest_assigners
 from dagster_unified.graph.lint import lint
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import Edge, Graph, Naming, Node
+from dagster_unified.graph.nodes import Edge, Graph, Naming, Node, SinkNode, SourceNode
 from dagster_unified.graph.operator_state import subtasks_with_state
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.parts import edge_parts, own_parts
@@ -269,7 +269,7 @@ def _stage_name(
     stage has is taken.
     """
     on_the_way = _on_the_way(graph, nodes, outputs[0].node if outputs else sinks[0])
-    named = [(node.naming, word) for node in on_the_way if (word := _word(node.name))]
+    named = [(node.naming, word) for node in on_the_way if (word := _word(_called(graph, node)))]
     best = max((naming for naming, _ in named), default=Naming.LIBRARY)
     words = [word for naming, word in reversed(named) if naming is best] or ["stage"]
     base = next((word for word in words if word not in taken), words[0])
@@ -278,6 +278,16 @@ def _stage_name(
         number += 1
         name = f"{base}_{number}"
     return name
+
+
+def _called(graph: Graph, node: Node) -> str:
+    """What a stage calls an operator: its name, with the number that its uid has behind that of a source's name.
+
+    So its state, its stage and its asset are told from the source in one way.
+    """
+    of_source = _word(node.name) in {_word(source.name) for source in graph.sources}
+    numbered = of_source and not node.given_uid and not isinstance(node, SourceNode | SinkNode)
+    return node.uid if numbered else node.name
 
 
 def _word(name: str) -> str:

@@ -119,3 +119,30 @@ def test_a_source_without_a_name_and_its_stage_are_readable():
     )
     plan = pipeline.plan()
     assert (plan.graph.node(0).name, stages(plan)) == ("sales", ["sales", "totals"])
+
+
+def named_as_its_source(first: str) -> Pipeline:
+    pipeline = Pipeline("p")
+    if first == "source":
+        sales(pipeline).key_by("shop").reduce(add).name("sales").print()
+        return pipeline
+    other = pipeline.from_source(CsvSource("/in/other.csv", Sale)).map(twice).name("sales")
+    other.union(sales(pipeline)).key_by("shop").reduce(add).name("Sales").print()
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("first", "uids", "names"),
+    [
+        ("source", {"sales": "sales-2"}, ["sales", "sales_2"]),
+        ("operator", {"sales": "sales-2", "Sales": "sales-3"}, ["sales_2", "sales", "sales_3"]),
+    ],
+)
+def test_an_operator_of_a_sources_name_has_one_number_in_uid_and_stage(first, uids, names):
+    plan = named_as_its_source(first).plan()
+    assert [source.uid for source in plan.graph.sources if source.name == "sales"] == ["sales"]
+    called = {
+        n.name: n.uid for n in plan.graph.nodes if n.name in uids and n not in (*plan.graph.sources, *plan.graph.sinks)
+    }
+    assert called == uids
+    assert [name for name in stages(plan) if name.startswith("sales")] == names
