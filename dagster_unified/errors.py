@@ -141,6 +141,12 @@ def lasting(name: str) -> bool:
     return isinstance(kind, type) and issubclass(kind, _LASTING) and kind is not UnreachableError
 
 
+def may_pass(name: str) -> bool:
+    """Whether an error of the class with this name is transient: another attempt may succeed."""
+    kind = globals().get(name)
+    return isinstance(kind, type) and issubclass(kind, UnifiedError) and kind.retryable
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` where something known is close to `word`, else an empty string."""
     close = get_close_matches(word, list(known), n=1)

@@ -157,6 +157,23 @@ class StartDelayed:
 
 
 @dataclass(frozen=True)
+class JobRestarting:
+    """A job has failed, and is started again in its process as its restart strategy says."""
+
+    attempt: int
+    seconds: float
+    """How long it waits before."""
+
+    error: str
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        return (
+            f"the job has failed: {self.error}; attempt {self.attempt} to start it again begins in {self.seconds:.1f} s"
+        )
+
+
+@dataclass(frozen=True)
 class QueriesStopped:
     """A STREAMING job works on no epoch any more, and is about to write a savepoint."""
 
@@ -254,6 +271,7 @@ Event = (
     | InputHeldBack
     | EpochCommitted
     | StartDelayed
+    | JobRestarting
     | QueriesStopped
     | QueriesTakenOver
     | SavepointTaken

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
@@ -30,6 +30,7 @@ from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted, StageFinished
 from dagster_unified.engine.events import Event as JobEvent
 from dagster_unified.engine.interrupts import JobTag, meanwhile
+from dagster_unified.engine.restarts import Attempts
 from dagster_unified.engine.session import check_java
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import CancelledError, UnifiedError
@@ -51,6 +52,8 @@ POLL = 0.1
 
 _INTERRUPTED = 130
 """The exit code of a program that Ctrl-C has ended, as shells have it."""
+
+_log = logging.getLogger(__name__)
 
 _running: set[JobHandle] = set()
 _interrupted = Event()
@@ -119,9 +122,17 @@ class Environment:
 class JobHandle:
     """A job that runs in a thread of its own (PyFlink: `JobClient`)."""
 
-    def __init__(self, plan: Plan, environment: Environment, shown: ShownProgress | None, daemon: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        options: Configuration,
+        environment: Environment,
+        shown: ShownProgress | None,
+        daemon: bool = False,
+    ) -> None:
         self.job_id = str(uuid4())
         self.plan = plan
+        self._attempts = Attempts(options, plan.execution.mode, self.job_id)
         self.daemon = daemon
         """Whether it is cancelled where the program ends."""
 
@@ -184,9 +195,12 @@ class JobHandle:
         begun = time.monotonic()
         ended: JobStatus = "FAILED"
         try:
-            with self._shown or nullcontext():
-                spark = self._environment.session()
-                ended = self._stream(spark) if self.plan.execution.mode == "STREAMING" else self._stages(spark)
+            with self._shown or nullcontext(), tempfile.TemporaryDirectory(prefix="dagster-unified-") as folder:
+                store = IntermediateStore(self._environment.storage or folder)
+                outcome = self._attempt(store, again=False)
+                while outcome is None:
+                    outcome = self._attempt(store, again=True)
+                ended = outcome
         except UnifiedError as error:
             ended, self._error = ("CANCELED", None) if self._cancelled.is_set() else ("FAILED", error)
         except BaseException as error:  # this thread ends with it, and `result` raises it
@@ -198,13 +212,32 @@ class JobHandle:
             self._status = ended
             _running.discard(self)
 
+    def _attempt(self, store: IntermediateStore, again: bool) -> JobStatus | None:
+        """Run the job; None where it has failed, its restart strategy starts it again, and the wait is over."""
+        begun = datetime.now(timezone.utc)
+        try:
+            spark = self._environment.session()
+            return self._stream(spark) if self.plan.execution.mode == "STREAMING" else self._stages(spark, store, again)
+        except UnifiedError as error:
+            if not error.retryable or self._cancelled.is_set():
+                raise
+            decision = self._attempts.failed(begun, str(error))
+            if isinstance(decision, str):
+                if decision:
+                    error.add_note(f"It is not started again: {decision}.")
+                raise
+        _log.warning("%s: %s", self.plan.name, decision.describe())
+        self._tell(decision)
+        return "CANCELED" if self._cancelled.wait(decision.seconds) else None
+
     def _seen(self) -> None:
         with suppress(ValueError):
             _unseen.remove(self)
 
     def _tell_failure(self) -> None:
         if isinstance(self._error, UnifiedError):
-            sys.stderr.write(f"the job has failed: {self._error}\n")
+            notes = "".join(f". {note}" for note in getattr(self._error, "__notes__", ()))
+            sys.stderr.write(f"the job has failed: {self._error}{notes}\n")
         else:
             traceback.print_exception(self._error)
 
@@ -212,7 +245,7 @@ class JobHandle:
         ended = StreamingJob(self.plan, spark, Start(self.job_id), self._tell).run(self._cancelled.is_set)
         return "FINISHED" if ended == "finished" else "CANCELED"
 
-    def _stages(self, spark: SparkSession) -> JobStatus:
+    def _stages(self, spark: SparkSession, store: IntermediateStore, again: bool) -> JobStatus:
         tag = JobTag(spark, self.job_id)
         tag.add()
 
@@ -221,10 +254,9 @@ class JobHandle:
                 if self._cancelled.is_set():
                     tag.cancel()
 
-        with meanwhile(cancel, "cancelling"), tempfile.TemporaryDirectory(prefix="dagster-unified-") as folder:
-            store = IntermediateStore(self._environment.storage or folder)
+        with meanwhile(cancel, "cancelling"):
             run = Run(self.plan, spark, store, self.job_id, self.job_id, observe=self._tell, check=self._check)
-            run_all(run)
+            run_all(run, again)
         return "FINISHED"
 
     def _check(self) -> None:
@@ -311,9 +343,11 @@ def execute(
     daemon: bool = False,
 ) -> JobHandle:
     """Starts a job in a thread of this process, as `Pipeline.execute` says."""
-    planned = plan(pipeline.graph(), Configuration([Layer("launch", options or {}), *settings.shared_layers()]))
+    configuration = Configuration([Layer("launch", options or {}), *settings.shared_layers()])
+    planned = plan(pipeline.graph(), configuration)
     console = Console(stderr=True)
     if progress is None:
         progress = console.is_terminal or console.is_jupyter
     environment.check()
-    return JobHandle(planned, environment, ShownProgress(planned, console) if progress else None, daemon)
+    shown = ShownProgress(planned, console) if progress else None
+    return JobHandle(planned, configuration, environment, shown, daemon)

@@ -103,15 +103,6 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
                 " restarts from the materialized output of the stages before it; remove the option, or launch with"
                 " execution.runtime-mode=STREAMING"
             )
-        restarts = next(
-            (k for k, _ in configuration.items() if k.startswith(_RESTARTS) and configuration.asked(k)), None
-        )
-        if restarts is not None:
-            raise ConfigurationError(
-                f"{graph.name}: {restarts} is set, and it is about a STREAMING job that fails: BATCH tries its stages"
-                " again as retry_policy of the BatchDeployment says; remove the option, or launch with"
-                " execution.runtime-mode=STREAMING"
-            )
         if configuration.asked("execution.savepoint.interval"):
             raise ConfigurationError(
                 f"{graph.name}: execution.savepoint.interval is set, and BATCH leaves its state at the end of its data;"
@@ -119,7 +110,7 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
             )
     delay = f"{_RESTARTS}exponential-delay."
     first, longest = configuration[f"{delay}initial-backoff"], configuration[f"{delay}max-backoff"]
-    if mode == "STREAMING" and first > longest:
+    if first > longest:
         raise ConfigurationError(
             f"{graph.name}: {delay}initial-backoff is {written(first)}, and {delay}max-backoff {written(longest)}; the"
             " first wait cannot be longer than the longest"

@@ -271,7 +271,8 @@ OPTIONS: tuple[Option, ...] = (
         "restart-strategy.type",
         "choice",
         "EXPONENTIAL-DELAY",
-        "Whether and when a failed STREAMING job is started again.",
+        "Whether and when a job is started again after an error that may pass. In BATCH it counts where it is set for"
+        " the run, and for each stage; else stages are tried again as `retry_policy` says.",
         ("NONE", "FIXED-DELAY", "EXPONENTIAL-DELAY", "FAILURE-RATE"),
         {
             "OFF": "NONE",

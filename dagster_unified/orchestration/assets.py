@@ -56,7 +56,7 @@ from dagster_unified.orchestration.history import latest_metadata
 from dagster_unified.orchestration.intermediates import store_of
 from dagster_unified.orchestration.malformed import materialized
 from dagster_unified.orchestration.metadata import columns_metadata, stage_metadata
-from dagster_unified.orchestration.outcomes import as_failure, interruptible
+from dagster_unified.orchestration.outcomes import as_failure, interruptible, tried_again
 from dagster_unified.orchestration.partitions import (
     key_after,
     key_before,
@@ -148,14 +148,15 @@ def stage_asset(
     def stage(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
         with interruptible(context.instance, context.run.run_id) as asked, asked.cancelling(), as_failure():
             store = store_of(context.resources.intermediates)
+            options = batch.configuration(context.resources.execution.launched())
             with (
+                tried_again(context, options),
                 naming_store(loaded.name, store.root, "another attempt goes on from the stages that are finished"),
                 beating(store, loaded.name, context.run.run_id),
             ):
-                return materialize(context)
+                return materialize(context, options)
 
-    def materialize(context: AssetExecutionContext) -> MaterializeResult[Any]:
-        options = batch.configuration(context.resources.execution.launched())
+    def materialize(context: AssetExecutionContext, options: Configuration) -> MaterializeResult[Any]:
         chain = Chain(context.run, context.instance)
         if batch.partitions is None:
             step = _Step(context, batch, loaded, region, options, translator, upstream, chain)

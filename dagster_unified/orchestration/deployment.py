@@ -15,6 +15,7 @@ from dagster import ExecutorDefinition, in_process_executor
 
 from dagster_unified import settings
 from dagster_unified.api.pipeline import Pipeline
+from dagster_unified.engine.restarts import Failure, decide
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status
 from dagster_unified.errors import ConfigurationError, lasting
@@ -22,7 +23,6 @@ from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.upgrade import Code, changes
 from dagster_unified.orchestration.checks import Checks
 from dagster_unified.orchestration.moments import check_lengths, utc, words
-from dagster_unified.orchestration.restarts import Failure, decide
 
 if TYPE_CHECKING:
     from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep

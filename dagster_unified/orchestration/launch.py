@@ -7,17 +7,21 @@ afterwards.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from dagster import DagsterInstance
+from dagster import DagsterInstance, TextMetadataValue
 
 from dagster_unified import settings
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.engine import interrupts, session
+from dagster_unified.engine.restarts import Attempts
+from dagster_unified.errors import may_pass
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration import progress
@@ -40,13 +44,15 @@ if TYPE_CHECKING:
 class Outcome:
     """How a launched run ended.
 
-    `error` is one sentence where it failed; `interrupted` says that the process was asked to stop.
+    `error` is one sentence where it failed; `interrupted` says that the process was asked to stop, and `may_pass` that
+    another attempt may succeed.
     """
 
     run_id: str
     error: str | None
     spark: SparkResource
     interrupted: bool = False
+    may_pass: bool = False
 
     def tables(self, planned: Plan, rows: int) -> dict[str, pa.Table]:
         """The first rows of each result table."""
@@ -69,7 +75,8 @@ def launch(
     of the process.
     """
     spark = SparkResource(master=master, remote=remote)
-    mode = plan(pipeline.graph(), Configuration([Layer("launch", options), *settings.shared_layers()])).execution.mode
+    configuration = Configuration([Layer("launch", options), *settings.shared_layers()])
+    mode = plan(pipeline.graph(), configuration).execution.mode
     streams = [StreamingDeployment(pipeline)] if mode == "STREAMING" else []
     resources = {"spark": spark, "intermediates": IntermediatesResource(path=storage)}
     definitions = unified_definitions(pipeline, *streams, resources=resources)
@@ -83,7 +90,35 @@ def launch(
         ThreadPoolExecutor(1, thread_name_prefix="run") as thread,
         progress.listening(observe),
     ):
-        return thread.submit(_execute, job, config, spark, asked).result()
+        if mode == "BATCH":  # its stages are tried again in the run
+            return thread.submit(_execute, job, config, spark, asked).result()
+        return thread.submit(_keep_running, job, config, spark, asked, configuration, observe).result()
+
+
+def _keep_running(
+    job: JobDefinition,
+    config: Mapping[str, Any],
+    spark: SparkResource,
+    asked: Interrupts,
+    options: Configuration,
+    observe: Observer,
+) -> Outcome:
+    """Execute a stream's job, and again after an error that may pass, as its restart strategy says."""
+    attempts = Attempts(options, "STREAMING", job.name)
+    while True:
+        began = datetime.now(timezone.utc)
+        outcome = _execute(job, config, spark, asked)
+        if outcome.error is None or not outcome.may_pass:
+            return outcome
+        decision = attempts.failed(began, outcome.error)
+        if isinstance(decision, str):
+            return replace(outcome, error=f"{outcome.error}. It is not started again: {decision}")
+        observe(decision)
+        until = time.monotonic() + decision.seconds
+        while time.monotonic() < until:
+            if asked.received:
+                return replace(outcome, error=None, interrupted=True)
+            time.sleep(min(interrupts.POLL, decision.seconds))
 
 
 def _execute(job: JobDefinition, config: Mapping[str, Any], spark: SparkResource, asked: Interrupts) -> Outcome:
@@ -102,7 +137,16 @@ def _execute(job: JobDefinition, config: Mapping[str, Any], spark: SparkResource
         result = job.execute_in_process(run_config=config, instance=instance, raise_on_error=False, run_id=run_id)
         failures = [e for e in result.all_node_events if e.is_step_failure]
         interrupted = asked.received and not result.success
-        return Outcome(run_id, None if result.success or interrupted else _sentence(failures), spark, interrupted)
+        if result.success or interrupted:
+            return Outcome(run_id, None, spark, interrupted)
+        return Outcome(run_id, _sentence(failures), spark, may_pass=any(map(_may_pass, failures)))
+
+
+def _may_pass(failure: DagsterEvent) -> bool:
+    """Whether a step has failed with an error of the library's that another attempt may not meet."""
+    raised = failure.step_failure_data.user_failure_data
+    kind = raised.metadata.get("error") if raised is not None else None
+    return isinstance(kind, TextMetadataValue) and may_pass(kind.value or "")
 
 
 def _sentence(failures: list[DagsterEvent]) -> str:

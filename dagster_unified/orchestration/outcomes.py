@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 
-from dagster import DagsterInstance, DagsterRunStatus, Failure, MetadataValue
+from dagster import (
+    AssetExecutionContext,
+    DagsterInstance,
+    DagsterRunStatus,
+    Failure,
+    MetadataValue,
+    RetryRequested,
+)
 
 from dagster_unified.engine import interrupts
 from dagster_unified.engine.interrupts import Interrupts
+from dagster_unified.engine.restarts import Failure as RestartedFailure
+from dagster_unified.engine.restarts import decide, is_asked_for
 from dagster_unified.errors import CancelledError, UnifiedError
+from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration._dagster_compat import DagsterExecutionInterruptedError, StepInterruptedError
 
 
@@ -33,6 +45,46 @@ def as_failure() -> Iterator[None]:
         ) from error
     except SystemExit as error:
         raise Failure(f"something called sys.exit({error.code!r}) in the driver", allow_retries=False) from error
+
+
+@contextmanager
+def tried_again(context: AssetExecutionContext, options: Configuration) -> Iterator[None]:
+    """Has a stage tried again after an error that may pass, as `restart-strategy` says, where one is set for the run.
+
+    Else Dagster's retry policy says it.
+    """
+    try:
+        yield
+    except UnifiedError as error:
+        if not error.retryable or not is_asked_for(options, "BATCH"):
+            raise
+        verdict = decide(_failures(context), options)
+        if verdict.at is None:
+            raise Failure(
+                f"{error}. It is not tried again: {verdict.reason}",
+                metadata={"error": MetadataValue.text(type(error).__name__)},
+                allow_retries=False,
+            ) from error
+        seconds = max(0.0, (verdict.at - datetime.now(timezone.utc)).total_seconds())
+        context.log.warning(f"{error}; attempt {verdict.attempt} to run the stage again begins in {seconds:.1f} s")
+        raise RetryRequested(context.retry_number + 1, seconds) from error
+
+
+def _failures(context: AssetExecutionContext) -> list[RestartedFailure]:
+    """The attempts of a step that have failed, with the one that has just done so."""
+    run_id, step = context.run.run_id, context.op_execution_context.get_step_execution_context().step.key
+    times: list[tuple[float, float]] = []
+    for stats in context.instance.get_run_step_stats(run_id, [step]):
+        times += [(one.start_time, one.end_time) for one in stats.attempts_list if one.start_time and one.end_time]
+        times.append((stats.partial_attempt_start or stats.start_time or time.time(), time.time()))
+    return [
+        RestartedFailure(
+            datetime.fromtimestamp(began, timezone.utc),
+            datetime.fromtimestamp(ended, timezone.utc),
+            f"{run_id}/{step}/{number}",
+        )
+        for number, (began, ended) in enumerate(times)
+    ]
 
 
 @contextmanager

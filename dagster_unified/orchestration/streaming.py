@@ -54,6 +54,7 @@ from dagster_unified.engine.events import (
 from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import Diverted, diverting, in_streaming
+from dagster_unified.engine.restarts import most_failures
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
 from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, write_status
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -84,7 +85,6 @@ from dagster_unified.orchestration.moments import now, utc
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import upstream_deps
 from dagster_unified.orchestration.resources import session_of
-from dagster_unified.orchestration.restarts import most_failures
 from dagster_unified.orchestration.savepoints import left, started
 from dagster_unified.orchestration.targets import check_location, targets_metadata
 from dagster_unified.orchestration.translator import StageTranslator

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, MapFunction, Pipeline
-from dagster_unified.errors import CancelledError, PipelineError, UserFunctionError
+from dagster_unified.api import CollectionSource, CsvSource, DeltaSink, MapFunction, Pipeline
+from dagster_unified.errors import CancelledError, PipelineError, SourceError, UnavailableError, UserFunctionError
 from dagster_unified.operators.metrics import GaugeRange
 from dagster_unified.state import Savepoint
 
@@ -104,6 +104,87 @@ def test_what_a_function_raises_is_raised_by_the_result(spark, tmp_path):
     with pytest.raises(UserFunctionError, match="no such shop"):
         job.result()
     assert job.status == "FAILED"
+
+
+class AwaySource(CollectionSource):
+    """A source whose system is away at the first attempts."""
+
+    def __init__(self, attempts, error=UnavailableError):
+        super().__init__(SALES, Sale, name="sales")
+        self.attempts, self.error, self.failures = attempts, error, []
+
+    def _try(self):
+        if len(self.failures) < self.attempts:
+            self.failures.append(self.error)
+            raise self.error(f"the system is away: {len(self.failures)}")
+
+    def read(self, spark):
+        self._try()
+        return super().read(spark)
+
+    def read_stream(self, spark, folder):
+        self._try()
+        return super().read_stream(spark, folder)
+
+
+STRATEGIES = {
+    "none": {"type": "none"},
+    "fixed-delay": {"type": "fixed-delay", "fixed-delay.attempts": 2, "fixed-delay.delay": "10 ms"},
+    "failure-rate": {
+        "type": "failure-rate",
+        "failure-rate.max-failures-per-interval": 2,
+        "failure-rate.failure-rate-interval": "1 h",
+        "failure-rate.delay": "10 ms",
+    },
+    "exponential-delay": {"type": "exponential-delay", "exponential-delay.initial-backoff": "10 ms"},
+}
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize(
+    ("strategy", "failures"),
+    [("none", 1), ("fixed-delay", 2), ("fixed-delay", 3), ("failure-rate", 3), ("exponential-delay", 2)],
+)
+def test_a_job_is_started_again_as_its_restart_strategy_says(spark, tmp_path, mode, strategy, failures):
+    source = AwaySource(failures)
+    pipeline = Pipeline("away")
+    pipeline.from_source(source).sink_to(DeltaSink(str(tmp_path / "out"), name="out", mode="append"))
+    options = {f"restart-strategy.{key}": value for key, value in STRATEGIES[strategy].items()}
+    given = streaming(tmp_path) if mode == "STREAMING" else {}
+    job = pipeline.execute({**given, **options}, spark=spark)
+    allowed = {"none": 0, "exponential-delay": failures}.get(strategy, 2)
+    if failures <= allowed:
+        job.result()
+        assert DeltaTable(str(tmp_path / "out")).to_pyarrow_table().num_rows == 3
+    else:
+        with pytest.raises(UnavailableError, match=f"the system is away: {allowed + 1}"):
+            job.result()
+    assert len(source.failures) == min(failures, allowed + 1)
+
+
+def test_a_batch_job_for_which_no_strategy_is_set_and_an_error_that_would_come_again_are_not_tried_again(
+    spark, tmp_path
+):
+    options = {f"restart-strategy.{key}": value for key, value in STRATEGIES["exponential-delay"].items()}
+    for given, error in (({}, UnavailableError), (options, SourceError)):
+        source = AwaySource(9, error)
+        pipeline = Pipeline("away")
+        pipeline.from_source(source).print()
+        with pytest.raises(error, match="the system is away: 1"):
+            pipeline.execute(given, spark=spark).result()
+
+
+def test_a_job_that_waits_to_be_started_again_can_be_cancelled(spark, tmp_path):
+    pipeline = Pipeline("away")
+    source = AwaySource(9)
+    pipeline.from_source(source).print()
+    options = {"restart-strategy.type": "fixed-delay", "restart-strategy.fixed-delay.delay": "1 h"}
+    job = pipeline.execute({**streaming(tmp_path), **options}, spark=spark)
+    while job.status == "RUNNING" and not source.failures:
+        time.sleep(0.02)
+    job.cancel()
+    with pytest.raises(CancelledError):
+        job.result(timedelta(seconds=20))
 
 
 def test_a_mistake_is_raised_before_anything_runs():

@@ -77,10 +77,6 @@ def test_what_follows_from_the_mode(mode, schedule, updates):
             {"execution.runtime-mode": "BATCH", "execution.savepoint.interval": "1 h"},
             r"BATCH leaves its state at the end of its data; set execution\.savepoint\.path instead",
         ),
-        (
-            {"execution.runtime-mode": "BATCH", "restart-strategy.type": "NONE"},
-            r"restart-strategy\.type is set.*BATCH tries its stages again as retry_policy of the BatchDeployment says",
-        ),
         ({"execution.runtime-mode": "BATCH", "execution.schedule-mode": "EAGER"}, "cannot be honoured in BATCH"),
         (
             {"execution.runtime-mode": "STREAMING", "execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING"},

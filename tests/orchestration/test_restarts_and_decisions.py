@@ -20,6 +20,7 @@ from dagster._core.test_utils import create_run_for_test
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_unified.api import Pipeline
+from dagster_unified.engine.restarts import Failure, decide
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status, read_desired
 from dagster_unified.errors import ConfigurationError, SinkError
@@ -28,7 +29,6 @@ from dagster_unified.orchestration import ExecutionConfig, Retention
 from dagster_unified.orchestration.deployment import Seen, SeenRun, StreamingDeployment, next_step
 from dagster_unified.orchestration.history import error_of, why_it_failed
 from dagster_unified.orchestration.outcomes import as_failure
-from dagster_unified.orchestration.restarts import Failure, decide
 from dagster_unified.orchestration.streaming import LOADED, JobAssets, streaming_job, streaming_sensor
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

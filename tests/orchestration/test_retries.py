@@ -4,9 +4,12 @@ import pytest
 from dagster import AssetKey, DagsterEventType, DagsterInstance
 
 from dagster_unified.api import Pipeline
+from dagster_unified.engine.events import nobody
 from dagster_unified.errors import MissingRequirementError, StageError
 from dagster_unified.orchestration import IntermediatesResource, unified_definitions
 from dagster_unified.orchestration.batch_deployment import DEFAULT_RETRY
+from dagster_unified.orchestration.launch import launch
+from tests.execution.test_jobs import AwaySource
 
 
 class Cluster:
@@ -23,7 +26,7 @@ class Cluster:
         return self._session
 
 
-def attempts(tmp_path, cluster):
+def attempts(tmp_path, cluster, **strategy):
     """How often the stage was tried again, and whether the run ended well."""
     pipeline = Pipeline("numbers")
     pipeline.from_collection([1, 2], name="ones").print()
@@ -32,7 +35,13 @@ def attempts(tmp_path, cluster):
     )
     with DagsterInstance.ephemeral() as instance:
         result = definitions.resolve_job_def("numbers_batch").execute_in_process(
-            instance=instance, raise_on_error=False
+            instance=instance,
+            raise_on_error=False,
+            run_config={
+                "resources": {
+                    "execution": {"config": {f"restart-strategy.{k.replace('_', '-')}": v for k, v in strategy.items()}}
+                }
+            },
         )
         retried = [e for e in result.all_events if e.event_type is DagsterEventType.STEP_UP_FOR_RETRY]
         assert (instance.get_latest_materialization_event(AssetKey(["numbers", "ones"])) is not None) == result.success
@@ -45,6 +54,54 @@ def test_an_error_that_may_pass_is_tried_again(spark, tmp_path):
 
 def test_an_error_that_would_come_again_is_not(tmp_path):
     assert attempts(tmp_path, Cluster(None, MissingRequirementError("there is no Java"), failing=9)) == (0, False)
+
+
+FIXED = {"type": "fixed-delay", "fixed-delay.attempts": 2, "fixed-delay.delay": "10 ms"}
+RATE = {
+    "type": "failure-rate",
+    "failure-rate.max-failures-per-interval": 1,
+    "failure-rate.failure-rate-interval": "1 h",
+    "failure-rate.delay": "10 ms",
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "failing", "expected"),
+    [
+        ({"type": "none"}, 1, (0, False)),
+        (FIXED, 2, (2, True)),
+        (FIXED, 3, (2, False)),
+        (RATE, 2, (1, False)),
+        ({"type": "exponential-delay", "exponential-delay.initial-backoff": "10 ms"}, 4, (4, True)),
+    ],
+)
+def test_a_restart_strategy_that_is_set_at_launch_goes_before_the_retry_policy(
+    spark, tmp_path, strategy, failing, expected
+):
+    assert attempts(tmp_path, Cluster(spark, StageError("the cluster is away"), failing), **strategy) == expected
+
+
+def test_no_restart_strategy_tries_again_what_would_come_again(tmp_path):
+    error = MissingRequirementError("there is no Java")
+    assert attempts(tmp_path, Cluster(None, error, failing=9), **FIXED) == (0, False)
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize(("failing", "sentence"), [(1, None), (2, "all 1 attempts of restart-strategy.fixed-delay")])
+def test_the_command_line_obeys_the_restart_strategy(spark, tmp_path, mode, failing, sentence):
+    pipeline = Pipeline("away")
+    pipeline.from_source(AwaySource(failing)).print()
+    options = {
+        "execution.runtime-mode": mode,
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": 1,
+        "restart-strategy.fixed-delay.delay": "10 ms",
+    }
+    if mode == "BATCH":
+        del options["execution.checkpointing.dir"]
+    error = launch(pipeline, options, spark.sparkContext.master, None, str(tmp_path / "store"), nobody).error
+    assert (error is None) if sentence is None else (sentence in error and "the system is away: 2" in error)
 
 
 @pytest.mark.parametrize(("attempt", "least", "most"), [(1, 0, 2), (2, 2, 4), (3, 6, 8)])

@@ -1,6 +1,7 @@
-"""Restart strategies: whether and when a failed streaming job is started again (Flink: *Restart Strategies*).
+"""Restart strategies: whether and when a failed job is started again (Flink: *Restart Strategies*).
 
-Pure functions.
+The sensor of a stream asks for a run, `Pipeline.execute` and the command line for a job of their process, a BATCH stage
+under Dagster for a step.
 """
 
 from __future__ import annotations
@@ -8,10 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
+import pendulum
+
+from dagster_unified.engine.events import JobRestarting
 from dagster_unified.graph.options import Configuration
-from dagster_unified.orchestration.moments import words
+
+PREFIX = "restart-strategy."
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,33 @@ class Verdict:
     attempt: int
     at: datetime | None
     reason: str = ""
+
+
+class Attempts:
+    """The attempts of a job that is started again in the process that runs it."""
+
+    def __init__(self, options: Configuration, mode: str, job: str) -> None:
+        self._options, self._mode, self._job = options, mode, job
+        self._failures: list[Failure] = []
+
+    def failed(self, began: datetime, error: str) -> JobRestarting | str:
+        """Return when the next attempt begins after a failure that may pass, or why there is none.
+
+        Without a reason where no strategy is asked for, or where it was the first attempt and no other was allowed.
+        """
+        if not is_asked_for(self._options, self._mode):
+            return ""
+        ended = datetime.now(timezone.utc)
+        self._failures.append(Failure(began, ended, f"{self._job}/{len(self._failures)}"))
+        verdict = decide(self._failures, self._options)
+        if verdict.at is None:
+            return verdict.reason
+        return JobRestarting(verdict.attempt, max(0.0, (verdict.at - ended).total_seconds()), error)
+
+
+def is_asked_for(options: Configuration, mode: str) -> bool:
+    """Whether a job is started again as the strategy says: a stream always, a BATCH run where one is set for it."""
+    return mode == "STREAMING" or any(key.startswith(PREFIX) and options.asked(key) for key, _ in options.items())
 
 
 def most_failures(options: Configuration) -> int:
@@ -65,7 +97,7 @@ def decide(failures: Sequence[Failure], options: Configuration) -> Verdict:
             return Verdict(
                 len(failures),
                 None,
-                f"{len(recent)} failures within {words(interval)}, and restart-strategy.failure-rate bears {allowed}",
+                f"{len(recent)} failures within {_words(interval)}, and restart-strategy.failure-rate bears {allowed}",
             )
         return Verdict(len(failures), last.ended + options["restart-strategy.failure-rate.delay"])
     return _exponential(failures, options)
@@ -85,3 +117,7 @@ def _exponential(failures: Sequence[Failure], options: Configuration) -> Verdict
     jitter = options[f"{prefix}.jitter-factor"]
     wait *= 1 + random.Random(failures[-1].seed).uniform(-jitter, jitter)
     return Verdict(len(in_a_row), failures[-1].ended + timedelta(seconds=min(wait, longest)))
+
+
+def _words(length: timedelta) -> str:
+    return pendulum.duration(seconds=length.total_seconds()).in_words() or f"{length.total_seconds()} seconds"
