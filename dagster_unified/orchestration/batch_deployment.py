@@ -66,8 +66,9 @@ class BatchDeployment:
     and say it in the run's log. `freshness_policy` and `retry_policy` are those of the stages. `pool` is their
     concurrency pool: a backfill runs as many stages at once as the instance gives it slots.
 
-    `retention` gives the pipeline a job `<pipeline>_janitor` and its schedule, which free intermediates; without it
-    they are kept. `checks` gives the assets of the sinks their checks, and the job `<pipeline>_checks`.
+    `retention` gives the pipeline a job `<pipeline>_janitor` and its schedule, which free intermediates: by default
+    those that nobody needs any more and that are older than seven days, or more than 100 GB in all. Its schedule is on.
+    With None they are kept. `checks` gives the assets of the sinks their checks, and the job `<pipeline>_checks`.
 
     `options` are option keys, such as `execution.savepoint.path`; what is set at launch goes before them.
     """
@@ -84,7 +85,7 @@ class BatchDeployment:
     freshness_policy: FreshnessPolicy | None = None
     retry_policy: RetryPolicy | None = DEFAULT_RETRY
     pool: str | None = None
-    retention: Retention | None = None
+    retention: Retention | None = field(default_factory=Retention)
     checks: Checks | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 

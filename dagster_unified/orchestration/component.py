@@ -188,10 +188,10 @@ class Kept(Resolvable):
     max_age: Annotated[
         timedelta | None, _length_or_none("How long intermediates that nobody needs are kept.", "7 d")
     ] = timedelta(days=7)
-    max_bytes: Annotated[int | None, _checked(int | None, "How many bytes of them are kept at most.")] = None
+    max_bytes: Annotated[int | None, _checked(int | None, "How many bytes of them are kept at most.")] = 100_000_000_000
     failed_for: Annotated[timedelta, _length("How long those of a failed run are kept.", "3 d")] = timedelta(days=3)
     cron: Annotated[str, _plain("When the janitor runs.")] = "30 3 * * *"
-    running: Annotated[bool, _checked(bool, "Whether its schedule is on unless somebody turns it off.")] = False
+    running: Annotated[bool, _checked(bool, "Whether its schedule is on unless somebody turns it off.")] = True
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,9 @@ class Batch(Resolvable):
     ] = "never"
     upstream: Upstream = field(default_factory=dict)
     schedule: Annotated[Schedule | None, _nested(Schedule, "When it runs.")] = None
-    retention: Annotated[Kept | None, _nested(Kept, "Which intermediates are kept; without it, all.")] = None
+    retention: Annotated[
+        Kept | None, _nested(Kept, "Which intermediates are kept; null keeps all. Without it, the defaults below.")
+    ] = field(default_factory=Kept)
     checks: Annotated[SinkChecks | None, _nested(SinkChecks, "Which checks the assets of the sinks get.")] = None
     pool: Annotated[str | None, _plain("The concurrency pool of the stages.")] = None
     options: Options = field(default_factory=dict)

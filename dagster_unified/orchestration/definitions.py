@@ -62,8 +62,9 @@ def unified_definitions(
 ) -> Definitions:
     """Build the Dagster definitions of some pipelines. Starts no JVM.
 
-    A `BatchDeployment` gives one asset per stage, the asset job `<pipeline>_batch`, and `<pipeline>_heartbeat_sensor`,
-    which is on by default and reports runs as failed whose process has died. A `StreamingDeployment` gives
+    A `BatchDeployment` gives one asset per stage, the asset job `<pipeline>_batch`, `<pipeline>_heartbeat_sensor`,
+    which is on by default and reports runs as failed whose process has died, and `<pipeline>_janitor`, whose schedule
+    is on by default and frees intermediates. A `StreamingDeployment` gives
     `<pipeline>_streaming`, a sensor that keeps it running once you turn it on, and `<pipeline>_control`, which
     suspends, resumes and drains it, takes savepoints and restores them. A pipeline may have both. A pipeline that is
     given as it is, and has no deployment of that kind, has the defaults: those of a `BatchDeployment` where its sources
@@ -241,21 +242,23 @@ def _batch(
     with without_warning("backfill_policy"):
         stages = [stage_asset(deployment, loaded, region, upstream, translator) for region in loaded.regions]
     keys = [stage.key for stage in stages]
+    retention = deployment.retention
+    kept = f"{name}_janitor: {retention.describe()}" if retention is not None else "All intermediates are kept"
     job = define_asset_job(
         f"{name}_batch",
         selection=StagesSelection(selected_keys=keys),
         executor_def=executor,
-        description=f"{name} in BATCH: {len(stages)} stages, each materialized before the next begins.",
+        description=f"{name} in BATCH: {len(stages)} stages, each materialized before the next begins. {kept}.",
     )
     found = Definitions(
         assets=stages, jobs=[job], sensors=[heartbeat_sensor(name, {stage.op.name for stage in stages})]
     )
-    if deployment.retention is not None:
+    if retention is not None:
         carried_over = (
             partitions if deployment.carry_state and isinstance(partitions, TimeWindowPartitionsDefinition) else None
         )
-        janitor = janitor_job(name, loaded, deployment.retention, carried_over)
-        schedule = janitor_schedule(name, deployment.retention, janitor)
+        janitor = janitor_job(name, loaded, retention, carried_over)
+        schedule = janitor_schedule(name, retention, janitor)
         found = Definitions.merge(found, Definitions(jobs=[janitor], schedules=[schedule]))
     if deployment.schedule is not None:
         tick = batch_schedule(name, deployment.schedule, job, partitions, deployment.carry_state, keys)

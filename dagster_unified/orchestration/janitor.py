@@ -44,7 +44,7 @@ from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
 from dagster_unified.orchestration.intermediates import store_of
-from dagster_unified.orchestration.moments import check_lengths
+from dagster_unified.orchestration.moments import check_lengths, words
 from dagster_unified.orchestration.producers import lineage_of
 
 _UNFINISHED = [
@@ -64,10 +64,10 @@ class Retention:
     """
 
     max_age: timedelta | None = timedelta(days=7)
-    max_bytes: int | None = None
+    max_bytes: int | None = 100_000_000_000
     failed_for: timedelta = timedelta(days=3)
     cron: str = "30 3 * * *"
-    running: bool = False
+    running: bool = True
     """Whether the schedule is on unless somebody turns it off."""
 
     def __post_init__(self) -> None:
@@ -79,6 +79,15 @@ class Retention:
     def budget(self) -> Budget:
         """What is kept."""
         return Budget(self.max_age, self.max_bytes)
+
+    def describe(self) -> str:
+        """What is kept, and when the rest goes, in words."""
+        if self.max_age is None and self.max_bytes is None:
+            return "all intermediates are kept"
+        limits = [words(self.max_age)] if self.max_age is not None else []
+        limits += [f"{self.max_bytes / 1e9:g} GB in all"] if self.max_bytes is not None else []
+        when = f"by its schedule ({self.cron})" if self.running else "where somebody launches it"
+        return f"intermediates that nobody needs are kept for {' and up to '.join(limits)}, and then freed {when}"
 
 
 class JanitorConfig(Config):
@@ -108,7 +117,7 @@ def janitor_job(
         size = sum(s.bytes for s in freed if not s.linked)
         context.log.info(
             f"{'would free' if config.dry_run else 'freed'} {len(freed)} intermediates of {pipeline}, {size} bytes;"
-            f" {len(readers.found) - len(freed)} stay"
+            f" {len(readers.found) - len(freed)} stay; {retention.describe()}"
         )
         context.add_output_metadata(
             {
@@ -124,7 +133,7 @@ def janitor_job(
         name=f"{pipeline}_janitor",
         executor_def=in_process_executor,
         description=(
-            f"Frees intermediates of {pipeline} that nobody needs any more. Launch it with dry_run to see which."
+            f"Frees intermediates of {pipeline}: {retention.describe()}. Launch it with dry_run to see which would go."
         ),
     )
     def janitor() -> None:

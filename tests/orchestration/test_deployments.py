@@ -43,7 +43,7 @@ def test_each_pipeline_has_its_own_partitions():
     definitions = unified_definitions(
         BatchDeployment(sales("days"), partitions=DAILY), StreamingDeployment(sales("live", monitor=True))
     )
-    assert jobs(definitions) == ["days_batch", "live_control", "live_streaming"]
+    assert jobs(definitions) == ["days_batch", "days_janitor", "live_control", "live_streaming"]
     stages = [node for node in definitions.resolve_asset_graph().asset_nodes if node.is_materializable]
     assert [(node.key.path[0], node.partitions_def) for node in stages] == [("days", DAILY)]
 
@@ -55,8 +55,19 @@ def test_a_stream_that_is_deployed_alone_has_no_stages():
     assert jobs(unified_definitions(StreamingDeployment(pipeline), pipeline)) == [
         "numbers_batch",
         "numbers_control",
+        "numbers_janitor",
         "numbers_streaming",
     ]
+
+
+def test_intermediates_are_freed_by_age_and_size_unless_somebody_wants_them_all():
+    (schedule,) = unified_definitions(sales("days")).schedules
+    assert (schedule.name, schedule.default_status.value) == ("days_janitor_schedule", "RUNNING")
+    job = unified_definitions(sales("days")).resolve_job_def("days_batch")
+    assert "kept for 1 week and up to 100 GB in all, and then freed by its schedule (30 3 * * *)" in job.description
+    everything = unified_definitions(BatchDeployment(sales("days"), retention=None))
+    assert not everything.schedules
+    assert "All intermediates are kept." in everything.resolve_job_def("days_batch").description
 
 
 def test_a_batch_deployment_of_an_unbounded_pipeline_is_an_error_that_names_the_source():
