@@ -74,6 +74,8 @@ class SparkSource(Source[Out]):
         """
         from dagster_unified.connectors.bounds import checked_columns
 
+        if self.in_every_partition:
+            raise self._twice_told("partitioned_by")
         given = {**({"": field} if field is not None else {}), **dimensions}
         if not given:
             raise PipelineError(
@@ -84,7 +86,43 @@ class SparkSource(Source[Out]):
         changed.partition_columns = checked_columns(given, self.records.names, f"source '{self.name}'")
         return changed
 
+    def for_every_partition(self) -> Self:
+        """The same source, of which a run for a partition reads all: rules, a dimension, a table of products.
+
+        A run for several partitions reads it once. A run without partitions, and STREAMING, read all of it in any case.
+        Of a source without an end a partition has what is there when the run begins.
+        """
+        if self.can_be_bounded() and self.says_partition():
+            raise self._twice_told("for_every_partition")
+        if self.boundedness is Boundedness.UNBOUNDED and not self.has_present():
+            raise PipelineError(
+                f"source '{self.name}' ({self.describe()}): for_every_partition reads all of a source, and this one has"
+                " no end, nor anything that is there at the beginning of a run; read from files or a table"
+            )
+        changed = copy.copy(self)
+        changed.in_every_partition = True
+        return changed
+
+    def says_partition(self) -> bool:
+        """Whether the author has said which of its records belong to a partition."""
+        return bool(self.partition_columns)
+
+    def has_present(self) -> bool:
+        """Whether a BATCH run can read what is there now of a source without an end."""
+        return False
+
+    def _twice_told(self, method: str) -> PipelineError:
+        return PipelineError(
+            f"source '{self.name}' ({self.describe()}): {method} cannot be used here, since the source says already"
+            " what of it belongs to a partition: partitioned_by(field) and a path template give each partition records"
+            " of its own, for_every_partition() gives each all of them; use one of these"
+        )
+
     def bounded_to(self, slice_: Slice | Dimensions) -> Self:
+        if self.in_every_partition:
+            changed = copy.copy(self)
+            changed.boundedness = Boundedness.BOUNDED
+            return changed
         if not self.can_be_bounded():
             raise PipelineError(
                 f"source '{self.name}' ({self.describe()}) does not say what of it belongs to a partition;"
@@ -100,6 +138,7 @@ class SparkSource(Source[Out]):
     def settings(self) -> str:
         dimensions = sorted(self.slice.dimensions.items()) if self.slice is not None else None
         behind = "" if isinstance(self.behind, Unread) else f" after {self.behind.describe()}"
+        behind += " all in every partition" if self.in_every_partition else ""
         return f"{sorted(self.partition_columns.items())} {dimensions}{behind}"
 
     def check_dimensions(self, known: Dimensions) -> None:
@@ -118,7 +157,15 @@ class SparkSource(Source[Out]):
 
     def how_to_bound(self) -> str:
         """What an author can do about that."""
-        return "name the field that says it, with .partitioned_by(field)"
+        return f"name the field that says it, with .partitioned_by(field){self._or_all()}"
+
+    def _or_all(self) -> str:
+        has_all = self.boundedness is Boundedness.BOUNDED or self.has_present()
+        return ", or give all of it to each partition, with .for_every_partition()" if has_all else ""
+
+    def of_partition(self) -> str:
+        """The end of its description: which partition it reads, if it is bounded to one."""
+        return f", partition {self.slice.key}" if self.slice is not None else ""
 
     def read_partition(self, spark: SparkSession) -> DataFrame:
         """What a BATCH run reads: all, or the partition that the source is bounded to."""
@@ -140,6 +187,9 @@ class SparkSource(Source[Out]):
 
         from dagster_unified.connectors.bounds import hull, within
 
+        if self.in_every_partition:
+            indexes = F.array(*map(F.lit, range(len(bounded))))
+            return bounded[-1].read(spark).withColumn(PARTITION_INDEX, F.explode(indexes))
         slices = [source.slice for source in bounded if source.slice is not None]
         if self.partition_columns and self.reads_all():
             together = copy.copy(self)

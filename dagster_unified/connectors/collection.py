@@ -72,9 +72,7 @@ class CollectionSource(SparkSource[Out]):
             self.batch = self.records.to_batch(self.data)
 
     def describe(self) -> str:
-        return f"{len(self.data)} records given in the program" + (
-            f", partition {self.slice.key}" if self.slice is not None else ""
-        )
+        return f"{len(self.data)} records given in the program{self.of_partition()}"
 
     def snapshot(self) -> str:
         return fingerprint(self.data[self._start :])

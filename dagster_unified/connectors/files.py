@@ -113,14 +113,17 @@ class _FileSource(SparkSource[Out]):
         self.records = record_type(record, f"source '{self.name}'")
 
     def describe(self) -> str:
-        partition = f", partition {self.slice.key}" if self.slice is not None else ""
-        return (
-            f"{self.format} files {'appearing ' if self.boundedness is Boundedness.UNBOUNDED else ''}at"
-            f" {self.path}{partition}"
-        )
+        appearing = "appearing " if self.boundedness is Boundedness.UNBOUNDED else ""
+        return f"{self.format} files {appearing}at {self.path}{self.of_partition()}"
 
     def can_be_bounded(self) -> bool:
         return super().can_be_bounded() or self.template is not None
+
+    def says_partition(self) -> bool:
+        return super().says_partition() or self.template is not None
+
+    def has_present(self) -> bool:
+        return True
 
     def tells_apart(self, one: Slice, other: Slice) -> bool:
         if self.template is None or self.partition_columns:
@@ -292,7 +295,7 @@ class _FileSource(SparkSource[Out]):
         """
         from pyspark.sql import functions as F
 
-        if self.template is None or self.partition_columns:
+        if self.template is None or self.partition_columns or self.in_every_partition:
             return super().read_partitions(spark, bounded)
         places: dict[str, int] = {}
         files: list[UPath] = []

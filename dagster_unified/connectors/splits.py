@@ -157,6 +157,9 @@ class SplitSource(SparkSource[Out]):
     def can_be_bounded(self) -> bool:
         return super().can_be_bounded() or self.finds_times
 
+    def has_present(self) -> bool:
+        return True
+
     def reads_all(self) -> bool:
         return not self.finds_times or bool(self.partition_columns)
 
@@ -170,7 +173,7 @@ class SplitSource(SparkSource[Out]):
             dimension = f"dimension '{missing[0]}'" if missing[0] else "the partitions, which are not in time"
             raise PipelineError(
                 f"source '{self.name}': it does not say which records belong to {dimension}; name the field that says"
-                f" it, with .partitioned_by({missing[0] or 'field'}=...)"
+                f" it, with .partitioned_by({missing[0] or 'field'}=...){self._or_all()}"
             )
 
     def settled(self) -> Self:

@@ -84,7 +84,7 @@ class StructuredSource(SparkSource[Out]):
         self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
 
     def describe(self) -> str:
-        return f"Spark source {self.format}" + (f", partition {self.slice.key}" if self.slice is not None else "")
+        return f"Spark source {self.format}{self.of_partition()}"
 
     def identifies_input(self) -> bool:
         return False
@@ -94,6 +94,9 @@ class StructuredSource(SparkSource[Out]):
 
     def reads_all(self) -> bool:
         return self.partition_options is None
+
+    def says_partition(self) -> bool:
+        return super().says_partition() or self.partition_options is not None
 
     def how_to_bound(self) -> str:
         return f"{super().how_to_bound()}, or give partition_options="

@@ -88,6 +88,9 @@ class WrittenAheadSource(SplitSource[Out]):
     flush_every: timedelta = timedelta(milliseconds=100)
     _log: str | None = None
 
+    def has_present(self) -> bool:
+        return False
+
     @abstractmethod
     def receive(self) -> Iterable[Out]:
         """The records, as they come."""

@@ -101,6 +101,9 @@ class Source(ABC, Generic[Out]):
 
     records: RecordType
     boundedness: Boundedness = Boundedness.BOUNDED
+    in_every_partition: bool = False
+    """Whether all of it belongs to each partition."""
+
     can_wait: bool = False
     """Whether STREAMING can hold parts of it back, so that watermarks can be aligned."""
 

@@ -112,7 +112,8 @@ def check_apart(graph: Graph, partitions: PartitionsDefinition[str], slice_: Sli
                 raise PipelineError(
                     f"{graph.name}: source '{node.name}' reads the same for the partitions {first} and {second}:"
                     f" {node.source.describe()}; put what tells them apart into the path, such as {{key}} or"
-                    " {start:%Y-%m-%dT%H%z}, or name the field that says it, with .partitioned_by(field)"
+                    " {start:%Y-%m-%dT%H%z}, or name the field that says it, with .partitioned_by(field); what is no"
+                    " series in time has a path without a template, and .for_every_partition()"
                 )
 
 

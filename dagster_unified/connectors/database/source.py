@@ -100,7 +100,7 @@ class DatabaseSource(SplitSource[Out]):
         check_count(f"source '{self.name}': parallelism", parallelism)
 
     def describe(self) -> str:
-        return f"{self._place} at {self.database.describe()}"
+        return f"{self._place} at {self.database.describe()}{self.of_partition()}"
 
     @property
     def origin(self) -> str:

@@ -165,7 +165,7 @@ class KafkaSource(SplitSource[Out]):
         return f"{self.connection.describe()}, topic{'s' if len(self.topics) > 1 else ''} {', '.join(self.topics)}"
 
     def describe(self) -> str:
-        partition = f", partition {self.slice.key}" if self.slice is not None else ""
+        partition = self.of_partition()
         end = f" until {self.bounded.describe()}" if self.bounded is not None else ""
         start = f", from {self.starting_offsets.describe()}{end}" if not self.bound else ""
         malformed = f", malformed messages: {self.on_malformed}"
@@ -177,7 +177,7 @@ class KafkaSource(SplitSource[Out]):
         return f"{super().settings()} {decoding} {self.isolation_level} {self.starting_offsets.describe()} {ends}"
 
     def how_to_bound(self) -> str:
-        return "give bounded=KafkaOffsetsInitializer.latest(), or run it for a partition in time"
+        return f"give bounded=KafkaOffsetsInitializer.latest(), or run it for a partition in time{self._or_all()}"
 
     # Offsets
 

@@ -170,7 +170,7 @@ class PostgresSource(SplitSource[Out]):
     def describe(self) -> str:
         what = f"table {self.table}" if self.table else "a query"
         followed = f", followed by {self.follow}" if self.follow else ""
-        return f"{what} at {self.connection.describe()}{followed}"
+        return f"{what} at {self.connection.describe()}{followed}{self.of_partition()}"
 
     @property
     def origin(self) -> str:

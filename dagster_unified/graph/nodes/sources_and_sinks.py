@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster_unified.graph.connectors import Sink, Source
+from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.nodes.base import Node
+
+if TYPE_CHECKING:
+    from dagster_unified.graph.nodes.graph import Graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +40,19 @@ class SourceNode(ReadingNode):
         return [*found, self.source.settings(), self.source.snapshot()] if with_input else found
 
     def describe(self) -> str:
-        return f"{self.source.describe()}, {self.source.boundedness.value}"
+        shared = ", all of it in every partition" if self.source.in_every_partition else ""
+        return f"{self.source.describe()}, {self.source.boundedness.value}{shared}"
+
+    def parity(self, graph: Graph) -> list[Finding]:
+        if not self.source.in_every_partition:
+            return []
+        return [
+            self.note(
+                "every-partition",
+                "is read by each partition of a BATCH run, and once by STREAMING; what counts or sums up its records"
+                " over partitions ends differently, what keeps the last one of a key does not",
+            )
+        ]
 
     def disorder(self, field: str | int) -> int | None:
         return self.source.disorder(self.source.records.names[field] if isinstance(field, int) else field)
