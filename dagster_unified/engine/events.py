@@ -174,6 +174,17 @@ class JobRestarting:
 
 
 @dataclass(frozen=True)
+class PhaseBegun:
+    """What a STREAMING job does before it has committed its first epoch."""
+
+    phase: str
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        return self.phase
+
+
+@dataclass(frozen=True)
 class QueriesStopped:
     """A STREAMING job works on no epoch any more, and is about to write a savepoint."""
 
@@ -272,6 +283,7 @@ Event = (
     | EpochCommitted
     | StartDelayed
     | JobRestarting
+    | PhaseBegun
     | QueriesStopped
     | QueriesTakenOver
     | SavepointTaken

@@ -26,9 +26,12 @@ _FAILURE = re.compile(rb"PySpark worker failed with exception:")
 
 _TRACEBACK = b"Traceback (most recent call last):"
 _CHAINED = b"During handling of the above exception"
-_SOURCE = b"python_streaming_source_runner.py"
-_CLOSED = re.compile(rb"(ConnectionResetError|BrokenPipeError): ")
-"""How Spark's process for a Python source ends, now and then, where its query has."""
+_FRAME = re.compile(rb'  File "')
+_SPARKS = re.compile(rb'  File "[^"]*([/\\]pyspark[/\\]|python_streaming_source_runner\.py)')
+"""A frame of Spark's own Python, such as that of its process for a Python source."""
+
+_CLOSED = re.compile(rb"(ConnectionResetError|BrokenPipeError): |EOFError(: |$)")
+"""How a Python process of Spark's ends, now and then, where the query is over that it was for."""
 
 
 _PANDAS = "PySpark does not yet fully support pandas"
@@ -96,7 +99,7 @@ def without_noise(lines: Iterable[bytes], write: Callable[[bytes], object]) -> N
 
 
 def _without_closed_sources(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines without tracebacks of processes of sources whose sockets were closed; a traceback comes at its end."""
+    """The lines without tracebacks of Spark's processes whose sockets were closed; a traceback comes at its end."""
     held: list[bytes] = []
     dropped = False
     for line in lines:
@@ -108,7 +111,8 @@ def _without_closed_sources(lines: Iterable[bytes]) -> Iterator[bytes]:
         held.append(line)
         if line.startswith((_TRACEBACK, b" ", b"\n")):
             continue
-        dropped = bool(_CLOSED.match(line)) and any(_SOURCE in one for one in held)
+        frames = [one for one in held if _FRAME.match(one)]
+        dropped = bool(_CLOSED.match(line)) and bool(frames) and bool(_SPARKS.match(frames[-1]))
         if not dropped:
             yield from held
         held = []

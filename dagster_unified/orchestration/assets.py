@@ -146,7 +146,8 @@ def stage_asset(
         required_resource_keys={"spark", "execution", "intermediates"},
     )
     def stage(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
-        with interruptible(context.instance, context.run.run_id) as asked, asked.cancelling(), as_failure():
+        run_id = context.run.run_id
+        with interruptible(context.instance, run_id) as asked, asked.cancelling(), as_failure(context):
             store = store_of(context.resources.intermediates)
             options = batch.configuration(context.resources.execution.launched())
             with (

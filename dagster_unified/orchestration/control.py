@@ -78,7 +78,7 @@ def control_job(deployment: StreamingDeployment, savepoint: AssetKey | None) -> 
         description=f"Suspends, resumes or drains {name}, takes a savepoint of it or restores one.",
     )
     def act(context: OpExecutionContext, config: ControlConfig) -> None:
-        with as_failure():
+        with as_failure(context):
             _check(name, config)
             _act(context, deployment, config, savepoint)
 

@@ -167,6 +167,9 @@ class SeenRun:
     code: str = ""
     """The fingerprint of the code with which the sensor launched it; empty of one that was launched by hand."""
 
+    log: str = ""
+    """Where what its process wrote is, where it failed and Dagster captured it."""
+
     @property
     def alive(self) -> bool:
         """Whether it may still run or come to run; QUEUED counts."""
@@ -261,11 +264,12 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
     failures = [f for f in _failures(seen) if resumed is None or f.ended > resumed]
     if failures:
         why = f"run {seen.runs[0].run_id[:8]} failed: {seen.runs[0].reason or 'see its log'}"
+        logs = f"; its log is {seen.runs[0].log or f'that of run {seen.runs[0].run_id}'}"
         if lasting(seen.runs[0].error):
-            return Decision(f"{why}; giving up: it would fail again. Fix the cause, then {resume}")
+            return Decision(f"{why}; giving up: it would fail again. Fix the cause, then {resume}{logs}")
         verdict = decide(failures, options)
         if verdict.at is None:
-            return Decision(f"{why}; giving up: {verdict.reason}. Fix the cause, then {resume}")
+            return Decision(f"{why}; giving up: {verdict.reason}. Fix the cause, then {resume}{logs}")
         if seen.now < verdict.at:
             return Decision(f"{why}; attempt {verdict.attempt} begins at {verdict.at:%H:%M:%S} UTC")
         return Decision(f"{why}; attempt {verdict.attempt}", launch=key)

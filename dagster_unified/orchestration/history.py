@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from dagster import AssetKey, AssetRecordsFilter, DagsterEvent, DagsterEventType, DagsterInstance
@@ -60,6 +61,18 @@ def error_of(instance: DagsterInstance, run_id: str) -> str:
     entries = instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE)
     failures = [e.dagster_event.step_failure_data.user_failure_data for e in entries if e.dagster_event is not None]
     return next((str(f.metadata["error"].value) for f in failures if f is not None and "error" in f.metadata), "")
+
+
+def log_of(instance: DagsterInstance, run_id: str) -> str:
+    """Where the output of a run's process is, as far as Dagster captured it; empty where it did not."""
+    with suppress(Exception):  # of what the storage of logs raises nothing is worth hiding why the run failed
+        entries = instance.all_logs(run_id, of_type=DagsterEventType.LOGS_CAPTURED)
+        captured = [entry.dagster_event.logs_captured_data for entry in entries if entry.dagster_event is not None]
+        if captured:
+            last, manager = captured[-1], instance.compute_log_manager
+            known = manager.get_log_metadata(manager.build_log_key_for_run(run_id, last.file_key))
+            return last.external_stderr_url or last.external_url or known.stderr_location or ""
+    return ""
 
 
 def died(events: Iterable[DagsterEvent]) -> str:

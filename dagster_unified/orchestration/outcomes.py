@@ -13,6 +13,7 @@ from dagster import (
     DagsterRunStatus,
     Failure,
     MetadataValue,
+    OpExecutionContext,
     RetryRequested,
 )
 
@@ -23,11 +24,12 @@ from dagster_unified.engine.restarts import decide, is_asked_for
 from dagster_unified.errors import CancelledError, UnifiedError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration._dagster_compat import DagsterExecutionInterruptedError, StepInterruptedError
+from dagster_unified.orchestration.history import log_of
 
 
 @contextmanager
-def as_failure() -> Iterator[None]:
-    """An error as a failure with its sentence, that is tried again where its type says so.
+def as_failure(context: OpExecutionContext | AssetExecutionContext) -> Iterator[None]:
+    """An error as a failure with its sentence and a link to the log, that is tried again where its type says so.
 
     An error of the driver's memory is not: the next attempt would begin with less.
     """
@@ -36,15 +38,29 @@ def as_failure() -> Iterator[None]:
     except CancelledError:
         raise
     except UnifiedError as error:
-        raise Failure(
-            str(error), metadata={"error": MetadataValue.text(type(error).__name__)}, allow_retries=error.retryable
-        ) from error
+        kind = {"error": MetadataValue.text(type(error).__name__)}
+        raise Failure(str(error), metadata={**kind, **_logs(context)}, allow_retries=error.retryable) from error
     except MemoryError as error:
         raise Failure(
-            "the driver ran out of memory; give the process more, or read less at once", allow_retries=False
+            "the driver ran out of memory; give the process more, or read less at once",
+            metadata=_logs(context),
+            allow_retries=False,
         ) from error
     except SystemExit as error:
-        raise Failure(f"something called sys.exit({error.code!r}) in the driver", allow_retries=False) from error
+        raise Failure(
+            f"something called sys.exit({error.code!r}) in the driver",
+            metadata=_logs(context),
+            allow_retries=False,
+        ) from error
+
+
+def _logs(context: OpExecutionContext | AssetExecutionContext) -> dict[str, MetadataValue]:
+    """Where to read on: the run and, where Dagster has captured it, what its process wrote to standard error."""
+    run_id = context.run.run_id
+    run, log = MetadataValue.dagster_run(run_id), log_of(context.instance, run_id)
+    if not log:
+        return {"run": run}
+    return {"run": run, "log": MetadataValue.url(log) if "://" in log else MetadataValue.path(log)}
 
 
 @contextmanager
@@ -62,7 +78,10 @@ def tried_again(context: AssetExecutionContext, options: Configuration) -> Itera
         if verdict.at is None:
             raise Failure(
                 f"{error}. It is not tried again: {verdict.reason}",
-                metadata={"error": MetadataValue.text(type(error).__name__)},
+                metadata={
+                    "error": MetadataValue.text(type(error).__name__),
+                    **_logs(context),
+                },
                 allow_retries=False,
             ) from error
         seconds = max(0.0, (verdict.at - datetime.now(timezone.utc)).total_seconds())

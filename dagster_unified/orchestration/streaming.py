@@ -45,6 +45,7 @@ from dagster_unified.engine.events import (
     IterationResumed,
     MasterAway,
     MasterBack,
+    PhaseBegun,
     QueriesStopped,
     QueriesTakenOver,
     RoundCommitted,
@@ -78,7 +79,7 @@ from dagster_unified.orchestration.deployment import (
     directory_of,
     next_step,
 )
-from dagster_unified.orchestration.history import error_of, why_it_failed
+from dagster_unified.orchestration.history import error_of, log_of, why_it_failed
 from dagster_unified.orchestration.malformed import observation
 from dagster_unified.orchestration.metadata import columns_metadata
 from dagster_unified.orchestration.moments import now, utc
@@ -140,7 +141,7 @@ def streaming_job(deployment: StreamingDeployment, assets: JobAssets) -> JobDefi
         description=f"Runs {name} in STREAMING until it is stopped, or its input ends.",
     )
     def stream(context: OpExecutionContext) -> None:
-        with interruptible(context.instance, context.run_id) as asked, as_failure():
+        with interruptible(context.instance, context.run_id) as asked, as_failure(context):
             planned = plan(
                 deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.launched())
             )
@@ -171,6 +172,7 @@ def _run(
             )
         context.log.info(f"{planned.name} was suspended after its sensor had launched this run")
         return
+    context.log.info("starting Spark")
     spark = asked.started(session_of(context.resources.spark))
     held = directory.deployed()
     changed = (
@@ -239,7 +241,7 @@ class _Watcher:
         progress.report(event)
         if isinstance(event, QueriesStopped):
             self._sign()  # else the sensor takes the time that a savepoint needs for that of a last epoch
-        if isinstance(event, QueriesTakenOver):
+        if isinstance(event, QueriesTakenOver | PhaseBegun):
             self._context.log.info(event.describe())
         if isinstance(event, StartDelayed):
             self._context.log.warning(event.describe())
@@ -422,6 +424,11 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
                 else ""
             ),
             r.dagster_run.tags.get(CODE, ""),
+            (
+                log_of(context.instance, r.dagster_run.run_id)
+                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
+                else ""
+            ),
         )
         for number, r in enumerate(records)
     ]

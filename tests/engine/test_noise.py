@@ -70,6 +70,14 @@ def test_the_end_of_a_sources_process_whose_query_has_ended_is_left_out():
     reset = traceback(SOURCE, "ConnectionResetError: [Errno 104] Connection reset by peer")
     broken = traceback(SOURCE, "BrokenPipeError: [Errno 32] Broken pipe")
     assert passed_on(f"seen 1\n{reset}{chained}{broken}\nseen 2\n\n") == "seen 1\nseen 2\n\n"
+    ended = traceback(
+        SOURCE + '  File "/x/pyspark/serializers.py", line 597, in read_int\n    raise EOFError\n', "EOFError"
+    )
+    assert passed_on(f"seen 1\n{ended}{chained}{broken}\nseen 2\n") == "seen 1\nseen 2\n"
+    driver = '  File "/x/pyspark.zip/pyspark/sql/streaming/transform_with_state_driver_worker.py", line 9, in main\n'
+    assert passed_on(f"{traceback(driver, 'EOFError')}seen\n") == "seen\n"
+    authors = traceback(SOURCE + '  File "job.py", line 1, in read\n', "EOFError: the file ends in a record")
+    assert passed_on(f"{authors}seen\n") == f"{authors}seen\n"
     own = traceback('  File "job.py", line 1, in <module>\n', "BrokenPipeError: [Errno 32] Broken pipe")
     wrong = traceback(SOURCE, "ValueError: no such offset")
     assert passed_on(f"{own}{chained}{wrong}seen") == f"{own}{chained}{wrong}seen"

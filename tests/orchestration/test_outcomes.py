@@ -18,7 +18,7 @@ def run(body, instance=None):
     @op(retry_policy=RetryPolicy(max_retries=2))
     def first(context):
         called.append("first")
-        with interruptible(context.instance, context.run_id) as asked, as_failure():
+        with interruptible(context.instance, context.run_id) as asked, as_failure(context):
             body(asked)
 
     @op(retry_policy=RetryPolicy(max_retries=2))

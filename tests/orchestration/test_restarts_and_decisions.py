@@ -1,6 +1,7 @@
 """Restart strategies and the sensor's decision: pure functions of what is seen."""
 
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -27,7 +28,7 @@ from dagster_unified.errors import ConfigurationError, SinkError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration import ExecutionConfig, Retention
 from dagster_unified.orchestration.deployment import Seen, SeenRun, StreamingDeployment, next_step
-from dagster_unified.orchestration.history import error_of, why_it_failed
+from dagster_unified.orchestration.history import error_of, log_of, why_it_failed
 from dagster_unified.orchestration.outcomes import as_failure
 from dagster_unified.orchestration.streaming import LOADED, JobAssets, streaming_job, streaming_sensor
 
@@ -194,19 +195,31 @@ def test_new_code_that_fails_is_started_again_as_the_strategy_says_and_code_that
     assert see(run("FAILURE", **fails), fingerprint="new", desired=Desired(2, "running", at=millis(1))).launch
 
 
-def test_a_failed_run_says_the_class_of_its_error():
+def test_a_failed_run_says_the_class_of_its_error_and_where_its_log_is(tmp_path):
     @op
-    def write():
-        with as_failure():
+    def write(context):
+        with as_failure(context):
             raise SinkError("no column")
 
     @job
     def writing():
         write()
 
-    with DagsterInstance.ephemeral() as instance:
+    with DagsterInstance.local_temp(str(tmp_path)) as instance:
         failed = writing.execute_in_process(instance=instance, raise_on_error=False)
         assert (error_of(instance, failed.run_id), why_it_failed(instance, failed.run_id)) == ("SinkError", "no column")
+        (failure,) = [event for event in failed.all_events if event.is_step_failure]
+        told = failure.step_failure_data.user_failure_data.metadata
+        assert told["run"].value == failed.run_id
+        assert told["log"].value == log_of(instance, failed.run_id)
+        assert told["log"].value.startswith(str(tmp_path))
+
+
+def test_a_sensor_that_gives_up_says_where_the_log_is():
+    gave_up = Configuration.of({"restart-strategy.type": "none"})
+    last = replace(run("FAILURE", ago=60), log="/logs/run-1.err")
+    seen = Seen([last], deployed(), None, Desired(), None, "now", NOON)
+    assert next_step(deployment(), gave_up, seen).message.endswith("; its log is /logs/run-1.err")
 
 
 def test_a_resumption_forgives_what_failed_before():

@@ -21,7 +21,14 @@ from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine import bucket_files
 from dagster_unified.engine.cluster import watching
 from dagster_unified.engine.dataframe.transfer import MAX_ROWS, may_be_large, small_rows
-from dagster_unified.engine.events import Observer, QueriesStopped, QueriesTakenOver, StartDelayed, nobody
+from dagster_unified.engine.events import (
+    Observer,
+    PhaseBegun,
+    QueriesStopped,
+    QueriesTakenOver,
+    StartDelayed,
+    nobody,
+)
 from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.engine.positions import after, check_positions
 from dagster_unified.engine.session import PARTITIONS, partitions, server_of
@@ -147,6 +154,8 @@ class StreamingJob:
         self._lanes = Lanes()
 
         self._saving: Saving | None = None
+        self._phases: set[str] = set()
+        """Those that were told."""
 
     def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Takes the lease and starts all queries; waits for a job that was killed to be given up."""
@@ -170,6 +179,7 @@ class StreamingJob:
                 if self.start_as.savepoint and held is not None and held.fingerprint != record.fingerprint:
                     save(self.directory, "before new code", self._lease.check)
             self._configure()
+            self._tell(self._restoring(record.start, staged, fresh))
             found = None if fresh else self._left_running(held, record, staged, [one.name for one in wanted])
             if found is not None:
                 self.spark = found.spark
@@ -208,6 +218,8 @@ class StreamingJob:
                 self._queries.append(query)
                 self._segments.append(one.segment)
             self._prepare_savepoints(self._lease, self.deployed)
+            names = ", ".join(query.name for query in self._queries)
+            self._tell(f"starting {'query' if len(self._queries) == 1 else 'queries'} {names}")
             with small_rows(self.spark) if self._has_small_rows(start) else contextlib.nullcontext():
                 self._start_queries(found)
             if is_connect(self.spark):
@@ -216,6 +228,24 @@ class StreamingJob:
             with contextlib.suppress(Exception):  # such as where the JVM is gone, which the error says
                 self.stop()
             raise
+
+    def _restoring(self, start: str, names: Iterable[str], fresh: bool) -> str:
+        epochs = [epoch for name in names if (epoch := self.directory.last_epoch(name)) is not None]
+        if not fresh and epochs:
+            return f"restoring state: from epoch {max(epochs)} in {self.directory.path}"
+        return f"restoring state: from the savepoint {start}" if start else "restoring state: there is none yet"
+
+    def _tell(self, phase: str) -> None:
+        if phase not in self._phases:
+            self._phases.add(phase)
+            self.observe(PhaseBegun(phase))
+
+    def _tell_phases(self) -> None:
+        """Say what the queries do until each has committed an epoch: the first one may take minutes to come."""
+        for query in self._queries:
+            phase = query.phase() if not query.epochs else None
+            if phase is not None:
+                self._tell(phase)
 
     def _start_queries(self, found: attaching.Found | None) -> None:
         for query in self._queries:
@@ -321,6 +351,7 @@ class StreamingJob:
             self.drain()
         assert self._saving is not None
         while not stopped() and not self._told_to_stop(self._saving):
+            self._tell_phases()
             alive = self._advance()
             if not alive and self._finish(self._saving):
                 return "finished"

@@ -320,6 +320,18 @@ class Query(ABC):
         """Whether an epoch is being worked on, or Spark asks whether there is anything to read."""
         return self.query is not None and self.query.isActive and bool(self.query.status["isTriggerActive"])
 
+    def phase(self) -> str | None:
+        """What it does before its first epoch is committed; None where Spark does not say, or it is over."""
+        if self.query is None or not self.query.isActive:
+            return None
+        message = self.query.status["message"]
+        if "Processing" in message:
+            committed = self.directory.last_epoch(self.name)
+            return f"epoch {0 if committed is None else committed + 1} of {self.name} is running"
+        if "offsets" in message or "Initializing" in message:
+            return f"{self.name} is reading its sources"
+        return f"{self.name} waits for records" if "Waiting" in message else None
+
     def progress(self) -> Any:
         """What Spark reported of the micro-batch before, or None before the first."""
         return self.query.lastProgress if self.query is not None else None
