@@ -21,7 +21,7 @@ from dagster_unified.api import DeltaSink, ParquetSource, Pipeline
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import EpochCommitted, QueriesStopped, SavepointTaken
+from dagster_unified.engine.events import EpochCommitted, PhaseBegun, QueriesStopped, SavepointTaken
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -298,3 +298,27 @@ def test_a_job_is_killed_while_it_takes_a_savepoint(shops, point):
     made = {one.name for one in savepoints(shops.directory)}
     assert {path.name for path in (shops.directory.path / "savepoints").iterdir()} == made
     assert shops.rows() == sums(4)
+
+
+def test_a_job_says_what_it_does_until_its_first_epoch_and_a_savepoint_what_its_checkpoint_lacks(spark, tmp_path):
+    shops = Shops(spark, tmp_path)
+    shops.arrive(range(2))
+    with shops.running() as job:
+        job.until_epochs(2)
+    first = next(number for number, event in enumerate(job.events) if isinstance(event, EpochCommitted))
+    phases = [event.phase for event in job.events[:first]]
+    assert phases[:2] == ["restoring state: there is none yet", "starting query main"]
+    assert "epoch 0 of main is running" in phases
+    with shops.running() as job:
+        shops.arrive([2])
+        job.until_epochs(1)
+    restoring = next(event.phase for event in job.events if isinstance(event, PhaseBegun))
+    assert restoring == f"restoring state: from epoch 1 in {shops.directory.path}"
+    for lost in ("state/0/_metadata", "state/0/0"):
+        path = Path(str(shops.directory.path)) / "spark" / "main" / lost
+        path.rename(tmp_path / "lost")
+        taken = shops.take()
+        assert "the state of query 'main' at epoch 2 cannot be read, since" in taken.error
+        assert f"has no {lost}" in taken.error
+        (tmp_path / "lost").rename(path)
+    assert shops.take().error == ""

@@ -6,6 +6,7 @@ layout of its checkpoints, and the savepoint's tables.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import for_spark
+from dagster_unified.connectors.paths import children, for_spark
 from dagster_unified.connectors.positions import OffsetsRead, Position
 from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.connectors.splits import SplitSource
@@ -140,7 +141,7 @@ class _Query:
         if self.epoch is None or not operators:
             return []
         tables = operator_tables(self.plan, spark, operators, {})
-        with _readable(self.folder) as location:
+        with self._naming_what_is_missing(), _readable(self.folder) as location:
             state = _State(spark, location, self.epoch, len(levels), tasks)
             return [
                 write_table(
@@ -148,6 +149,42 @@ class _Query:
                 )
                 for table in tables
             ]
+
+    @contextmanager
+    def _naming_what_is_missing(self) -> Iterator[None]:
+        """Raises `StateError` with what the checkpoint lacks where its state cannot be read.
+
+        Spark says `requirement failed`, and not of what.
+        """
+        try:
+            yield
+        except Exception as error:
+            missing = self._missing()
+            if not missing:
+                raise
+            raise StateError(
+                f"{self.plan.name}: the state of query '{self.spec.name}' at epoch {self.epoch} cannot be read, since"
+                f" {self.folder} has no {', no '.join(missing)}; somebody or something has removed files of the"
+                " checkpoint: put them back, or restore an earlier savepoint"
+            ) from error
+
+    def _missing(self) -> list[str]:
+        """What Spark needs to read the state, and the folder does not have, as paths in it."""
+        assert self.epoch is not None
+        needed = ["metadata", f"offsets/{self.epoch}", f"commits/{self.epoch}"]
+        missing = [name for name in needed if not (self.folder / name).exists()]
+        for operator in range(len(self.spec.stages.levels)):
+            state = f"state/{operator}"
+            held = children(self.folder / state) if (self.folder / state).exists() else {}
+            if "_metadata" not in held:
+                missing.append(f"{state}/_metadata")
+            parts = {int(name) for name in held if name.isdigit()}
+            missing += [f"{state}/{part}" for part in range(max(parts, default=0) + 1) if part not in parts]
+            for part in sorted(parts):
+                names = [path.name for path in (self.folder / state / str(part)).rglob("*")]
+                if not any(re.match(rf"{self.epoch + 1}[._]", name) for name in names):
+                    missing.append(f"{state}/{part} of version {self.epoch + 1}")
+        return missing
 
     def write_iterations(self, spark: SparkSession, folder: UPath, attempt: str) -> list[Written]:
         """Writes the tables of its iterations."""
