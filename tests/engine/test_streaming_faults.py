@@ -373,8 +373,9 @@ def test_a_job_that_is_stopped_leaves_no_epoch_to_be_run_again(spark, tmp_path):
     inputs(tmp_path / "in", 6)
     plan = build(tmp_path, tmp_path).plan({**OPTIONS, "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
     for number in range(3):
-        epochs = []
-        job = StreamingJob(plan, spark, Start(f"job {number}"), epochs.append)
+        epochs: list[EpochCommitted] = []
+        observe = lambda e, seen=epochs: seen.append(e) if isinstance(e, EpochCommitted) else None  # noqa: E731
+        job = StreamingJob(plan, spark, Start(f"job {number}"), observe)
         job.start()
         deadline = time.monotonic() + 600
         while not epochs:

@@ -8,6 +8,7 @@ from dagster_unified.api import DeltaSink, FileSink, ForeachSink, Pipeline, Prin
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 SINKS = {
@@ -42,8 +43,11 @@ def test_in_streaming_every_sink_reports_the_rows_that_it_was_given(spark, tmp_p
         stream.sink_to(sink(tmp_path)).name(name)
     given = Counter()
     options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
-    StreamingJob(
-        pipeline.plan(options), spark, Start("test"), lambda e: given.update({n: w.rows for n, w in e.written.items()})
-    ).run()
+
+    def observe(event):
+        if isinstance(event, EpochCommitted):
+            given.update({name: written.rows for name, written in event.written.items()})
+
+    StreamingJob(pipeline.plan(options), spark, Start("test"), observe).run()
     assert given == dict.fromkeys(SINKS, 23)
     assert capsys.readouterr().out.count("print> ") == 23

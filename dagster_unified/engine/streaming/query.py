@@ -327,7 +327,7 @@ class Query(ABC):
         message = self.query.status["message"]
         if "Processing" in message:
             committed = self.directory.last_epoch(self.name)
-            return f"epoch {0 if committed is None else committed + 1} of {self.name} is running"
+            return f"{self.name} is working on epoch {0 if committed is None else committed + 1}"
         if "offsets" in message or "Initializing" in message:
             return f"{self.name} is reading its sources"
         return f"{self.name} waits for records" if "Waiting" in message else None
