@@ -125,6 +125,10 @@ def test_the_attributes_left_out_are_the_defaults_of_the_deployments(shops):
     batch = found.batch.deployment(found.pipeline)
     assert batch == BatchDeployment(found.pipeline, schedule=BatchSchedule(), retention=Retention(), checks=Checks())
     assert found.streaming.deployment(found.pipeline) == StreamingDeployment(found.pipeline)
+    found = component(batch={})
+    assert found.batch.deployment(found.pipeline) == BatchDeployment(found.pipeline)
+    found = component(batch={"retention": None})
+    assert found.batch.deployment(found.pipeline) == BatchDeployment(found.pipeline, retention=None)
 
 
 def test_what_templates_give_is_text_that_is_read_as_its_attribute(shops, monkeypatch):

@@ -6,6 +6,7 @@ with the rows is its runner's, which may be in another process.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -322,9 +323,10 @@ class Query(ABC):
 
     def phase(self) -> str | None:
         """What it does before its first epoch is committed; None where Spark does not say, or it is over."""
-        if self.query is None or not self.query.isActive:
-            return None
-        message = self.query.status["message"]
+        message = ""
+        with contextlib.suppress(Exception):  # what is wrong with a query, `advance` says
+            if self.query is not None and self.query.isActive:
+                message = self.query.status["message"]
         if "Processing" in message:
             committed = self.directory.last_epoch(self.name)
             return f"{self.name} is working on epoch {0 if committed is None else committed + 1}"
