@@ -92,6 +92,19 @@ def test_draining_processes_what_has_arrived_fires_the_timers_and_ends_the_job(d
     assert sorted(tuple(r.values()) for r in rows) == [("north", 5), ("south", 2)]
 
 
+def test_the_event_log_says_what_the_job_does_until_its_first_epoch(drained):
+    _, instance, _ = drained
+    (run,) = [run for run in instance.get_runs() if run.job_name == "shops_streaming"]
+    messages = [entry.user_message for entry in instance.all_logs(run.run_id)]
+    phases = [
+        "starting Spark",
+        "restoring state: there is none yet",
+        "starting query main",
+        "main is working on epoch 0",
+    ]
+    assert [message for message in messages if message in phases] == phases
+
+
 def test_the_event_log_has_observations_of_the_sinks_asset(drained):
     _, instance, _ = drained
     observed = instance.fetch_observations(AssetKey(["shops", "totals"]), limit=1).records[0].asset_observation.metadata
