@@ -176,8 +176,7 @@ class DeltaOperator(KeyedOperator):
             workset = [records[start:end] for start, end in zip(starts, ends, strict=True)]
         changes = self._update(keys, held, workset)
         if changes:
-            self._check(changes)
-            changed |= changes
+            changed |= self._checked(changes)
         if changed:
             self._put(keys, held, changed)
         self.out.timestamps += [None] * (len(self.out.records) - len(self.out.timestamps))
@@ -228,17 +227,17 @@ class DeltaOperator(KeyedOperator):
             raise user_failure(error, self.where, update, what) from error
         return changes
 
-    def _check(self, changes: dict[Hashable, Any]) -> None:
-        """Raises for a change of another type, or of another key."""
-        given = list(changes.values())
+    def _checked(self, changes: dict[Hashable, Any]) -> dict[Hashable, Any]:
+        """The changes in normal form; raises for one of another type, or of another key."""
         with placed(self.where):
-            self.types.solution.check(given)
+            given = self.types.solution.all_normal(list(changes.values()))
         for key, own in zip(changes, self.types.keys_of(given), strict=True):
             if key != own:
                 raise RecordTypeError(
                     f"{self.where}: the function changed the record of key {own!r} when it was called for key {key!r};"
                     " a change is the new record of the function's own key, and other keys are sent a workset"
                 )
+        return dict(zip(changes, given, strict=True))
 
     def _put(self, keys: Sequence[Hashable], held: Sequence[Any], changed: dict[Hashable, Any]) -> None:
         values = [changed.get(key, solution) for key, solution in zip(keys, held, strict=True)]

@@ -27,6 +27,7 @@ from dagster_unified.api import (
     TumblingEventTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
+    iterations,
 )
 from dagster_unified.errors import RecordTypeError, StateError
 from dagster_unified.operators.state.backend import Declared
@@ -338,3 +339,53 @@ def test_the_normal_form_is_what_arrow_makes_of_a_value(given_value):
     assert seen(Declared("state", "s", python).normal(value)) == seen(back)
     assert kind.all_normal([back]) == [back] or "nan" in repr(back)
     assert kind.normal(back) is back or not kind.fit.are_normal([back])
+
+
+class Place(NamedTuple):
+    name: str
+    visits: int
+
+
+class Counted(iterations.DeltaFunction[Place, str]):
+    def update(self, solution, workset):
+        return solution._replace(visits=2 * solution.visits), []
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_change_of_a_solution_set_is_held_to_its_range(mode):
+    pipeline = Pipeline("p")
+    places = pipeline.from_collection([Place("a", 2**62)], name="places")
+    visits = pipeline.from_collection(["a"], name="visits")
+    iterations.iterate_delta(places.key_by("name"), visits.key_by(str, key_type=str), Counted()).print("out")
+    with pytest.raises(RecordTypeError, match=r"Counted': field 'visits' of Place is declared int, and cannot hold 92"):
+        run_pipeline(pipeline, mode)
+
+
+class Added(KeyedProcessFunction):
+    """Adds to a list that it was given, and that so is in its state."""
+
+    def open(self, runtime_context):
+        self.state = runtime_context.get_state(ValueStateDescriptor("s", list[int]))
+
+    def process_element(self, value: int, ctx) -> Iterable[int]:
+        numbers = self.state.value() or []
+        numbers.append(value)
+        self.state.update(numbers)
+        yield len(numbers)
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_list_that_is_changed_in_its_place_is_held_to_its_range(mode):
+    built = Pipeline("p").from_collection([1, 2**62, 3]).key_by(lambda v: 0, key_type=int).process(Added())
+    built.print("out")
+    assert run_pipeline(built._pipeline, mode, seed=None, micro_batch=1).only() == [1, 2, 3]
+
+    class Beyond(Added):
+        def process_element(self, value: int, ctx) -> Iterable[int]:
+            list(super().process_element(4 * value, ctx))
+            yield value
+
+    built = Pipeline("p").from_collection([1, 2**62, 3]).key_by(lambda v: 0, key_type=int).process(Beyond()).name("op")
+    built.print("out")
+    with pytest.raises(StateError, match=r"operator 'op': state 's\[\]' of key 0 is declared int, and was given 1844"):
+        run_pipeline(built._pipeline, mode, seed=None, micro_batch=1)
