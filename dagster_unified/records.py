@@ -18,7 +18,7 @@ import typing
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -203,7 +203,7 @@ class RecordType:
                 " 9999, which times are in; give another value for it where it comes from"
             ) from error
 
-    @property
+    @cached_property
     def fit(self) -> Fit:
         """The check that a record is of this type, which makes its normal form as well."""
         return _columns(self.python)[0].fit if self.shape == "value" else _shape(self.python)

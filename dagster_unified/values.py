@@ -198,11 +198,18 @@ class Fit(ABC):
 
         Raises `UnfitError` for a value of another type, or one that the type cannot hold.
         """
-        names: dict[str, Any] = {"formed": self._formed}
+        names: dict[str, Any] = {"formed": self._formed, "UnfitError": UnfitError}
         test = self.test("value", names)
         if test == "False":
             return self._formed
-        exec(f"def normal(value):\n    return value if {test} else formed(value)", names)
+        lines = [
+            "def normal(value):",
+            "    try:",
+            f"        if {test}: return value",
+            "    except UnfitError: pass",  # of a part of it; what is formed says which
+            "    return formed(value)",
+        ]
+        exec("\n".join(lines), names)
         made: Callable[[Any], Any] = names["normal"]
         return made
 
@@ -227,16 +234,24 @@ class Fit(ABC):
         known = self._folds.get((call, emits))
         if known is not None:
             return known
-        names: dict[str, Any] = {}
-        test = self.test("held", names) if self.scalar else "False"
-        step = [f"held = {call}", f"if not ({test}): held = normal(held)"]
-        if self.grows:  # what is the same object was looked at, and is looked at again when it is not changed any more
-            step = [f"made = {call}", "held = made if made is held else normal(made)"]
+        names: dict[str, Any] = {"UnfitError": UnfitError}
+        # What grows and is the same object was looked at, and is looked at again when it is not changed any more.
+        test = "made is held" if self.grows else self.test("made", names)
+        step = [f"made = {call}", f"held = made if {test} else normal(made)"]
         if emits:
             step.append("emit(held)")
         parameters = "held, values, function, normal" + (", emit" if emits else "")
-        lines = [f"def fold({parameters}):", "    for value in values:", *(f"        {line}" for line in step)]
-        exec(compile("\n".join([*lines, "    return held"]), FOLD, "exec"), names)
+        lines = [
+            f"def fold({parameters}):",
+            "    try:",
+            "        for value in values:",
+            *(f"            {line}" for line in step),
+            "    except UnfitError:",  # of a part of it; what makes a normal form says whose
+            "        normal(made)",
+            "        raise",
+            "    return held",
+        ]
+        exec(compile("\n".join(lines), FOLD, "exec"), names)
         made: Callable[..., Any] = names["fold"]
         return self._folds.setdefault((call, emits), made)
 
@@ -626,46 +641,31 @@ class RecordFit(Fit):
                 return found.at(path)
         return self.remade_misfit(values)
 
-    @cached_property
-    def normal(self) -> Callable[[Any], Any]:
-        names: dict[str, Any] = {"formed": self._formed, "UnfitError": UnfitError}
-        test = self._or_none("value", " and ".join([f"value.__class__ is {self._class(names)}", *self._tests(names)]))
-        lines = [
-            "def normal(value):", "    try:", f"        if {test}:", "            return value",
-            "    except UnfitError:", "        pass", "    return formed(value)",
-        ]  # fmt: skip
-        exec("\n".join(lines), names)
-        made: Callable[[Any], Any] = names["normal"]
-        return made
-
-    def _class(self, names: dict[str, Any]) -> str:
+    def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
         names["Record"] = self._python
-        return "Record"
+        return " and ".join([f"{value}.__class__ is Record", *self._tests(value, names)])
 
-    def _tests(self, names: dict[str, Any]) -> list[str]:
+    def _tests(self, value: str, names: dict[str, Any]) -> list[str]:
         """Of each field, and that there is nothing but fields."""
         tests = []
         if self.by_position:
-            tests = [f"len(value) == {len(self._names)}"] if self._python is tuple else []
+            tests = [f"len({value}) == {len(self._names)}"] if self._python is tuple else []
         elif self._does_more:
             names["remade_misfit"] = self.remade_misfit
         elif not self._frozen and self._python.__dictoffset__:
-            tests = [f"len(value.__dict__) == {len(self._names)}"]
+            tests = [f"len({value}.__dict__) == {len(self._names)}"]
         for number, (name, (_, fit)) in enumerate(zip(self._names, self.fields, strict=True)):
-            variable = f"x{number}"
+            variable, read = f"x{number}", f"{value}[{number}]" if self.by_position else f"{value}.{name}"
             test = fit.test(variable, names)
             if not fit.scalar or test == "False":
                 names[f"fit{number}"] = fit
                 test = f"fit{number}.normal({variable}) is {variable}".replace(
-                    f"({variable})", f"({variable} := {self._read(number, name)})", 1
+                    f"({variable})", f"({variable} := {read})", 1
                 )
             else:
-                test = test.replace(variable, f"({variable} := {self._read(number, name)})", 1)
+                test = test.replace(variable, f"({variable} := {read})", 1)
             tests.append(test)
-        return [*tests, "remade_misfit((value,)) is None"] if self._does_more else tests
-
-    def _read(self, number: int, name: str) -> str:
-        return f"value[{number}]" if self.by_position else f"value.{name}"
+        return [*tests, f"remade_misfit(({value},)) is None"] if self._does_more else tests
 
     def are_normal(self, values: Collection[Any]) -> bool:
         if self._does_more or set(map(type, values)) != {self._python}:
