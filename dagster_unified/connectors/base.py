@@ -290,6 +290,10 @@ class SparkSource(Source[Out]):
             return frame
         return beyond(frame, self.partition_columns[""], read.until, self.name)
 
+    def lacking(self) -> Mapping[str, str]:
+        """Which of the files that were read lack a column, so that it is None in their rows, by the column."""
+        return {}
+
     def keeps_malformed(self) -> bool:
         """Whether malformed rows are kept in a side table, rather than dropped."""
         return self.on_malformed == "divert"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
+from dagster_unified.connectors import patterns
 from dagster_unified.connectors.base import MALFORMED, fitting, opaque
 from dagster_unified.connectors.texts import moment_of
 from dagster_unified.errors import PipelineError, nearest
@@ -47,6 +48,10 @@ class PathTemplate:
             ) from None
         self._pieces = [(text, name, form or "") for text, name, form, _ in pieces]
         for _, name, form, conversion in pieces:
+            if name is not None and not name.isidentifier():
+                raise self._error(
+                    f"has {{{name}}}, which no partition has; write {{{{ and }}}} for braces that are part of a name"
+                )
             if conversion:
                 raise self._error(
                     f"has the conversion '!{conversion}' for {{{name}}}; write {{start:%Y-%m-%d}} or {{key}}"
@@ -82,6 +87,10 @@ class PathTemplate:
     def _error(self, problem: str) -> PipelineError:
         return PipelineError(f"{self.where}: the path template '{self.path}' {problem}")
 
+    def has_fields(self) -> bool:
+        """Whether partitions have paths of their own."""
+        return any(name is not None for _, name, _ in self._pieces)
+
     def everything(self) -> str:
         """The pattern that all partitions' paths match."""
         return self._filled(lambda _name, form: "/".join("*" for _ in form.split("/")))
@@ -111,9 +120,9 @@ class PathTemplate:
         field = next((name for name in ("start", "end", "key") if name in names), None)
         if field is None:
             return f"the path template '{self.path}' has no {{start:%Y-%m-%d}}, which would tell a file's partition"
-        text = self._pieces[0][0]
-        root = text.partition("*")[0]
-        pieces = [(text[root.rfind("/") + 1 :], *self._pieces[0][1:]), *self._pieces[1:]]
+        folders = self._pieces[0][0].split("/")
+        below = next((n for n, folder in enumerate(folders) if patterns.has_star(folder)), len(folders) - 1)
+        pieces = [("/".join(folders[below:]), *self._pieces[0][1:]), *self._pieces[1:]]
         try:
             return PathTimes(field, pieces)
         except KeyError as unknown:
@@ -153,7 +162,7 @@ class PathTimes:
         self._directives: list[str] = []
         pattern = ""
         for text, name, form in pieces:
-            pattern += re.escape(text).replace(r"\*", "[^/]*")
+            pattern += patterns.as_regex(text)
             if name == field == "key":
                 pattern += "([^/]+)"
             elif name == field:

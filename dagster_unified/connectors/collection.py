@@ -103,7 +103,9 @@ class CollectionSource(SparkSource[Out]):
             content = pa.BufferOutputStream()
             pq.write_table(self._from(end), content)
             put(folder / self._part(end, len(self.data)).name, content.getvalue().to_pybytes())
-        return self.unread(spark.readStream.schema(spark_schema(self.records.schema)).parquet(as_pattern(folder)))
+        # of several files in a folder that looks like a pattern, Spark 4.3 reads all of them once for each
+        reader = spark.readStream.schema(spark_schema(self.records.schema)).option("maxFilesPerTrigger", 1)
+        return self.unread(reader.parquet(as_pattern(folder)))
 
     def read(self, spark: SparkSession) -> DataFrame:
         return self.unread(spark.createDataFrame(self._from(self._start), schema=spark_schema(self.records.schema)))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import re
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -19,11 +23,22 @@ from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields, widened
 from dagster_unified.connectors.first_lines import first_lines
 from dagster_unified.connectors.folder import Folder
+from dagster_unified.connectors.footers import FileColumns, as_spark_reads, schemas, unreadable
 from dagster_unified.connectors.listing import names_until, show
 from dagster_unified.connectors.misfits import UNREADABLE, CsvRows, JsonRows, Rows, explained
-from dagster_unified.connectors.paths import for_spark, name_of, path_text, storage_path
+from dagster_unified.connectors.paths import (
+    LITERAL,
+    STRICT,
+    for_spark,
+    is_local,
+    load,
+    name_of,
+    path_text,
+    storage_path,
+)
 from dagster_unified.connectors.positions import FilesRead, Position, Unread, cannot_follow
 from dagster_unified.connectors.sessions import is_connect
+from dagster_unified.connectors.table_folders import table_format
 from dagster_unified.connectors.texts import (
     SQUEEZED,
     as_texts,
@@ -37,7 +52,7 @@ from dagster_unified.connectors.texts import (
     squeezed,
     unfit,
 )
-from dagster_unified.errors import MalformedInputError, PipelineError
+from dagster_unified.errors import MalformedInputError, PipelineError, SourceError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.slices import Slice
@@ -48,15 +63,17 @@ from dagster_unified.records import record_type
 from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.types import StructField, StructType
     from typing_extensions import TypeForm
     from upath import UPath
 
     from dagster_unified.connectors.checks import Check
     from dagster_unified.graph.slices import Dimensions
+
+_log = logging.getLogger(__name__)
 
 _VALUE, _ROW, _MORE, _CORRUPT = "value", "__row", "__more", "__corrupt"
 """Columns: a line that Spark scans, a row as it stands in its file, what is there too much, and what is no JSON."""
@@ -75,8 +92,12 @@ _MOST = 2_000
 """Files at most whose partitions are looked up in a table of their paths."""
 
 
+Load: TypeAlias = "Callable[[DataFrameReader], DataFrame]"
+"""Reads the files of a source by a reader that has its format, schema and options."""
+
+
 class _FileSource(SparkSource[Out]):
-    """Files of one format under a path: a file, a folder, or a pattern with `*`.
+    """Files of one format under a path: a file, a folder, or a pattern with `*`; `[*]` is a star, and all else itself.
 
     Bounded: what is there when the run begins. With `monitor` unbounded, for STREAMING: files are read as they appear,
     each once, and have to appear at once (by rename), at most `max_files_per_trigger` in one micro-batch.
@@ -107,8 +128,9 @@ class _FileSource(SparkSource[Out]):
         self.boundedness = Boundedness.UNBOUNDED if monitor else Boundedness.BOUNDED
         self.max_files_per_trigger = max_files_per_trigger
         self.name = name or name_of(str(path), self.format)
-        self.template = PathTemplate(str(path), f"source '{self.name}'") if "{" in str(path) else None
-        self.path = storage_path(path if self.template is None else self.template.everything(), f"source '{self.name}'")
+        written = PathTemplate(str(path), f"source '{self.name}'") if "{" in str(path) else None
+        self.template = written if written is not None and written.has_fields() else None
+        self.path = storage_path(path if written is None else written.everything(), f"source '{self.name}'")
         self._whole = self.path
         self.records = record_type(record, f"source '{self.name}'")
 
@@ -159,11 +181,13 @@ class _FileSource(SparkSource[Out]):
 
     def files(self) -> list[UPath]:
         """The files that are read now, in order of their names."""
+        return self._files_of(Folder(self.path))
+
+    def _files_of(self, folder: Folder) -> list[UPath]:
         from upath import UPath
 
-        files = Folder(self.path)
         options = self.path.storage_options
-        return sorted((UPath(f, protocol=self.path.protocol, **options) for f in files.paths()), key=str)
+        return sorted((UPath(f, protocol=self.path.protocol, **options) for f in folder.paths()), key=str)
 
     def _stream(
         self, spark: SparkSession, schema: StructType, options: dict[str, Any], folder: UPath, told: Collection[str]
@@ -188,7 +212,7 @@ class _FileSource(SparkSource[Out]):
         # each "file" that Spark finds in the listing is a chunk of files, of which it can take one at a time
         reader = reader.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
         # and of which it would not find any that are not in the chunk's folder
-        frame = reader.option("recursiveFileLookup", True).option("ignoreMissingFiles", True).load(listing)
+        frame = reader.option("recursiveFileLookup", True).options(**STRICT, **LITERAL).load(listing)
         from_path = {field.name: _from_path(field) for field in in_path}
         return frame.withColumns(from_path) if from_path else frame
 
@@ -232,14 +256,16 @@ class _FileSource(SparkSource[Out]):
     def read(self, spark: SparkSession) -> DataFrame:
         found = self._existing()
         self._look_at(found[0])
+        self._check_table(found)
         if isinstance(self.behind, Unread):
             self._check_each(spark, found)
-            return self._read(spark, [for_spark(self.path)], self._told(found[0]))
+            return self._read(spark, found, partial(Folder(self.path).load, files=found), self._told(found[0]))
         rest = self._unread_of(found)
         self._check_each(spark, rest)
         if not rest:
-            return self._read(spark, [for_spark(found[0])], self._told(found[0])).limit(0)
-        return self.unread(self._read(spark, list(map(for_spark, rest)), self._told(rest[0])))
+            some = found[:1]
+            return self._read(spark, some, partial(load, paths=some), self._told(found[0])).limit(0)
+        return self.unread(self._read(spark, rest, partial(load, paths=rest), self._told(rest[0])))
 
     def _unread_of(self, files: list[UPath]) -> list[UPath]:
         """Those files that were not read before."""
@@ -249,26 +275,27 @@ class _FileSource(SparkSource[Out]):
         return [file for file, name in names if name not in read and not self._in_partition_before(name)]
 
     @abstractmethod
-    def _read(self, spark: SparkSession, paths: list[str], told: Collection[str]) -> DataFrame:
-        """The rows of files, or of folders or patterns of them; the names of folders tell some of their fields."""
+    def _read(self, spark: SparkSession, files: Sequence[UPath], load: Load, told: Collection[str]) -> DataFrame:
+        """The rows of files, which `load` reads; the names of folders tell some of their fields."""
 
-    def _first(self) -> UPath | None:
-        """A file that a stream reads; None where a folder that is monitored has none yet."""
+    def _to_begin_with(self) -> list[UPath]:
+        """The files that a stream reads, or of a folder that is monitored some file that is there."""
         if self.boundedness is Boundedness.BOUNDED:
-            found = self._existing()[0]
-            self._look_at(found)
-            return found
-        files = Folder(self.path)
-        name = files.any()
-        return None if name is None else self.path.with_segments(f"{files.root}/{name}")
+            found = self._existing()
+            self._look_at(found[0])
+        else:
+            files = Folder(self.path)
+            name = files.any()
+            found = [] if name is None else [self.path.with_segments(f"{files.root}/{name}")]
+        if found:
+            self._check_table(found)
+        return found
 
-    def _told(self, file: UPath | None) -> set[str]:
+    def _told(self, file: UPath) -> set[str]:
         """The fields that the names of folders tell, as of a file: such as the day in day=2024-01-01/a.csv.
 
         They are read as texts, which is what names are; Spark would take 007 for the number 7.
         """
-        if file is None:
-            return set()
         folders = path_text(file).removeprefix(f"{Folder(self._whole).root}/").split("/")[:-1]
         named = {name for name, is_column, _ in (folder.partition("=") for folder in folders) if is_column}
         return named & set(self.records.names)
@@ -303,7 +330,8 @@ class _FileSource(SparkSource[Out]):
         for place, source in enumerate(bounded):
             assert isinstance(source, _FileSource)
             found = source._existing()
-            folders = folders or source.path.is_dir()  # of which Spark itself says what it reads
+            path = Folder(source.path).place
+            folders = folders or (path is not None and path.is_dir())  # of which Spark itself says what it reads
             files += found
             places |= {_SCHEME.sub("", str(file)): place for file in found}
         self._look_at(files[0])
@@ -323,8 +351,9 @@ class _FileSource(SparkSource[Out]):
         unknown = F.raise_error(
             F.concat(F.lit(f"source '{self.name}': a file of no partition: "), "_metadata.file_path")
         ).cast("int")
+        self._check_table(files)
         self._check_each(spark, files)
-        frame = self._read(spark, list(map(for_spark, files)), self._told(files[0]))
+        frame = self._read(spark, files, partial(load, paths=files), self._told(files[0]))
         return frame.withColumn(PARTITION_INDEX, F.coalesce(own, unknown))
 
     def _alike(self, files: list[UPath]) -> bool:
@@ -332,24 +361,55 @@ class _FileSource(SparkSource[Out]):
         return all(file.is_file() and not file.name.startswith(("_", ".")) for file in files)
 
     def _existing(self) -> list[UPath]:
-        found = self.files()
+        folder = Folder(self.path)
+        found = self._files_of(folder)
+        endings = {f".{self.format}", *[file.suffix for file in found]}
+        hidden = sorted(name for name in folder.hidden if PurePosixPath(name).suffix in endings)
+        shown = f"names that begin with _ or . are hidden, as {', '.join(hidden[:20])}" if hidden else ""
         if not found:
             whose = f" for partition {self.slice.key}" if self.slice is not None else ""
-            raise PipelineError(f"source '{self.name}': there are no files at {self.path}{whose}; check the path")
+            advice = shown or "check the path"
+            raise PipelineError(f"source '{self.name}': there are no files at {self.path}{whose}; {advice}")
+        if hidden:
+            _log.warning("source '%s': of the files at %s it does not read all: %s", self.name, self.path, shown)
         self._check_folders(found)
         return found
+
+    def _check_table(self, files: Sequence[UPath]) -> None:
+        """Raises `PipelineError` where files lie in a table, unless the path is that of one of them."""
+        place = Folder(self.path).place
+        if place is not None and path_text(place) == path_text(files[0]):
+            return
+        table = table_format(files)
+        if table is not None:
+            folder, name = table
+            raise PipelineError(
+                f"source '{self.name}': {folder} is a table of {name}, whose log says which of its files count, and all"
+                f" that lie there would be read; read it with what knows {name}, such as a query of DuckDB's"
+                " (DatabaseSource), or StructuredSource where the session has its package"
+            )
 
     def _look_at(self, file: UPath) -> None:
         """Raises `PipelineError` where the first file is not of the format, in a way that Spark does not tell."""
 
     def _check_each(self, spark: SparkSession, files: Sequence[UPath]) -> None:
-        """Raises `MalformedInputError` where one of the files that are about to be read is not of the format."""
+        """Raises `MalformedInputError` where one of the files that are about to be read is not of the format.
+
+        Raises `SourceError` where Spark cannot read it.
+        """
+        for file in files:
+            if ":" in file.name and is_local(file):
+                raise SourceError(
+                    f"source '{self.name}': the name of {file} has a colon, which Hadoop does not read on a disk;"
+                    " rename the file"
+                )
 
     def _check_folders(self, found: list[UPath]) -> None:
         """Raises `PipelineError` where files lie in folders of different columns, of which Spark would read some."""
-        if "*" in path_text(self.path):
+        folder = Folder(self.path).place
+        if folder is None:
             return
-        below = len(path_text(self.path)) + 1
+        below = len(path_text(folder)) + 1
         first: dict[tuple[str, ...], UPath] = {}
         for file in found:
             first.setdefault(tuple(name.partition("=")[0] for name in path_text(file)[below:].split("/")[:-1]), file)
@@ -383,13 +443,14 @@ class TextSource(_FileSource[Out]):
     def describe(self) -> str:
         return f"{super().describe()}, malformed rows: {self.on_malformed}"
 
-    def _read(self, spark: SparkSession, paths: list[str], told: Collection[str]) -> DataFrame:
+    def _read(self, spark: SparkSession, files: Sequence[UPath], load: Load, told: Collection[str]) -> DataFrame:
         schema, own = self._scanned(told)
         reader = spark.read.format(self.scanned_as).schema(schema).options(**own, **self._rooted(told))
-        return self._checked(self._in_folders(reader.load(paths), told), told)
+        return self._checked(self._in_folders(load(reader), told), told)
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        told = self._told(self._first())
+        files = self._to_begin_with()
+        told = self._told(files[0]) if files else set()
         return self.unread(self._checked(self._stream(spark, *self._scanned(told), folder, told), told))
 
     def _scanned(self, told: Collection[str]) -> tuple[StructType, dict[str, Any]]:
@@ -469,7 +530,8 @@ class TextSource(_FileSource[Out]):
 
         file = unquote(file)
         first = row.splitlines()[0] if row else row
-        lines = spark.read.text(file).coalesce(1).select("value", (F.monotonically_increasing_id() + 1).alias("line"))
+        text = spark.read.format("text").options(**LITERAL).load(file)
+        lines = text.coalesce(1).select("value", (F.monotonically_increasing_id() + 1).alias("line"))
         found = lines.where(F.regexp_replace("value", SQUEEZED, "") == squeezed(first)).limit(1).collect()
         line = f", line {found[0].line}" if found else ""
         reason = explained(self.rows, file, row, reason)
@@ -478,6 +540,9 @@ class TextSource(_FileSource[Out]):
             " on_malformed='drop' or 'divert'"
         )
 
+
+_ILLEGAL = "Illegal Parquet type"
+"""In what Spark says of a file that has a column of a type that it does not read, whichever columns it is to read."""
 
 _UNDECODED = "\ufffd"
 """What Spark makes of bytes that are not UTF-8."""
@@ -490,6 +555,8 @@ _PARSED = "__parsed"
 
 class CsvSource(TextSource[Out]):
     """CSV files: a path, a folder, a pattern with `*`, or a path template such as `sales/{start:%Y-%m-%d}.csv`.
+
+    No other character makes a pattern; `[*]` is a star, and `{{` a brace.
 
     In BATCH a run reads the files that are there when it begins; a run for a partition those of which the template
     says so. In STREAMING the same files are read, and the input ends. With `monitor` it does not end, and only
@@ -640,6 +707,7 @@ class CsvSource(TextSource[Out]):
 
     def _check_each(self, spark: SparkSession, files: Sequence[UPath]) -> None:
         """Raises `MalformedInputError` for a file whose first line does not name the fields."""
+        super()._check_each(spark, files)
         if not self.header or not files:
             return
         _silence(spark)
@@ -722,24 +790,60 @@ class ParquetSource(_FileSource[Out]):
     Paths, modes and partitions are as in `CsvSource`; there is an example at `CsvSource`. Folders that are called
     day=2024-01-01, for example, give a column too. Raises `PipelineError` for a path without files, unless `monitor`,
     for a column that is missing, and for one whose values could change on their way to the field, such as a double for
-    an int.
+    an int; `MalformedInputError` for a file that lacks a column that others have, unless its field may be None and no
+    other column is new in the file.
     """
 
     format = "parquet"
 
-    def _read(self, spark: SparkSession, paths: list[str], told: Collection[str]) -> DataFrame:
-        reader = spark.read.options(**self._rooted(told))
-        frame = reader.parquet(*paths)
-        columns = self._columns(frame, told)
-        if any(frame.schema[column.name] != column for column in columns):
-            # Spark has looked at one file, and others may have wider numbers
-            frame = reader.schema(columns).parquet(*paths)
-        return self._typed(self._in_folders(frame, told), told)
+    _files: FileColumns | None = None
+    """What is known of the files that are read."""
+
+    def lacking(self) -> Mapping[str, str]:
+        return {} if self._files is None else self._files.lacking()
+
+    def _read(self, spark: SparkSession, files: Sequence[UPath], load: Load, told: Collection[str]) -> DataFrame:
+        self._check_each(spark, files)
+        reader = spark.read.format(self.format).options(**self._rooted(told))
+        columns = self._columns(spark, self._known(files), files[0], told)
+        return self._typed(self._in_folders(load(reader.schema(columns)), told), told)
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        first = self._first()
-        told = self._told(first)
-        return self.unread(self._typed(self._stream(spark, self._found(spark, first, told), {}, folder, told), told))
+        found = self._to_begin_with()
+        told = self._told(found[0]) if found else set()
+        self._files = self._columns_of_none(told)
+        try:
+            self._check_each(spark, self._unread_of(found) or found)
+        except PipelineError:
+            if self.boundedness is Boundedness.BOUNDED:
+                raise
+            self._files = self._columns_of_none(told)
+            self._check_each(spark, self._existing())  # others may have what that one lacks
+        columns = self._columns(spark, self._files, found[0] if found else None, told)
+        return self.unread(self._typed(self._stream(spark, columns, {}, folder, told), told))
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        self._files = None
+        return super().read(spark)
+
+    def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
+        self._files = None
+        return super().read_partitions(spark, bounded)
+
+    def _check_each(self, spark: SparkSession, files: Sequence[UPath]) -> None:
+        super()._check_each(spark, files)
+        if files:
+            self._known(files).add(files)
+
+    def _known(self, files: Sequence[UPath]) -> FileColumns:
+        """What is known of the files that are read, which these are some of."""
+        if self._files is None:
+            self._files = self._columns_of_none(self._told(files[0]))
+        return self._files
+
+    def _columns_of_none(self, told: Collection[str]) -> FileColumns:
+        own = pa.schema([field for field in self.records.schema if field.name not in told])
+        return FileColumns(own, f"source '{self.name}'", str(self.path))
 
     def _typed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
         """The columns of the record's fields, in their types."""
@@ -758,52 +862,57 @@ class ParquetSource(_FileSource[Out]):
                     values[field.name] = F.when(~test(text), value).otherwise(problem)
         return as_fields(frame.withColumns(values) if values else frame, self.records.schema, where)
 
-    def _columns(self, frame: DataFrame, told: Collection[str]) -> StructType:
-        """The columns of the record's fields as a file has them, with small numbers as wide as the fields are.
+    def _columns(
+        self, spark: SparkSession, known: FileColumns, file: UPath | None, told: Collection[str]
+    ) -> StructType:
+        """The columns of the record's fields as files have them, with small numbers as wide as the fields are.
 
-        Raises `PipelineError` for one that is missing, or whose values could change on their way to the field.
+        Where no file has rows they are as the fields. Raises `PipelineError` for one whose values could change on their
+        way to the field.
         """
         from pyspark.sql.types import StructType
 
-        missing = [name for name in self.records.names if name not in frame.columns and name not in told]
-        if missing:
-            raise PipelineError(
-                f"source '{self.name}': no column '{missing[0]}' in {self.path}; it has {', '.join(frame.columns)}"
-            )
         schema = self.records.schema
-        own = pa.schema([field for field in schema if field.name not in told])
-        as_fields(frame, own, f"source '{self.name}'")
-        wide = widened(frame.schema, own)
-        return StructType([f if f.name in told else wide[f.name] for f in spark_schema(in_texts(schema, told))])
+        wanted = spark_schema(in_texts(schema, told))
+        if not known.types and file is not None:  # for Spark to say what is wrong with it
+            load(spark.read.format(self.format).schema(wanted), [file]).limit(1).collect()
+        if not known.types:
+            return wanted
+        by_file: dict[UPath, list[str]] = {}
+        for name, example in known.examples.items():
+            by_file.setdefault(example, []).append(name)
+        found: dict[str, StructField] = {}
+        for example, names in by_file.items():
+            own = pa.schema([schema.field(name) for name in names])
+            frame = self._sample(spark, example, {name: known.types[name] for name in names})
+            as_fields(frame, own, f"source '{self.name}'")
+            found |= {field.name: field for field in widened(frame.schema, own)}
+        return StructType([found.get(field.name, field) for field in wanted])
 
-    def _found(self, spark: SparkSession, file: UPath | None, told: Collection[str]) -> StructType:
-        """The columns of the record's fields as a file has them, or else as the fields are.
-
-        A stream would give null for a column that the files do not have.
-        """
-        from pyspark.errors import AnalysisException
+    def _sample(self, spark: SparkSession, file: UPath, types: Mapping[str, pa.DataType]) -> DataFrame:
+        """The columns of a file as Spark reads them; `types` are those that are asked for."""
+        from pyspark.errors import PySparkException
 
         try:
-            if file is not None:
-                return self._columns(spark.read.parquet(for_spark(file)), told)
-        except AnalysisException as error:
-            if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":  # the file is empty
+            return load(spark.read.format(self.format), [file])
+        except PySparkException as error:
+            if _ILLEGAL not in str(error):
                 raise
-        return spark_schema(in_texts(self.records.schema, told))
+        for name, kind in types.items():
+            if unreadable(kind):
+                raise PipelineError(
+                    f"source '{self.name}': column '{name}' of {file} is {kind}, which Spark does not read from"
+                    " Parquet; write the file anew, times in microseconds, others as texts or bytes, or leave the field"
+                    " out"
+                ) from None
+        read = pa.schema([pa.field(name, as_spark_reads(kind)) for name, kind in types.items()])
+        return spark.createDataFrame([], spark_schema(read))
 
     def _alike(self, files: list[UPath]) -> bool:
-        import pyarrow.parquet as pq
-
         if not super()._alike(files):
             return False
-        schemas = []
-        for file in files:
-            with file.open("rb") as opened:
-                try:
-                    schemas.append(pq.read_schema(opened).remove_metadata())
-                except pa.ArrowInvalid:  # for Spark to say what is wrong with it
-                    return False
-        return all(schema == schemas[0] for schema in schemas)
+        found = [schema and schema.remove_metadata() for schema in schemas(files)]
+        return found[0] is not None and all(schema == found[0] for schema in found)
 
 
 def _silence(spark: SparkSession) -> None:

@@ -1,22 +1,25 @@
 """The files below a folder, or those that a pattern matches: which are there, and which may be new.
 
-Spark's rules say which files count: `*` stands for any part of a name, what matches may be a folder of files, names
-that begin with `_` or `.` are hidden, and of the folders in a folder only those such as day=2024-01-01 are part of it.
+Spark's rules say which files count: what a pattern matches (`patterns.py`) may be a folder of files, names that begin
+with `_` or `.` are hidden, and of the folders in a folder only those such as day=2024-01-01 are part of it.
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_unified.connectors.paths import for_spark, is_local, path_text, url
+from dagster_unified.connectors import patterns
+from dagster_unified.connectors.paths import for_spark, is_local, load, path_text, url
 from dagster_unified.operators.time import to_millis
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader
     from upath import UPath
 
 _SETTLED = 2.0
@@ -37,13 +40,19 @@ class Folder:
     def __init__(self, path: UPath) -> None:
         text = path_text(path)
         pieces = text.split("/")
-        stars = next((place for place, piece in enumerate(pieces) if "*" in piece), None)
-        place = len(pieces) - 1 if stars is None and path.is_file() else stars
+        stars = next((place for place, piece in enumerate(pieces) if patterns.has_star(piece)), None)
         self.path = path
-        self.root = text if place is None else "/".join(pieces[:place]) or "/"
+        self.place = path.with_segments(patterns.plain(text)) if stars is None else None
+        """What it reads, if it is no pattern."""
+
+        begin = len(pieces) - 1 if self.place is not None and self.place.is_file() else stars
+        self.root = patterns.plain(text if begin is None else "/".join(pieces[:begin]) or "/")
         self.local = is_local(path)
         self._prefix = for_spark(path).removesuffix(text)
-        self._pattern = () if place is None else tuple(pieces[place:])
+        self._pattern = () if begin is None else tuple(map(patterns.as_fnmatch, pieces[begin:]))
+        self.hidden: set[str] = set()
+        """Names of files that were met and are hidden."""
+
         self._unchanged: dict[str, tuple[int, list[str]]] = {}
         """By local folder, its time of change when it was listed, and the folders in it."""
 
@@ -57,6 +66,7 @@ class Folder:
 
         Local folders that have not changed since they were listed the last time are taken for known.
         """
+        self.hidden.clear()
         if not self.local:
             return [self._told(name, info) for name, info in self._remote() if name not in known]
         names = [name for name in self._walk("", self._pattern) if name not in known]
@@ -87,6 +97,14 @@ class Folder:
         """List all folders again the next time."""
         self._unchanged.clear()
 
+    def load(self, reader: DataFrameReader, files: Sequence[UPath]) -> DataFrame:
+        """Read all its files, which are these."""
+        if self.place is not None:
+            return load(reader, [self.place])
+        if self.local and any(":" in file.path for file in files):  # which Hadoop does not find by a pattern
+            return load(reader, files)
+        return patterns.load(reader, self.path)
+
     def _told(self, name: str, info: Mapping[str, Any]) -> File:
         return File(name, int(info.get("size") or 0), _changed(info))
 
@@ -108,7 +126,9 @@ class Folder:
                 with os.scandir(folder) as entries:
                     listed = [(entry.name, entry.is_dir()) for entry in entries]
                 folders = [name for name, is_folder in listed if is_folder]
-                yield from (f"{below}{n}" for n, is_folder in listed if not is_folder and _is_of(n, pattern, True))
+                names = [name for name, is_folder in listed if not is_folder]
+                self.hidden.update(f"{below}{name}" for name in names if _is_hidden(name))
+                yield from (f"{below}{name}" for name in names if _is_of(name, pattern, True))
                 if begun - changed / 1e9 > _SETTLED:
                     self._unchanged[folder] = changed, folders
             else:
@@ -122,7 +142,7 @@ class Folder:
     def _remote(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         files = self.path.fs
         matches = (
-            files.glob("/".join([self.root, *self._pattern]), detail=True)
+            files.glob("/".join([glob.escape(self.root), *self._pattern]), detail=True)
             if self._pattern
             else {self.root: {"type": "directory"}}
         )
@@ -131,7 +151,11 @@ class Folder:
             for path, told in found.items():
                 name = path.removeprefix(f"{self.root}/")
                 *folders, last = path.removeprefix(match).strip("/").split("/") if path != match else [name]
-                if not _is_hidden(last.rpartition("/")[2]) and all(_is_of(folder, (), False) for folder in folders):
+                if not all(_is_of(folder, (), False) for folder in folders):
+                    continue
+                if _is_hidden(last.rpartition("/")[2]):
+                    self.hidden.add(name)
+                else:
                     yield name, told
 
 
@@ -141,7 +165,7 @@ def _is_of(name: str, pattern: tuple[str, ...], is_file: bool) -> bool:
         return not _is_hidden(name) and (is_file or "=" in name)
     if is_file and (len(pattern) > 1 or _is_hidden(name)):
         return False
-    return fnmatchcase(name, pattern[0].replace("[", "[[]").replace("?", "[?]")) and not name.startswith(".")
+    return fnmatchcase(name, pattern[0]) and not name.startswith(".")
 
 
 def _below(files: Any, folder: str) -> Mapping[str, Mapping[str, Any]]:

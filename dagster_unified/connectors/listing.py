@@ -30,9 +30,9 @@ import msgspec
 
 from dagster_unified.connectors import conditional, spark_log
 from dagster_unified.connectors.folder import File, Folder
-from dagster_unified.connectors.paths import children, for_spark, is_local, path_text, put, remove_tree, url
+from dagster_unified.connectors.paths import children, escaped, for_spark, is_local, path_text, put, remove_tree, url
 from dagster_unified.connectors.sessions import is_connect
-from dagster_unified.errors import StageError
+from dagster_unified.errors import ConfigurationError, StageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -417,8 +417,8 @@ def show(
 ) -> str:
     """List for a query that is about to start; gives the path that Spark reads.
 
-    `read` and `skip` tell what was read before the job began; with `watch` the folder is listed again whenever `look`
-    is called for the job.
+    `read` and `skip` tell what was read before the job began; `check` raises where files cannot be read; with `watch`
+    the folder is listed again whenever `look` is called for the job.
     """
     key = path_text(folder)
     with _starting:
@@ -445,10 +445,20 @@ def show(
 
 
 def _index(spark: SparkSession, key: str, folder: UPath, is_read: bool) -> UPath:
-    """The folder in which Spark finds the chunks; of one in a bucket it is on the driver's machine, if that is this."""
+    """The folder in which Spark finds the chunks.
+
+    Of a folder in a bucket, and of one that would be a pattern to Spark, which then looks for no log, it is on the
+    driver's machine, if that is this.
+    """
     from upath import UPath  # slow to load, and a pipeline is built without it
 
-    if is_local(folder) or is_connect(spark):
+    is_odd = escaped(key) != key
+    if is_odd and is_connect(spark):
+        raise ConfigurationError(
+            f"the checkpoint directory {folder.parent.parent} has one of []{{}}?*\\ in its path, which Spark takes for"
+            " a pattern through Connect; give it another path"
+        )
+    if is_connect(spark) or (is_local(folder) and not is_odd):
         return folder / "chunks"
     if not is_read and key in _indexes:
         _indexes.pop(key).cleanup()

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 from uuid import uuid4
 
-from dagster_unified.errors import ConfigurationError, SinkError
+from dagster_unified.errors import ConfigurationError, SinkError, SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, DataFrameReader
     from upath import UPath
 
 _FIELD = re.compile(r"\{[^}]*\}")
@@ -29,7 +32,7 @@ def storage_path(path: str, what: str) -> UPath:
     """
     from upath import UPath
 
-    if not path or "\x00" in path or "\n" in path:
+    if not path or "\x00" in path:
         raise ConfigurationError(f"{what}: {path!r} is not a path")
     if _SCHEME.match(path) and re.search("^[^/]*:[^/]*@", path.partition("://")[2]):
         raise ConfigurationError(
@@ -64,9 +67,38 @@ def for_spark(path: UPath) -> str:
     return text if _SCHEME.match(text) else f"file://{text}"
 
 
+STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
+"""Options of Spark's readers: a file that is gone or damaged is an error, whatever the session's settings say."""
+
+
+LITERAL = {"__globPaths__": "false"}
+"""Options of Spark's readers of one path: it is no pattern."""
+
+
+def load(reader: DataFrameReader, paths: Sequence[UPath]) -> DataFrame:
+    """Read files or folders, whose paths stand for themselves, whatever characters they have.
+
+    Raises `SourceError` for a path that Hadoop cannot be told among several.
+    """
+    if len(paths) == 1:  # with several, Spark 4.3 reads all of them again for each that would be a pattern
+        return reader.options(**STRICT, **LITERAL).load(for_spark(paths[0]))
+    return reader.options(**STRICT).load(list(map(as_pattern, paths)))
+
+
 def as_pattern(path: UPath) -> str:
     """The path for Spark's readers, which take patterns: it stands for itself, whatever characters it has."""
-    return re.sub(r"([\\{}\[\]*?])", r"\\\1", for_spark(path))
+    text = for_spark(path)
+    if escaped(text) != text and is_local(path) and ":" in path_text(path):
+        raise SourceError(
+            f"{path} has a colon and one of []{{}}?*\\ in it, and Hadoop does not find such a path beside others;"
+            " rename its folder or the file"
+        )
+    return escaped(text)
+
+
+def escaped(text: str) -> str:
+    """A path or a part of it as a pattern of Hadoop's that stands for itself."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", text)
 
 
 def path_text(path: UPath) -> str:

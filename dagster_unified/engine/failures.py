@@ -102,6 +102,9 @@ _SLOW_START = re.compile(
 )
 """What Spark says where a Python process, or this one, took longer to connect than Spark waits."""
 
+_GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] Encountered error while reading file (\S+?)\. ")
+"""What Spark says of a file that was there when it was listed."""
+
 _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 """What Spark finds while it analyses a plan, and may not find at the next attempt."""
 
@@ -119,6 +122,12 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
         return errors.SourceError(
             f"{plan.name}: stage '{stage}': the name of {unquote(colon.group(1)).removeprefix('file://')} has a colon,"
             " which Hadoop does not read on a disk; rename the file"
+        )
+    gone = _GONE.search(text)
+    if gone is not None:
+        return errors.StageError(
+            f"{plan.name}: stage '{stage}': {unquote(gone.group(1)).removeprefix('file://')} is gone, which was there"
+            " when it was listed; put it back, and the next attempt reads it"
         )
     unfit = _unfit_file(error, plan)
     if unfit is not None:

@@ -67,6 +67,7 @@ def stage_metadata(
     if manifest.carried_from:
         metadata[CARRIED_FROM] = MetadataValue.dagster_run(manifest.carried_from)
     metadata.update(shown(manifest.counters, manifest.gauges, manifest.rates(), manifest.histograms))
+    metadata.update(manifest.lacking)
     for name, iteration in manifest.iterations.items():
         metadata[f"rounds of {name}"] = iteration.rounds
         metadata[f"why {name} ended"] = iteration.reason

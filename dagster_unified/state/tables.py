@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from dagster_unified.connectors.paths import as_pattern, is_data, sizes
+from dagster_unified.connectors.paths import is_data, load, sizes
 from dagster_unified.errors import StateError
 from dagster_unified.state.files import open_input, open_output
 from dagster_unified.state.manifest import DataFile, OperatorState
@@ -166,10 +166,10 @@ def read_frame(spark: SparkSession, folder: UPath, state: OperatorState) -> Data
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(partial(_check_footer, folder), state.files))
     schema = StructType.fromJson(json.loads(state.schema))
-    paths = [as_pattern(folder / file.path) for file in state.files]
-    if not paths:
+    if not state.files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).option("parquet.page.verify-checksum.enabled", "true").parquet(*paths)
+    reader = spark.read.format("parquet").schema(schema).option("parquet.page.verify-checksum.enabled", "true")
+    return load(reader, [folder / file.path for file in state.files])
 
 
 def _check_footer(folder: UPath, file: DataFile) -> None:

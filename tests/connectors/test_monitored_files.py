@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from upath import UPath
 
-from dagster_unified.api import CsvSource, JsonSource, ParquetSource, Pipeline, PrintSink
-from dagster_unified.connectors import listing, spark_log
+from dagster_unified.api import CsvSource, FileSink, JsonSource, ParquetSource, Pipeline, PrintSink
+from dagster_unified.connectors import files, listing, spark_log
 from dagster_unified.connectors.folder import File, Folder
 from dagster_unified.connectors.positions import FilesRead, PartitionsRead, Position
 from dagster_unified.engine.events import EpochCommitted
@@ -503,3 +503,35 @@ def test_a_process_that_was_paused_lists_nothing_that_another_one_has_listed(tmp
     assert sorted(path.name for path in (folder / "chunks/_spark_metadata").iterdir()) == shown
     assert list(listing.Chunks(folder, root).names()) == ["1.csv", "2.csv"]
     assert add(other, "3.csv") == 2
+
+
+@pytest.mark.parametrize("monitor", [False, True])
+def test_a_file_that_goes_between_listing_and_reading_fails_the_epoch_until_it_is_back(
+    spark, run_streaming, tmp_path, monkeypatch, monitor
+):
+    put(tmp_path / "in", "a.csv", 1)
+    put(tmp_path / "in", "b.csv", 2)
+    pipeline = Pipeline("sales")
+    source = (watched if monitor else bounded)(tmp_path / "in")
+    pipeline.from_source(source).sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+    show = files.show
+
+    def shown(*arguments):
+        found = show(*arguments)
+        (tmp_path / "in" / "b.csv").rename(tmp_path / "elsewhere")
+        return found
+
+    monkeypatch.setattr(files, "show", shown)
+    try:
+        with pytest.raises(StageError, match=r"^sales: stage 'main': .*/in/b\.csv is gone, .* next attempt") as failed:
+            run_streaming(pipeline)
+        assert failed.value.retryable
+        assert not list((tmp_path / "out").glob("*.parquet"))
+        monkeypatch.undo()
+        (tmp_path / "elsewhere").rename(tmp_path / "in" / "b.csv")
+        if not monitor:
+            run_streaming(pipeline)
+            assert sorted(pq.read_table(tmp_path / "out")["amount"].to_pylist()) == [1, 2]
+    finally:
+        spark.conf.unset("spark.sql.files.ignoreMissingFiles")

@@ -218,11 +218,22 @@ def manifests_of(
                 groups=run.plan.execution.streaming.max_parallelism if region.carried and not only_saved(runs) else 0,
                 together=len(runs),
                 positions=dict(read),
+                lacking=_lacking(run.plan, region),
             )
         )
         if run.carry is not None:
             carried_from, seen = run.run_id, Metrics(last_event_times=metrics.last_event_times)
     return manifests
+
+
+def _lacking(plan: Plan, region: Region) -> dict[str, str]:
+    """The files of the stage's sources that lack a column."""
+    return {
+        f"files of {node.name} without column '{column}'": files
+        for node in plan.graph.sources
+        if node.id in region.nodes and isinstance(node.source, SparkSource)
+        for column, files in node.source.lacking().items()
+    }
 
 
 def count_malformed(runs: Sequence[Run], frames: RegionFrames, manifests: Sequence[Manifest]) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dagster_unified.connectors.commits import WriteIdentity
-from dagster_unified.connectors.paths import as_pattern, children, for_spark, remove_tree
+from dagster_unified.connectors.paths import children, for_spark, load, remove_tree
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import Written
@@ -154,7 +154,7 @@ class EpochWriter:
         # The first epoch creates the tables, or undoes what went back to a savepoint, even if it has no rows.
         is_first = epoch == 0 or (self.timeline and not self._begun)
         if is_first or not is_empty() or (iterations is not None and iterations.has_run()):
-            staged = spark.read.schema(frame.schema).parquet(as_pattern(target))
+            staged = load(spark.read.format("parquet").schema(frame.schema), [target])
             for lane, keep in (kept or {}).items():
                 keep(staged.where(f"lane = {lane}"), epoch)
             results, metrics = self._write(spark, epoch, partial(stream_of, staged), iterations, relays)

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.base import MALFORMED, PART, spark_schema
-from dagster_unified.connectors.paths import as_pattern, for_spark, is_local
+from dagster_unified.connectors.paths import for_spark, is_local, load
 from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.connectors.splits import SplitSource
 from dagster_unified.engine import malformed
@@ -127,7 +127,7 @@ class PackedFrames:
         made = self.folder / INITIAL / str(min(level))
         codec = "uncompressed" if is_local(self.folder) else "lz4_raw"  # it is read once
         found.write.mode("overwrite").option("compression", codec).parquet(for_spark(made))
-        kept = self.spark.read.schema(found.schema).parquet(as_pattern(made))
+        kept = load(self.spark.read.format("parquet").schema(found.schema), [made])
         return spread(kept, level, groups, self.tasks).groupBy(*PLACED)
 
     def _through(self, frame: DataFrame, stage: Native | Exchanged, groups: int) -> DataFrame:

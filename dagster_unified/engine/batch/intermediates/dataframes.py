@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from dagster_unified.connectors import in_place
-from dagster_unified.connectors.paths import as_pattern, for_spark, is_in_object_store, remove_tree, sizes
+from dagster_unified.connectors.paths import for_spark, is_in_object_store, load, remove_tree, sizes
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.operators.layout import OUTPUT, PARTITION_INDEX, StreamLayout, output_column
@@ -148,4 +148,6 @@ def _parquet(spark: SparkSession, schema: str, folders: Sequence[UPath]) -> Data
     from pyspark.sql.types import StructType
 
     held = StructType.fromJson(json.loads(schema))
-    return spark.read.schema(held).parquet(*map(as_pattern, folders)) if folders else spark.createDataFrame([], held)
+    if not folders:
+        return spark.createDataFrame([], held)
+    return load(spark.read.format("parquet").schema(held), folders)

@@ -117,6 +117,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     iterations: dict[str, IterationSummary] = {}
     """What became of the stage's iterations, by name."""
 
+    lacking: dict[str, str] = {}
+    """How many files of a source lack a column, and which, by both: it is None in their rows."""
+
     sinks: dict[str, str] = {}
     """Where the stage's sinks wrote: sink name to location."""
 
