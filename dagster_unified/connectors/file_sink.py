@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from errno import EEXIST, ENOTEMPTY
@@ -22,10 +24,11 @@ from dagster_unified.connectors.commits import (
     WriteIdentity,
 )
 from dagster_unified.connectors.paths import (
-    as_pattern,
     check_folder,
     for_spark,
     is_in_object_store,
+    is_local,
+    load,
     place_of,
     put,
     remove_tree,
@@ -70,7 +73,8 @@ class FileSink(SparkSink[object, StagedFolder]):
     CSV is as RFC 4180 has it: a header, texts in quotes where they need them, quotes in them doubled. Nothing stands
     for None, and `""` for an empty text; `CsvSource` tells them apart if it is given a text for None.
 
-    Spark's workers write to a folder next to the directory, and a rename puts it in place. Raises `PipelineError` for
+    Spark's workers write to a folder next to the directory, and a rename puts it in place; of a link, that is where it
+    leads to, and the link stays. Raises `PipelineError` for
     a path in an object store, where a folder is renamed file by file (use `DeltaSink` there), for another `format`, and
     for nested fields, bytes and a single field that may be None in CSV.
 
@@ -129,7 +133,7 @@ class FileSink(SparkSink[object, StagedFolder]):
         return True
 
     def location(self, identity: WriteIdentity) -> str:
-        return str(_target(self.path, identity))
+        return str(_folder(self.path, identity))
 
     def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[StagedFolder]]:
         if len(attempts) == 1:
@@ -147,7 +151,7 @@ class FileSink(SparkSink[object, StagedFolder]):
                 own, staged = together / f"{PARTITION_INDEX}={index}", _staged(self.path, attempt)
                 if own.exists():
                     (own / "_SUCCESS").touch()  # as Spark leaves it of a single one
-                    own.rename(staged)
+                    shutil.move(own.path, staged.path)  # a link may lead to another disk
                 else:
                     self._writer(frame.drop(PARTITION_INDEX).limit(0).write).save(for_spark(staged))
         finally:
@@ -188,7 +192,7 @@ class FileSink(SparkSink[object, StagedFolder]):
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         reader = spark.read.options(**_CSV) if self.format == "csv" else spark.read
-        return reader.format(self.format).load(as_pattern(self.path)).limit(rows).toArrow()
+        return load(reader.format(self.format), [self.path]).limit(rows).toArrow()
 
 
 def _csv_format(schema: pa.Schema) -> ds.CsvFileFormat:
@@ -212,8 +216,8 @@ class _FileCommitter(Committer[StagedFolder]):
     """
 
     def __init__(self, path: UPath, file_format: str) -> None:
-        self._path, self._format = path, file_format
-        self._mark = path / "_deployment"
+        self._path, self._format = _without_links(path), file_format
+        self._mark = self._path / "_deployment"
 
     def last_version(self, name: str) -> int | None:
         deployment, timeline = self._deployment()
@@ -234,7 +238,7 @@ class _FileCommitter(Committer[StagedFolder]):
         """Puts a folder in the place of what was written before."""
         target = _target(self._path, attempt.identity)
         _swap(_staged(self._path, attempt), target)
-        if target != self._path:  # what a run without partitions had written
+        if attempt.identity.partition != WHOLE:  # what a run without partitions had written
             for whole in self._path.glob(f"*.{self._format}"):
                 whole.unlink(missing_ok=True)  # another partition's run may be at it
 
@@ -280,11 +284,20 @@ class _FileCommitter(Committer[StagedFolder]):
             return int(pq.read_metadata(opened).num_rows) > 0
 
 
-def _target(path: UPath, identity: WriteIdentity) -> UPath:
+def _folder(path: UPath, identity: WriteIdentity) -> UPath:
     """What a write replaces: the directory, or a partition's folder in it."""
     return (
         path if identity.epoch is not None or identity.partition == WHOLE else path / f"partition={identity.partition}"
     )
+
+
+def _target(path: UPath, identity: WriteIdentity) -> UPath:
+    """The same without links: a rename would replace a link, and does not reach another disk."""
+    return _without_links(_folder(path, identity))
+
+
+def _without_links(path: UPath) -> UPath:
+    return path.with_segments(os.path.realpath(path.path)) if is_local(path) else path
 
 
 def _staged(path: UPath, attempt: WriteAttempt) -> UPath:

@@ -84,3 +84,36 @@ def test_of_two_runs_that_commit_at_once_each_is_there_whole_and_nothing_is_left
             assert written[0].startswith(f"{number}-")
     names = {file.name for folder in (table, table.parent) for file in folder.iterdir()}
     assert not any(name.startswith(".") for name in names)
+
+
+@pytest.mark.parametrize("kind", ["folder", "nothing yet", "partition"])
+def test_a_link_stays_one_and_the_files_are_where_it_leads_to(tmp_path, kind):
+    real, link = tmp_path / "disk" / "table", tmp_path / "table"
+    real.parent.mkdir()
+    if kind != "nothing yet":
+        real.mkdir()
+    if kind == "partition":
+        link.mkdir()
+    (link / "partition=a" if kind == "partition" else link).symlink_to(real)
+    partition = "a" if kind == "partition" else WHOLE
+    for run in ("first", "second"):
+        table = storage_path(str(link), "file sink")
+        attempt = WriteAttempt(WriteIdentity("p", "files", run, partition), run, "stage")
+        staged = _staged(table, attempt)
+        staged.mkdir(parents=True)
+        (staged / "part-0.csv").write_text(run)
+        commits = {0: Commit(attempt, [StagedFolder(bytes=1)])}
+        _commit(_FileCommitter(table, "csv"), commits, check=lambda: None, give_up=lambda: None)
+        assert (link / "partition=a" if kind == "partition" else link).is_symlink()
+        assert (real / "part-0.csv").read_text() == run
+    assert {path.name for path in real.parent.iterdir()} == {"table"}
+
+
+def test_a_stream_keeps_a_link(run_streaming, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "table").symlink_to(tmp_path / "disk" / "table")
+    pipeline = Pipeline("entries")
+    pipeline.from_collection([Entry(1, "a")]).sink_to(FileSink(f"{tmp_path}/table", name="table"))
+    run_streaming(pipeline)
+    assert (tmp_path / "table").is_symlink()
+    assert pq.read_table(tmp_path / "disk" / "table")["number"].to_pylist() == [1]
