@@ -137,9 +137,11 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
             f"{plan.name}: the checkpoint has an epoch that was planned, not committed, of a source of another kind;"
             " run the code that it is of until the epoch is committed, or start without state (upgrade mode stateless)"
         )
-    if "ARITHMETIC_OVERFLOW" in text and not _RAISED.search(text):
-        return _too_large(plan, stage)
     found = _RAISED.findall(text)
+    if "ARITHMETIC_OVERFLOW" in text and not found:
+        large = _too_large(plan, stage)
+        if large is not None:
+            return large
     if found:
         name, message = found[-1]
         message = _STATE.sub("", message.strip())
@@ -184,14 +186,17 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
     return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
 
 
-def _too_large(plan: Plan, stage: str) -> errors.RecordTypeError:
+def _too_large(plan: Plan, stage: str) -> errors.RecordTypeError | None:
     """The error for a number that Catalyst has computed and that its column does not hold.
 
-    Spark does not say which operator it is of: it may be one of the stage, or of the query, that computes columns.
+    Spark does not say which operator it is of: it may be one of the stage, or of the query, that computes columns. None
+    where there is none.
     """
     own = {number for region in plan.regions if region.name == stage for number in region.nodes}
     nodes = [node for node in plan.graph.nodes if getattr(node, "columns", ()) and (not own or node.id in own)]
     aggregating = [node for node in nodes if node.aggregates_natively] or nodes
+    if not aggregating:
+        return None
     names = ", ".join(f"'{node.name}'" for node in aggregating)
     where = f"{plan.name}: operator {names}" if len(aggregating) == 1 else f"{plan.name}: one of the operators {names}"
     return too_large(where, [field for node in aggregating for field in fields_of(getattr(node, "columns", ()))])

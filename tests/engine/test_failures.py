@@ -3,12 +3,22 @@
 import os
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 from upath import UPath
 
+from dagster_unified.api import Pipeline
+from dagster_unified.api import functions as F
 from dagster_unified.engine.failures import naming_store, translated
-from dagster_unified.errors import ConfigurationError, SlowStartError, SourceError, UnavailableError
+from dagster_unified.errors import (
+    ConfigurationError,
+    RecordTypeError,
+    SlowStartError,
+    SourceError,
+    StageError,
+    UnavailableError,
+)
 from tests.depth import rotated
 
 
@@ -243,3 +253,23 @@ def test_a_process_that_was_too_slow_for_spark_is_transient_and_said_in_one_sent
         assert isinstance(error, SlowStartError)
         assert error.retryable
         assert str(error).startswith(said)
+
+
+class Spent(NamedTuple):
+    shop: str
+    amount: int
+
+
+OVERFLOWN = "org.apache.spark.SparkArithmeticException: [ARITHMETIC_OVERFLOW] overflow. Use 'try_add' to tolerate"
+
+
+def test_a_sum_that_catalyst_cannot_hold_names_operator_and_field():
+    pipeline = Pipeline("p")
+    keyed = pipeline.from_collection([Spent("a", 1)]).map(lambda spent: spent, Spent).key_by("shop")
+    keyed.agg(F.sum("amount").alias("amount"), output_type=Spent).name("op").print()
+    plan = pipeline.plan()
+    found = translated(ValueError(OVERFLOWN), plan, "op", None)
+    assert isinstance(found, RecordTypeError)
+    assert str(found).startswith("p: operator 'op': field 'amount' is larger than its type holds")
+    elsewhere = translated(ValueError(OVERFLOWN), plan, plan.regions[0].name, None)
+    assert type(elsewhere) is StageError
