@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 import pyarrow as pa
@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
 
 OnMalformed = Literal["fail", "drop", "divert"]
+
+Ending = Callable[["UPath", "str | None"], frozenset[str]]
+"""Returns the parts of a source that have been read to their end, and `ALL` with them where all has been.
+
+It is given the source's folder in Spark's checkpoint, and its offset in Spark's log, as `stream_position` is.
+"""
 
 
 class SparkSource(Source[Out]):
@@ -219,6 +225,14 @@ class SparkSource(Source[Out]):
 
         What `after` leaves out is left out here too (`unread`).
         """
+
+    def ending(self, folder: UPath) -> Ending | None:
+        """What says how much of its stream has been read to the end.
+
+        None where the stream does not end, or the source cannot tell. `folder` is the one that `read_stream` was given
+        before.
+        """
+        return None
 
     def settled(self) -> Self:
         """The same source, where what a BATCH run reads is decided now: its position is then exactly what is read."""

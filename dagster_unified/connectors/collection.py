@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 
 from dagster_unified.connectors import spark_log
-from dagster_unified.connectors.base import SparkSource, spark_schema
+from dagster_unified.connectors.alignment import ALL
+from dagster_unified.connectors.base import Ending, SparkSource, spark_schema
 from dagster_unified.connectors.literals import records_of
 from dagster_unified.connectors.paths import as_pattern, children, put
 from dagster_unified.connectors.positions import EverythingRead, Position, cannot_follow
@@ -119,6 +120,12 @@ class CollectionSource(SparkSource[Out]):
             return self.behind
         names = [spark_log.path_of(file.path).split("/")[-1] for file in spark_log.found(checkpoint_sources, logged)]
         return EverythingRead(max(part.first + part.size for name in names if (part := _Part.of(name)) is not None))
+
+    def ending(self, folder: UPath) -> Ending | None:
+        def read(log: UPath, offset: str | None) -> frozenset[str]:
+            return frozenset([ALL] if self.stream_position(log, offset) == EverythingRead(len(self.data)) else ())
+
+        return read
 
     def check_behind(self) -> None:
         if not isinstance(self.behind, EverythingRead):

@@ -17,14 +17,23 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dagster_unified.connectors import spark_log
-from dagster_unified.connectors.base import MALFORMED, OnMalformed, SparkSource, fitting, opaque, spark_schema
+from dagster_unified.connectors.alignment import ALL
+from dagster_unified.connectors.base import (
+    MALFORMED,
+    Ending,
+    OnMalformed,
+    SparkSource,
+    fitting,
+    opaque,
+    spark_schema,
+)
 from dagster_unified.connectors.bounds import PathTemplate, in_folder
 from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields, widened
 from dagster_unified.connectors.first_lines import first_lines
 from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.footers import FileColumns, as_spark_reads, schemas, unreadable
-from dagster_unified.connectors.listing import names_until, show
+from dagster_unified.connectors.listing import last_chunk, last_chunk_found, names_until, show
 from dagster_unified.connectors.misfits import UNREADABLE, CsvRows, JsonRows, Rows, explained
 from dagster_unified.connectors.paths import (
     LITERAL,
@@ -230,6 +239,17 @@ class _FileSource(SparkSource[Out]):
         root = Folder(self.path).root
         names = self._read_before().union(names_until(spark_log.Reader(checkpoint_sources, logged), root))
         return FilesRead.of(root, names, self.partitions_behind())
+
+    def ending(self, folder: UPath) -> Ending | None:
+        if self.boundedness is Boundedness.UNBOUNDED:
+            return None
+        last = last_chunk(folder)
+
+        def read(log: UPath, offset: str | None) -> frozenset[str]:
+            has_read = last < 0 or (spark_log.offset_of(offset) >= 0 and last_chunk_found(log, folder) >= last)
+            return frozenset([ALL] if has_read else ())
+
+        return read
 
     def check_behind(self) -> None:
         if isinstance(self.behind, FilesRead) and self.behind.root != Folder(self.path).root:

@@ -202,7 +202,7 @@ class Listing:
         running = self._running()
         if running.keys() - self._logs.keys() or sum(len(self._logs[path]) for path in running) < self.readers:
             self._logs = {path: list(_logs(path, self.folder)) for path in running}
-        return [_last_chunk(log, self.folder) for path in running for log in self._logs[path]]
+        return [last_chunk_found(log, self.folder) for path in running for log in self._logs[path]]
 
     def _running(self) -> dict[UPath, StreamingQuery]:
         """The queries of the job that run, by their checkpoints; which those are is looked up only once."""
@@ -325,11 +325,16 @@ def _log_of(chunk: UPath) -> UPath:
 def _logs(checkpoint: UPath, folder: UPath) -> Iterator[UPath]:
     """The logs of the file sources of a query that have read chunks of a folder."""
     for reader in spark_log.readers(checkpoint):
-        if _last_chunk(reader.log, folder) >= 0:
+        if last_chunk_found(reader.log, folder) >= 0:
             yield reader.log
 
 
-def _last_chunk(log: UPath, folder: UPath) -> int:
+def last_chunk(folder: UPath) -> int:
+    """The number of the last chunk in the folder of a source of a job; -1 where there is none."""
+    return max((int(name) for name in children(folder / "chunks") if name.isdigit()), default=-1)
+
+
+def last_chunk_found(log: UPath, folder: UPath) -> int:
     """The number of the last chunk of a folder that a file source has found; -1 where there is none."""
     below = f"{path_text(folder)}/chunks/"
     paths = [spark_log.path_of(entry.path) for entry in spark_log.newest(log)]

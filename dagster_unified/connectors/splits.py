@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from dagster_unified.connectors.alignment import held_back
-from dagster_unified.connectors.base import SparkSource
+from dagster_unified.connectors.alignment import ALL, held_back
+from dagster_unified.connectors.base import Ending, SparkSource
 from dagster_unified.connectors.paths import put
 from dagster_unified.connectors.positions import (
     OffsetsRead,
@@ -67,6 +67,15 @@ class Range(msgspec.Struct, frozen=True):
 
     start: dict[str, int]
     end: dict[str, int] | None = None
+
+    def parts_read(self, log: UPath | None, offset: str | None) -> frozenset[str]:
+        """The parts that a query has read to their end, at an offset; with `ALL` where that is so for each of them."""
+        position = self.start
+        if offset is not None and offset != "-":  # it had nothing to read yet
+            position = msgspec.json.decode(offset, type=dict[str, int])
+        end = self.end or {}
+        parts = {part for part, last in end.items() if position.get(part, -1) >= last}
+        return frozenset({*parts, ALL} if self.end is not None and len(parts) == len(end) else parts)
 
 
 class SplitSource(SparkSource[Out]):
@@ -313,6 +322,10 @@ class SplitSource(SparkSource[Out]):
         folder.mkdir(parents=True, exist_ok=True)
         put(kept, msgspec.json.encode(range_))
         return range_
+
+    def ending(self, folder: UPath) -> Ending | None:
+        range_ = self.stream_range(folder)
+        return None if range_.end is None else range_.parts_read
 
     def identities(self) -> Mapping[str, str]:
         """What tells that which offsets are of from what is made again under its name; empty where nothing does."""

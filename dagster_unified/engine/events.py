@@ -5,9 +5,12 @@ Core code never prints; it reports to an observer.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from dagster_unified.operators.time import MIN_TIMESTAMP, to_datetime
 
 if TYPE_CHECKING:
     from dagster_unified.engine.batch.intermediates.store import Manifest
@@ -51,6 +54,37 @@ class SinkHeld:
             f"stage '{self.stage}': sink '{self.sink}' has the rows that an earlier attempt of the execution"
             f" {self.execution} has committed, and was given none, since it could not replace them; if the code or the"
             " input has changed since, mend the target by hand, or take the rows out and launch a new run"
+        )
+
+
+@dataclass(frozen=True)
+class RecordsWait:
+    """At the end of a run that leaves state to another one, records wait for a watermark that a source holds back."""
+
+    stage: str
+    operator: str
+    records: int
+    timers: int
+    """Pending event-time timers; an open window has one."""
+
+    sources: tuple[str, ...]
+    watermark: int
+    """Milliseconds since the epoch."""
+
+    def describe(self) -> str:
+        """As a line of a log has it."""
+        counts = [f"{number} {what}" for number, what in ((self.records, "records"), (self.timers, "timers")) if number]
+        sources = " and ".join(f"'{name}'" for name in self.sources)
+        held = f"at {self.watermark}"
+        with contextlib.suppress(OverflowError):
+            held = f"at {to_datetime(self.watermark).isoformat()}"
+        if self.watermark == MIN_TIMESTAMP:
+            held = "before its first record"
+        return (
+            f"stage '{self.stage}': {' and '.join(counts)} of operator '{self.operator}' wait in its state, because"
+            f" source {sources} holds the watermark {held}, and others are further; a later run goes on with them once"
+            " that source has later records. If it may be silent for long, give its WatermarkStrategy"
+            " with_idleness(...): at the end of a run it then holds nobody back"
         )
 
 
@@ -277,6 +311,7 @@ Event = (
     StageStarted
     | StageFinished
     | SinkHeld
+    | RecordsWait
     | IterationResumed
     | RoundCommitted
     | InputHeldBack

@@ -6,18 +6,24 @@ An operator's watermark is the smallest of its nearest assigners'; an assigner's
 strategy's bound, or what its watermark generator emitted. That of a stream which another query hands on was handed on
 with it. Directly behind a source with parts, such as the partitions of a topic, the latest event time is that of the
 part which is furthest behind. An assigner that is idle, by its generator or for longer than its strategy allows, does
-not hold others back; nor does a part, nor a stream that is handed on while all assigners before it are idle. Knows the
-plan, not Spark; a control event is what it returns.
+not hold others back; nor does a part, nor a stream that is handed on while all assigners before it are idle.
+
+A source that has been read to its end is at the end of time, as in Flink: it holds nobody back, and an operator all of
+whose sources have ended is at the end of its input. Where the run leaves its state to another run, which goes on behind
+the end of its sources, such a source may still speak: it holds others back, unless its strategy lets it be idle. Knows
+the plan, not Spark; a control event is what it returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from threading import Lock
 
 import msgspec
 
-from dagster_unified.graph.nodes import RelayNode
+from dagster_unified.connectors.alignment import ALL
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.nodes import IterationNode, Node, RelayedNode, RelayNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report
@@ -29,15 +35,24 @@ from dagster_unified.operators.watermarks import Generated, Mark
 class JobTime:
     """Computes control events from reports and the wall clock. Safe for several threads."""
 
-    def __init__(self, plan: Plan, latest: ControlEvent | None, now: int, native_windows: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        latest: ControlEvent | None,
+        now: int,
+        native_windows: bool = False,
+        goes_on: bool = False,
+        reached: Mapping[str, int] | None = None,
+    ) -> None:
         """Starts from the `latest` control event.
 
         With `native_windows` it also keeps the watermarks of windows that Catalyst collects, which in a streaming query
-        are Spark's own.
+        are Spark's own. With `goes_on`, or where the run leaves a savepoint at the end of its data, another run goes on
+        behind the end of the sources. `reached` are watermarks of assigners that are known whatever they see.
         """
         graph = plan.graph
         self._assigners = {n.uid: n for n in graph.timed}
-        waiting = [n for n in graph.nodes if n.has_timers or (native_windows and n.has_native_windows)]
+        waiting = [n for n in graph.nodes if n.is_told_watermark or (native_windows and n.has_native_windows)]
         self._before = {n.uid: plan.assigners_before(n.id) for n in waiting}
         self._handed_on = [n.uid for n in graph.nodes if isinstance(n, RelayNode) and self._before[n.uid]]
         self._latest = latest or ControlEvent()
@@ -47,7 +62,33 @@ class JobTime:
         self._part_moved = {(uid, part): now for uid, times in self._parts.items() for part in times}
         self._generated = dict(self._latest.generated)
         self._remembered = {uid: dict(kept) for uid, kept in self._latest.remembered.items()}
+        self._reached = reached or {}
         self._idle: set[str] = set()
+        self._goes_on = goes_on or plan.execution.goes_on
+        upstream = {n.id: plan.upstream(n.id) for n in graph.nodes}
+        sources = {n.id: n.uid for n in graph.sources}
+        self._sources = {n.uid: {sources[i] for i in upstream[n.id] & sources.keys()} for n in graph.nodes}
+        emitting = {n.id: n.uid for n in graph.nodes if n.has_timers or _goes_round(n) or _waits_for_end(n)}
+        self._operators = {n.uid: {emitting[i] for i in upstream[n.id] & emitting.keys()} for n in graph.timed}
+        """The operators before each assigner that may emit something when their input ends."""
+
+        waits = {n.id for n in graph.nodes if _waits_for_end(n)}
+        self._ending = [n.uid for n in graph.nodes if n.id in emitting and not upstream[n.id] & waits]
+        """What is told of the end of its input before the job's has come."""
+
+        self._loops = {n.uid for n in graph.nodes if _goes_round(n)}
+
+        is_cut = any(isinstance(n, (RelayNode, RelayedNode)) for n in graph.nodes)
+        is_bounded = plan.execution.boundedness is Boundedness.BOUNDED
+        self._last = set(sources.values()) if is_bounded and not is_cut else set[str]()
+        """The sources behind which the job's own end comes at once."""
+
+        self._ended: dict[str, Collection[str]] = {}
+        """The parts of sources, by uid, that have been processed to their end."""
+
+        self._closed: set[str] = set()
+        """The operators that have been told of the end of their input, and have emitted all."""
+
         self._periodic = {
             uid: Generated(f"{plan.name}: operator '{n.name}'", n.generator)
             for uid, n in self._assigners.items()
@@ -65,9 +106,9 @@ class JobTime:
         return self._latest
 
     def watermark(self) -> int | None:
-        """The smallest watermark of all operators, or None before the first."""
-        marks = [m for m in self._latest.watermarks.values() if m > MIN_TIMESTAMP]
-        return min(marks, default=None)
+        """The smallest watermark of all operators whose input has not ended, or None before the first."""
+        marks = {uid: mark for uid, mark in self._latest.watermarks.items() if mark > MIN_TIMESTAMP}
+        return min((mark for uid, mark in marks.items() if uid not in self._latest.ended), default=None)
 
     def after(self, report: Report, now: int) -> ControlEvent | None:
         """The control event to emit after a micro-batch, if any."""
@@ -96,6 +137,21 @@ class JobTime:
             if last_event_time is not None:
                 self._seen.saw_event_time(uid, last_event_time)
 
+    def ended(self, parts: Mapping[str, Collection[str]]) -> None:
+        """Take which parts of some sources have been processed to their end; `ALL` is among them where all has."""
+        with self._lock:
+            self._ended |= parts
+
+    def delivered(self, event: ControlEvent) -> None:
+        """Take the event that a micro-batch had, which has been processed."""
+        with self._lock:
+            self._closed.update(event.ended)
+
+    @property
+    def awaits_delivery(self) -> bool:
+        """Whether operators were sent the end of their input, and may not have had it yet."""
+        return not self._closed.issuperset(self._latest.ended)
+
     def tick(self, now: int) -> ControlEvent | None:
         """The control event to emit because time has passed, if any."""
         with self._lock:
@@ -119,23 +175,28 @@ class JobTime:
     def end(self, now: int) -> ControlEvent:
         """The input has ended."""
         with self._lock:
-            last = {
-                uid: moment
-                for uid, before in self._before.items()
-                if (moment := self._seen.last_event_time(before)) is not None
-            }
             self._latest = ControlEvent(
                 self._latest.number + 1,
                 self._latest.watermarks,
                 now,
                 True,
-                last,
+                self._last_event_times(self._before),
                 dict(self._seen.last_event_times),
                 {uid: dict(times) for uid, times in self._parts.items()},
                 dict(self._generated),
                 remembered=self._kept(),
             )
             return self._latest
+
+    def holding_back(self, uid: str, now: int) -> tuple[str, ...]:
+        """The assigners that keep an operator's watermark from going as far as others of them are."""
+        with self._lock:
+            before = self._before[uid]
+            waited_for = [one for one in before if not (self._has_ended(one) or self._is_idle(one, now))]
+            marks = {one: self._own_mark(one, now) for one in before}
+            slowest = min((marks[one] for one in waited_for), default=MIN_TIMESTAMP)
+            is_behind = any(mark > slowest for mark in marks.values())
+            return tuple(one for one in waited_for if is_behind and marks[one] == slowest)
 
     def parts(self, uid: str, now: int) -> tuple[dict[str, int], frozenset[str]]:
         """The watermark of each part of a source, as an assigner behind it has seen them, and those that are idle."""
@@ -158,9 +219,13 @@ class JobTime:
         }
         due = {moment for moment in self._due if moment <= now}
         idle = [uid for uid in self._handed_on if all(self._is_idle(one, now) for one in self._before[uid])]
+        ended = self._latest.ended
+        if not self._leaves_end_to_job:
+            ended = sorted({*filter(self._input_has_ended, self._ending), *self._loops.intersection(ended)})
         moved = any(m > self._latest.watermarks.get(uid, MIN_TIMESTAMP) for uid, m in marks.items())
         keeps = self._remembered != self._latest.remembered
-        if self._latest.end or not (self._wake or due or moved or keeps or idle != self._latest.idle):
+        changed = keeps or idle != self._latest.idle or ended != self._latest.ended
+        if self._latest.end or not (self._wake or due or moved or changed):
             return None
         self._wake = False
         self._due -= due
@@ -174,8 +239,31 @@ class JobTime:
             generated=dict(self._generated),
             idle=idle,
             remembered=self._kept(),
+            ended=ended,
+            last_event_times=self._last_event_times(ended),
         )
         return self._latest
+
+    def _last_event_times(self, operators: Collection[str]) -> dict[str, int]:
+        """The last event time of the input of each of some operators that had one."""
+        times = {uid: self._seen.last_event_time(self._before.get(uid, ())) for uid in operators}
+        return {uid: moment for uid, moment in times.items() if moment is not None}
+
+    def _input_has_ended(self, uid: str) -> bool:
+        return not self._leaves_end_to_job and self._are_read(self._sources[uid])
+
+    def _are_read(self, sources: Collection[str]) -> bool:
+        """Whether some sources, of which there are any, have been read to their end."""
+        return bool(sources) and all(ALL in self._ended.get(uid, ()) for uid in sources)
+
+    @property
+    def _leaves_end_to_job(self) -> bool:
+        """Whether no input is at its end by itself: a run goes on behind it, or the whole job is at its end."""
+        return self._goes_on or self._are_read(self._last)
+
+    def _has_ended(self, uid: str) -> bool:
+        """Whether an assigner sees no record any more."""
+        return self._input_has_ended(uid) and self._operators[uid] <= self._closed
 
     def _emitted(self, uid: str, mark: Mark) -> None:
         if mark.watermark is not None:
@@ -195,9 +283,11 @@ class JobTime:
     def _mark(self, assigners: tuple[str, ...], now: int) -> int:
         marks: list[int] = []
         idle: list[int] = []
+        ended: list[int] = []
         for uid in assigners:
-            (idle if self._is_idle(uid, now) else marks).append(self._own_mark(uid, now))
-        return min(marks) if marks else max(idle, default=MIN_TIMESTAMP)
+            kind = ended if self._has_ended(uid) else idle if self._is_idle(uid, now) else marks
+            kind.append(self._own_mark(uid, now))
+        return min(marks) if marks else max(idle or ended, default=MIN_TIMESTAMP)
 
     def _own_mark(self, uid: str, now: int) -> int:
         """The watermark of one assigner."""
@@ -205,9 +295,10 @@ class JobTime:
         if node.says_watermarks:
             return self._generated.get(uid, MIN_TIMESTAMP)
         seen = self._slowest(uid, now)
+        reached = self._reached.get(uid, MIN_TIMESTAMP)
         if seen is None or node.max_out_of_orderness_ms is None:
-            return MIN_TIMESTAMP
-        return seen - node.max_out_of_orderness_ms - 1
+            return reached
+        return max(seen - node.max_out_of_orderness_ms - 1, reached)
 
     def _slowest(self, uid: str, now: int) -> int | None:
         """The last event time of the part that is behind all others, of those that are not idle."""
@@ -219,8 +310,22 @@ class JobTime:
 
     def _part_is_idle(self, uid: str, part: str, now: int) -> bool:
         timeout = self._assigners[uid].idleness_ms
+        if any(part in self._ended.get(source, ()) for source in self._sources[uid]):
+            return not self._goes_on or timeout is not None
         return timeout is not None and now - self._part_moved[uid, part] >= timeout
 
     def _is_idle(self, uid: str, now: int) -> bool:
         timeout = self._assigners[uid].idleness_ms
-        return uid in self._idle or (timeout is not None and now - self._moved[uid] >= timeout)
+        if timeout is None or uid in self._idle:
+            return uid in self._idle
+        return now - self._moved[uid] >= timeout or (self._goes_on and self._are_read(self._sources[uid]))
+
+
+def _goes_round(node: Node) -> bool:
+    """Whether it is an iteration that goes round for as long as its input comes."""
+    return isinstance(node, IterationNode) and node.takes_input_in_all_rounds
+
+
+def _waits_for_end(node: Node) -> bool:
+    """Whether it emits something at the end of the job's input only."""
+    return node.aggregates_natively or (isinstance(node, IterationNode) and not node.takes_input_in_all_rounds)

@@ -39,11 +39,17 @@ EPOCH = "streaming.sql.batchId"
 
 def committed_epoch() -> int | None:
     """The latest epoch that was committed before the one that this task works on; None in BATCH, and in the first."""
+    epoch = this_epoch()
+    return epoch - 1 if epoch > 0 else None
+
+
+def this_epoch() -> int:
+    """The epoch that this task works on; -1 in BATCH."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     number = context.getLocalProperty(EPOCH) if context is not None else None
-    return int(number) - 1 if number is not None and int(number) > 0 else None
+    return -1 if number is None else int(number)
 
 
 CONTROL = "dagster_unified.control"

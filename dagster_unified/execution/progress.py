@@ -13,6 +13,7 @@ from dagster_unified.engine.events import (
     EpochCommitted,
     Event,
     QueriesStopped,
+    RecordsWait,
     StageFinished,
     StageStarted,
 )
@@ -76,5 +77,7 @@ class ShownProgress:
             self._console.print(text, highlight=False)
         elif isinstance(event, StageFinished):
             self._live.console.print(f"[green]✓[/] {text}", highlight=False)
+        elif isinstance(event, RecordsWait):
+            self._live.console.print(text, highlight=False, markup=False)
         else:
             self._live.update(self._task, description=text)

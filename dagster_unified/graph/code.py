@@ -25,6 +25,11 @@ def names_used(value: Any) -> set[str]:
     return {name for function in _reached(value) for name in _names(function)}
 
 
+def reads_watermark(value: Any) -> bool:
+    """Whether a function, or a method of an object's class, asks for the watermark."""
+    return not names_used(value).isdisjoint(("current_watermark", "get_current_watermark"))
+
+
 def _names(function: types.FunctionType) -> set[str]:
     return {name for code in nested_code(function.__code__) for name in code.co_names}
 

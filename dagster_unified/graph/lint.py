@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dagster_unified.graph.code import names_used, reads_from_outside, refers_to
+from dagster_unified.graph.code import names_used, reads_from_outside, reads_watermark, refers_to
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.fingerprint import fingerprint_of
-from dagster_unified.graph.lateness import Assigned, assigners
+from dagster_unified.graph.lateness import Assigned, assigners, nearest_assigners
 from dagster_unified.graph.memory import kept_by
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Graph, IterationNode, Node, SinkNode
@@ -22,13 +22,14 @@ from dagster_unified.operators.state.ttl import StateTtlConfig
 Rule = Callable[[Graph, Node, Execution], list[tuple[str, str]]]
 
 
-def lint(graph: Graph, execution: Execution) -> tuple[Finding, ...]:
-    """All findings, in the order of the operators."""
+def lint(graph: Graph, execution: Execution, carry_state: bool = False) -> tuple[Finding, ...]:
+    """All findings, in the order of the operators; with `carry_state` a run leaves its state to that of a partition."""
     found: list[Finding] = []
+    leaves = (_held_back,) if carry_state or execution.goes_on else ()
     for node in graph.nodes:
         found += _found(_BEFORE, graph, node, execution)
         found += node.parity(graph)
-        found += _found(_AFTER, graph, node, execution)
+        found += _found((*_AFTER, *leaves), graph, node, execution)
         if isinstance(node, IterationNode):
             found += [
                 replace(one, node=node.id)
@@ -123,7 +124,7 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
 
 def _watermark(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
     function = node.user_function
-    if function is None or not names_used(function) & {"current_watermark", "get_current_watermark"}:
+    if function is None or not reads_watermark(function):
         return []
     what = (
         f"'{node.name}' reads the watermark, which stands at its beginning in BATCH and follows the records in"
@@ -238,6 +239,31 @@ def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
         )
         for place, what in found.items()
     ]
+
+
+def _held_back(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    """Where a run leaves its state to another one, what of the streams of an operator may hold the others back."""
+    before = nearest_assigners(graph, graph.inputs(node.id)) if node.has_timers else []
+    waited_for = sorted((one for one in before if one.idleness_ms is None), key=lambda one: one.id)
+    if len(before) < 2 or not waited_for:
+        return []
+    names = " and ".join(dict.fromkeys(f"'{name}'" for one in waited_for for name in _sources_of(graph, one)))
+    return [
+        (
+            "note",
+            (
+                f"'{node.name}' waits for the slowest of several streams, also at the end of a run that leaves its"
+                f" state to another one: what is later than the last record of {names} stays in the state. Give the"
+                " WatermarkStrategy of a stream that may be silent for long with_idleness(...): a stream that has it"
+                " holds nobody back there"
+            ),
+        )
+    ]
+
+
+def _sources_of(graph: Graph, node: Node) -> list[str]:
+    upstream = graph.upstream(node.id)
+    return [source.name for source in graph.sources if source.id in upstream]
 
 
 def _attributes(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:

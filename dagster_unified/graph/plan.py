@@ -159,7 +159,7 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     With `carry_state` the plan is that of a partition whose keyed state goes on to the next.
     """
     execution = resolve(graph, configuration or Configuration())
-    whole = lint(graph, execution)
+    whole = lint(graph, execution, carry_state)
     used = _used(graph)
     graph, rewritten = with_portable_state(_without_unused(graph, used), execution, carry_state)
     numbers = {old: rewritten[new] for old, new in used.items()}

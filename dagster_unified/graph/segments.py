@@ -94,11 +94,11 @@ def segment_of(graph: Graph) -> dict[int, int]:
 def _before_state(graph: Graph, loops: set[int]) -> set[int]:
     """The iterations behind which there are operators with state, before the next iteration if there is one.
 
-    So are those behind which is an assigner of timestamps that timers go by: after an iteration, a query learns of no
-    event time.
+    So are those behind which is an assigner of timestamps that an operator goes by which is told the watermark, or such
+    an operator: after an iteration, a query learns of no event time.
     """
-    pending = [node.id for node in graph.nodes if node.runs_by_key]
-    timed = [edge for node in graph.nodes if node.has_timers for edge in graph.inputs(node.id)]
+    pending = [node.id for node in graph.nodes if node.runs_by_key or node.is_told_watermark]
+    timed = [edge for node in graph.nodes if node.is_told_watermark for edge in graph.inputs(node.id)]
     pending += [node.id for node in nearest_assigners(graph, timed)]
     seen: set[int] = set()
     while pending:

@@ -10,7 +10,6 @@ from dagster_unified.operators.functions.base import NoTimers, OutputTag, Proces
 from dagster_unified.operators.keyed import Collector
 from dagster_unified.operators.program.blocks import Block, Consumer
 from dagster_unified.operators.program.step import BlockStep, Place
-from dagster_unified.operators.time import MIN_TIMESTAMP
 
 
 class ProcessStep(BlockStep):
@@ -19,7 +18,7 @@ class ProcessStep(BlockStep):
     def consumer(self, place: Place) -> Consumer:
         function: ProcessFunction[Any, Any] = self.function
         place.open(function)
-        context = _Context(place.options.readable(place.clock), Collector(place.copies))
+        context = _Context(place.options.readable(place.clock), place.watermark, Collector(place.copies))
 
         def consume(block: Block) -> None:
             out = context.out = Collector(place.copies)
@@ -40,8 +39,8 @@ class ProcessStep(BlockStep):
 class _Context(ProcessFunction.Context, NoTimers):
     """The context of a non-keyed process function: time, side outputs, and no timers."""
 
-    def __init__(self, clock: Callable[[], int], out: Collector) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], int], watermark: Callable[[], int], out: Collector) -> None:
+        self._clock, self._watermark = clock, watermark
         self.current: int | None = None
         self.out = out
 
@@ -58,4 +57,4 @@ class _Context(ProcessFunction.Context, NoTimers):
         return self._clock()
 
     def current_watermark(self) -> int:
-        return MIN_TIMESTAMP
+        return self._watermark()

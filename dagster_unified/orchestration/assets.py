@@ -34,6 +34,7 @@ from dagster_unified.engine.events import (
     IterationResumed,
     MasterAway,
     MasterBack,
+    RecordsWait,
     RoundCommitted,
     SinkHeld,
     StageFinished,
@@ -491,7 +492,7 @@ def _observer(
             context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
         elif isinstance(event, (IterationResumed, RoundCommitted)):
             context.log.info(f"{event.describe()}{of}")
-        elif isinstance(event, SinkHeld):
+        elif isinstance(event, (SinkHeld, RecordsWait)):
             context.log.warning(f"{event.describe()}{of}")
         elif isinstance(event, (ExecutorLost, MasterAway, MasterBack)):
             context.log.warning(event.describe())

@@ -20,6 +20,7 @@ from dagster import (
 )
 from upath import UPath
 
+from dagster_unified.engine.batch.carried import waiting
 from dagster_unified.engine.batch.intermediates.store import Manifest
 from dagster_unified.graph.drawing import as_svg
 from dagster_unified.graph.lineage import column_lineage
@@ -68,6 +69,9 @@ def stage_metadata(
         metadata[CARRIED_FROM] = MetadataValue.dagster_run(manifest.carried_from)
     metadata.update(shown(manifest.counters, manifest.gauges, manifest.rates(), manifest.histograms))
     metadata.update(manifest.lacking)
+    waits = [one.describe() for one in waiting(plan, region, manifest)]
+    if waits:
+        metadata["records held back"] = MetadataValue.text("\n".join(waits))
     for name, iteration in manifest.iterations.items():
         metadata[f"rounds of {name}"] = iteration.rounds
         metadata[f"why {name} ended"] = iteration.reason

@@ -29,6 +29,7 @@ from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.rounds.spec import Level
 from dagster_unified.operators.state.pages import Columns, Content
+from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import Mark
 
 Timed = tuple[Any, "int | None"]
@@ -159,6 +160,7 @@ class Driven:
         self._groups: KeyGroups | None = None
         self._running: RunningProgram | None = None
         self._remembered: dict[str, bytes] = {}
+        self._uid, self._watermark = node.uid, MIN_TIMESTAMP
 
     @property
     def listens(self) -> bool:
@@ -178,7 +180,9 @@ class Driven:
             self._running = self._groups.running
         else:
             place, kept = Subtask(self._subtask), {uid: {self._subtask: data} for uid, data in self._remembered.items()}
-            self._running = RunningProgram(program, self._leave, self._clock, place, True, kept)
+            self._running = RunningProgram(
+                program, self._leave, self._clock, place, True, kept, lambda _: self._watermark
+            )
         if committed is not None:
             self._running.notify(committed)
 
@@ -216,6 +220,8 @@ class Driven:
             for batch in batches:
                 running.push(batch)
             running.flush()
+            if event is not None:
+                self._watermark = max(self._watermark, event.watermarks.get(self._uid, MIN_TIMESTAMP))
             return None
         around = []
         if broadcast:

@@ -72,6 +72,7 @@ class StreamedIteration:
             one.terminated(terminate(one.loop, one.levels, self._epoch - 1))
         elif ends:
             last = run_rounds(one.loop, one.levels, self._replayed, self._waiting, self._epoch, one.ended)
+            self._waiting = []
             one.terminated(last)
         elif self._all_rounds and self._waiting:
             found = run_round(one.loop, one.levels, self._waiting, self._epoch)

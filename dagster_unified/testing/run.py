@@ -16,12 +16,14 @@ from itertools import chain
 from random import Random
 from typing import Any
 
+from dagster_unified.connectors.alignment import ALL
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.engine.translate import input_layout, keyed_input
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.segments import segments
 from dagster_unified.operators.drivers.batch import run_batch
@@ -270,6 +272,8 @@ class _Handed:
     records: list[Timed]
     watermark: int | None
     last_event_time: int | None
+    ended: bool
+    """Whether nothing comes after it."""
 
 
 def _run_streaming(
@@ -339,6 +343,8 @@ class _Streaming:
         self.epoch = 0
         self.committed: int | None = None
         """The epoch that was committed last."""
+        self.read = dict.fromkeys(self.inputs, 0)
+        """How many records of each source have been processed."""
 
     def run(self) -> Result:
         failure: BaseException | None = None
@@ -350,16 +356,19 @@ class _Streaming:
                         emit = partial(self._emit_from, node.id, subtask)
                         driven.append(Driven(self.plan, node, emit, self.clock, subtask=subtask, apart=True))
             event, waiting = None, 0
+            self._end_sources()
             for arriving in self._micro_batches():
                 self._micro_batch(arriving, event)
                 waiting += sum(map(len, arriving.values()))
                 self._take_time(arriving)
+                self._end_sources(arriving)
                 event = None
                 if self.interval is not None and waiting >= self.interval:
                     event, waiting = self._after(), 0
+            event = event or self._after()
             if event is not None:
                 self._micro_batch({}, event)
-            self._after()
+                self._after()
             self._micro_batch({}, self.time.end(self.clock()))
             self._tell_of_the_last_epoch()
         except BaseException as error:
@@ -398,7 +407,19 @@ class _Streaming:
             passed = self.given[n] if self.size is None else self.given[n][: self.epoch]
             if passed:
                 last = passed[-1]
-                self.time.relayed(self.plan.graph.node(n).uid, last.watermark, last.last_event_time)
+                uid = self.plan.graph.node(n).uid
+                self.time.relayed(uid, last.watermark, last.last_event_time)
+                if last.ended:
+                    self.time.ended({uid: {ALL}})
+
+    def _end_sources(self, arrived: Mapping[int, Sequence[object]] = {}) -> None:
+        """Says which of the bounded sources have given their last record."""
+        for n in arrived.keys() & self.read.keys():
+            self.read[n] += len(arrived[n])
+        bounded = (
+            n for n in self.plan.graph.sources if n.id in self.inputs and n.source.boundedness is Boundedness.BOUNDED
+        )
+        self.time.ended({n.uid: {ALL} for n in bounded if self.read[n.id] == len(self.inputs[n.id])})
 
     def _after(self) -> ControlEvent | None:
         report = Report(merge(d.metrics for d in self._instances()), min(self.due, default=None))
@@ -409,7 +430,7 @@ class _Streaming:
 
     def _micro_batch(self, arriving: Mapping[int, list[Timed]], event: ControlEvent | None) -> None:
         self.streams, self.due = {}, []
-        self.delivered = event or self.delivered
+        ended_before, self.delivered = self.delivered.ended, event or self.delivered
         for driven in self._instances():
             if not self.epoch or driven.listens:
                 driven.begin(self.committed)
@@ -423,7 +444,7 @@ class _Streaming:
             elif isinstance(node, g.RelayNode):
                 self._hand_on(node, [*in_one(came.ahead), *in_one(came.behind)], event)
             elif isinstance(node, g.IterationNode):
-                self._iteration(node, event is not None and event.end)
+                self._iteration(node, self.delivered.ends(node.uid) and node.uid not in ended_before)
             elif node.step is not None:
                 self._python(node, came, event)
             elif node.aggregates_natively:
@@ -435,6 +456,7 @@ class _Streaming:
     def _end_micro_batch(self) -> None:
         self.marks += [driven.end() for driven in self._instances()]
         self.committed, self.epoch = self.epoch, self.epoch + 1
+        self.time.delivered(self.delivered)
 
     def _tell_of_the_last_epoch(self) -> None:
         """The last epoch is committed, and no record comes any more."""
@@ -462,10 +484,10 @@ class _Streaming:
         (stream.ahead if self.ahead else stream.behind).setdefault(subtask, []).extend(timed)
 
     def _python(self, node: g.Node, came: _Stream, event: ControlEvent | None) -> None:
-        """What is ahead of the event, the event, and what is behind it; the end of input comes last."""
+        """What is ahead of the event, the event, and what is behind it; the end of the input comes last."""
         rules = [self.streams.get(Port.of(e), _Stream()) for e in self.plan.graph.broadcast_inputs(node.id)]
-        end = event if event is not None and event.end else None
-        moved = event if end is None else None
+        end = event if event is not None and event.ends(node.uid) else None
+        moved = event.without_end if event is not None else None
         dues: dict[int, int | None] = {}
         for self.ahead, own, broadcast, given in (
             (True, came.ahead, [in_one(s.ahead) for s in rules], moved),
@@ -474,7 +496,7 @@ class _Streaming:
             records = self.order.merged(broadcast)
             for subtask, driven in enumerate(self.driven[node.id]):
                 mine = own.get(subtask, [])
-                if mine or records or (given is not None and node.key is not None):
+                if mine or records or (given is not None and (node.key is not None or node.is_told_watermark)):
                     dues[subtask] = driven.run(mine, given, records, self.committed)
         self.due += [due for due in dues.values() if due is not None]
 
@@ -492,8 +514,9 @@ class _Streaming:
         circulates = any(self.iterations[one].circulates for one in self._before(node))
         if not node.waits_for_end and not circulates:
             watermark = self.delivered.watermarks.get(node.uid, watermark)
-        ended = event is not None and event.end
-        handed.append(_Handed(records, watermark, self.delivered.last_event_times.get(node.uid) if ended else None))
+        ended = self.delivered.ends(node.uid)
+        last_event_time = self.delivered.last_event_times.get(node.uid) if ended else None
+        handed.append(_Handed(records, watermark, last_event_time, ended))
 
     def _before(self, node: g.Node) -> list[int]:
         """The iterations before a node."""

@@ -113,11 +113,10 @@ def test_no_other_source_waits_for_what_has_ended(tmp_path):
     time = JobTime(plan, None, 0)
     saw(time, first.uid, 1, p0=2_000)
     saw(time, second.uid, 1, p0=1_000, p1=1_500)
-    alignment.reads(one.id, Range({"p0": 0}))
-    alignment.reads(two.id, Range({"p0": 0, "p1": 0}, {"p0": 5, "p1": 5}))
+    two_ends = Range({"p0": 0, "p1": 0}, {"p0": 5, "p1": 5})
 
     def others(position):
-        alignment.reached({one.id: '{"p0":5}', two.id: position})
+        alignment.ended({two.id: two_ends.parts_read(None, position)})
         alignment.tell(time, 2)
         return told(tmp_path, one.uid)["others"]
 
@@ -138,7 +137,7 @@ def test_a_source_without_parts_ends_with_all_of_it(tmp_path):
     report.saw_part("", {second.uid: 1_000})
     time.after(report, 1)
     for start, others in ((0, 990), (1, None)):
-        alignment.reads(two.id, Range({"rows": start}, {"rows": 1}))
+        alignment.ended({two.id: Range({"rows": start}, {"rows": 1}).parts_read(None, None)})
         alignment.tell(time, 2)
         assert told(tmp_path, one.uid)["others"] == others
 

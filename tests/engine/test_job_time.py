@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkGenerator, WatermarkStrategy, iterations
+from dagster_unified.connectors.alignment import ALL
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.graph.nodes import RelayNode
 from dagster_unified.graph.segments import segments
@@ -152,6 +153,39 @@ def test_an_idle_part_holds_nothing_back_until_it_has_records_again():
     assert time.tick(5_001).watermarks == {"keep": 1_989}
     assert time.after(parts(p0=3_000, p1=2_500), 6_000).watermarks == {"keep": 2_489}
     assert time.tick(11_000).watermarks == {"keep": 2_989}  # where all are idle the furthest counts
+
+
+def test_a_part_that_has_been_read_to_its_end_holds_nothing_back():
+    plan = joined(right=AT_ONCE)
+    time = JobTime(plan, None, now=0)
+    assert time.after(parts(p0=1_000, p1=100), 1).watermarks == {"keep": 89}
+    time.ended({plan.graph.sources[0].uid: {"p1"}})
+    assert time.after(parts(p0=2_000), 2).watermarks == {"keep": 1_989}
+
+
+def test_an_operator_whose_input_has_ended_does_not_count_for_the_watermark_of_the_job():
+    pipeline = Pipeline("p")
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda v: v)
+    for name in ("ended", "live"):
+        stream = pipeline.from_collection([1], int, name=name).assign_timestamps_and_watermarks(strategy).uid(name)
+        stream.key_by(lambda v: v, key_type=int).process(Keep()).uid(f"keep {name}").print(name)
+    plan = pipeline.plan({"execution.runtime-mode": "STREAMING"})
+    time = JobTime(plan, None, now=0)
+    time.after(saw(ended=10, live=100), 1)
+    assert time.watermark() == 9
+    time.ended({plan.graph.sources[0].uid: {ALL}})
+    event = time.after(saw(live=200), 2)
+    assert (event.ended, event.last_event_times, time.watermark()) == (["keep ended"], {"keep ended": 10}, 199)
+
+
+@pytest.mark.parametrize(("idle", "watermark"), [({}, 39), ({"right": 3_600}, 189), ({"left": 3_600}, 39)])
+def test_where_another_run_goes_on_a_source_that_has_ended_holds_others_back_unless_it_may_be_idle(idle, watermark):
+    plan = joined(**idle)
+    time = JobTime(plan, None, now=0, goes_on=True)
+    assert time.after(saw(left=100, right=50), 1).watermarks == {"keep": 39}
+    time.ended({plan.graph.sources[1].uid: {ALL}})
+    time.after(saw(left=200), 2)
+    assert (time.latest.watermarks, time.latest.ended) == ({"keep": watermark}, [])
 
 
 def test_after_a_restart_the_parts_are_known():

@@ -16,6 +16,7 @@ from dagster_unified.api import (
     WatermarkOutput,
     WatermarkStrategy,
 )
+from dagster_unified.connectors.structured import StructuredSource
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import encoded_attributes, restore_attributes
@@ -110,12 +111,12 @@ def test_a_watermark_may_be_a_moment():
 def two_sources(second):
     """The late records of a source with this generator, and of a punctuated one whose records come after it."""
     pipeline = Pipeline("p")
-    other = pipeline.from_collection([Event("b", 0, 1)], Event, "other")
+    other = pipeline.from_source(StructuredSource("rate", Event, name="other"))
     first = pipeline.from_collection(EVENTS, Event, "first").assign_timestamps_and_watermarks(generated(Punctuated))
     both = other.assign_timestamps_and_watermarks(generated(second)).union(first)
     windows = both.key_by("key").window(TumblingEventTimeWindows.of(timedelta(milliseconds=10)))
     windows.side_output_late_data(LATE).sum("amount").get_side_output(LATE).map(lambda e: e.amount, int).print()
-    return run_pipeline(pipeline, "STREAMING").only()
+    return run_pipeline(pipeline, "STREAMING", {"other": [Event("b", 0, 1)]}).only()
 
 
 class Silent(WatermarkGenerator[Event]):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dagster_unified.connectors.alignment import ALL
+from dagster_unified.connectors.base import SparkSource
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest
 from dagster_unified.engine.batch.run import Run
@@ -20,18 +22,22 @@ from dagster_unified.engine.dataframe.aggregates import CarriedAggregate
 from dagster_unified.engine.dataframe.exchanges import key_columns
 from dagster_unified.engine.dataframe.native import Natives, Span
 from dagster_unified.engine.dataframe.streams import Streams
+from dagster_unified.engine.events import RecordsWait
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.alignment import straight_from_source
+from dagster_unified.graph.code import field_of
 from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.slices import TimeRange
 from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
-from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.drivers.key_groups import ControlEvent, records_waiting, timers_waiting
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.layout import CARRIED, TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.program.spec import CarryOver
-from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, wall_clock
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, to_millis, wall_clock
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -85,17 +91,69 @@ def partition_starts(
         if run.carry is None:
             starts.append(PartitionStart(run.plan, upstream))
             continue
-        begin, seen = time_after(run.plan, seen), merge([seen, upstream])
+        begin, seen = time_before(run.plan, seen), merge([seen, upstream])
         starts.append(PartitionStart(run.plan, seen, begin, time_after(run.plan, upstream, run.carry.last)))
     return starts
+
+
+def time_before(plan: Plan, seen: Metrics) -> ControlEvent:
+    """The control event before a partition, after all records of those before it."""
+    return _at_end(plan, seen, wall_clock(), {uid: first - 1 for uid, (first, _) in _partition_of(plan).items()})[1]
 
 
 def time_after(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
     """The control event after all records so far: watermarks or, after the last partition, the end of input."""
     now = wall_clock()
-    time = JobTime(plan, None, now, native_windows=True)
-    event = time.after(Report(seen), now)
-    return time.end(now) if last else event or ControlEvent(now=now)
+    time, event = _at_end(plan, seen, now, _reached(plan))
+    return time.end(now) if last else event
+
+
+def _reached(plan: Plan) -> dict[str, int]:
+    """The watermarks at the end of a partition of the assigners whose event time says the partition."""
+    return {uid: end - 1 for uid, (_, end) in _partition_of(plan).items()}
+
+
+def _partition_of(plan: Plan) -> dict[str, tuple[int, int]]:
+    """Where the partition begins and ends, for each assigner whose event time is what tells its source's partition.
+
+    No record of such a source that comes in a later partition is from before its end.
+    """
+    found = {}
+    for node in plan.graph.assigners:
+        before = straight_from_source(plan.graph, node)
+        source = before[-1].source if before and isinstance(before[-1], g.SourceNode) else None
+        if not isinstance(source, SparkSource) or source.slice is None or not all(n.keeps_records for n in before[:-1]):
+            continue
+        fields = (node.assigner,) if isinstance(node.assigner, str) else field_of(node.assigner)
+        for dimension, moments in source.slice.dimensions.items():
+            field = source.partition_columns.get(dimension)
+            if isinstance(moments, TimeRange) and field is not None and fields == (field,):
+                found[node.uid] = to_millis(moments.start), to_millis(moments.end)
+    return found
+
+
+def _at_end(plan: Plan, seen: Metrics, now: int, reached: Mapping[str, int]) -> tuple[JobTime, ControlEvent]:
+    """The time where all sources have been read to the end of a partition, behind which another one goes on."""
+    time = JobTime(plan, None, now, native_windows=True, goes_on=True, reached=reached)
+    time.ended({node.uid: {ALL} for node in plan.graph.sources})
+    return time, time.after(Report(seen), now) or ControlEvent(now=now)
+
+
+def waiting(plan: Plan, region: Region, manifest: Manifest) -> list[RecordsWait]:
+    """What waits at the end of a partition, or of a run that leaves a savepoint, because a source holds it back."""
+    now = wall_clock()
+    time, event = _at_end(plan, Metrics(last_event_times=manifest.last_event_times), now, _reached(plan))
+    found = []
+    for node in (plan.graph.node(port.node) for port in region.carried):
+        records = manifest.counters.get(records_waiting(node.name), 0)
+        timers = manifest.counters.get(timers_waiting(node.name), 0)
+        holding = time.holding_back(node.uid, now) if records or timers else ()
+        assigners = [n.id for n in plan.graph.assigners if n.uid in holding]
+        sources = tuple(n.name for n in plan.graph.sources if n.id in plan.upstream(*assigners))
+        if sources:
+            watermark = event.watermarks.get(node.uid, MIN_TIMESTAMP)
+            found.append(RecordsWait(region.name, node.name, records, timers, sources, watermark))
+    return found
 
 
 def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame | None:

@@ -180,8 +180,10 @@ class RegionFrames:
         """
         from pyspark.sql import functions as F
 
-        windows = self._carried is not None
-        waiting = [n.id for n in self.plan.graph.nodes if n.has_timers or (windows and n.has_native_windows)]
+        nodes = self.plan.graph.nodes
+        waiting = [n.id for n in nodes if n.has_timers]
+        if self._carried is not None:
+            waiting = [n.id for n in nodes if n.is_told_watermark or n.has_native_windows]
         if not any(node.uid in self.plan.assigners_before(n) for n in waiting):
             return frame
 

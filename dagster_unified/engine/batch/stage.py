@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.paths import remove_tree
-from dagster_unified.engine.batch.carried import partition_starts, seen_before, state_before
+from dagster_unified.engine.batch.carried import partition_starts, seen_before, state_before, waiting
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest, now
 from dagster_unified.engine.batch.iterate import Iterations
@@ -178,6 +178,8 @@ def _run_region(
         frames.release()
     for run, manifest in zip(runs, manifests, strict=True):
         run.observe(StageFinished(region.name, number, of, manifest, reason))
+        for one in waiting(run.plan, region, manifest):
+            run.observe(one)
     return manifests
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dagster_unified.connectors.alignment import ALL, Watermarks, tell
-from dagster_unified.connectors.splits import Offsets, Range
+from dagster_unified.connectors.alignment import Watermarks, tell
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.graph.alignment import Aligned, aligned
 from dagster_unified.graph.plan import Plan
@@ -30,8 +29,7 @@ class Alignment:
         uids = {one.source: plan.graph.node(one.source).uid for one in self._members}
         self._files = {source: folder / uid / "watermarks.json" for source, uid in uids.items()}
         self._told: dict[int, Watermarks] = {}
-        self._ends: dict[int, Offsets] = {}
-        self._finished: dict[int, frozenset[str]] = {}
+        self._ended: dict[int, Collection[str]] = {}
         self._over = False
         self._lock = Lock()
 
@@ -42,25 +40,10 @@ class Alignment:
         """What a source goes by; None where it is not aligned."""
         return self._files.get(source)
 
-    def reads(self, source: int, range_: Range) -> None:
-        """Note where a source begins, and where it ends, if it does."""
-        if source in self._files and range_.end is not None:
-            with self._lock:
-                self._ends[source] = range_.end
-                self._finished[source] = _finished(range_.start, range_.end)
-
-    @property
-    def ends(self) -> bool:
-        """Whether one of the sources comes to an end."""
-        return bool(self._ends)
-
-    def reached(self, positions: Mapping[int, str]) -> None:
-        """Note how far the query has read its sources, as Spark has logged it: nobody waits for what has ended."""
+    def ended(self, parts: Mapping[int, Collection[str]]) -> None:
+        """Note which parts of the sources the query has read to their end: nobody waits for these."""
         with self._lock:
-            for source, end in self._ends.items():
-                if positions[source] != "-":  # it had nothing to read yet
-                    position = msgspec.json.decode(positions[source], type=dict[str, int])
-                    self._finished[source] = _finished(position, end)
+            self._ended |= parts
 
     def tell(self, time: JobTime, now: int) -> None:
         """Tell the sources how far their groups are."""
@@ -70,7 +53,7 @@ class Alignment:
             own = {one.source: Watermarks(one.drift, *time.parts(one.assigner, now)) for one in self._members}
             for one in self._members:
                 others = [o.source for o in self._members if o.group == one.group and o is not one]
-                marks = [own[source].slowest(self._finished.get(source, ())) for source in others]
+                marks = [own[source].slowest(self._ended.get(source, ())) for source in others]
                 slowest = min((mark for mark in marks if mark is not None), default=None)
                 self._write(one, msgspec.structs.replace(own[one.source], others=slowest))
 
@@ -85,9 +68,3 @@ class Alignment:
         if self._told.get(one.source) != watermarks:
             tell(self._files[one.source], watermarks)
             self._told[one.source] = watermarks
-
-
-def _finished(position: Offsets, end: Offsets) -> frozenset[str]:
-    """The parts that a query has read to their end; all of a source, too, where it is so for each of its parts."""
-    parts = {part for part, last in end.items() if position.get(part, -1) >= last}
-    return frozenset({*parts, ALL} if len(parts) == len(end) else parts)

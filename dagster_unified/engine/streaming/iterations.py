@@ -1,6 +1,6 @@
 """The iterations of a query, which go round while an epoch is committed.
 
-A bounded iteration keeps what each epoch brings, and goes round in the epoch that brings the end of the input. An
+A bounded iteration keeps what each epoch brings, and goes round in the epoch that brings the end of its input. An
 unbounded one has a round for what an epoch brings and what was fed back before, and further rounds for as long as that
 takes no longer than a moment, or more is fed back than may be. What is fed back when an epoch closes waits for the next
 one. An epoch that runs again has the rounds that it had. Knows the queries' epochs; not their rows.
@@ -104,11 +104,11 @@ class StreamIterations:
 
 @dataclass(frozen=True)
 class IterationsInEpoch:
-    """The iterations of a query in one of its epochs; `ends` says that it brings the end of the input."""
+    """The iterations of a query in one of its epochs; `ends` says of an uid that it brings the end of its input."""
 
     iterations: StreamIterations
     epoch: int
-    ends: bool
+    ends: Callable[[str], bool]
 
     def has_run(self) -> bool:
         """Whether one of them has something of the epoch, which then runs again."""
@@ -122,7 +122,7 @@ class IterationsInEpoch:
         `reported` gives what operators before it have measured, once the inputs have been computed.
         """
         one = self.iterations.of(node)
-        outputs, metrics = one.epoch(self.epoch, self.ends, lambda: one.taken(inputs, reported))
+        outputs, metrics = one.epoch(self.epoch, self.ends(node.uid), lambda: one.taken(inputs, reported))
         return one.levels.frames(node, outputs), metrics
 
 

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.base import MALFORMED, PART, spark_schema
+from dagster_unified.connectors.alignment import ALL
+from dagster_unified.connectors.base import MALFORMED, PART, Ending, SparkSource, spark_schema
 from dagster_unified.connectors.paths import for_spark, is_local, load
 from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.connectors.splits import SplitSource
@@ -31,7 +32,7 @@ from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.checkpoint import INITIAL
-from dagster_unified.engine.streaming.control import ControlFile
+from dagster_unified.engine.streaming.control import ControlFile, event_of
 from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome
 from dagster_unified.engine.streaming.host import Host
 from dagster_unified.engine.streaming.iterations import FOLDER, IterationsInEpoch, Rounds, StreamIterations
@@ -73,6 +74,9 @@ class PackedFrames:
 
     tables: LookupTables
 
+    log: str
+    """Spark's log of the query's offsets, as workers read it."""
+
     malformed: Mapping[str, int] = field(default_factory=dict)
     """The lane of each source's malformed rows, by the source's uid."""
 
@@ -80,6 +84,9 @@ class PackedFrames:
     """The state from which the query starts, until it has committed its first epoch."""
 
     alignment: Alignment | None = None
+
+    endings: dict[int, Ending] = field(default_factory=dict)
+    """What says how much has been read of the sources that come to an end, once the frame is built."""
 
     def build(self) -> DataFrame:
         """Every row of the query's output, packed, with its reports."""
@@ -101,7 +108,7 @@ class PackedFrames:
             placed = spread(frame, level, groups, self.tasks).groupBy(*PLACED)
             frame = placed.transformWithState(processor, packed, "Append", "None", initial)
             if tracks:
-                frame = frame.mapInArrow(worker.between(tracks, groups), packed)
+                frame = frame.mapInArrow(worker.between(tracks, groups, self.log), packed)
             for stage in between:
                 frame = self._through(frame, stage, groups)
         return frame
@@ -135,7 +142,7 @@ class PackedFrames:
         if isinstance(stage, Native):
             return self._natively(frame, stage, groups)
         exchanged = spread(frame, stage.tracks, stage.subtasks, self.tasks).repartition(*PLACED).drop(SPREAD)
-        return exchanged.mapInArrow(worker.in_subtasks(stage.tracks, groups), spark_schema(PACKED))
+        return exchanged.mapInArrow(worker.in_subtasks(stage.tracks, groups, self.log), spark_schema(PACKED))
 
     def _natively(self, frame: DataFrame, native: Native, groups: int) -> DataFrame:
         """Native operators on the rows of one lane, which become columns for them; all other rows pass through."""
@@ -149,7 +156,7 @@ class PackedFrames:
             node = self.plan.graph.node(number)
             with naming_operator(self.plan.name, node):
                 wide = natives.run(node, wide, worker.PASS_THROUGH, others)
-        return wide.mapInArrow(worker.gather(native.lane, native.track, groups), spark_schema(PACKED))
+        return wide.mapInArrow(worker.gather(native.lane, native.track, groups, self.log), spark_schema(PACKED))
 
     def _head(self, head: Head, groups: int) -> DataFrame:
         node = self.plan.graph.node(head.source)
@@ -161,8 +168,9 @@ class PackedFrames:
             assert isinstance(source, SplitSource)
             source = source.going_by(watermarks)
         frame, route = source.read_stream(self.spark, folder), None
-        if self.alignment is not None and isinstance(source, SplitSource):
-            self.alignment.reads(node.id, source.stream_range(folder))
+        ending = source.ending(folder) if self._may_end_early(source) else None
+        if ending is not None:
+            self.endings[node.id] = ending
         parts = [name for name in (PART,) if name in frame.columns]
         if head.native:
             frame = self._natively_from(node, head, frame, parts)
@@ -170,7 +178,13 @@ class PackedFrames:
             frame = frame.select(*head.track.program.input.schema.names, *parts)
         elif source.keeps_malformed():
             route = Route(0, self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
-        return frame.mapInArrow(worker.head(head.track, groups, route), spark_schema(PACKED))
+        return frame.mapInArrow(worker.head(head.track, groups, self.log, route), spark_schema(PACKED))
+
+    def _may_end_early(self, source: SparkSource[Any]) -> bool:
+        """Whether a source, or a part of it, may end while others go on that wait for it."""
+        nodes = self.plan.graph.nodes
+        others = len(self.plan.graph.sources) > 1 or any(isinstance(n, g.RelayNode) for n in nodes)
+        return others or isinstance(source, SplitSource)
 
     def _natively_from(self, node: g.SourceNode, head: Head, frame: DataFrame, parts: list[str]) -> DataFrame:
         """A source's rows after the native operators directly behind it, each with its part."""
@@ -188,15 +202,19 @@ class PackedFrames:
         return frame.select(*head.track.program.input.records.names, *parts)
 
     def _control(self, groups: int) -> DataFrame:
-        """The control events, a row for each key group of each operator that waits for them, and one an iteration."""
+        """The control events: a row for each key group or subtask of what waits for them, and one an iteration."""
         from pyspark.sql import functions as F
 
         events = self.control.stream(self.spark)
-        waiting = sorted({*self.topology.timed, *self.topology.iterations})
-        lanes = F.explode(F.array(*[F.lit(lane).cast("int") for lane in waiting])).alias("lane")
-        last = F.when(F.col("lane").isin(*self.topology.iterations), 0).otherwise(groups - 1)
-        addressed = events.select("event", lanes).select(
-            "event", "lane", F.explode(F.sequence(F.lit(0), last)).alias("group")
+        nodes = {node.uid: node for node in self.plan.graph.nodes}
+        counts = {
+            lane: self.plan.subtasks_with_state(nodes[uid]) or groups for lane, uid in self.topology.timed.items()
+        }
+        counts |= dict.fromkeys(self.topology.iterations, 1)
+        places = [F.struct(F.lit(lane).alias("lane"), F.lit(counts[lane]).alias("count")) for lane in sorted(counts)]
+        waiting = F.array(*places).cast("array<struct<lane: int, count: int>>")
+        addressed = events.select("event", F.inline(waiting)).select(
+            "event", "lane", F.explode(F.sequence(F.lit(0), F.col("count") - 1)).alias("group")
         )
         seq = F.lit(sequence(Place.EVENT, 0)).cast("long").alias("seq")
         return addressed.select("lane", "group", seq, F.col("event").cast("binary").alias("data"))
@@ -256,7 +274,9 @@ class PackedRunner(EpochRunner):
     def run(self, frame: DataFrame, epoch: int, ends: bool) -> Outcome:
         self._diverted = {}
         rows = PackedRows(frame)
-        iterated = IterationsInEpoch(self._iterations, epoch, ends) if self._iterations else None
+        iterated = None
+        if self._iterations:
+            iterated = IterationsInEpoch(self._iterations, epoch, self._relays.ended_by(epoch, ends))
         handed = None
         if self._relays:
             loops = self._iterations
@@ -300,6 +320,7 @@ class PackedQuery(Query):
             self.control,
             deployment.deployed.tasks,
             self.tables,
+            text_of(self.folder / "spark" / name / "offsets"),
             lanes,
             start,
             self.alignment,
@@ -333,8 +354,9 @@ class PackedQuery(Query):
     def frame(self) -> DataFrame:
         frame = self.frames.build()
         last = self.directory.last_epoch(self.name)
+        self._note_positions(last)
         if last is not None:
-            self._note_positions(last)
+            self._note_delivered(last)
         return frame
 
     def start(self) -> None:
@@ -362,6 +384,7 @@ class PackedQuery(Query):
     def committed(self, outcome: Outcome, epoch: int, started: float) -> EpochCommitted:
         report = outcome.report
         self._note_positions(epoch)
+        self._note_delivered(epoch)
         if outcome.circulates or outcome.owes_idleness:
             self.time.wake()
         if self.stages.awaits_events or self.alignment:
@@ -385,18 +408,32 @@ class PackedQuery(Query):
             self._backlog(),
         )
 
-    def _note_positions(self, epoch: int) -> None:
-        """Let the aligned sources know which of them an epoch has read to the end, and time what was handed on."""
-        if not self.alignment.ends and not self._handed:
+    def _note_positions(self, epoch: int | None) -> None:
+        """Note which sources have been read to their end, and what was handed on, by an epoch or before the first."""
+        endings = self.frames.endings
+        if not (endings or self._handed) or not (self.stages.awaits_events or self.alignment):
             return
-        offsets = offsets_of_sources(self._logged(epoch))
+        offsets = offsets_of_sources(self._logged(epoch)) if epoch is not None else []
         positions = {head.source: one for head, one in zip(self.stages.heads, offsets, strict=False)}
-        if self.alignment.ends:
-            self.alignment.reached(positions)
-        for source, reading in self._handed.items():
+        logs = self.folder / "spark" / self.name / "sources"
+        ended = {
+            head.source: endings[head.source](logs / str(number), positions.get(head.source))
+            for number, head in enumerate(self.stages.heads)
+            if head.source in endings
+        }
+        for source, reading in self._handed.items() if positions else ():
             last = reading.reached(positions[source])
             if last is not None:
                 self.time.relayed(self.plan.graph.node(source).uid, last.watermark, last.last_event_time, last.idle)
+                ended[source] = frozenset([ALL] if last.ended else ())
+        self.alignment.ended(ended)
+        self.time.ended({self.plan.graph.node(source).uid: parts for source, parts in ended.items()})
+        self.frames.endings = {source: ending for source, ending in endings.items() if ALL not in ended[source]}
+
+    def _note_delivered(self, epoch: int) -> None:
+        """Note which operators an epoch has told of the end of their input."""
+        if self.time.awaits_delivery:
+            self.time.delivered(event_of(self._logged(epoch)))
 
     def _backlog(self) -> dict[str, int]:
         """What waits to be read after the micro-batch before, by source."""

@@ -268,6 +268,7 @@ def _together(events: Sequence[ControlEvent]) -> ControlEvent:
         parts={uid: times for event in events for uid, times in event.parts.items()},
         generated={uid: time for event in events for uid, time in event.generated.items()},
         remembered={uid: kept for event in events for uid, kept in event.remembered.items()},
+        ended=sorted({uid for event in events for uid in event.ended}),
     )
 
 

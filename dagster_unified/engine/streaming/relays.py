@@ -64,13 +64,16 @@ class Handed(msgspec.Struct, frozen=True):
     """No record that comes later is from before it."""
 
     last_event_time: int | None = None
-    """The latest event time of all, once the input has ended."""
+    """The latest event time of all, once its input has ended."""
 
     subtasks: tuple[int, ...] = ()
     """How many there were of each iteration: records of one key are in order in one of them."""
 
     idle: bool = False
     """Whether nothing more is expected for now, so that nobody is to wait for its watermark."""
+
+    ended: bool = False
+    """Whether nothing comes after it."""
 
 
 class RelayLog:
@@ -140,6 +143,9 @@ class Relays:
     _before: dict[int, list[StoredParcel]] = field(default_factory=dict)
     """What that has of each stream, which is handed on with the first records."""
 
+    _ended_before: list[str] = field(default_factory=list)
+    """The operators that had been told of the end of their input in the savepoint from which the query starts."""
+
     _logs: dict[int, RelayLog] = field(default_factory=dict)
     _last: dict[int, tuple[int, Handed]] = field(default_factory=dict)
 
@@ -148,6 +154,8 @@ class Relays:
 
     def begin(self, start: StartingState | None) -> None:
         """Finds what the job before has left of the streams, or what the savepoint has from which the query starts."""
+        if start is not None:
+            self._ended_before = start.manifest.event.ended
         for node in self._nodes:
             folder = self.folder / node.uid
             folder.mkdir(parents=True, exist_ok=True)
@@ -168,6 +176,15 @@ class Relays:
     def event_of(self, epoch: int) -> ControlEvent:
         """The latest control event that an epoch had."""
         return event_of(self.offsets / str(epoch))
+
+    def ended_by(self, epoch: int, ends: bool) -> Callable[[str], bool]:
+        """What says of an operator, by its uid, whether an epoch brings it the end of its input.
+
+        `ends` says that it brings the end of all input.
+        """
+        before = self.event_of(epoch - 1).ended if epoch else self._ended_before
+        ended = self.event_of(epoch).ended
+        return lambda uid: (ends or uid in ended) and uid not in before
 
     def read(self, node: RelayNode, epoch: int) -> Handed | None:
         """What an epoch, which runs again, handed on, if it did."""
@@ -199,10 +216,11 @@ class Relays:
             parcels = [msgspec.structs.replace(one, target=0) for one in (*self._before[node.id], *parcels)]
             subtasks = ()  # so that it is read in one split with later epochs as well
         watermark = last.watermark if waits else event.watermarks.get(node.uid, last.watermark)
-        last_event_time = event.last_event_times.get(node.uid) if event.end else None
+        ended = event.ends(node.uid)
+        last_event_time = event.last_event_times.get(node.uid) if ended else None
         idle = node.uid in event.idle and not (waits or parcels)
         self.owes_idleness = self.owes_idleness or (node.uid in event.idle and not waits and bool(parcels))
-        handed = Handed(parcels, before, watermark, last_event_time, subtasks, idle)
+        handed = Handed(parcels, before, watermark, last_event_time, subtasks, idle, ended)
         if parcels or _time(handed) != _time(last):
             check()
             self._logs[node.id].commit(epoch, handed)
@@ -283,8 +301,8 @@ class RelaysInEpoch:
             self.relays.commit(node, self.epoch, parcels, event, waits, self.subtasks, self.check)
 
 
-def _time(handed: Handed) -> tuple[int | None, int | None, bool]:
-    return handed.watermark, handed.last_event_time, handed.idle
+def _time(handed: Handed) -> tuple[int | None, int | None, bool, bool]:
+    return handed.watermark, handed.last_event_time, handed.idle, handed.ended
 
 
 class _Split(NamedTuple):

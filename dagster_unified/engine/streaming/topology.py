@@ -93,10 +93,13 @@ class Topology:
     iterations: Mapping[int, str]
     """The lanes of iterations, which wait for the end of their input, and their uids."""
 
+    looks: bool
+    """Whether an operator without a key looks at the control events."""
+
     @property
     def awaits_events(self) -> bool:
         """Whether there are control events."""
-        return bool(self.timed or self.iterations)
+        return bool(self.timed or self.iterations or self.looks)
 
 
 class QuerySpec(NamedTuple):
@@ -229,6 +232,7 @@ class _Builder:
         self.members = sorted(plan.upstream(*sinks))
         self.keyed = [n for n in self.members if self.graph.node(n).runs_by_key]
         self.level_of = self._levels()
+        self._looking = {n for n in self.members if n not in self.keyed and self._looks(n)}
         self.body = self._body()
         self.tail = [n for n in self.members if n not in self.body and n not in self.keyed]
         self.tail_lanes: dict[Port, int] = {}
@@ -249,12 +253,22 @@ class _Builder:
             levels.append({self._lane(n): self._keyed(n) for n in mine})
             passes.append({lane: track for n in mine for lane, track in self._after(n)})
             between.append(self._between(level))
-        uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if self.graph.node(n).has_timers}
+        uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if self.graph.node(n).is_told_watermark}
         tail = Fragment(TAIL, tuple(self.tail), sinks=self.sinks)
         iterations = {
             self._lane(n): self.graph.node(n).uid for n in self.tail if isinstance(self.graph.node(n), g.IterationNode)
         }
-        return Topology(heads, tuple(levels), tuple(passes), tuple(between), tail, self.tail_lanes, uids, iterations)
+        return Topology(
+            heads,
+            tuple(levels),
+            tuple(passes),
+            tuple(between),
+            tail,
+            self.tail_lanes,
+            uids,
+            iterations,
+            looks=bool(self._looking),
+        )
 
     def _sources(self) -> list[g.Node]:
         """The sources, in the order in which the first code of the deployment had them.
@@ -270,12 +284,14 @@ class _Builder:
     def _body(self) -> set[int]:
         """The operators, other than keyed ones, that do not belong to the tail.
 
-        They are the sources, what lies between a source or a keyed operator and a keyed operator, or an assigner whose
-        event time is handed on, and what stays with one of these in a subtask that an exchange chose.
+        They are the sources, what lies between a source or a keyed operator and a keyed operator, an assigner whose
+        event time is handed on or an operator that looks at the watermark, and what stays with one of these in a
+        subtask that an exchange chose.
         """
         sources = {node.id for node in self.graph.sources if node.id in self.members}
         timed = self._timed()
-        found = sources | self._before(set(self.keyed)) | timed | self._before(timed)
+        shown = timed | self._looking
+        found = sources | self._before(set(self.keyed)) | shown | self._before(shown)
         while True:
             together = {e.target for n in [*found, *self.keyed] for e in self.outputs(n) if self._stays(e)}
             together = {n for n in together if n not in found and n not in self.keyed and not self._is_after_loop(n)}
@@ -288,6 +304,11 @@ class _Builder:
         relays = [n for n in self.sinks if isinstance(self.graph.node(n), g.RelayNode)]
         nearest = nearest_assigners(self.graph, [edge for n in relays for edge in self.graph.inputs(n)])
         return {node.id for node in nearest if not self._is_after_loop(node.id)}
+
+    def _looks(self, node: int) -> bool:
+        """Whether an operator without a key looks at the watermark, which differs before and behind a control event."""
+        is_end = isinstance(self.graph.node(node), g.RelayNode)
+        return self.graph.node(node).is_told_watermark and not is_end and not self._is_after_loop(node)
 
     def _is_after_loop(self, node: int) -> bool:
         """Whether an iteration, which is in the tail, comes before a node, or is one."""

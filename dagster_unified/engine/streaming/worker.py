@@ -17,11 +17,13 @@ from pyspark.sql import Row
 
 from dagster_unified.by_value import sent
 from dagster_unified.connectors.base import MALFORMED, PART
+from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.shipping import Payload
+from dagster_unified.engine.streaming.control import event_of
 from dagster_unified.engine.streaming.state_client import WriteBehindClient
-from dagster_unified.engine.worker import committed_epoch, control_event, this_subtask
+from dagster_unified.engine.worker import committed_epoch, control_event, this_epoch, this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
-from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
+from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.lanes import (
@@ -41,35 +43,35 @@ from dagster_unified.operators.lanes import (
 from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.program.closing import close_each
 from dagster_unified.operators.program.run import RunningProgram
-from dagster_unified.operators.time import wall_clock
+from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.operators.watermarks import Kept
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _row = Row("lane", "group", "seq", "data")
 
 
-def head(track: Track, groups: int, malformed: Route | None) -> Mapped:
-    """A source's rows through its track, packed.
+def head(track: Track, groups: int, log: str, malformed: Route | None) -> Mapped:
+    """A source's rows through its track, packed; `log` is Spark's log of the query's offsets.
 
     Rows that do not fit their schema go to `malformed`, or are counted only.
     """
-    return functools.partial(_head, shipped({HEAD: track}, groups, malformed))
+    return functools.partial(_head, shipped({HEAD: track}, groups, log, malformed))
 
 
-def between(tracks: Mapping[int, Track], groups: int) -> Mapped:
+def between(tracks: Mapping[int, Track], groups: int, log: str) -> Mapped:
     """A pass between two levels.
 
     The lanes that it has a track for are unpacked, run and packed; all others pass through.
     """
-    return functools.partial(_between, shipped(tracks, groups))
+    return functools.partial(_between, shipped(tracks, groups, log))
 
 
-def in_subtasks(tracks: Mapping[int, Track], groups: int) -> Mapped:
+def in_subtasks(tracks: Mapping[int, Track], groups: int, log: str) -> Mapped:
     """A pass behind an exchange, which brought the rows of a lane and a subtask into one task.
 
     Each subtask has an instance of its lane's program, and takes its rows in their order.
     """
-    return functools.partial(_in_subtasks, shipped(tracks, groups))
+    return functools.partial(_in_subtasks, shipped(tracks, groups, log))
 
 
 def shipped(tracks: Mapping[int, Track], *others: Any) -> Payload:
@@ -105,9 +107,9 @@ HEAD = 0
 
 
 def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    tracks, groups, malformed = payload.load()
+    tracks, groups, log, malformed = payload.load()
     spare_the_garbage_collector()
-    with _Pass(tracks, groups) as running:
+    with _Pass(tracks, groups, log) as running:
         program = running.program(HEAD)
         push, names = program.push, program.program.input.schema.names
         for batch in batches:
@@ -123,9 +125,9 @@ def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 
 
 def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    tracks, groups = payload.load()
+    tracks, groups, log = payload.load()
     spare_the_garbage_collector()
-    with _Pass(tracks, groups) as running:
+    with _Pass(tracks, groups, log) as running:
         for batch in batches:
             passed = []
             for i, (lane, group, seq) in enumerate(_addresses(batch)):
@@ -140,10 +142,10 @@ def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 def _in_subtasks(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    tracks, groups = payload.load()
+    tracks, groups, log = payload.load()
     spare_the_garbage_collector()
     held: list[tuple[int, int, int, pa.BinaryScalar]] = []
-    with _Pass(tracks, groups) as running:
+    with _Pass(tracks, groups, log) as running:
         for batch in batches:
             passed = []
             for i, (lane, group, seq) in enumerate(_addresses(batch)):
@@ -185,9 +187,9 @@ def spread(lane: int, schema: pa.Schema) -> Mapped:
     return functools.partial(_spread, lane, schema.serialize().to_pybytes())
 
 
-def gather(lane: int, track: Track, groups: int) -> Mapped:
+def gather(lane: int, track: Track, groups: int, log: str) -> Mapped:
     """The inverse: the records of one lane through its track, packed."""
-    return functools.partial(_gather, lane, shipped({lane: track}, groups))
+    return functools.partial(_gather, lane, shipped({lane: track}, groups, log))
 
 
 def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -213,9 +215,9 @@ def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iter
 
 
 def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    tracks, groups = payload.load()
+    tracks, groups, log = payload.load()
     spare_the_garbage_collector()
-    with _Pass(tracks, groups) as running:
+    with _Pass(tracks, groups, log) as running:
         for batch in batches:
             mine = pc.equal(batch.column(LANE), lane)
             records = batch.filter(mine)
@@ -247,7 +249,7 @@ def _track(shipped: Track | Payload) -> Track:
 class _Pass:
     """The programs of one partition of a pass, by lane, and what they packed."""
 
-    def __init__(self, tracks: Mapping[int, Track | Payload], groups: int) -> None:
+    def __init__(self, tracks: Mapping[int, Track | Payload], groups: int, log: str) -> None:
         self.subtask = this_subtask()
         self.committed = committed_epoch()
         self.packer = Packer(self.subtask.number, groups)
@@ -256,6 +258,10 @@ class _Pass:
         """The part of a source that this task reads, where the source says it: a task has one."""
 
         self._ahead = False
+        self._log = log
+        self._events: dict[bool, ControlEvent] = {}
+        """The control event of the micro-batch, and that of the one before it for what is ahead."""
+
         self._tracks = tracks
         self._running: dict[tuple[int, int | None], RunningProgram] = {}
 
@@ -318,7 +324,15 @@ class _Pass:
 
         own = self.subtask if subtask is None else Subtask(subtask, self.subtask.attempt)
         remembered = _remembered() if any(step.remembers for step in track.program.steps) else None
-        return RunningProgram(track.program, emit, wall_clock, own, generating=True, remembered=remembered)
+        return RunningProgram(track.program, emit, wall_clock, own, True, remembered, self._watermark)
+
+    def _watermark(self, uid: str) -> int:
+        """How far event time is for an operator, as Spark has logged it: an epoch that runs again sees the same."""
+        if self._ahead not in self._events:
+            epoch = this_epoch() - self._ahead
+            log = storage_path(self._log, "checkpoint directory")
+            self._events[self._ahead] = event_of(log / str(epoch)) if epoch >= 0 else ControlEvent()
+        return self._events[self._ahead].watermarks.get(uid, MIN_TIMESTAMP)
 
     def without_malformed(self, batch: pa.RecordBatch, route: Route | None) -> pa.RecordBatch:
         """The rows that fit."""

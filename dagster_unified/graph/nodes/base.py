@@ -165,6 +165,11 @@ class Node:
         return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
 
     @property
+    def is_told_watermark(self) -> bool:
+        """Whether in STREAMING it is told how far event time is."""
+        return self.has_timers
+
+    @property
     def carries_state(self) -> bool:
         """Whether there is something of it that goes on where a partition, or a run, ends."""
         return self.holds_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.graph.code import classes_used
+from dagster_unified.graph.code import classes_used, reads_watermark
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.memory import kept_by_objects_of
 from dagster_unified.graph.nodes.base import Node
@@ -164,6 +164,10 @@ class ProcessNode(FunctionNode):
     step = ProcessStep
     keyed_form = "process"
     has_side_outputs = True
+
+    @property
+    def is_told_watermark(self) -> bool:
+        return reads_watermark(self.function)
 
 
 class AsyncNode(FunctionNode):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_unified.graph.code import names_used
+from dagster_unified.graph.code import names_used, reads_watermark
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.keyed_state import declared_lists, declared_states
 from dagster_unified.graph.nodes.base import Chaining, Key, Lineage, Node
@@ -129,6 +129,10 @@ class CheckpointedNode(KeyedProcessNode):
     has_timers = False
 
     depends_on_order = False  # what it depends on more is which records its subtask gets
+
+    @property
+    def is_told_watermark(self) -> bool:
+        return reads_watermark(self.function)
 
     def state(self) -> list[dict[str, str]]:
         return declared_lists(self.function)

@@ -83,6 +83,7 @@ def carried(
             if group.waiting or group.store.pages:
                 given = MicroBatch(Arrived(group.waiting), events[partition], sorted_by_key=True)
                 driver.run(group.store, given, program.carry[partition].watermark)
+                driver.count_waiting()
                 if _holds_something(group.store):
                     out.extend(Emitted(state, rows, partition) for rows in rows_of(group.number, group.store))
                 else:

@@ -38,7 +38,8 @@ class ControlEvent(msgspec.Struct, frozen=True):
     from which it goes on after a restart: each assigner's latest event time, over all and by part of its source, and
     the watermark that its generator has emitted, if it has one; `remembered` is what generators keep, by assigner and
     subtask, for those of the next micro-batch; `idle` are the streams, of those that are handed on to
-    another query, of which nothing is expected for now.
+    another query, of which nothing is expected for now. `ended` are the operators all of whose sources have been read
+    to their end, while others have not.
     """
 
     number: int = 0
@@ -51,6 +52,16 @@ class ControlEvent(msgspec.Struct, frozen=True):
     generated: dict[str, int] = {}
     idle: list[str] = []
     remembered: dict[str, dict[int, bytes]] = {}
+    ended: list[str] = []
+
+    def ends(self, uid: str) -> bool:
+        """Whether the input of an operator has ended."""
+        return self.end or uid in self.ended
+
+    @property
+    def without_end(self) -> ControlEvent:
+        """The same time, as if no input had ended."""
+        return msgspec.structs.replace(self, end=False, ended=[])
 
 
 def decode_event(data: bytes) -> ControlEvent:
@@ -89,6 +100,16 @@ class MicroBatch(NamedTuple):
     """Whether the iteration has ended with the epoch before."""
 
 
+def records_waiting(operator: str) -> str:
+    """The counter of the elements that an operator holds back at the end of a partition, until the watermark passes."""
+    return f"records that wait for the watermark at '{operator}'"
+
+
+def timers_waiting(operator: str) -> str:
+    """As above, of event-time timers, of which an open window has one."""
+    return f"timers that wait for the watermark at '{operator}'"
+
+
 _PLAIN = (str, int, bytes, bool)
 """Types of keys of which Arrow holds the same ones to be equal as Python does."""
 
@@ -124,6 +145,9 @@ class KeyGroups:
         self._touched: list[Hashable] = []
         """The keys of the group that have had records in this micro-batch, where it ends an epoch."""
 
+        self._waiting = (0, 0)
+        """The elements and event-time timers that waited for the watermark after the last micro-batch."""
+
         self.ahead = False
         """Whether what is emitted now is ahead of the micro-batch's control event for the operators downstream."""
 
@@ -134,6 +158,7 @@ class KeyGroups:
         """
         with self._opened(store, watermark) as group:
             self._process(group, given)
+            self._waiting = self._waits(group)
             self.grouped.save(group)
         return min((p.processing_timer for p in group.index.pages if p.processing_timer is not None), default=None)
 
@@ -141,7 +166,18 @@ class KeyGroups:
         """As `run`, and return what the group then holds instead of writing it to the store."""
         with self._opened(store, watermark) as group:
             self._process(group, given)
+            self._waiting = self._waits(group)
             return self.grouped.left(group)
+
+    def count_waiting(self) -> None:
+        """Counts what waits for the watermark of the keys that the last micro-batch had to do with."""
+        name = self.program.steps[0].name
+        for counter, count in zip((records_waiting(name), timers_waiting(name)), self._waiting, strict=True):
+            if count:
+                self.running.metrics.count(counter, count)
+
+    def _waits(self, group: Group) -> tuple[int, int]:
+        return sum(map(len, group.held.values())), len(self.operator.event_timers)
 
     def run_unfinished(self, store: GroupStore, batch: pa.RecordBatch, watermark: int = MIN_TIMESTAMP) -> None:
         """Processes some records of one key, of which more follow, so that its bundle is not over."""
@@ -191,7 +227,7 @@ class KeyGroups:
         self.running.drain()
         self.ahead = False
         self._take(group, given.behind, given)
-        if event is not None and event.end:
+        if event is not None and event.ends(uid):
             self.grouped.end(group, event.last_event_times.get(uid))
         self.running.drain()
         if given.epoch is not None:

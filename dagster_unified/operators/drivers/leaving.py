@@ -39,6 +39,7 @@ def leaving(
         nonlocal store
         given = MicroBatch(Arrived([batch]), event, sorted_by_key=True)
         held = driver.run_and_leave(store, given, over.watermark)
+        driver.count_waiting()
         out.extend(Emitted(state, rows) for rows in table.batches(held) if rows.num_rows)
         store = MemoryStore()
 

@@ -29,6 +29,7 @@ from dagster_unified.operators.program.fusion import Clause, FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
+from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import Generated, Kept, Mark, slowest
 from dagster_unified.records import Copy, RecordType
 
@@ -36,10 +37,15 @@ FLUSH = 8192
 """Records that a keyed operator collects before they go down the chain."""
 
 
+def _beginning(uid: str) -> int:
+    return MIN_TIMESTAMP
+
+
 class RunningProgram:
     """A program opened for one partition. `emit` is given (output number, batch) for whatever leaves it.
 
     With `generating` watermark generators run, and their driver calls `end_of_batch`; `remembered` is what they kept.
+    `watermark` says how far event time is for an operator without a key, by its uid.
     """
 
     def __init__(
@@ -50,8 +56,10 @@ class RunningProgram:
         subtask: Subtask = FIRST,
         generating: bool = False,
         remembered: Mapping[str, Kept] | None = None,
+        watermark: Callable[[str], int] = _beginning,
     ) -> None:
         self.program = program
+        self._watermark = watermark
         self.registry = Registry()
         self.metrics = self.registry.metrics
         self._emit, self._clock, self._subtask = emit, clock, subtask
@@ -283,6 +291,7 @@ class RunningProgram:
             before=self._made_by(step.parent, step.tag),
             options=self.program.options,
             clock=self._clock,
+            watermark=partial(self._watermark, step.uid),
             metrics=self.metrics,
             context=context,
             closing=self._closing,

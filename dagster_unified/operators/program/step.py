@@ -38,6 +38,9 @@ class Place:
 
     options: KeyedOptions
     clock: Callable[[], int]
+    watermark: Callable[[], int]
+    """How far event time is."""
+
     metrics: Metrics
     context: Callable[[KeyedStateBackend | None], RuntimeContext]
     """Creates the context that a function is opened with."""
