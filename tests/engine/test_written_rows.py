@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dagster_unified.api import DeltaSink, FileSink, ForeachSink, Pipeline, PrintSink
+from dagster_unified.api import CoMapFunction, DeltaSink, FileSink, ForeachSink, Pipeline, PrintSink
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
@@ -51,3 +51,22 @@ def test_in_streaming_every_sink_reports_the_rows_that_it_was_given(spark, tmp_p
     StreamingJob(pipeline.plan(options), spark, Start("test"), observe).run()
     assert given == dict.fromkeys(SINKS, 23)
     assert capsys.readouterr().out.count("print> ") == 23
+
+
+class Both(CoMapFunction):
+    def map1(self, value):
+        return value
+
+    def map2(self, value):
+        return value
+
+
+def test_what_goes_to_several_operators_of_two_inputs_counts_once(run_on_spark):
+    pipeline = Pipeline("p")
+    orders, payments = (pipeline.from_collection(range(count), name=name) for name, count in (("a", 3), ("b", 1)))
+    for name in ("one", "other"):
+        keyed = orders.key_by(lambda n: n, key_type=int).connect(payments.key_by(lambda n: n, key_type=int))
+        keyed.map(Both(), int).print(name)
+    rows = {manifest.stage: manifest.rows for manifest in run_on_spark(pipeline)}
+    assert (rows["a"], rows["b"]) == (3, 1)
+    assert (rows["one"], rows["other"]) == (4, 4)

@@ -5,7 +5,7 @@ Knows the region's DataFrames and the store; not who runs a stage, nor its sinks
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -201,7 +201,7 @@ def manifests_of(
                 fingerprint=run.plan.regions[region.id].fingerprint,
                 schema=found.schema,
                 streams=[StoredStream(s.uid, s.tag, n) for s, n in zip(found.streams, rows, strict=True)],
-                rows=sum(n for s, n in zip(found.streams, rows, strict=True) if s.tag != CARRIED),
+                rows=_emitted(run.plan, zip(found.streams, rows, strict=True)),
                 bytes=sum(f.bytes for f in files),
                 data=attempt.name,
                 files=files,
@@ -234,6 +234,19 @@ def _lacking(plan: Plan, region: Region) -> dict[str, str]:
         if node.id in region.nodes and isinstance(node.source, SparkSource)
         for column, files in node.source.lacking().items()
     }
+
+
+def _emitted(plan: Plan, counted: Iterable[tuple[LeavingStream, int]]) -> int:
+    """How many records a stage emitted. What goes to several joins is written for each of them, and counts once."""
+    rows: dict[tuple[object, ...], int] = {}
+    for stream, count in counted:
+        if stream.tag == CARRIED:
+            continue
+        if stream.port is None:
+            rows[stream.uid, stream.tag, stream.sink] = count
+        else:
+            rows[plan.graph.emitter(stream.port.node, stream.tag)] = count
+    return sum(rows.values())
 
 
 def count_malformed(runs: Sequence[Run], frames: RegionFrames, manifests: Sequence[Manifest]) -> None:

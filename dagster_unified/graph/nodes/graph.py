@@ -10,7 +10,7 @@ from dagster_unified.graph.nodes.functions import AssignTimestampsNode
 from dagster_unified.graph.nodes.relays import RelayedNode, RelayNode
 from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
 from dagster_unified.operators.functions.base import OutputTag
-from dagster_unified.records import RecordType
+from dagster_unified.records import UNITED, RecordType
 
 TimedNode: TypeAlias = AssignTimestampsNode | RelayedNode
 """What event times, and watermarks, come from."""
@@ -74,6 +74,13 @@ class Graph:
     def node(self, node_id: int) -> Node:
         """The node with this id."""
         return self.nodes[node_id]
+
+    def emitter(self, node_id: int, tag: str | None) -> tuple[int, str | None]:
+        """Whose records a node emits: its own, or those of the node before it, which it makes ready to meet others."""
+        records, inputs = self.node(node_id).records, self.inputs(node_id)
+        if records is not None and hasattr(records.python, UNITED) and len(inputs) == 1:
+            return inputs[0].source, inputs[0].side_output
+        return node_id, tag
 
     def inputs(self, node_id: int) -> list[Edge]:
         """The edges that lead to a node."""
