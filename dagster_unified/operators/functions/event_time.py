@@ -36,9 +36,9 @@ class WatermarkGenerator(ABC, Generic[In]):
 
     In STREAMING the watermark moves between two micro-batches. Each task of a micro-batch has a generator of its own,
     which it asks for a periodic watermark after its last record. Of what they emitted last, the smallest counts, and
-    the watermark never goes back. So a field of a generator lasts for one micro-batch: a generator that has to know
-    more takes it from the record, where a `KeyedProcessFunction` before it can have put it from its state. While no
-    records come, the job asks another one for periodic watermarks, every `pipeline.auto-watermark-interval`.
+    the watermark never goes back. What a generator sets in its attributes as records come goes on to the next
+    micro-batch, for each parallel instance: numbers, text, moments and collections of them; anything else is refused.
+    While no records come, the job asks another one for periodic watermarks, every `pipeline.auto-watermark-interval`.
 
     In BATCH no generator is asked: nothing is late (FLIP-134).
 
