@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -26,6 +27,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.connectors.base import MALFORMED, PART, spark_schema
+from dagster_unified.connectors.reads import planned_in
 from dagster_unified.connectors.splits import Malformed, Offsets, Range, SplitSource
 from dagster_unified.errors import MalformedInputError, StageError, UnifiedError
 from dagster_unified.graph.fingerprint import digest
@@ -129,6 +131,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = range_.end
         self._seen: dict[str, int] | None = None
         self._asked = 0.0
+        self._reads = ExitStack()
+        """Ends with the micro-batch that is read."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to workers, which plan nothing."""
+        return {name: value for name, value in vars(self).items() if name != "_reads"}
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         return _sorted(self._range.start)
@@ -154,13 +162,15 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         begin = {part: start.get(part, last) for part, last in end.items()}
-        return [_Split(split) for split in self._source.splits(begin, end)]
+        with planned_in(self._reads):
+            return [_Split(split) for split in self._source.splits(begin, end)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _rows(self._source, partition, streaming=True)
 
     def commit(self, end: dict[str, int]) -> None:
-        """The offsets are in Spark's checkpoint, and nowhere else."""
+        """The offsets are in Spark's checkpoint, and nowhere else; what was kept open for the micro-batch is let go."""
+        self._reads.close()
 
     def _capped(self, offsets: dict[str, int]) -> dict[str, int]:
         """These offsets, or where the stream ends if that is before them."""

@@ -6,7 +6,7 @@ splits nor positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -87,13 +87,19 @@ class ReadField:
         """What is asked of the server, for a column of such a type."""
         name = quoted(self.name)
         if self.type == "json":
-            return f"to_jsonb({name})::text AS {name}"
+            # a value of json that jsonb does not hold is for the reader to refuse
+            return f"{name}::text AS {name}" if base in _JSON else f"to_json({name})::text AS {name}"
         if self.type == "numeric":
             return f"{name}::text AS {name}"
         if self.type == "interval":
             return f"{_length(name)} AS {name}"
         if self.type == "interval[]":
             each = _length("each")
+            return f"CASE WHEN {name} IS NOT NULL THEN ARRAY(SELECT {each} FROM unnest({name}) AS each) END AS {name}"
+        if self._narrows(base) and self.type == "float8":
+            return f"{_nearest(name)} AS {name}"
+        if self._narrows(base):
+            each = _nearest("each")
             return f"CASE WHEN {name} IS NOT NULL THEN ARRAY(SELECT {each} FROM unnest({name}) AS each) END AS {name}"
         if base in ("inet", "_inet"):  # a cast to text adds the mask that its own text leaves out
             return f"{name}::text::{self.type} AS {name}" if base == "_inet" else f"abbrev({name}) AS {name}"
@@ -102,6 +108,25 @@ class ReadField:
         if self.type.startswith("float8") and base.removeprefix("_") == "int8":
             return name  # whether a float holds it is seen here
         return name if base == self.type else f"{name}::{self.type} AS {name}"
+
+    def _narrows(self, base: str) -> bool:
+        """Whether the column has numbers that no float holds, at which a cast would end the statement."""
+        return self.type.startswith("float8") and base.removeprefix("_") == "numeric"
+
+    def misfit(self, base: str, place: int) -> str | None:
+        """Of a row whose value the server cannot give, the place of the field and what is wrong; None if it gives all.
+
+        Of an array of several dimensions it would give one list.
+        """
+        name = quoted(self.name)
+        cases = []
+        if self.type.endswith("[]"):
+            cases.append(f"WHEN array_ndims({name}) > 1 THEN '{place} {_FLAT}'")
+        if self._narrows(base):
+            exists = f"EXISTS (SELECT FROM unnest({name}) AS each WHERE NOT {_is_float('each')})"
+            problem = f"'{place} it has ' || left({name}::text, 100) || '{_TOO_LARGE}'"
+            cases.append(f"WHEN {exists if base.startswith('_') else f'NOT {_is_float(name)}'} THEN {problem}")
+        return " ".join(cases) or None
 
     def converted(self, column: pa.Array) -> pa.Array:
         """The values in the field's Arrow type; raises a `ValueError` for what it does not hold."""
@@ -159,23 +184,32 @@ def _is_binary(kind: pa.DataType) -> bool:
     return kind in (pa.binary(), pa.duration("us"))
 
 
-def flattened(fields: Iterable[ReadField]) -> list[str]:
-    """Where there are arrays, a column with the place of the field whose array has several dimensions.
-
-    Such an array comes as one list.
-    """
-    arrays = [(place, field.name) for place, field in enumerate(fields) if field.type.endswith("[]")]
-    cases = [f"WHEN array_ndims({quoted(name)}) > 1 THEN {place}" for place, name in arrays]
-    return [f"CASE {' '.join(cases)} END AS flattened"] if cases else []
+_FLAT = "it is an array of several dimensions; declare a list of lists"
+_TOO_LARGE = ", which a float cannot hold; declare a Decimal, or cast it in a query"
 
 
-def _check_flattened(batch: pa.RecordBatch, fields: Sequence[ReadField]) -> None:
+def _nearest(numeric: str) -> str:
+    """The float that is the nearest to a number of any size; null where there is none."""
+    return f"CASE WHEN abs({numeric}) < 5e-324 THEN 0 WHEN {_is_float(numeric)} THEN {numeric}::float8 END"
+
+
+def _is_float(numeric: str) -> str:
+    return f"(abs({numeric}) <= 1.7976931348623157e308 OR {numeric}::text IN ('NaN', 'Infinity', '-Infinity'))"
+
+
+def misfits(fields: Iterable[ReadField], bases: Mapping[str, str]) -> list[str]:
+    """A column that says of a row which value the server cannot give, where there may be such rows."""
+    cases = [misfit for place, field in enumerate(fields) if (misfit := field.misfit(bases[field.name], place))]
+    return [f"CASE {' '.join(cases)} END AS misfit"] if cases else []
+
+
+def _check_misfits(batch: pa.RecordBatch, fields: Sequence[ReadField]) -> None:
     if batch.num_columns == len(fields):
         return
-    places = batch.columns[-1].drop_null()
-    if len(places):
-        name = fields[places[0].as_py()].name
-        raise ValueError(f"field '{name}': it is an array of several dimensions; declare a list of lists")
+    told = batch.columns[-1].drop_null()
+    if len(told):
+        place, _, problem = told[0].as_py().partition(" ")
+        raise ValueError(f"field '{fields[int(place)].name}': {problem}")
 
 
 def _by_field(batch: pa.RecordBatch, fields: Sequence[ReadField]) -> Iterator[tuple[ReadField, pa.Array]]:
@@ -185,7 +219,7 @@ def _by_field(batch: pa.RecordBatch, fields: Sequence[ReadField]) -> Iterator[tu
 def converted(batch: pa.RecordBatch, fields: list[ReadField], place: str) -> Iterator[pa.RecordBatch | Malformed]:
     """A batch in the columns of the records, and the rows of it that do not fit."""
     try:
-        _check_flattened(batch, fields)
+        _check_misfits(batch, fields)
         columns = [field.converted(column) for field, column in _by_field(batch, fields)]
     except REFUSED as error:
         if batch.num_rows > 1:
@@ -202,6 +236,10 @@ def _malformed(batch: pa.RecordBatch, fields: list[ReadField], place: str, error
     """A row that does not fit, and the first of its fields that does not."""
     row = {field.name: first(column) for field, column in _by_field(batch, fields)}
     content = msgspec.json.encode(row, enc_hook=str).decode()
+    try:
+        _check_misfits(batch, fields)  # what the server could not give is null here
+    except ValueError as misfit:
+        return Malformed(place, content, str(misfit))
     for field, column in _by_field(batch, fields):
         try:
             field.converted(column)

@@ -1,7 +1,8 @@
 """Keeps a snapshot of a database open while workers read it.
 
-A snapshot that is exported lives as long as the transaction that exported it. Nobody says when Spark has read a
-DataFrame for the last time; but whoever reads holds a lock, so the holder sees when nobody has read for a while.
+A snapshot that is exported lives as long as the transaction that exported it, which also keeps others from dropping or
+truncating the tables that it has looked at. It ends with the read. Where nobody says when that is, whoever reads holds
+a lock, so that the holder sees when nobody has read for a while.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 
 from dagster_unified.connectors.postgres.connection import PostgresConnection, errors_of
 from dagster_unified.connectors.postgres.staging import lock_of
+from dagster_unified.connectors.reads import at_end_of_read
 
 if TYPE_CHECKING:
     import psycopg
@@ -47,19 +49,26 @@ def export(connection: PostgresConnection, where: str) -> tuple[Snapshot, psycop
 
 
 def keep(snapshot: Snapshot, client: psycopg.Connection[tuple[Any, ...]]) -> None:
-    """Keep the snapshot until nobody has read it for a while, or this process ends."""
-    threading.Thread(target=_hold, args=(snapshot, client), name="postgres-snapshot", daemon=True).start()
+    """Keep the snapshot until it has been read, nobody has read it for a while, or this process ends."""
+    ended = threading.Event()
+    holder = threading.Thread(target=_hold, args=(snapshot, client, ended), name="postgres-snapshot", daemon=True)
+    holder.start()
+
+    def release() -> None:
+        ended.set()
+        holder.join(_LOOK_SECONDS)
+
+    at_end_of_read(release)
 
 
-def _hold(snapshot: Snapshot, client: psycopg.Connection[tuple[Any, ...]]) -> None:
+def _hold(snapshot: Snapshot, client: psycopg.Connection[tuple[Any, ...]], ended: threading.Event) -> None:
     used = time.monotonic()
     statement = (
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
         " AND (classid::int8 << 32) | objid::int8 = %s"
     )
     with suppress(Exception):  # the connection is gone, and the snapshot with it: readers say so
-        while time.monotonic() - used < _LINGER_SECONDS:
-            time.sleep(_LOOK_SECONDS)
+        while time.monotonic() - used < _LINGER_SECONDS and not ended.wait(_LOOK_SECONDS):
             row = client.execute(statement, (snapshot.lock,)).fetchone()
             if row is not None and row[0]:
                 used = time.monotonic()

@@ -17,7 +17,7 @@ import pyarrow as pa
 from dagster_unified.connectors.bounds import in_any_zone, whole_numbers
 from dagster_unified.connectors.postgres.connection import GivesConnection, PostgresConnection, errors_of
 from dagster_unified.connectors.postgres.names import TableName, quoted
-from dagster_unified.connectors.postgres.reading import ReadField, converted, flattened
+from dagster_unified.connectors.postgres.reading import ReadField, converted, misfits
 from dagster_unified.connectors.postgres.snapshots import Snapshot, export, keep
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.splits import Malformed, Offsets, Range, SplitSource, cuts
@@ -472,7 +472,7 @@ class PostgresSource(SplitSource[Out]):
 
     def _columns(self, bases: dict[str, str]) -> str:
         fields = ReadField.of(self.records)
-        return ", ".join([*(field.expression(bases[field.name]) for field in fields), *flattened(fields)])
+        return ", ".join([*(field.expression(bases[field.name]) for field in fields), *misfits(fields, bases)])
 
     @property
     def _from(self) -> str:

@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.connectors.reads import read_here
 from dagster_unified.engine.batch.carried import partition_starts, seen_before, state_before, waiting
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest, now
@@ -167,7 +168,8 @@ def _run_region(
     frames = RegionFrames(first.plan, region, first.spark, stream, starts, carried, iterations, saved)
     large = (first.carry is not None and not saved) or may_be_large(_columns(first.plan, region))
     try:
-        with nullcontext() if large else small_rows(first.spark), watching(first.spark, first.observe):
+        small = nullcontext() if large else small_rows(first.spark)
+        with small, watching(first.spark, first.observe), read_here():
             manifests = _execute(runs, region, frames, begun, before, iterations, recovering=bool(reason))
         iterations.forget()
     except Exception as error:

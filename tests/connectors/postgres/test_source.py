@@ -13,11 +13,15 @@ from typing import NamedTuple
 import psycopg
 import pytest
 from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
+from pyspark import cloudpickle
 
+from dagster_unified.api import Pipeline
 from dagster_unified.connectors.positions import OffsetsRead
 from dagster_unified.connectors.postgres import PostgresConnection, PostgresSink, PostgresSource, snapshots
 from dagster_unified.connectors.postgres.source import PostgresSplit
-from dagster_unified.connectors.splits import Malformed
+from dagster_unified.connectors.reads import read_here
+from dagster_unified.connectors.split_reader import _StreamReader
+from dagster_unified.connectors.splits import Malformed, Range
 from dagster_unified.errors import (
     ConfigurationError,
     PipelineError,
@@ -242,6 +246,78 @@ def test_rows_that_do_not_fit_are_told_apart(postgres):
         ("table priced", '{"id":4,"price":"0.1234567890123456789"}'),
     ]
     assert "field 'price': it is null" in bad[1].reason
+
+
+class Measured(NamedTuple):
+    id: int
+    real: float | None
+    reals: list[float] | None = None
+    more: dict[str, str] | None = None
+
+
+def test_rows_that_the_server_cannot_cast_are_told_apart(postgres):
+    execute(
+        postgres,
+        "CREATE TABLE measured (id int8, real numeric, reals numeric[], more json)",
+        "INSERT INTO measured VALUES (1, 1.5, '{1,2}', '{}'), (2, 1e400, NULL, NULL), (3, -1e400, NULL, NULL),"
+        " (4, 1e-400, NULL, NULL), (5, 'NaN', NULL, NULL), (6, 1.7976931348623157e308, NULL, NULL),"
+        " (7, 1, '{1,1e400}', NULL), (8, NULL, '{}', NULL), (9, 1, '{{1,2},{3,4}}', NULL),"
+        r""" (10, 1, NULL, '{"a": "\ud83d"}'), (11, 1, NULL, '{"a": 1e999999}'), (12, 1, NULL, '{"a": "\u0041"}')""",
+    )
+    found = everything(PostgresSource("measured", Measured, postgres, on_malformed="divert"))
+    assert repr([tuple(row) for row in found if isinstance(row, Measured)]) == repr(
+        [
+            (1, 1.5, [1.0, 2.0], {}),
+            (4, 0.0, None, None),
+            (5, float("nan"), None, None),
+            (6, 1.7976931348623157e308, None, None),
+            (8, None, [], None),
+            (12, 1.0, None, {"a": "A"}),
+        ]
+    )
+    reasons = {json.loads(row.content)["id"]: row.reason for row in found if isinstance(row, Malformed)}
+    assert set(reasons) == {2, 3, 7, 9, 10, 11}
+    assert (
+        reasons[2]
+        == f"field 'real': it has 1{'0' * 99}, which a float cannot hold; declare a Decimal, or cast it in a query"
+    )
+    assert reasons[3].startswith("field 'real': it has -10000")
+    assert reasons[7].startswith("field 'reals': it has {1,1000")
+    assert reasons[9] == "field 'reals': it is an array of several dimensions; declare a list of lists"
+    assert reasons[10].startswith("field 'more': ")
+    assert reasons[11].startswith("field 'more': ")
+
+
+def test_a_table_can_be_dropped_when_it_has_been_read(postgres, run_on_spark):
+    orders(postgres, 10)
+    pipeline = Pipeline("orders")
+    pipeline.from_source(PostgresSource("orders", Order, postgres, name="orders")).print()
+    run_on_spark(pipeline)
+    execute(postgres, "SET lock_timeout = '5s'; DROP TABLE orders")
+
+
+def test_a_table_can_be_truncated_only_when_it_has_been_read(postgres):
+    orders(postgres, 10)
+    source = PostgresSource("orders", Order, postgres)
+    with read_here():
+        splits = planned(source)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            execute(postgres, "SET lock_timeout = '100ms'; TRUNCATE orders")
+        assert len(read(source, splits)) == 10
+    execute(postgres, "SET lock_timeout = '5s'; TRUNCATE orders")
+
+
+def test_a_micro_batch_lets_its_snapshot_go_when_it_is_committed(postgres):
+    orders(postgres, 10)
+    source = PostgresSource("orders", Order, postgres)
+    reader = _StreamReader(source, Range({"rows": 0}, {"rows": 1}))
+    (split,) = reader.partitions({"rows": 0}, {"rows": 1})
+    cloudpickle.loads(cloudpickle.dumps(reader))  # as it goes to workers
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        execute(postgres, "SET lock_timeout = '100ms'; DROP TABLE orders")
+    assert sum(batch.num_rows for batch in reader.read(split)) == 10
+    reader.commit({"rows": 1})
+    execute(postgres, "SET lock_timeout = '5s'; DROP TABLE orders")
 
 
 class Visit(NamedTuple):
