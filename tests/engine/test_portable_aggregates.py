@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 
 from dagster_unified.api import (
     DeltaSink,
+    FileSink,
     KeyedProcessFunction,
     ParquetSource,
     Pipeline,
@@ -26,7 +27,7 @@ from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted, SavepointTaken
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.errors import StateError
+from dagster_unified.errors import RecordTypeError, StateError
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint
 from tests.depth import rotated
@@ -276,3 +277,42 @@ def test_a_checkpoint_of_one_kind_of_state_is_not_taken_for_the_other(spark, tmp
     job.run(lambda: bool(done))
     with pytest.raises(StateError, match="the stateful operators are hours, and the checkpoint has"):
         StreamingJob(made.plan({**options, "state.native-aggregates": "PORTABLE"}), spark, Start("job")).run()
+
+
+class Numbered(NamedTuple):
+    key: str
+    at: int
+    number: int
+
+
+class Summed(NamedTuple):
+    key: str
+    total: int
+
+
+def summed(numbers, path):
+    pipeline = Pipeline("sums")
+    at = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    rows = [Numbered("a", n, number) for n, number in enumerate(numbers)]
+    keyed = pipeline.from_collection(rows, Numbered, "rows").assign_timestamps_and_watermarks(at).key_by("key")
+    windows = keyed.window(TumblingEventTimeWindows.of(timedelta(seconds=1)))
+    totals = windows.agg(F.sum("number").alias("total"), output_type=Summed).name("op")
+    totals.sink_to(FileSink(str(path), name="out"))
+    return pipeline
+
+
+def test_a_sum_that_overflows_names_operator_and_field_in_every_mode(run_on_spark, run_streaming, tmp_path):
+    pipeline = summed([2**63 - 1, 1], tmp_path / "beyond")
+    message = r"operator 'op': (field 'total'|sum\(number\)) is larger than its type holds"
+    with pytest.raises(RecordTypeError, match=message):
+        run_on_spark(pipeline)
+    with pytest.raises(RecordTypeError, match=message):
+        run_streaming(pipeline, {"execution.checkpointing.dir": str(tmp_path / "spark")})
+    portable = {"state.native-aggregates": "PORTABLE", "execution.checkpointing.dir": str(tmp_path / "portable")}
+    with pytest.raises(RecordTypeError, match=message):
+        run_streaming(pipeline, portable)
+
+
+def test_a_portable_windows_sum_that_passes_64_bits_comes_back(run_streaming, tmp_path):
+    run_streaming(summed([2**63 - 1, 1, -5], tmp_path / "out"), {"state.native-aggregates": "PORTABLE"})
+    assert pq.read_table(tmp_path / "out").column("total").to_pylist() == [2**63 - 5]
