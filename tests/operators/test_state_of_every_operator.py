@@ -558,7 +558,8 @@ class Driving:
         if program.broadcast is not None:
             return [(e, e.at) for e in first], [(e, e.at) for e in second]
         if kind.__name__ == "Partials":
-            return [(kind(e.key, count=1, sum_value=e.value, sum_value_carry=0, min_at=e.at), e.at) for e in events], []
+            carry = {name: 0 for name in program.input.records.names if name.endswith("_carry")}
+            return [(kind(e.key, count=1, sum_value=e.value, min_at=e.at, **carry), e.at) for e in events], []
         if kind.__name__ != "Event":
             return [(kind(2, None, e) if e.number % 2 else kind(1, e, None), e.at) for e in events], []
         return [(e, e.at) for e in events], []
