@@ -200,7 +200,7 @@ def test_what_a_generator_keeps_goes_on_to_the_next_micro_batch(size):
 
 
 KEPT = [
-    None, True, 3, -(2**40), 1.5, "text", b"bytes", [1, [2]], (1, "a"), {1, 2}, frozenset("ab"), deque([1, 2]),
+    None, True, 3, -(2**40), 1.5, "text", b"bytes", [1, [2]], (1, "a"), {1, 2}, frozenset({1, 2}), deque([1, 2]),
     {"a": (1, {2: "b"})}, datetime(2024, 7, 1, 12, tzinfo=timezone.utc), date(2024, 7, 1),
 ]  # fmt: skip
 
