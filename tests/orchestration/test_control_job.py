@@ -44,10 +44,10 @@ def names(definitions):
 def test_a_bounded_pipeline_has_no_streaming_job_until_it_has_a_streaming_deployment():
     pipeline = Pipeline("shops")
     pipeline.from_collection([1, 2], int).print()
-    assert names(unified_definitions(pipeline)) == ({"shops_batch"}, {"shops_heartbeat_sensor"})
+    assert names(unified_definitions(pipeline)) == ({"shops_batch", "shops_janitor"}, {"shops_heartbeat_sensor"})
     both = unified_definitions(pipeline, StreamingDeployment(pipeline))
     assert names(both) == (
-        {"shops_batch", "shops_streaming", "shops_control"},
+        {"shops_batch", "shops_janitor", "shops_streaming", "shops_control"},
         {"shops_heartbeat_sensor", "shops_streaming_sensor"},
     )
 
