@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from socketserver import BaseServer
 from threading import Thread
+from typing import Any
 
 _NOISE = re.compile(
     rb"WARNING: Using incubator modules: |"
@@ -74,6 +77,17 @@ def launch(settings: Mapping[str, str]) -> None:
     finally:
         os.close(writer)
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def ignore_closed(server: BaseServer) -> None:
+    """Print no traceback where the JVM, as it ends, closes the connection by which it tells of accumulators."""
+    print_error = server.handle_error
+
+    def handle_error(request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], (EOFError, ConnectionError)):
+            print_error(request, client_address)
+
+    server.handle_error = handle_error  # type: ignore[method-assign]
 
 
 def _pass_on(reader: int) -> None:

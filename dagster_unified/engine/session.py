@@ -207,6 +207,7 @@ def _start_classic(master: str, config: Mapping[str, str], app_name: str, shippe
         # else the driver's own Python workers, which have no such folder, would take their interpreter by it
         session.sparkContext.environment.pop("PATH", None)
     if is_first:
+        noise.ignore_closed(session.sparkContext._accumulatorServer)
         local_disk.install(session)
     return prepared(session)
 

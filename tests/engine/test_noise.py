@@ -4,12 +4,17 @@ It shows what the pipeline prints and what fails, and nothing that Spark says to
 """
 
 import os
+import socket
+import struct
 import subprocess
 import sys
+from contextlib import closing
+from threading import Thread
 
 import pytest
+from pyspark.accumulators import AccumulatorTCPServer, UpdateRequestHandler
 
-from dagster_unified.engine.noise import without_noise, without_pandas_warnings
+from dagster_unified.engine.noise import ignore_closed, without_noise, without_pandas_warnings
 
 PROGRAM = """
 from dagster_unified.api import CollectionSource, Pipeline
@@ -122,3 +127,21 @@ def test_a_streaming_job_shows_what_the_pipeline_prints_and_nothing_else(tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == "seen 7\n"
+
+
+def test_a_jvm_that_closes_the_connection_of_accumulators_leaves_no_traceback(capsys):
+    def closed(ignored):
+        server = AccumulatorTCPServer(("127.0.0.1", 0), UpdateRequestHandler, "token")
+        if ignored:
+            ignore_closed(server)
+        with closing(socket.create_connection(server.server_address)) as connection:
+            connection.sendall(b"token" + struct.pack("!i", 0))
+            client = Thread(target=lambda: (connection.recv(1), connection.close()))
+            client.start()
+            server.handle_request()
+            client.join()
+        server.server_close()
+        return capsys.readouterr().err
+
+    assert "EOFError" in closed(ignored=False)
+    assert closed(ignored=True) == ""
