@@ -1,6 +1,8 @@
 """The command line: what it prints, where, and its exit codes. A mistake is one sentence and exit code 2."""
 
 import json
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -125,10 +127,6 @@ MISTAKES = {
     ),
     "no such file": (["explain", "nowhere.py"], "there is no file nowhere.py"),
     "a module that exits": (["explain", "shop_leaves"], "shop_leaves cannot be imported: SystemExit: 3, at"),
-    "functions of pyspark": (
-        ["explain", "shop_spark"],
-        "shop_spark.py:2 pyspark is asked for what only a running Spark has; take column functions from",
-    ),
     "no such module": (["explain", "shop_jbo"], "there is no module 'shop_jbo'; did you mean 'shop_job'?"),
     "relative module": (["explain", ".shop_job"], "'.shop_job' is not a module's name"),
     "no such pipeline": (
@@ -176,6 +174,20 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(cli, mistake):
     assert words.lower() in err.lower()
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_functions_of_pyspark_are_told_apart_where_no_session_runs(cli, tmp_path):
+    explain = [
+        sys.executable,
+        "-m",
+        "dagster_unified.cli",
+        "explain",
+        "shop_spark",
+    ]  # a session may run in this process
+    ended = subprocess.run(explain, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    said = " ".join(ended.stderr.split())
+    assert "shop_spark.py:2 pyspark is asked for what only a running Spark has; take column functions from" in said
 
 
 def test_a_file_that_is_not_toml_is_named(cli, tmp_path):
