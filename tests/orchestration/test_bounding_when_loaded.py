@@ -42,8 +42,8 @@ def daily(source):
             "/in/sales/{strat:%Y}.csv",
             "asks for 'strat', and a partition has {end}, {key}, {start}; did you mean 'start'?",
         ),
-        ("/in/sales/{}.csv", "asks for '', and a partition has {end}, {key}, {start}"),
-        ("/in/sales/{start.year}.csv", "asks for 'start.year', and"),
+        ("/in/sales/{}.csv", "has {}, which no partition has; write {{ and }} for braces that are part of a name"),
+        ("/in/sales/{start.year}.csv", "has {start.year}, which no partition has; write {{ and }}"),
         ("/in/sales/{key:%Y}.csv", "formats {key} as a time, '%Y', and it is a text; write {key}"),
         (
             "/in/sales/{start:yyyy-MM-dd}.csv",
