@@ -313,6 +313,12 @@ def test_a_sum_that_overflows_names_operator_and_field_in_every_mode(run_on_spar
         run_streaming(pipeline, portable)
 
 
-def test_a_portable_windows_sum_that_passes_64_bits_comes_back(run_streaming, tmp_path):
-    run_streaming(summed([2**63 - 1, 1, -5], tmp_path / "out"), {"state.native-aggregates": "PORTABLE"})
-    assert pq.read_table(tmp_path / "out").column("total").to_pylist() == [2**63 - 5]
+@pytest.mark.parametrize("numbers", [[2**63 - 1, 1, -5], [-(2**63), -1, 1], [-(2**63)], [2**62, -3, 2**62]])
+def test_a_windows_sum_that_passes_64_bits_comes_back_in_every_mode(run_on_spark, run_streaming, tmp_path, numbers):
+    kept = {name: {"state.native-aggregates": name} for name in ("PORTABLE", "SPARK")}
+    for name, options in kept.items():
+        checkpoints = {"execution.checkpointing.dir": str(tmp_path / f"checkpoints of {name}")}
+        run_streaming(summed(numbers, tmp_path / name), options | checkpoints)
+    run_on_spark(summed(numbers, tmp_path / "BATCH"))
+    for name in (*kept, "BATCH"):
+        assert pq.read_table(tmp_path / name).column("total").to_pylist() == [sum(numbers)]

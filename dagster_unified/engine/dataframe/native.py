@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors.base import SparkSource, spark_schema
 from dagster_unified.engine.dataframe.aggregates import CarriedAggregate, Closing, carried_aggregate
-from dagster_unified.engine.dataframe.columns import all_set, has_nan, spark_column
+from dagster_unified.engine.dataframe.columns import aggregate_column, all_set, has_nan, spark_column
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
@@ -82,7 +82,8 @@ class Natives:
     def aggregate(self, node: g.AggregateNode, frame: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
         """Column aggregates per key, and per value of the pass-through columns."""
         checked = self.keyed(node, frame)
-        found = checked.groupBy(*node.key.fields, *pass_through).agg(*map(spark_column, node.columns))
+        results = [aggregate_column(column, checked) for column in node.columns]
+        found = checked.groupBy(*node.key.fields, *pass_through).agg(*results)
         return self.typed(node, found, pass_through)
 
     def windows(self, node: g.WindowAggregateNode, moments: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
@@ -93,7 +94,8 @@ class Natives:
         A result has the window's last moment as its event time.
         """
         window = _window(node.assigner).alias(WINDOW)
-        found = moments.groupBy(*node.key.fields, *pass_through, window).agg(*map(spark_column, node.columns))
+        results = [aggregate_column(column, moments) for column in node.columns]
+        found = moments.groupBy(*node.key.fields, *pass_through, window).agg(*results)
         return self.with_bounds(node, found, pass_through)
 
     def moments(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
