@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable
 from hypothesis import example, given
 from hypothesis import strategies as st
 from upath import UPath
@@ -164,7 +164,7 @@ def test_hidden_files_that_may_be_data_are_named(tmp_path, caplog):
         source._existing()
 
 
-REFUSED = re.compile(r"[\[\]|^\\\0-\x1f]|%[0-9A-Fa-f]{2}")
+REFUSED = re.compile(r"[\\\0-\x1f]|%[0-9A-Fa-f]{2}")
 
 
 @pytest.mark.parametrize("name", [*"abc ?*{}#ü:+'\"&=;<>`~@!$(),[]|^\\\n", "%41", "%", "100%"])
@@ -176,6 +176,6 @@ def test_a_delta_table_is_where_its_path_says_or_refused(tmp_path, name):
         return
     sink = DeltaSink(str(folder), name="out")
     sink.committer(pa.schema([("amount", pa.int64())]))
-    write_deltalake(str(folder), pa.table({"amount": [1]}), mode="append")
-    assert sink.dataset().to_table().to_pylist() == [{"amount": 1}]
+    assert DeltaTable(str(folder)).version() == 0
+    assert sink.dataset().to_table().num_rows == 0
     assert [place.name for place in tmp_path.iterdir()] == [folder.name]

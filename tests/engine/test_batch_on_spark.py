@@ -288,7 +288,7 @@ def test_a_diverted_row_says_its_line_and_a_run_without_any_leaves_none(run_on_s
     (manifest,) = run_on_spark(pipeline)
     assert sorted((r["line"] or 0, r["content"]) for r in kept.table(9).to_pylist()) == [
         (2, "a,b,x"),
-        (4, "c,,"),
+        (4, '"c",,'),
         (5, "d,,007"),
         (6, "a,b,x"),
     ]

@@ -295,9 +295,9 @@ def _place(path: str) -> UPath:
             f"Delta sink: {found} has a backslash, or a % before two hexadecimal digits, which readers of Delta take"
             " for other characters; rename the folder"
         )
-    odd = re.search(r"[][|^\x00-\x1f]", found.path)
-    if odd is not None and is_local(found):
+    if is_local(found) and re.search(r"[\x00-\x1f]", found.path):
         raise ConfigurationError(
-            f"Delta sink: {str(found)!r} has {odd[0]!r} in it, and deltalake does not reach such a folder; rename it"
+            f"Delta sink: {str(found)!r} has a control character in it, and deltalake does not reach such a folder;"
+            " rename it"
         )
     return found
