@@ -24,6 +24,7 @@ from upath import UPath
 from dagster_unified.api import DeltaSink, GeneratorSource, Pipeline, SocketSource
 from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.written_ahead import WrittenAheadSource, _Log, _Receiver
+from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import RESTORING
 from dagster_unified.errors import PipelineError, StageError, StateError, UnsupportedError
@@ -380,8 +381,12 @@ def test_the_receiver_ends_with_the_job(spark, tmp_path, drained):
     ticked = pipeline.from_source(GeneratorSource(endless, Tick, name="ticks"))
     ticked.sink_to(DeltaSink(str(tmp_path / "table"), name="table"))
     options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
-    job = StreamingJob(pipeline.plan(options), spark, Start("test"), lambda event: committed())
-    committed = job.drain if drained else stops.set
+
+    def observe(event):
+        if isinstance(event, EpochCommitted):
+            job.drain() if drained else stops.set()
+
+    job = StreamingJob(pipeline.plan(options), spark, Start("test"), observe)
     assert job.run(stops.is_set) == ("finished" if drained else "stopped")
     deadline = time.monotonic() + 60
     while any("receive ticks" in thread.name for thread in threading.enumerate()):
