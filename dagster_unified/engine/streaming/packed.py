@@ -410,8 +410,9 @@ class PackedQuery(Query):
 
     def _note_positions(self, epoch: int | None) -> None:
         """Note which sources have been read to their end, and what was handed on, by an epoch or before the first."""
-        endings = self.frames.endings
-        if not (endings or self._handed) or not (self.stages.awaits_events or self.alignment):
+        awaits = self.stages.awaits_events or bool(self.alignment)
+        endings = self.frames.endings if awaits else {}
+        if not (endings or self._handed):
             return
         offsets = offsets_of_sources(self._logged(epoch)) if epoch is not None else []
         positions = {head.source: one for head, one in zip(self.stages.heads, offsets, strict=False)}
@@ -426,6 +427,8 @@ class PackedQuery(Query):
             if last is not None:
                 self.time.relayed(self.plan.graph.node(source).uid, last.watermark, last.last_event_time, last.idle)
                 ended[source] = frozenset([ALL] if last.ended else ())
+        if not awaits:  # what was handed on is noted as read, and nobody asks for the time
+            return
         self.alignment.ended(ended)
         self.time.ended({self.plan.graph.node(source).uid: parts for source, parts in ended.items()})
         self.frames.endings = {source: ending for source, ending in endings.items() if ALL not in ended[source]}
