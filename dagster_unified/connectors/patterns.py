@@ -35,7 +35,7 @@ def as_regex(path: str) -> str:
 
 
 def as_fnmatch(name: str) -> str:
-    """The pattern of Python's `fnmatch`, and of fsspec's `glob`."""
+    """The pattern as Python's fnmatch takes it, and the globs of fsspec."""
     return _translated(name, "*", lambda text: re.sub(r"([*?[])", r"[\1]", text))
 
 
