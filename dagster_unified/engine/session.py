@@ -212,6 +212,14 @@ def _start_classic(master: str, config: Mapping[str, str], app_name: str, shippe
     return prepared(session)
 
 
+def has_died() -> bool:
+    """Whether the JVM that this process has started, and not one that something else has, has ended."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    return process is not None and process.poll() is not None
+
+
 def _forget_what_died() -> None:
     """Let go of this process's JVM where it has ended, so that a step that is tried again gets another one."""
     from py4j.protocol import Py4JError
@@ -219,8 +227,7 @@ def _forget_what_died() -> None:
     from pyspark.sql import SparkSession, SQLContext
 
     gateway = SparkContext._gateway
-    process = getattr(gateway, "proc", None)  # not of a JVM that something else has started
-    if gateway is None or process is None or process.poll() is None:
+    if gateway is None or not has_died():
         return
     context = SparkContext._active_spark_context
     if context is not None:

@@ -22,6 +22,7 @@ from uuid import uuid4
 from rich.console import Console
 
 from dagster_unified import settings
+from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine import session
 from dagster_unified.engine.addresses import reach_master
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
@@ -117,6 +118,10 @@ class Environment:
     def session(self) -> SparkSession:
         """The session, started if need be."""
         return self.spark or session.start(self.master)
+
+    def has_ended(self) -> bool:
+        """Whether the session was given, and its JVM has ended, so that nothing can run in it any more."""
+        return self.spark is not None and not is_connect(self.spark) and session.has_died()
 
 
 class JobHandle:
@@ -219,7 +224,7 @@ class JobHandle:
             spark = self._environment.session()
             return self._stream(spark) if self.plan.execution.mode == "STREAMING" else self._stages(spark, store, again)
         except UnifiedError as error:
-            if not error.retryable or self._cancelled.is_set():
+            if not error.retryable or self._cancelled.is_set() or self._environment.has_ended():
                 raise
             decision = self._attempts.failed(begun, str(error))
             if isinstance(decision, str):
