@@ -87,7 +87,6 @@ def expected(kind: pa.DataType) -> str:
 
 
 def _is_none(kind: pa.DataType, text: Column) -> Column:
-
     value = text.try_cast(_spark_type(kind))
     misfit = value.isNull()
     if pa.types.is_floating(kind):

@@ -18,6 +18,8 @@ from socketserver import BaseServer
 from threading import Thread
 from typing import Any
 
+from dagster_unified.engine.spark_home import inherited
+
 _NOISE = re.compile(
     rb"WARNING: Using incubator modules: |"
     rb"Setting default log level to |To adjust logging level use sc\.setLogLevel|Setting Spark log level to |Using"
@@ -50,15 +52,8 @@ def without_pandas_warnings() -> Iterator[None]:
     This one does not from now on.
     """
     warnings.filterwarnings("ignore", message=_PANDAS)
-    before = os.environ.get(_WARNINGS)
-    os.environ[_WARNINGS] = ",".join(filter(None, (before, f"ignore:{_PANDAS}")))
-    try:
+    with inherited(_WARNINGS, ",".join(filter(None, (os.environ.get(_WARNINGS), f"ignore:{_PANDAS}")))):
         yield
-    finally:
-        if before is None:
-            del os.environ[_WARNINGS]
-        else:
-            os.environ[_WARNINGS] = before
 
 
 def launch(settings: Mapping[str, str]) -> None:

@@ -35,15 +35,22 @@ def without_zips(master: str, config: Mapping[str, str]) -> Iterator[None]:
     if home is None:
         yield
         return
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = str(home)
+    with inherited(VARIABLE, str(home)):
+        yield
+
+
+@contextmanager
+def inherited(name: str, value: str) -> Iterator[None]:
+    """Give a variable of the environment to the processes that are started in this context."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[VARIABLE]
+            del os.environ[name]
         else:
-            os.environ[VARIABLE] = before
+            os.environ[name] = before
 
 
 def _is_interpreter_of(config: Mapping[str, str]) -> bool:
