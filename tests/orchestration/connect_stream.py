@@ -90,9 +90,12 @@ def job(folder: Path, spark, bears: int | None = None, **start) -> StreamingJob:
 
 
 def read(folder: Path) -> int:
-    """How many records have been read in epochs that are committed."""
+    """How many records have been read in epochs that are committed.
+
+    A job that is killed before Spark has logged an epoch leaves it to the next one, which says it once more.
+    """
     lines = (folder / "epochs").read_text().splitlines() if (folder / "epochs").exists() else []
-    return sum(json.loads(line)[1] for line in lines)
+    return sum(dict(map(json.loads, lines)).values())
 
 
 def queries(job: StreamingJob) -> str:
