@@ -21,7 +21,8 @@ from pyspark.sql import functions as F
 
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.flink import flink_rate
-from dagster_unified.api import FileSink, KeyedProcessFunction, ParquetSource, Pipeline
+from dagster_unified.api import KeyedProcessFunction, Pipeline
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run

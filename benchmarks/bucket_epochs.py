@@ -26,7 +26,8 @@ from pyspark.sql import SparkSession
 
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.stream import Nowhere, S, batches, combine, streaming_session
-from dagster_unified.api import ParquetSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import ParquetSource
 from dagster_unified.engine.events import EpochCommitted, Event
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.object_store import Request, requests, s3a, served

@@ -23,7 +23,8 @@ from pyspark.sql import functions as F
 
 from benchmarks import delta, kafka_streams, postgres
 from benchmarks.bars import Bar, Measurement, Options
-from dagster_unified.api import FileSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import FileSink
 from dagster_unified.connectors.kafka import KafkaOffsetsInitializer, KafkaSource
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore

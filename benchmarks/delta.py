@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.bars import Bar, Measurement, Options
-from dagster_unified.api import DeltaSink
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.connectors.commits import Commit, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.delta.committer import DeltaFile
 from dagster_unified.records import record_type

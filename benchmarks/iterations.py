@@ -31,14 +31,8 @@ from pyspark.sql import functions as F
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.resumed_iteration import resumed
 from benchmarks.worker_memory import largest_worker
-from dagster_unified.api import (
-    FileSink,
-    FlatMapFunction,
-    ParquetSource,
-    Pipeline,
-    RuntimeContext,
-    iterations,
-)
+from dagster_unified.api import FlatMapFunction, Pipeline, RuntimeContext, iterations
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run

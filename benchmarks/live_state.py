@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from benchmarks.bars import Bar, Measurement
-from dagster_unified.api import FileSink, KeyedProcessFunction, ParquetSource, Pipeline, ValueStateDescriptor
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted, Event
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.bars import Bar, Measurement, Options
-from dagster_unified.api import PostgresSink, PostgresSource
+from dagster_unified.connectors import PostgresSink, PostgresSource
 from dagster_unified.connectors.commits import Commit, WriteAttempt, WriteIdentity, WriterTask
 from dagster_unified.engine import session
 from dagster_unified.engine.commit import SinkCommits, WriteContext

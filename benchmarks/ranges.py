@@ -19,15 +19,8 @@ from rich.table import Table
 
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.batch import R, combine, first
-from dagster_unified.api import (
-    DeltaSink,
-    KeyedProcessFunction,
-    ParquetSource,
-    Pipeline,
-    RuntimeContext,
-    ValueStateDescriptor,
-    WatermarkStrategy,
-)
+from dagster_unified.api import KeyedProcessFunction, Pipeline, RuntimeContext, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.batch.run import Carrying, Run

@@ -31,7 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bars import Bar, Measurement, Options
-from dagster_unified.api import DeltaSink, MapFunction, ParquetSource, Pipeline, RuntimeContext
+from dagster_unified.api import MapFunction, Pipeline, RuntimeContext
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine import connect_server, session
 from dagster_unified.orchestration import (
     BatchDeployment,

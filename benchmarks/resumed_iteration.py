@@ -17,7 +17,8 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from benchmarks.bars import Bar
-from dagster_unified.api import FileSink, Pipeline, iterations
+from dagster_unified.api import Pipeline, iterations
+from dagster_unified.connectors import FileSink
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run

@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bars import Bar, Measurement, Options
-from dagster_unified.api import FileSink, ParquetSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest

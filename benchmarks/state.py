@@ -20,14 +20,8 @@ from pyspark.sql import SparkSession
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.live_state import FAR, Number, measured
 from benchmarks.worker_memory import peak_of_workers
-from dagster_unified.api import (
-    CollectionSource,
-    FileSink,
-    KeyedProcessFunction,
-    ParquetSource,
-    Pipeline,
-    ValueStateDescriptor,
-)
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.connectors import CollectionSource, FileSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run

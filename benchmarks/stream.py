@@ -26,7 +26,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.flink import flink_rate
-from dagster_unified.api import DeltaSink, ParquetSource, Pipeline, functions
+from dagster_unified.api import Pipeline, functions
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.connectors.commits import Committable, NoCommitter, WriteAttempt
 from dagster_unified.connectors.writers import Ship

@@ -24,14 +24,13 @@ from benchmarks.flink import flink_rate
 from benchmarks.stream import Nowhere, plain_session, rates_of_batches, streaming_session
 from dagster_unified.api import (
     AggregateFunction,
-    FileSink,
-    ParquetSource,
     Pipeline,
     ProcessWindowFunction,
     TumblingEventTimeWindows,
     WatermarkStrategy,
     functions,
 )
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

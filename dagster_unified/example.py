@@ -4,7 +4,7 @@ _PIPELINE = '''"""Totals of sales, by shop."""
 
 from typing import NamedTuple
 
-from dagster_unified.api import {imports}
+{imports}
 
 
 class Sale(NamedTuple):
@@ -27,7 +27,7 @@ def over_files(name: str) -> str:
     """From CSV files in `data/sales` to a Delta table."""
     return _PIPELINE.format(
         name=name,
-        imports="CsvSource, DeltaSink, Pipeline",
+        imports="from dagster_unified.api import Pipeline\nfrom dagster_unified.connectors import CsvSource, DeltaSink",
         source='pipeline.from_source(CsvSource("data/sales", Sale, name="sales"))',
         sink='sink_to(DeltaSink("data/totals", mode="upsert", key="shop", name="totals"))',
     )
@@ -37,7 +37,7 @@ def over_literals(name: str) -> str:
     """From records in the program to standard output: it needs no data."""
     return _PIPELINE.format(
         name=name,
-        imports="Pipeline",
+        imports="from dagster_unified.api import Pipeline",
         source='pipeline.from_collection([Sale("north", 3), Sale("south", 5), Sale("north", 4)])',
         sink="print()",
     )

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dagster_unified.api import CsvSource, DataStream, DeltaSink, OutputTag, Pipeline, ProcessFunction, iterations
+from dagster_unified.api import DataStream, OutputTag, Pipeline, ProcessFunction, iterations
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CsvSource, DeltaSink
 from jobs.data import FLIGHTS, OUTPUT
 from jobs.flights import RawFlight
 

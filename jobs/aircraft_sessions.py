@@ -16,14 +16,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from dagster_unified.api import (
-    AggregateFunction,
-    CsvSource,
-    DeltaSink,
-    EventTimeSessionWindows,
-    Pipeline,
-    ProcessWindowFunction,
-)
+from dagster_unified.api import AggregateFunction, EventTimeSessionWindows, Pipeline, ProcessWindowFunction
+from dagster_unified.connectors import CsvSource, DeltaSink
 from jobs.data import FLIGHTS, OUTPUT, PLANES
 from jobs.flights import IN_ORDER, Flight, cleaned
 

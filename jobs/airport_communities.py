@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from dagster_unified.api import (
     DataStream,
-    DeltaSink,
     KeyedProcessFunction,
     MapStateDescriptor,
     OutputTag,
@@ -31,6 +30,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     iterations,
 )
+from dagster_unified.connectors import DeltaSink
 from jobs.data import FLIGHTS, OUTPUT
 from jobs.routes import Route, routes
 

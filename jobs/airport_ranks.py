@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 from dagster_unified.api import (
     DataStream,
-    DeltaSink,
     KeyedProcessFunction,
     ListStateDescriptor,
     OutputTag,
@@ -27,6 +26,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     iterations,
 )
+from dagster_unified.connectors import DeltaSink
 from jobs.data import FLIGHTS, OUTPUT
 from jobs.routes import Route, routes
 

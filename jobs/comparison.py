@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 from upath import UPath
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.graph.nodes import SinkNode
 
 

@@ -19,14 +19,13 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from dagster_unified.api import (
-    DeltaSink,
-    JsonSource,
     KeyedBroadcastProcessFunction,
     MapStateDescriptor,
     Pipeline,
     RuntimeContext,
     WatermarkStrategy,
 )
+from dagster_unified.connectors import DeltaSink, JsonSource
 from jobs.data import FLIGHTS, OUTPUT, RULES
 from jobs.flights import IN_ORDER, Flight, cleaned
 

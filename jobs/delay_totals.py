@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline, ProcessWindowFunction, TumblingEventTimeWindows
+from dagster_unified.api import Pipeline, ProcessWindowFunction, TumblingEventTimeWindows
+from dagster_unified.connectors import CsvSource, DeltaSink
 from jobs.data import FLIGHTS, OUTPUT
 from jobs.flights import IN_ORDER, Flight, RawFlight, clean
 

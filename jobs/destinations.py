@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CsvSource, DeltaSink
 from jobs.data import AIRPORTS, FLIGHTS, OUTPUT
 from jobs.flights import RawFlight
 

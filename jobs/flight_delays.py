@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 from dagster_unified.api import (
     DataStream,
-    DeltaSink,
     KeyedProcessFunction,
     MapStateDescriptor,
     OutputTag,
@@ -34,6 +33,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import DeltaSink
 from jobs.data import FLIGHTS, OUTPUT
 from jobs.flights import IN_ORDER, NEW_YORK, Flight, cleaned
 

@@ -10,7 +10,8 @@ from datetime import date, datetime, timedelta, timezone
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from dagster_unified.api import CsvSource, DataStream, Pipeline, WatermarkStrategy
+from dagster_unified.api import DataStream, Pipeline, WatermarkStrategy
+from dagster_unified.connectors import CsvSource
 
 NEW_YORK = ZoneInfo("America/New_York")
 MINUTE = timedelta(minutes=1)

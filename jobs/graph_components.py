@@ -18,8 +18,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_unified.api import DeltaSink, FlatMapFunction, Pipeline, iterations
+from dagster_unified.api import FlatMapFunction, Pipeline, iterations
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import DeltaSink
 from jobs.data import OUTPUT
 
 VERTICES, BLOCK = 1_000_000, 10_000

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dagster import EnvVar
 
-from dagster_unified.api import (
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import (
     KafkaConnection,
     KafkaOffsetsInitializer,
     KafkaSink,
     KafkaSource,
-    Pipeline,
     PostgresConnection,
     PostgresSink,
 )

@@ -20,14 +20,13 @@ from zlib import crc32
 
 from dagster_unified.api import (
     BroadcastProcessFunction,
-    CsvSource,
     DataStream,
-    DeltaSink,
     MapStateDescriptor,
     Pipeline,
     RuntimeContext,
     iterations,
 )
+from dagster_unified.connectors import CsvSource, DeltaSink
 from jobs.data import FLIGHTS, OUTPUT
 from jobs.flights import RawFlight
 from jobs.live_flights import INCOMING, TABLES

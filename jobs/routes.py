@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dagster_unified.api import CsvSource, DataStream, Pipeline
+from dagster_unified.api import DataStream, Pipeline
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CsvSource
 from jobs.flights import RawFlight
 
 

@@ -20,13 +20,12 @@ from typing import NamedTuple
 
 from dagster_unified.api import (
     AggregateFunction,
-    CsvSource,
-    DeltaSink,
     Pipeline,
     ProcessWindowFunction,
     TumblingEventTimeWindows,
     WatermarkStrategy,
 )
+from dagster_unified.connectors import CsvSource, DeltaSink
 from jobs.data import FLIGHTS, OUTPUT, WEATHER
 from jobs.flights import IN_ORDER, Flight, cleaned
 

@@ -34,7 +34,8 @@ def write() -> None:
     os.environ["SPARK_SUBMIT_OPTS"] = f"{SMALL} -XX:ArchiveClassesAtExit={ARCHIVE} -Xlog:disable"
     from pyspark import SparkContext
 
-    from dagster_unified.api import DeltaSink, ParquetSource, Pipeline
+    from dagster_unified.api import Pipeline
+    from dagster_unified.connectors import DeltaSink, ParquetSource
     from dagster_unified.engine import session
     from dagster_unified.engine.batch.intermediates.store import IntermediateStore
     from dagster_unified.engine.batch.run import Run

@@ -12,7 +12,8 @@ import dagster_unified
 
 PIPELINE = """
 from typing import NamedTuple
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.api import functions as F
 
 class Sale(NamedTuple):

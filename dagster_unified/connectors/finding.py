@@ -17,6 +17,10 @@ def find_source(name: str) -> type[Source[Any]]:
     """The class of the source that a package has registered under this name.
 
     Raises `ConfigurationError` where there is none, or where the entry point leads to something else.
+
+    Examples:
+        >>> find_source("csv").__name__
+        'CsvSource'
     """
     return _find(SOURCES, name, Source)
 
@@ -25,6 +29,10 @@ def find_sink(name: str) -> type[Sink[Any]]:
     """The class of the sink that a package has registered under this name.
 
     Raises `ConfigurationError` where there is none, or where the entry point leads to something else.
+
+    Examples:
+        >>> find_sink("delta").__name__
+        'DeltaSink'
     """
     return _find(SINKS, name, Sink)
 

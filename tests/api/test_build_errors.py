@@ -14,17 +14,12 @@ import pytest
 from dagster_unified.api import (
     AsyncRetryStrategy,
     ContinuousEventTimeTrigger,
-    DatabaseSink,
-    DeltaSink,
-    FileSink,
-    KafkaSink,
     KeyedProcessFunction,
     KeySelector,
     MapFunction,
     OutputTag,
     Partitioner,
     Pipeline,
-    PrintSink,
     ProcessFunction,
     StateTtlConfig,
     TimeEvictor,
@@ -34,6 +29,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import DatabaseSink, DeltaSink, FileSink, KafkaSink, PrintSink
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph.nodes import SinkNode
 

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified import api
-from dagster_unified.api import CollectionSource, Pipeline
+from dagster_unified.api import Pipeline
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CollectionSource
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
 

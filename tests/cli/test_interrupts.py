@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink
 
 
 class Sale(NamedTuple):

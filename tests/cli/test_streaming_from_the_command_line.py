@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.orchestration import SparkResource
 from dagster_unified.orchestration.launch import Outcome
 from dagster_unified.state import Savepoint
@@ -21,7 +22,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.rotates("stories", together=True)]
 PROGRAM = """
 from typing import NamedTuple
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink
 
 
 class Sale(NamedTuple):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_unified.api import FileSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import FileSink
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.testing import final_result, run_pipeline
 from tests.conformance.programs import FLAGGED, PROGRAMS

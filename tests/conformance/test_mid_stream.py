@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_unified.api import FileSink, ParquetSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dagster_unified.connectors import Malformed, SplitSource
-from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.connectors.protocol import Boundedness, Malformed, SplitSource
 from dagster_unified.operators.time import to_millis
 from dagster_unified.records import record_type
 

@@ -5,7 +5,8 @@ They are lines from a socket, or are sent by HTTP.
 
 import sys
 
-from dagster_unified.api import DeltaSink, HttpSource, Pipeline, SocketSource
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink, HttpSource, SocketSource
 from dagster_unified.engine import session
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 

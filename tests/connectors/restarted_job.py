@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from dagster import in_process_executor
 
-from dagster_unified.api import KafkaSink, KafkaSource, Pipeline, PostgresSink
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import KafkaSink, KafkaSource, PostgresSink
 from dagster_unified.orchestration import (
     ExecutionConfig,
     IntermediatesResource,

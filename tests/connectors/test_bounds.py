@@ -15,7 +15,8 @@ from dagster import (
     StaticPartitionsDefinition,
 )
 
-from dagster_unified.api import CollectionSource, CsvSource, ParquetSource, Pipeline, RateSource, StructuredSource
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CollectionSource, CsvSource, ParquetSource, RateSource, StructuredSource
 from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.connectors.bounds import PathTemplate, hull, whole_numbers, within
 from dagster_unified.engine.failures import translated

@@ -8,7 +8,8 @@ import pytest
 from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, JsonSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink, JsonSource
 from dagster_unified.errors import MalformedInputError
 from dagster_unified.orchestration.partitions import slice_of
 

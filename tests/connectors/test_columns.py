@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.errors.exceptions.base import PySparkException
 
-from dagster_unified.api import FileSink, ParquetSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.errors import MalformedInputError, PipelineError
 
 NEW_YEAR = datetime(2024, 1, 1, tzinfo=timezone.utc)

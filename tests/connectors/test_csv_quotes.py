@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dagster_unified.api import CsvSource, FileSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, FileSink
 from dagster_unified.connectors.misfits import CsvRows
 from dagster_unified.errors import MalformedInputError, PipelineError
 from tests.connectors.test_csv import read

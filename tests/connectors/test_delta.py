@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.connectors.commits import Commit, CommitConflictError, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.delta.committer import DeltaFile
 from dagster_unified.engine.commit import SinkCommits, WriteContext

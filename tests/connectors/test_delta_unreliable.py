@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.connectors.delta.committer import data_folder, staged_files, upsert_folder
 from dagster_unified.connectors.paths import remove_tree

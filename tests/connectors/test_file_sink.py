@@ -6,7 +6,8 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_unified.api import FileSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import FileSink
 from dagster_unified.connectors.commits import WHOLE, Commit, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.file_sink import StagedFolder, _FileCommitter, _staged
 from dagster_unified.connectors.paths import storage_path

@@ -4,9 +4,8 @@ import importlib
 
 import pytest
 
-from dagster_unified.api import CsvSource, DeltaSink
 from dagster_unified.cli import app
-from dagster_unified.connectors import find_sink, find_source
+from dagster_unified.connectors import CsvSource, DeltaSink, find_sink, find_source
 from dagster_unified.connectors.finding import SINKS, SOURCES, installed
 from dagster_unified.errors import ConfigurationError
 
@@ -30,7 +29,7 @@ def test_a_name_that_is_not_there_names_those_that_are():
 def package(tmp_path, monkeypatch):
     """An installed package with connectors."""
     (tmp_path / "acme.py").write_text(
-        "from dagster_unified.api import PrintSink\nclass Queue(PrintSink): ...\nnothing = 1\n"
+        "from dagster_unified.connectors import PrintSink\nclass Queue(PrintSink): ...\nnothing = 1\n"
     )
     info = tmp_path / "acme-1.0.dist-info"
     info.mkdir()

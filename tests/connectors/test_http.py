@@ -17,8 +17,7 @@ from typing import NamedTuple
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import HttpSource
-from dagster_unified.connectors import http, written_ahead
+from dagster_unified.connectors import HttpSource, http, written_ahead
 from dagster_unified.connectors.secrets import Environment
 from dagster_unified.connectors.written_ahead import _Log, _Receiver
 from dagster_unified.errors import PipelineError, StageError

@@ -14,8 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 from upath import UPath
 
-from dagster_unified.api import CsvSource, FileSink, JsonSource, ParquetSource, Pipeline, PrintSink
-from dagster_unified.connectors import files, listing, spark_log
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import (
+    CsvSource,
+    FileSink,
+    JsonSource,
+    ParquetSource,
+    PrintSink,
+    files,
+    listing,
+    spark_log,
+)
 from dagster_unified.connectors.folder import File, Folder
 from dagster_unified.connectors.positions import FilesRead, PartitionsRead, Position
 from dagster_unified.engine.events import EpochCommitted

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from upath import UPath
 
-from dagster_unified.api import ParquetSource, Pipeline, PrintSink
-from dagster_unified.connectors import footers
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import ParquetSource, PrintSink, footers
 from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.footers import FileColumns, schemas
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore

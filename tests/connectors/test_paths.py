@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from upath import UPath
 
-from dagster_unified.api import CsvSource, DeltaSink, FileSink, JsonSource, ParquetSource, Pipeline
-from dagster_unified.connectors import patterns
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, JsonSource, ParquetSource, patterns
 from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.positions import FilesRead
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore

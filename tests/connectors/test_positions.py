@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from upath import UPath
 
-from dagster_unified.api import CollectionSource, RateSource, StructuredSource
-from dagster_unified.connectors import listing
+from dagster_unified.connectors import CollectionSource, RateSource, StructuredSource, listing
 from dagster_unified.connectors.positions import (
     EverythingRead,
     FilesRead,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 from upath import UPath
 
-from dagster_unified.api import CsvSource
+from dagster_unified.connectors import CsvSource
 from dagster_unified.connectors.paths import size_of, sizes
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from tests.engine.test_retention import put

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from upath import UPath
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.connectors.positions import EverythingRead, OffsetsRead, PartitionsRead
 from dagster_unified.connectors.splits import shared
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore

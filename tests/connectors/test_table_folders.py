@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from upath import UPath
 
-from dagster_unified.api import JsonSource, ParquetSource
+from dagster_unified.connectors import JsonSource, ParquetSource
 from dagster_unified.errors import PipelineError
 
 

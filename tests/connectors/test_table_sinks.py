@@ -12,7 +12,8 @@ import psycopg
 import pytest
 from dagster import StaticPartitionsDefinition
 
-from dagster_unified.api import CsvSource, DeliveryGuarantee, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeliveryGuarantee
 from dagster_unified.connectors.database import DatabaseSink, DatabaseSource
 from dagster_unified.connectors.postgres import PostgresSink, PostgresSource
 from dagster_unified.connectors.splits import Malformed

@@ -12,7 +12,8 @@ from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.api import CsvSource, DeltaSink, JsonSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink, JsonSource
 from dagster_unified.connectors.misfits import JsonRows, explained
 from dagster_unified.errors import MalformedInputError
 from dagster_unified.records import record_type

@@ -12,7 +12,8 @@ import pytest
 from dagster import StaticPartitionsDefinition
 from pyspark.errors.exceptions.base import PySparkException
 
-from dagster_unified.api import CsvSource, FileSink, JsonSource, ParquetSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, FileSink, JsonSource, ParquetSource
 from dagster_unified.errors import MalformedInputError
 from dagster_unified.orchestration.partitions import slice_of
 

@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from upath import UPath
 
-from dagster_unified.api import DeltaSink, GeneratorSource, Pipeline, SocketSource
-from dagster_unified.connectors import written_ahead
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink, GeneratorSource, SocketSource, written_ahead
 from dagster_unified.connectors.written_ahead import WrittenAheadSource, _Log, _Receiver
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob

@@ -43,7 +43,6 @@ from dagster_unified.api import (
     MapFunction,
     MapStateDescriptor,
     OutputTag,
-    ParquetSource,
     Pipeline,
     ProcessFunction,
     ProcessJoinFunction,
@@ -62,6 +61,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.cli import app
+from dagster_unified.connectors import ParquetSource
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.drawing import as_svg

@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 from dagster_unified.api import (
     DataStream,
-    DeltaSink,
     KeyedProcessFunction,
-    ParquetSource,
     Pipeline,
     ProcessJoinFunction,
     RuntimeContext,
@@ -22,7 +20,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
-from dagster_unified.connectors import object_store
+from dagster_unified.connectors import DeltaSink, ParquetSource, object_store
 from dagster_unified.engine import session
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.object_store import s3a

@@ -20,7 +20,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from upath import UPath
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.connectors.object_store import Store, in_use
 from dagster_unified.engine import bucket_files

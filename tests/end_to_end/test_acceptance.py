@@ -12,7 +12,8 @@ pytestmark = pytest.mark.spark
 ROOT = Path(__file__).parents[2]
 
 ACCEPTANCE = """
-from dagster_unified.api import FileSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import FileSink
 
 
 def digit(v: int) -> int:

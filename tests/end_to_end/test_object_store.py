@@ -91,7 +91,7 @@ import json
 import sys
 from pathlib import Path
 
-from dagster_unified.api import DeltaSink
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.connectors import in_place
 from dagster_unified.connectors.commits import WriteAttempt, WriteIdentity
 from dagster_unified.connectors.java_class import JavaClass

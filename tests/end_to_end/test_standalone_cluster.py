@@ -36,7 +36,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import DeltaSink, MapFunction, Pipeline, RuntimeContext
+from dagster_unified.api import MapFunction, Pipeline, RuntimeContext
+from dagster_unified.connectors import DeltaSink
 
 SEEN = Path("{folder}/seen")
 
@@ -70,7 +71,8 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-from dagster_unified.api import DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor, iterations
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor, iterations
+from dagster_unified.connectors import DeltaSink
 
 SEEN = Path("{folder}/seen")
 
@@ -219,7 +221,8 @@ from typing import NamedTuple
 
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.orchestration import SparkResource
 
 
@@ -322,7 +325,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import DeltaSink, ParquetSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink, ParquetSource
 
 SEEN = Path("{folder}/seen")
 

@@ -11,7 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import DeltaSink, ParquetSource, Pipeline, WatermarkStrategy
+from dagster_unified.api import Pipeline, WatermarkStrategy
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 

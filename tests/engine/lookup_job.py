@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import CollectionSource, DeltaSink, ParquetSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CollectionSource, DeltaSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.events import QueriesTakenOver
 from dagster_unified.engine.streaming.job import Start, StreamingJob

@@ -9,7 +9,8 @@ import pytest
 from deltalake import DeltaTable
 from upath import UPath
 
-from dagster_unified.api import DeltaSink, KeyedProcessFunction, Pipeline, WatermarkStrategy, iterations
+from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy, iterations
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.connectors.alignment import Watermarks
 from dagster_unified.connectors.splits import Range
 from dagster_unified.engine.job_time import JobTime

@@ -18,21 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
-    CsvSource,
-    DeltaSink,
-    FileSink,
-    ForeachSink,
-    JsonSource,
     KeyedBatchFunction,
     KeyedProcessFunction,
     OutputTag,
-    ParquetSource,
     Pipeline,
     ProcessFunction,
     ValueStateDescriptor,
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, ForeachSink, JsonSource, ParquetSource
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
@@ -390,7 +385,8 @@ AUTHOR = """
 from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Iterable, NamedTuple
-from dagster_unified.api import FileSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.connectors import FileSink
 
 class Visit(NamedTuple):
     who: str

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from dagster_unified.api import (
     ArrowListStateDescriptor,
     CheckpointedFunction,
-    CollectionSource,
-    DeltaSink,
     EventTimeSessionWindows,
     KeyedProcessFunction,
     ListStateDescriptor,
@@ -30,6 +28,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CollectionSource, DeltaSink
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.savepoint import begun, leave_savepoint, run_all

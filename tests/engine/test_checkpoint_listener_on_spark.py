@@ -8,15 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_unified.api import (
-    CheckpointListener,
-    DeltaSink,
-    KeyedProcessFunction,
-    MapFunction,
-    ParquetSource,
-    Pipeline,
-    ValueStateDescriptor,
-)
+from dagster_unified.api import CheckpointListener, KeyedProcessFunction, MapFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_unified.api import FileSink, ParquetSource, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming import control

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.errors import MalformedInputError
 
 

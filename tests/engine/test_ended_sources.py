@@ -8,9 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import (
-    CollectionSource,
-    CsvSource,
-    FileSink,
     FlatMapFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
@@ -20,6 +17,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
     iterations,
 )
+from dagster_unified.connectors import CollectionSource, CsvSource, FileSink
 from dagster_unified.connectors.structured import StructuredSource
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.testing import run_pipeline

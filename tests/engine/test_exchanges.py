@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from dagster_unified.api import FileSink
+from dagster_unified.connectors import FileSink
 from tests import exchanges
 from tests.depth import rotated
 

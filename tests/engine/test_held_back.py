@@ -8,15 +8,13 @@ import pytest
 from upath import UPath
 
 from dagster_unified.api import (
-    CollectionSource,
-    DeltaSink,
-    FileSink,
     KeyedBroadcastProcessFunction,
     MapStateDescriptor,
     Pipeline,
     TumblingEventTimeWindows,
     WatermarkStrategy,
 )
+from dagster_unified.connectors import CollectionSource, DeltaSink, FileSink
 from dagster_unified.engine.batch.carried import time_after, time_before, waiting
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run

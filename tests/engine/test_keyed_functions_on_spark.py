@@ -13,14 +13,13 @@ from deltalake import DeltaTable
 
 from dagster_unified.api import (
     CoFlatMapFunction,
-    DeltaSink,
-    FileSink,
     FlatMapFunction,
     MapFunction,
     Pipeline,
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
+from dagster_unified.connectors import DeltaSink, FileSink
 from dagster_unified.state import Savepoint
 
 

@@ -17,7 +17,8 @@ import pytest
 from deltalake import DeltaTable
 from upath import UPath
 
-from dagster_unified.api import CollectionSource, CsvSource, DeltaSink, FileSink, ParquetSource, Pipeline, RateSource
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CollectionSource, CsvSource, DeltaSink, FileSink, ParquetSource, RateSource
 from dagster_unified.engine import connect_server
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob

@@ -11,7 +11,6 @@ from dagster_unified.api import (
     AsyncDataStream,
     AsyncFunction,
     BroadcastProcessFunction,
-    DeltaSink,
     KeyedProcessFunction,
     MapFunction,
     MapStateDescriptor,
@@ -24,6 +23,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.testing import run_pipeline
 
 

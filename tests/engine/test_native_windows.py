@@ -13,11 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
-    DeltaSink,
     EventTimeSessionWindows,
-    FileSink,
     GlobalWindows,
-    ParquetSource,
     Pipeline,
     ProcessWindowFunction,
     SlidingEventTimeWindows,
@@ -26,6 +23,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

@@ -17,7 +17,8 @@ from pyspark.accumulators import AccumulatorTCPServer, UpdateRequestHandler
 from dagster_unified.engine.noise import ignore_closed, without_noise, without_pandas_warnings
 
 PROGRAM = """
-from dagster_unified.api import CollectionSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CollectionSource
 from dagster_unified.engine import session
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 

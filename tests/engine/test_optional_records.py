@@ -10,7 +10,6 @@ from deltalake import DeltaTable
 from dagster_unified.api import (
     BroadcastProcessFunction,
     CoMapFunction,
-    DeltaSink,
     JoinFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
@@ -21,6 +20,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
     iterations,
 )
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.testing import run_pipeline
 from tests.iterations.test_semantics import Body
 

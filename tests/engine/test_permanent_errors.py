@@ -8,7 +8,8 @@ from typing import NamedTuple
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, FileSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink, FileSink
 from dagster_unified.engine.writing import _named
 from dagster_unified.errors import MalformedInputError, PipelineError, SinkError
 

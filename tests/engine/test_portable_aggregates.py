@@ -12,16 +12,14 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.api import (
-    DeltaSink,
-    FileSink,
     KeyedProcessFunction,
-    ParquetSource,
     Pipeline,
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

@@ -13,15 +13,9 @@ from deltalake import DeltaTable
 
 from dagster_unified.api import (
     BroadcastProcessFunction,
-    CollectionSource,
-    CsvSource,
-    DeltaSink,
-    FileSink,
-    ForeachSink,
     KeyedProcessFunction,
     MapStateDescriptor,
     OutputTag,
-    ParquetSource,
     Pipeline,
     ProcessFunction,
     TumblingEventTimeWindows,
@@ -30,6 +24,7 @@ from dagster_unified.api import (
     iterations,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CollectionSource, CsvSource, DeltaSink, FileSink, ForeachSink, ParquetSource
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

@@ -10,15 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import (
-    DeltaSink,
-    FileSink,
-    ParquetSource,
-    Pipeline,
-    TumblingEventTimeWindows,
-    WatermarkStrategy,
-)
+from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming import savepoint

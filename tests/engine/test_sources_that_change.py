@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, ParquetSource, Pipeline
+from dagster_unified.api import Pipeline
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.taking import take

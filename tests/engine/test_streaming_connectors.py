@@ -17,23 +17,25 @@ from deltalake import DeltaTable
 from dagster_unified.api import (
     AsyncDataStream,
     AsyncFunction,
-    DeltaSink,
-    FileSink,
-    ForeachSink,
-    JsonSource,
     KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
     MapStateDescriptor,
-    ParquetSource,
     Pipeline,
-    Rate,
-    RateSource,
-    StructuredSource,
     TumblingEventTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import (
+    DeltaSink,
+    FileSink,
+    ForeachSink,
+    JsonSource,
+    ParquetSource,
+    Rate,
+    RateSource,
+    StructuredSource,
+)
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import (
     MalformedInputError,

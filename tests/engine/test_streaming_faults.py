@@ -21,14 +21,8 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 from deltalake import DeltaTable
 
-from dagster_unified.api import (
-    DeltaSink,
-    KeyedProcessFunction,
-    ParquetSource,
-    Pipeline,
-    ValueStateDescriptor,
-    WatermarkStrategy,
-)
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile

@@ -10,15 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import (
-    DeltaSink,
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
-    ParquetSource,
     Pipeline,
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.connectors import DeltaSink, ParquetSource
 
 
 class Row(NamedTuple):

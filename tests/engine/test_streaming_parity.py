@@ -20,9 +20,7 @@ from dagster_unified.api import (
     BroadcastProcessFunction,
     CoFlatMapFunction,
     CoGroupFunction,
-    CollectionSource,
     CoMapFunction,
-    DeltaSink,
     EventTimeSessionWindows,
     FilterFunction,
     KeyedBatchFunction,
@@ -32,7 +30,6 @@ from dagster_unified.api import (
     MapFunction,
     MapStateDescriptor,
     OutputTag,
-    ParquetSource,
     Pipeline,
     ProcessJoinFunction,
     SlidingEventTimeWindows,
@@ -41,6 +38,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CollectionSource, DeltaSink, ParquetSource
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

@@ -10,12 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import (
-    FileSink,
     KeyedBroadcastProcessFunction,
     KeyedProcessFunction,
     MapStateDescriptor,
     OutputTag,
-    ParquetSource,
     Pipeline,
     TumblingEventTimeWindows,
     ValueStateDescriptor,
@@ -23,6 +21,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.records import record_type

@@ -3,7 +3,8 @@
 import pyarrow as pa
 import pytest
 
-from dagster_unified.api import CollectionSource, FileSink, MapFunction, Pipeline
+from dagster_unified.api import MapFunction, Pipeline
+from dagster_unified.connectors import CollectionSource, FileSink
 from dagster_unified.engine.dataframe.transfer import MAX_BYTES, UNLIMITED, may_be_large, small_rows
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 

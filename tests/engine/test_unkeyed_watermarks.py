@@ -12,17 +12,16 @@ from dagster_unified.api import (
     BroadcastProcessFunction,
     CheckpointedFunction,
     CoProcessFunction,
-    FileSink,
     ListStateDescriptor,
     MapStateDescriptor,
     OutputTag,
-    ParquetSource,
     Pipeline,
     ProcessFunction,
     TumblingEventTimeWindows,
     WatermarkStrategy,
     iterations,
 )
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.testing import OneInputHarness, run_pipeline
 from tests.iterations.test_semantics import Body
 

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from dagster_unified.api import CoMapFunction, DeltaSink, FileSink, ForeachSink, Pipeline, PrintSink
+from dagster_unified.api import CoMapFunction, Pipeline
+from dagster_unified.connectors import DeltaSink, FileSink, ForeachSink, PrintSink
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

@@ -3,7 +3,8 @@
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.epoch import EpochWriter

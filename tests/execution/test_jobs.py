@@ -10,7 +10,8 @@ from typing import NamedTuple
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import CollectionSource, CsvSource, DeltaSink, MapFunction, Pipeline
+from dagster_unified.api import MapFunction, Pipeline
+from dagster_unified.connectors import CollectionSource, CsvSource, DeltaSink
 from dagster_unified.errors import CancelledError, PipelineError, SourceError, UnavailableError, UserFunctionError
 from dagster_unified.operators.metrics import GaugeRange
 from dagster_unified.state import Savepoint
@@ -286,7 +287,8 @@ def test_a_program_that_ends_before_its_job_lets_it_finish(tmp_path):
 
 ENDLESS = """
 import sys
-from dagster_unified.api import DeltaSink, Pipeline, RateSource
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink, RateSource
 
 pipeline = Pipeline("endless")
 numbers = pipeline.from_source(RateSource(5)).map(lambda rate: rate.value, int)
@@ -307,7 +309,8 @@ def test_ctrl_c_ends_a_program_that_only_waits_for_its_job(tmp_path):
 
 
 COLLECTED = """
-from dagster_unified.api import Pipeline, RateSource
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import RateSource
 
 numbers = Pipeline("collected").from_source(RateSource(5)).map(lambda rate: rate.value, int)
 found = numbers.execute_and_collect(master="local[1]")

@@ -5,8 +5,9 @@ Lines are part of them: edit both together.
 
 from typing import NamedTuple
 
-from dagster_unified.api import FileSink, OutputTag, Pipeline, ProcessFunction, WatermarkStrategy
+from dagster_unified.api import OutputTag, Pipeline, ProcessFunction, WatermarkStrategy
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import FileSink
 
 CITIES = frozenset({"Rome", "Bern", "Oslo"})
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from dagster_unified.api import CollectionSource, FileSink, Pipeline, WatermarkStrategy
+from dagster_unified.api import Pipeline, WatermarkStrategy
+from dagster_unified.connectors import CollectionSource, FileSink
 from dagster_unified.graph.fingerprint import fingerprint, fingerprint_of
 from dagster_unified.graph.upgrade import changes, deployed_code
 

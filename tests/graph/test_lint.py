@@ -10,8 +10,6 @@ from typing import NamedTuple
 import pytest
 
 from dagster_unified.api import (
-    DeltaSink,
-    FileSink,
     IngestionTimeAssigner,
     KeyedProcessFunction,
     OutputTag,
@@ -23,6 +21,7 @@ from dagster_unified.api import (
     iterations,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import DeltaSink, FileSink
 
 
 class Sale(NamedTuple):

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from dagster_unified.api import CsvSource, DeltaSink, FileSink, ForeachSink, ParquetSource, Pipeline, WatermarkStrategy
+from dagster_unified.api import Pipeline, WatermarkStrategy
+from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, ForeachSink, ParquetSource
 from dagster_unified.graph.plan import Plan
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from dagster import RetryPolicy, in_process_executor, multiprocess_executor
 
-from dagster_unified.api import DeltaSink, Pipeline, iterations
+from dagster_unified.api import Pipeline, iterations
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 from tests.iterations.victims import kill
 

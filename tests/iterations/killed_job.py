@@ -12,7 +12,7 @@ import sys
 
 import pyarrow.parquet as pq
 
-from dagster_unified.api import FileSink
+from dagster_unified.connectors import FileSink
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run

@@ -14,7 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
-from dagster_unified.api import FileSink, ParquetSource, Pipeline, iterations
+from dagster_unified.api import Pipeline, iterations
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.events import IterationResumed, RoundCommitted
 from dagster_unified.engine.iterations.feedback_log import FeedbackLog

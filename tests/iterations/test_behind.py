@@ -8,14 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_unified.api import (
-    FileSink,
-    Pipeline,
-    TumblingEventTimeWindows,
-    WatermarkGenerator,
-    WatermarkStrategy,
-    iterations,
-)
+from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkGenerator, WatermarkStrategy, iterations
+from dagster_unified.connectors import FileSink
 from dagster_unified.engine.iterations.files import Block, StoredParcel
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.relays import Handed, RelayLog, RelaySource

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.api import Pipeline, RateSource, ReduceFunction, iterations
+from dagster_unified.api import Pipeline, ReduceFunction, iterations
+from dagster_unified.connectors import RateSource
 from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UserFunctionError
 from dagster_unified.testing import run_pipeline
 from tests.depth import rotated

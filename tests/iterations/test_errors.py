@@ -9,14 +9,13 @@ import pytest
 from dagster_unified.api import (
     FlatMapFunction,
     Pipeline,
-    PrintSink,
-    RateSource,
     ReduceFunction,
     TumblingProcessingTimeWindows,
     WatermarkStrategy,
     iterations,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import PrintSink, RateSource
 from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UnsupportedError, UserFunctionError
 from dagster_unified.testing import run_pipeline

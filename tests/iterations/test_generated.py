@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from dagster_unified.api import FileSink
+from dagster_unified.connectors import FileSink
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_unified.api import BroadcastProcessFunction, FileSink, MapStateDescriptor, Pipeline, iterations
+from dagster_unified.api import BroadcastProcessFunction, MapStateDescriptor, Pipeline, iterations
+from dagster_unified.connectors import FileSink
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

@@ -14,16 +14,15 @@ from upath import UPath
 from dagster_unified.api import (
     BroadcastProcessFunction,
     CheckpointedFunction,
-    FileSink,
     ListStateDescriptor,
     MapStateDescriptor,
     OutputTag,
-    ParquetSource,
     Pipeline,
     ProcessFunction,
     iterations,
 )
 from dagster_unified.cli import main
+from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted, RoundCommitted
 from dagster_unified.engine.iterations.files import Block, StoredParcel
 from dagster_unified.engine.iterations.levels import SparkLevels

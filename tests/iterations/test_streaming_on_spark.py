@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, FileSink, ParquetSource, Pipeline, iterations
+from dagster_unified.api import Pipeline, iterations
+from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted, InputHeldBack, IterationResumed, RoundCommitted, nobody
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob

@@ -16,7 +16,8 @@ from dagster import DagsterInstance, DagsterRunStatus, ReexecutionOptions, execu
 from deltalake import DeltaTable
 from PIL import Image
 
-from dagster_unified.api import DeltaSink, Pipeline, iterations
+from dagster_unified.api import Pipeline, iterations
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.orchestration import (
     BatchDeployment,
     Checks,

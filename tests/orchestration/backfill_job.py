@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from dagster import BackfillPolicy, DailyPartitionsDefinition
 
-from dagster_unified.api import CsvSource, DeltaSink, KeyedProcessFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import (
     BatchDeployment,
     ExecutionConfig,

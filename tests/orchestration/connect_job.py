@@ -6,7 +6,8 @@ At module scope, since the processes import it.
 import os
 from pathlib import Path
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.orchestration import IntermediatesResource, SparkResource, process_executor, unified_definitions
 
 HOME = Path(os.environ.get("CONNECT_TEST_HOME", "/tmp/connect-test"))

@@ -11,14 +11,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_unified.api import (
-    DeltaSink,
-    KeyedProcessFunction,
-    ParquetSource,
-    Pipeline,
-    ValueStateDescriptor,
-    WatermarkStrategy,
-)
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 

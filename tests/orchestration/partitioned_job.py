@@ -17,7 +17,8 @@ from dagster import (
     asset,
 )
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("PARTITIONED_HOME") or tempfile.mkdtemp(prefix="partitioned"))

@@ -8,16 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import (
-    DatabaseSink,
-    DeltaSink,
-    FileSink,
-    ForeachSink,
-    MapFunction,
-    Pipeline,
-    RuntimeContext,
-    iterations,
-)
+from dagster_unified.api import MapFunction, Pipeline, RuntimeContext, iterations
+from dagster_unified.connectors import DatabaseSink, DeltaSink, FileSink, ForeachSink
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 HOME = Path(os.environ.get("RECOVERY_HOME") or tempfile.mkdtemp(prefix="recovery"))

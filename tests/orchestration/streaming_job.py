@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from dagster import in_process_executor, multiprocess_executor
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import (
     ExecutionConfig,
     IntermediatesResource,

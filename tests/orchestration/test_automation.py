@@ -15,7 +15,8 @@ from dagster import (
     evaluate_automation_conditions,
 )
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import BatchDeployment, unified_definitions
 
 DAILY = DailyPartitionsDefinition("2024-01-01", timezone="UTC")

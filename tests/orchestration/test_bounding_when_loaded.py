@@ -13,7 +13,8 @@ from dagster import (
     StaticPartitionsDefinition,
 )
 
-from dagster_unified.api import CsvSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import BatchDeployment, unified_definitions
 from dagster_unified.orchestration.partitions import slice_of

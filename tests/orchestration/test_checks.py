@@ -20,7 +20,8 @@ from dagster import (
 from dagster_pyspark import PySparkResource
 from deltalake import write_deltalake
 
-from dagster_unified.api import CsvSource, DatabaseSink, DeltaSink, FileSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DatabaseSink, DeltaSink, FileSink
 from dagster_unified.engine.batch.parity import compare
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import (

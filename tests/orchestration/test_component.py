@@ -44,7 +44,8 @@ def defs():
 SHOPS = """
 from dagster import MonthlyPartitionsDefinition
 
-from dagster_unified.api import CsvSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource
 
 MONTHS = MonthlyPartitionsDefinition("2024-01-01")
 pipeline = Pipeline("shops")

@@ -270,7 +270,8 @@ EITHER_MODE = """
 import sys
 from pathlib import Path
 
-from dagster_unified.api import DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterInvalidConfigError, Failure, validate_run_config
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.engine.events import EpochCommitted, SavepointTaken
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired

@@ -6,14 +6,8 @@ from typing import NamedTuple
 import pytest
 from dagster import AssetKey, AssetSpec, DailyPartitionsDefinition, Definitions
 
-from dagster_unified.api import (
-    CsvSource,
-    KafkaOffsetsInitializer,
-    KafkaSource,
-    Pipeline,
-    PostgresSink,
-    WatermarkStrategy,
-)
+from dagster_unified.api import Pipeline, WatermarkStrategy
+from dagster_unified.connectors import CsvSource, KafkaOffsetsInitializer, KafkaSource, PostgresSink
 from dagster_unified.errors import ConfigurationError, PipelineError, UnsupportedError
 from dagster_unified.orchestration import (
     BatchDeployment,

@@ -7,14 +7,8 @@ import pytest
 from dagster import AssetKey, DagsterInstance, Failure
 from deltalake import DeltaTable
 
-from dagster_unified.api import (
-    CsvSource,
-    DeltaSink,
-    KeyedProcessFunction,
-    Pipeline,
-    ValueStateDescriptor,
-    WatermarkStrategy,
-)
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.orchestration import SparkResource, StreamingDeployment, unified_definitions

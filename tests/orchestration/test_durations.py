@@ -157,7 +157,7 @@ def test_a_length_of_no_time_is_an_error(name, length):
 
 
 def test_a_schedules_offset_a_retention_and_a_freshness_take_them(tmp_path):
-    from dagster_unified.api import CsvSource, DeltaSink
+    from dagster_unified.connectors import CsvSource, DeltaSink
 
     pipeline = Pipeline("ticks")
     pipeline.from_source(CsvSource(f"{tmp_path}/{{key}}.csv", Tick)).sink_to(DeltaSink(f"{tmp_path}/table"))

@@ -6,15 +6,13 @@ import pytest
 from dagster import AssetKey, BackfillPolicy, DagsterInstance, DailyPartitionsDefinition, StaticPartitionsDefinition
 from deltalake import DeltaTable
 
-from dagster_unified.api import (
-    BroadcastProcessFunction,
+from dagster_unified.api import BroadcastProcessFunction, MapStateDescriptor, Pipeline
+from dagster_unified.connectors import (
     CollectionSource,
     CsvSource,
     DeltaSink,
     KafkaSource,
-    MapStateDescriptor,
     ParquetSource,
-    Pipeline,
     RateSource,
     StructuredSource,
 )

@@ -6,8 +6,9 @@ import pytest
 from dagster import AssetKey, DagsterInstance, StaticPartitionsDefinition
 from dagster_pyspark import PySparkResource
 
-from dagster_unified.api import CsvSource, FileSink, Pipeline
+from dagster_unified.api import Pipeline
 from dagster_unified.cli import main
+from dagster_unified.connectors import CsvSource, FileSink
 from dagster_unified.orchestration import (
     BatchDeployment,
     IntermediatesResource,

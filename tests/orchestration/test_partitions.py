@@ -21,16 +21,9 @@ from dagster import (
 )
 from deltalake import DeltaTable
 
-from dagster_unified.api import (
-    CsvSource,
-    DeltaSink,
-    KeyedProcessFunction,
-    Pipeline,
-    RateSource,
-    ValueStateDescriptor,
-    iterations,
-)
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor, iterations
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CsvSource, DeltaSink, RateSource
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import (
     BatchDeployment,

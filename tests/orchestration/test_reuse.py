@@ -7,7 +7,8 @@ import pytest
 from dagster import DagsterInstance
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 
 

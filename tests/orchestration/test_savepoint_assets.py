@@ -7,7 +7,8 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
 from dagster_unified.state import Savepoint
 

@@ -21,7 +21,8 @@ from dagster import (
     build_schedule_context,
 )
 
-from dagster_unified.api import CollectionSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CollectionSource
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import BatchDeployment, BatchSchedule, unified_definitions
 from dagster_unified.orchestration.schedules import cron_of

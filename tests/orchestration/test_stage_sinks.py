@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from dagster import AssetKey, DagsterInstance
 
-from dagster_unified.api import DeltaSink, FileSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink, FileSink
 from dagster_unified.orchestration import IntermediatesResource, SparkResource, unified_definitions
 
 

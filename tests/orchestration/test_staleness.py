@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 from dagster import AssetKey, DagsterInstance, DailyPartitionsDefinition, MetadataValue
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
 from dagster_unified.orchestration.metadata import CARRIED_FROM, MADE_BY
 from dagster_unified.orchestration.staleness import stale_partitions

@@ -8,7 +8,8 @@ import pytest
 from dagster import DagsterInstance, DagsterRunStatus, RunRequest, build_sensor_context
 from dagster._core.test_utils import create_run_for_test
 
-from dagster_unified.api import CsvSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.streaming import LOADED
 

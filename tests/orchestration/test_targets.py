@@ -6,7 +6,8 @@ Nothing has run by then.
 import pytest
 from dagster import DagsterInstance, DagsterInvalidDefinitionError, Definitions, SkipReason, build_sensor_context
 
-from dagster_unified.api import DeltaSink, Pipeline, PrintSink, RateSource
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink, PrintSink, RateSource
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
 

@@ -6,7 +6,8 @@ from dagster import AssetKey, DagsterInstance, IOManager
 from dagster_pyspark import PySparkResource
 from deltalake import DeltaTable
 
-from dagster_unified.api import CsvSource, DeltaSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import IntermediatesResource, StageTranslator, unified_definitions
 
 

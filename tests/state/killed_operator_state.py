@@ -10,14 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import (
-    CheckpointedFunction,
-    FlatMapFunction,
-    ListStateDescriptor,
-    MapFunction,
-    ParquetSource,
-    Pipeline,
-)
+from dagster_unified.api import CheckpointedFunction, FlatMapFunction, ListStateDescriptor, MapFunction, Pipeline
+from dagster_unified.connectors import ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.engine.killed_job import KillingSink

@@ -3,7 +3,8 @@
 from datetime import timedelta
 from typing import NamedTuple
 
-from dagster_unified.api import DeltaSink, ParquetSource, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.connectors import DeltaSink, ParquetSource
 
 
 class Sale(NamedTuple):

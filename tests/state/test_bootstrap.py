@@ -9,8 +9,6 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.api import (
-    CollectionSource,
-    DeltaSink,
     KeyedProcessFunction,
     MapStateDescriptor,
     Pipeline,
@@ -18,6 +16,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.connectors import CollectionSource, DeltaSink
 from dagster_unified.errors import StateError
 from dagster_unified.state import EverythingRead, Savepoint
 

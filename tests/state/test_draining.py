@@ -16,7 +16,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from dagster_unified.api import DeltaSink, ParquetSource, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile

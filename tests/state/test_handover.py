@@ -26,8 +26,6 @@ from dagster_unified.api import (
     AggregatingStateDescriptor,
     ArrowListStateDescriptor,
     BroadcastProcessFunction,
-    CollectionSource,
-    DeltaSink,
     EventTimeSessionWindows,
     KeyedBatchFunction,
     KeyedBroadcastProcessFunction,
@@ -35,7 +33,6 @@ from dagster_unified.api import (
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
-    ParquetSource,
     Pipeline,
     ProcessJoinFunction,
     ProcessWindowFunction,
@@ -48,6 +45,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CollectionSource, DeltaSink, ParquetSource
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

@@ -10,16 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import (
-    CheckpointedFunction,
-    CollectionSource,
-    DeltaSink,
-    FlatMapFunction,
-    ListStateDescriptor,
-    MapFunction,
-    ParquetSource,
-    Pipeline,
-)
+from dagster_unified.api import CheckpointedFunction, FlatMapFunction, ListStateDescriptor, MapFunction, Pipeline
+from dagster_unified.connectors import CollectionSource, DeltaSink, ParquetSource
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

@@ -12,14 +12,8 @@ import pytest
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.streaming.query import StreamingQuery
 
-from dagster_unified.api import (
-    FileSink,
-    Pipeline,
-    RateSource,
-    StructuredSource,
-    TumblingEventTimeWindows,
-    WatermarkStrategy,
-)
+from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.connectors import FileSink, RateSource, StructuredSource
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.taking import take

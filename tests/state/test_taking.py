@@ -17,7 +17,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql.streaming.query import StreamingQuery
 
-from dagster_unified.api import DeltaSink, ParquetSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

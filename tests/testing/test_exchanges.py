@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from dagster_unified.api import Pipeline, PrintSink
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import PrintSink
 from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.testing import run_pipeline
 from tests import exchanges

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.api import CsvSource, KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
 from dagster_unified.api import functions as F
+from dagster_unified.connectors import CsvSource
 from dagster_unified.connectors.base import SparkSink
 from dagster_unified.errors import PipelineError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Capabilities

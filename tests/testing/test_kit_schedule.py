@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dagster_unified.api import DeltaSink
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.testing import connectors
 from dagster_unified.testing.connectors import Entry, SinkTarget
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from dagster_unified.api import DatabaseSink, DeliveryGuarantee
+from dagster_unified.connectors import DatabaseSink, DeliveryGuarantee
 from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions, spark_connect_server
 from tests.connectors.database.test_sink import rows
 from tests.depth import NIGHTLY, SEED

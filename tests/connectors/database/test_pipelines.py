@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from dagster_unified.api import DatabaseSink, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DatabaseSink
 from tests.connectors.database.test_sink import rows, url  # noqa: F401
 
 

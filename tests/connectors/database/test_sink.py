@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mssql, mysql, oracle, registry
 
-from dagster_unified.api import DatabaseSink, DeliveryGuarantee
+from dagster_unified.connectors import DatabaseSink, DeliveryGuarantee
 from dagster_unified.connectors.commits import WriteAttempt, WriterTask
 from dagster_unified.connectors.database.connection import Database
 from dagster_unified.connectors.database.staging import StagedRows

@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
 
-from dagster_unified.api import DatabaseSink, DatabaseSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DatabaseSink, DatabaseSource
 from dagster_unified.connectors.database.reading import ReadField, converted
 from dagster_unified.connectors.splits import Malformed
 from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, UnsupportedError

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster_unified.api import KafkaSink, ParquetSource, Pipeline
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import KafkaSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run

@@ -5,7 +5,7 @@ from itertools import product
 import msgspec
 import pytest
 
-from dagster_unified.api import KafkaSink
+from dagster_unified.connectors import KafkaSink
 from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions, spark_connect_server
 from tests.depth import NIGHTLY, SEED
 from tests.ports import free_port

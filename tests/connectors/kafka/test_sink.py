@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import (
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import (
     AvroFormat,
     DeliveryGuarantee,
     DeltaSink,
@@ -19,7 +20,6 @@ from dagster_unified.api import (
     KafkaSink,
     KafkaSource,
     ParquetSource,
-    Pipeline,
     ProtobufFormat,
     RawFormat,
     SchemaRegistry,

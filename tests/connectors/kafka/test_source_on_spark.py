@@ -11,7 +11,8 @@ from typing import NamedTuple
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.api import DeltaSink, Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
+from dagster_unified.connectors import DeltaSink
 from dagster_unified.connectors.kafka import (
     KafkaConnection,
     KafkaOffsetsInitializer,

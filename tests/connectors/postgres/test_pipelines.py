@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
-from dagster_unified.api import Pipeline, PostgresConnection, PostgresSink, PostgresSource
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import PostgresConnection, PostgresSink, PostgresSource
 from dagster_unified.connectors.postgres.source import PostgresSplit
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
