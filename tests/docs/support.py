@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +70,7 @@ from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.options import OPTIONS, Option, written
 from dagster_unified.testing import run_pipeline
 from jobs.flight_delays import pipeline as flights
+from tests.docs.reference import OUTLINES, reference_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 SECOND = timedelta(seconds=1)
@@ -636,7 +638,8 @@ def picture() -> str:
     return as_svg(plan, next(stage for stage in plan.regions if stage.name == "propagation")) + "\n"
 
 
-PAGES = {
+PAGES: dict[Path, Callable[[], str]] = {
+    **{DOCS / "reference" / outline.name: partial(reference_page, outline) for outline in OUTLINES.iterdir()},
     DOCS / "images" / "flights.svg": picture,
     DOCS / "reference" / "commands.md": commands_page,
     DOCS / "reference" / "component.md": component_page,
