@@ -37,7 +37,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import EpochCommitted, Event, Observer, RoundCommitted, nobody
+from dagster_unified.engine.events import EpochCommitted, Event, Observer, RoundCommitted, ignore_events
 from dagster_unified.engine.iterations.journal import Epoch
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from jobs.graph_components import LeastLabels, Offer, Vertex
@@ -81,7 +81,7 @@ def _rounds(spark: SparkSession, folder: str, pipeline: Pipeline) -> list[float]
     return [one.seconds for one in _epochs(spark, folder, pipeline)]
 
 
-def _epochs(spark: SparkSession, folder: str, pipeline: Pipeline, also: Observer = nobody) -> list[Epoch]:
+def _epochs(spark: SparkSession, folder: str, pipeline: Pipeline, also: Observer = ignore_events) -> list[Epoch]:
     """What was committed of each round of a pipeline's iteration; `also` hears of it."""
     found: list[Epoch] = []
 

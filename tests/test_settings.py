@@ -10,7 +10,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import Layer
 from dagster_unified.orchestration import BatchDeployment, ExecutionConfig, StreamingDeployment, unified_definitions
-from dagster_unified.orchestration.deployment import configuration_of
+from dagster_unified.orchestration.deployments import configuration_of
 from dagster_unified.orchestration.resources import batch_configuration
 
 KEY = "pipeline.max-parallelism"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
     from dagster_unified.engine.streaming.taking import Then
     from dagster_unified.graph.plan import Plan
-    from dagster_unified.orchestration.deployment import StreamingDeployment
+    from dagster_unified.orchestration.deployments import StreamingDeployment
 
 Path = Annotated[list[str], Parameter(negative="", consume_multiple=(0, 1))]
 """An option that may have a path."""
@@ -236,14 +236,14 @@ def started(name: str, define: list[str]) -> CheckpointDirectory:
 def plan_of(deployment: StreamingDeployment, define: list[str]) -> Plan:
     """The plan of a deployment's job."""
     from dagster_unified.graph.plan import plan
-    from dagster_unified.orchestration.deployment import configuration_of
+    from dagster_unified.orchestration.deployments import configuration_of
 
     return plan(deployment.pipeline.graph(), configuration_of(deployment, settings.command_line(define)))
 
 
 def directory_of(deployment: StreamingDeployment, define: list[str]) -> CheckpointDirectory:
     """Where a deployment keeps its state."""
-    from dagster_unified.orchestration import deployment as deployments
+    from dagster_unified.orchestration import deployments
 
     return deployments.directory_of(deployment, settings.command_line(define))
 

@@ -15,7 +15,7 @@ from dagster_unified.errors import PipelineError, UnifiedError, nearest
 
 if TYPE_CHECKING:
     from dagster_unified.api.pipeline import Pipeline
-    from dagster_unified.orchestration.deployment import StreamingDeployment
+    from dagster_unified.orchestration.deployments import StreamingDeployment
 
 
 def load(name: str) -> Pipeline:
@@ -103,7 +103,7 @@ def _deployments(value: object) -> list[StreamingDeployment]:
     from dagster import Definitions
 
     from dagster_unified.api.pipeline import Pipeline
-    from dagster_unified.orchestration.deployment import StreamingDeployment
+    from dagster_unified.orchestration.deployments import StreamingDeployment
     from dagster_unified.orchestration.streaming import deployments_of
 
     if isinstance(value, StreamingDeployment):

@@ -42,7 +42,7 @@ def malformed(
     from dagster_unified.engine.batch.intermediates.store import IntermediateStore
     from dagster_unified.engine.malformed import diverting, in_batch, in_streaming
     from dagster_unified.graph.plan import plan
-    from dagster_unified.orchestration.deployment import configuration_of, directory_of
+    from dagster_unified.orchestration.deployments import configuration_of, directory_of
 
     deployment, launched = load_deployment(pipeline), settings.command_line(define)
     planned = plan(deployment.pipeline.graph(), configuration_of(deployment, launched))

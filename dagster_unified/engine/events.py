@@ -6,7 +6,7 @@ Core code never prints; it reports to an observer.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -329,5 +329,24 @@ Event = (
 Observer = Callable[[Event], None]
 
 
-def nobody(event: Event) -> None:
-    """The observer that does not care."""
+def ignore_events(event: Event) -> None:
+    """Observe nothing."""
+
+
+_listeners: list[Observer] = []
+
+
+def report(event: Event) -> None:
+    """Pass an event on to everybody who listens in this process, such as the terminal of `dagster-unified run`."""
+    for listener in _listeners:
+        listener(event)
+
+
+@contextlib.contextmanager
+def listening(observer: Observer) -> Iterator[None]:
+    """Let `observer` hear what happens in this process meanwhile."""
+    _listeners.append(observer)
+    try:
+        yield
+    finally:
+        _listeners.remove(observer)

@@ -1,16 +1,18 @@
 """The Dagster face: a pipeline's stages as assets, in one asset job, configured at launch by the option keys."""
 
-from dagster_unified.orchestration.batch_deployment import BatchDeployment
 from dagster_unified.orchestration.checks import Checks, Parity
 from dagster_unified.orchestration.definitions import unified_definitions
-from dagster_unified.orchestration.deployment import StreamingDeployment
-from dagster_unified.orchestration.executors import process_executor
-from dagster_unified.orchestration.intermediates import IntermediatesResource
+from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment
 from dagster_unified.orchestration.janitor import Retention
-from dagster_unified.orchestration.kafka import KafkaResource
-from dagster_unified.orchestration.object_store import ObjectStore
-from dagster_unified.orchestration.postgres import PostgresResource
-from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
+from dagster_unified.orchestration.resources import (
+    ExecutionConfig,
+    IntermediatesResource,
+    KafkaResource,
+    ObjectStore,
+    PostgresResource,
+    SparkResource,
+    process_executor,
+)
 from dagster_unified.orchestration.schedules import BatchSchedule
 from dagster_unified.orchestration.translator import StageTranslator
 

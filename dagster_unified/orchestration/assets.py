@@ -5,7 +5,7 @@ them in one Spark job; then the last of them runs it, and the others say so.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an asset's function as objects.
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from dagster import (
     AssetExecutionContext,
     AssetKey,
     AssetsDefinition,
-    AssetSpec,
+    AssetSelection,
+    AutomationCondition,
     MaterializeResult,
     MetadataValue,
     TimeWindowPartitionsDefinition,
@@ -23,7 +24,7 @@ from dagster import (
 )
 
 from dagster_unified.connectors.base import SparkSink
-from dagster_unified.engine import interrupts
+from dagster_unified.engine import events, interrupts
 from dagster_unified.engine.batch.intermediates.store import Address
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.savepoint import begun, later_savepoint, leave_savepoint
@@ -49,30 +50,23 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.slices import Slice
 from dagster_unified.operators.time import to_millis
-from dagster_unified.orchestration import progress
-from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
-from dagster_unified.orchestration.automation import condition_of
-from dagster_unified.orchestration.heartbeat import beating
-from dagster_unified.orchestration.history import latest_metadata
-from dagster_unified.orchestration.intermediates import store_of
-from dagster_unified.orchestration.malformed import materialized
-from dagster_unified.orchestration.metadata import columns_metadata, stage_metadata
-from dagster_unified.orchestration.outcomes import as_failure, interruptible, tried_again
-from dagster_unified.orchestration.partitions import (
-    key_after,
-    key_before,
+from dagster_unified.orchestration._dagster_compat import AllDepsCondition, CoercibleToAssetDep, has_allow_ignore
+from dagster_unified.orchestration.checks import carried_state_result, carried_state_spec
+from dagster_unified.orchestration.external_assets import (
+    materialized,
+    materialized_sinks,
     name_of,
-    partition_before,
-    slice_of,
     upstream_dep,
     upstream_deps,
 )
+from dagster_unified.orchestration.heartbeat import beating
+from dagster_unified.orchestration.metadata import stage_metadata
+from dagster_unified.orchestration.outcomes import as_failure, interruptible, tried_again
+from dagster_unified.orchestration.partitions import key_after, key_before, partition_before, slice_of
 from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
-from dagster_unified.orchestration.producers import Chain, Producers
-from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.producers import Chain, Producers, latest_metadata
+from dagster_unified.orchestration.resources import session_of, store_of
 from dagster_unified.orchestration.savepoints import left
-from dagster_unified.orchestration.stage_sinks import materialized_sinks
-from dagster_unified.orchestration.staleness import carried_state_result, carried_state_spec
 from dagster_unified.orchestration.targets import targets_metadata
 
 if TYPE_CHECKING:
@@ -81,30 +75,14 @@ if TYPE_CHECKING:
 
     from dagster_unified.engine.batch.intermediates.store import Manifest
     from dagster_unified.engine.state_tables.savepoints import StartingState
-    from dagster_unified.orchestration.batch_deployment import BatchDeployment
+    from dagster_unified.orchestration.deployments import BatchDeployment
     from dagster_unified.orchestration.translator import StageTranslator
+
 
 PREVIEW_ROWS = 10
 
 _STARTS: "dict[tuple[str, str, str], StartingState]" = {}
 """The savepoint that the last run of this process started from, by pipeline, run and partition: its stages share it."""
-
-
-def source_specs(
-    loaded: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: "StageTranslator"
-) -> list[AssetSpec]:
-    """The external assets that stand for the sources, where there is no asset of the user's."""
-    nodes = {translator.get_source_key(loaded, n): n for n in loaded.graph.readers if name_of(n) not in upstream}
-    return [
-        AssetSpec(
-            key,
-            group_name=loaded.name,
-            description=n.source.describe(),
-            kinds={n.source.kind} - {""},
-            metadata={"boundedness": n.source.boundedness.value, **columns_metadata(n.source.records)},
-        )
-        for key, n in nodes.items()
-    ]
 
 
 def stage_asset(
@@ -486,7 +464,7 @@ def _observer(
     of = "" if slice_ is None else f" of partition {slice_.key}"
 
     def observe(event: Event) -> None:
-        progress.report(event)
+        events.report(event)
         if isinstance(event, StageStarted) and event.reason:
             recomputed[event.stage] = event.reason
             context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
@@ -519,3 +497,28 @@ def _previews(run: Run, region: Region) -> "dict[str, pa.Table]":
             if table is not None:
                 found[node.name] = table
     return found
+
+
+Condition = AutomationCondition[AssetKey]
+
+
+def condition_of(given: Condition, sources: Collection[AssetKey], own: AssetKey) -> Condition:
+    """The condition of a stage, from the one that its deployment gives.
+
+    It leaves out the assets that stand for `sources`: nobody materializes them, so that a condition that waits for
+    them, as `on_cron` and `eager` do, would wait for ever. And what has to be new since a tick is not the stage's own
+    partition before, from which it goes on with `carry_state`.
+    """
+    if sources and has_allow_ignore(given):
+        given = given.ignore(AssetSelection.assets(*sources))
+    for waiting in dict.fromkeys(_for_all_deps(given)):
+        given = given.replace(waiting, waiting.ignore(AssetSelection.assets(own)))
+    return given
+
+
+def _for_all_deps(condition: AutomationCondition[Any]) -> Iterator[AllDepsCondition[Any]]:
+    if isinstance(condition, AllDepsCondition):
+        yield condition
+        return
+    for child in condition.children:
+        yield from _for_all_deps(child)

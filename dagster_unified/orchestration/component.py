@@ -38,10 +38,9 @@ from dagster_unified.orchestration._dagster_compat import (
     resolve_partitions_def,
     scaffold_component,
 )
-from dagster_unified.orchestration.batch_deployment import BatchDeployment
 from dagster_unified.orchestration.checks import Checks
 from dagster_unified.orchestration.definitions import unified_definitions
-from dagster_unified.orchestration.deployment import StreamingDeployment
+from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment
 from dagster_unified.orchestration.janitor import Retention
 from dagster_unified.orchestration.schedules import BatchSchedule
 from dagster_unified.records import type_name

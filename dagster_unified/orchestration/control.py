@@ -13,7 +13,7 @@ from dagster_unified.engine.streaming.saving import without_tables
 from dagster_unified.engine.streaming.taking import Then, take
 from dagster_unified.errors import ConfigurationError, StateError
 from dagster_unified.graph.plan import plan
-from dagster_unified.orchestration.deployment import StreamingDeployment, configuration_of, directory_of
+from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of, directory_of
 from dagster_unified.orchestration.outcomes import as_failure
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.savepoints import left

@@ -25,22 +25,26 @@ from dagster_unified.graph.mode import boundedness
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.targets import check_targets, written
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep, without_warning
-from dagster_unified.orchestration.assets import source_specs, stage_asset
-from dagster_unified.orchestration.batch_deployment import BatchDeployment
+from dagster_unified.orchestration.assets import stage_asset
 from dagster_unified.orchestration.checks import Checks, sink_checks
 from dagster_unified.orchestration.control import control_job
-from dagster_unified.orchestration.deployment import StreamingDeployment, configuration_of
+from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment, configuration_of
+from dagster_unified.orchestration.external_assets import (
+    checked_upstream,
+    malformed_assets,
+    malformed_specs,
+    sink_assets,
+    sink_specs,
+    source_specs,
+    stage_sink_specs,
+)
 from dagster_unified.orchestration.heartbeat import heartbeat_sensor
-from dagster_unified.orchestration.intermediates import IntermediatesResource
 from dagster_unified.orchestration.janitor import janitor_job, janitor_schedule
-from dagster_unified.orchestration.malformed import malformed_assets, malformed_specs
-from dagster_unified.orchestration.object_store import ObjectStore
-from dagster_unified.orchestration.partitions import checked_upstream
-from dagster_unified.orchestration.resources import ExecutionConfig, SparkResource
+from dagster_unified.orchestration.resources import ExecutionConfig, IntermediatesResource, ObjectStore, SparkResource
 from dagster_unified.orchestration.savepoints import Origin, has_savepoints, savepoint_spec, start_of, stream_spec
 from dagster_unified.orchestration.schedules import batch_schedule
-from dagster_unified.orchestration.stage_sinks import stage_sink_specs
-from dagster_unified.orchestration.streaming import JobAssets, sink_assets, sink_specs, streaming_job, streaming_sensor
+from dagster_unified.orchestration.streaming import JobAssets, streaming_job
+from dagster_unified.orchestration.streaming_sensor import streaming_sensor
 from dagster_unified.orchestration.targets import StagesSelection
 from dagster_unified.orchestration.translator import StageTranslator
 

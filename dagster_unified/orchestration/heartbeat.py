@@ -30,8 +30,8 @@ from upath import UPath
 
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.orchestration._dagster_compat import WILL_RETRY_TAG, StepEventStatus
-from dagster_unified.orchestration.history import why_it_failed
-from dagster_unified.orchestration.intermediates import store_of
+from dagster_unified.orchestration.outcomes import why_it_failed
+from dagster_unified.orchestration.resources import store_of
 
 BEAT = 2.0
 """Seconds between signs of life."""

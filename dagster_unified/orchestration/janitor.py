@@ -43,9 +43,9 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
-from dagster_unified.orchestration.intermediates import store_of
 from dagster_unified.orchestration.moments import check_lengths, words
 from dagster_unified.orchestration.producers import lineage_of
+from dagster_unified.orchestration.resources import store_of
 
 _UNFINISHED = [
     s

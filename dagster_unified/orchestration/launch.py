@@ -19,16 +19,14 @@ from dagster import DagsterInstance, TextMetadataValue
 
 from dagster_unified import settings
 from dagster_unified.connectors.base import SparkSink
-from dagster_unified.engine import interrupts, session
+from dagster_unified.engine import events, interrupts, session
 from dagster_unified.engine.restarts import Attempts
 from dagster_unified.errors import may_pass
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import plan
-from dagster_unified.orchestration import progress
 from dagster_unified.orchestration.definitions import unified_definitions
-from dagster_unified.orchestration.deployment import StreamingDeployment
-from dagster_unified.orchestration.intermediates import IntermediatesResource
-from dagster_unified.orchestration.resources import SparkResource
+from dagster_unified.orchestration.deployments import StreamingDeployment
+from dagster_unified.orchestration.resources import IntermediatesResource, SparkResource
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,7 +86,7 @@ def launch(
     with (
         interrupts.listening() as asked,
         ThreadPoolExecutor(1, thread_name_prefix="run") as thread,
-        progress.listening(observe),
+        events.listening(observe),
     ):
         if mode == "BATCH":  # its stages are tried again in the run
             return thread.submit(_execute, job, config, spark, asked).result()

@@ -5,7 +5,7 @@ Time zones and days of 23 or 25 hours are those of the partitions definition.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 
 import pendulum
@@ -21,12 +21,9 @@ from dagster import (
 )
 
 from dagster_unified.connectors.base import SparkSource
-from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.nodes import Graph, ReadingNode
-from dagster_unified.graph.plan import Plan
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
-from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
-from dagster_unified.orchestration.translator import StageTranslator
 
 
 def in_zone(
@@ -216,42 +213,3 @@ def checked_carrying(pipeline: str, partitions: PartitionsDefinition[str] | None
             f"{pipeline}: carry_state hands state on from one partition in time to the next, and there is {kind}; give"
             " partitions=DailyPartitionsDefinition(...), or another in time"
         )
-
-
-def upstream_deps(
-    loaded: Plan,
-    sources: Sequence[ReadingNode],
-    given: Mapping[str, CoercibleToAssetDep],
-    translator: StageTranslator,
-) -> list[AssetDep]:
-    """The assets that a stage depends on through its sources."""
-    found: dict[AssetKey, AssetDep] = {}
-    for node in sources:
-        dep = upstream_dep(loaded, node, given, translator)
-        found.setdefault(dep.asset_key, dep)
-    return list(found.values())
-
-
-def upstream_dep(
-    loaded: Plan, node: ReadingNode, given: Mapping[str, CoercibleToAssetDep], translator: StageTranslator
-) -> AssetDep:
-    """The asset that a source reads: the user's own, or the one that stands for it."""
-    if name_of(node) in given:
-        return AssetDep.from_coercible(given[name_of(node)])
-    return AssetDep(translator.get_source_key(loaded, node))
-
-
-def name_of(node: ReadingNode) -> str:
-    """The name of what a node reads."""
-    return node.source.name
-
-
-def checked_upstream(loaded: Plan, given: Mapping[str, CoercibleToAssetDep]) -> None:
-    """Raises where `upstream` names a source that the pipeline does not have."""
-    names = {name_of(n) for n in loaded.graph.readers}
-    for name in given:
-        if name not in names:
-            raise PipelineError(
-                f"{loaded.name}: upstream names the source '{name}', and there are"
-                f" {', '.join(sorted(names))}{nearest(name, names)}"
-            )

@@ -7,11 +7,19 @@ was created.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster import (
+    AssetKey,
+    AssetRecordsFilter,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+)
 
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest
 from dagster_unified.graph.slices import WHOLE, Slice
@@ -143,3 +151,29 @@ def lineage_of(run: DagsterRun, instance: DagsterInstance) -> Iterator[str]:
         seen.add(current.run_id)
         yield current.run_id
         current = instance.get_run_by_id(current.parent_run_id) if current.parent_run_id else None
+
+
+_PER_QUERY = 500
+"""Events per query."""
+
+
+def latest_metadata(
+    instance: DagsterInstance, asset: AssetKey, partitions: Iterable[str] | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """The metadata of each partition's latest materialization, by partition key.
+
+    For all partitions or some, in no order.
+    """
+    by_partition = instance.get_latest_storage_id_by_partition(
+        asset, DagsterEventType.ASSET_MATERIALIZATION, None if partitions is None else set(partitions)
+    )
+    ids = sorted(by_partition.values())
+    found = {}
+    for first in range(0, len(ids), _PER_QUERY):
+        batch = ids[first : first + _PER_QUERY]
+        for record in instance.fetch_materializations(
+            AssetRecordsFilter(asset_key=asset, storage_ids=batch), limit=len(batch)
+        ).records:
+            if record.partition_key is not None and record.asset_materialization is not None:
+                found[record.partition_key] = record.asset_materialization.metadata
+    return found

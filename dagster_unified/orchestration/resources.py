@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Optional
 
-from dagster import ConfigurableResource, InitResourceContext
+from dagster import ConfigurableResource, ExecutorDefinition, InitResourceContext, multiprocess_executor
 from pydantic import Field, PrivateAttr, create_model
 
 from dagster_unified import settings
+from dagster_unified.connectors import object_store
+from dagster_unified.connectors.kafka.connection import KafkaConnection
+from dagster_unified.connectors.postgres.connection import PostgresConnection
+from dagster_unified.connectors.secrets import deferred, resolved
 from dagster_unified.engine import connect_server, session
 from dagster_unified.engine.addresses import BUSY_PATIENCE
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import OPTIONS, Configuration, Layer, option
+from dagster_unified.orchestration._dagster_compat import STORAGE_MODULE
 
 if TYPE_CHECKING:
+    import psycopg
+    from confluent_kafka import Consumer, Producer
     from dagster_pyspark import PySparkResource
     from pyspark.sql import SparkSession
 
@@ -121,3 +131,141 @@ ExecutionConfig: type[_Execution] = create_model(
     },  # type: ignore[call-overload]
 )
 """`ExecutionConfig(**{"execution.runtime-mode": "BATCH"})`; in the launchpad, a field for every option key."""
+
+
+_PRELOADED = [
+    "dagster_unified.orchestration",
+    STORAGE_MODULE,
+    "deltalake",
+    "matplotlib.figure",
+    "pyarrow.parquet",
+    "pyspark.sql.connect.functions",
+    "pyspark.sql.connect.session",
+]
+"""What every step needs; importing it takes longer than most steps. What is not there is left out."""
+
+
+def process_executor(max_concurrent: int = 2) -> ExecutorDefinition:
+    """Executes each stage of a run in a process of its own, at most `max_concurrent` at once.
+
+    Independent stages run in parallel, and one whose process dies takes no other with it. It needs a session that
+    processes can share: `SparkResource(remote=…)` or `SparkResource(connect=…)`.
+
+    It is Dagster's multiprocess executor, with processes that are forked from one which has imported the library.
+    """
+    return multiprocess_executor.configured(
+        {"max_concurrent": max_concurrent, "start_method": {"forkserver": {"preload_modules": _PRELOADED}}}
+    )
+
+
+class IntermediatesResource(ConfigurableResource):  # type: ignore[type-arg]
+    """Keeps intermediates below `path`, a folder or a URL."""
+
+    path: str = Field(
+        default=".dagster_unified/intermediates",
+        description="Where intermediates are kept: a folder, or a URL such as s3://bucket/folder.",
+    )
+
+    def store(self) -> IntermediateStore:
+        """Open the store."""
+        return IntermediateStore(self.path)
+
+
+def store_of(resource: IntermediatesResource) -> IntermediateStore:
+    """Open the store of the resource `intermediates`."""
+    if not isinstance(resource, IntermediatesResource):
+        raise ConfigurationError(
+            f"the resource 'intermediates' is a {type(resource).__name__}; give an IntermediatesResource"
+        )
+    return resource.store()
+
+
+class KafkaResource(ConfigurableResource):  # type: ignore[type-arg]
+    """How to reach a Kafka cluster. Give it to `KafkaSource` and `KafkaSink`, and to assets of your own.
+
+    A field or an option may be an `EnvVar`, which is looked up where a client connects.
+
+    Examples:
+        >>> from dagster import EnvVar
+        >>> kafka = KafkaResource(bootstrap_servers="broker:9092", options={"sasl.password": EnvVar("KAFKA_PASSWORD")})
+        >>> kafka.connection()
+        KafkaConnection(broker:9092, options sasl.password)
+    """
+
+    bootstrap_servers: str = Field(description="The brokers to ask first, such as one:9092,two:9092.")
+    options: dict[str, str] = Field(
+        default={}, description="Further options of librdkafka, such as security.protocol; an EnvVar keeps secrets out."
+    )
+
+    def connection(self) -> KafkaConnection:
+        """The same for sinks and sources."""
+        return KafkaConnection(self.bootstrap_servers, self.options)
+
+    def get_producer(self, config: Mapping[str, Any] | None = None) -> Producer:
+        """A producer of confluent-kafka, for an asset, with further options of librdkafka."""
+        return self.connection().producer(config or {})
+
+    def get_consumer(self, group: str, config: Mapping[str, Any] | None = None) -> Consumer:
+        """A consumer of confluent-kafka in a consumer group, for an asset, with further options of librdkafka."""
+        return self.connection().consumer({"group.id": group, **(config or {})})
+
+
+class PostgresResource(ConfigurableResource):  # type: ignore[type-arg]
+    """How to reach a PostgreSQL server. Give it to `PostgresSink` and `PostgresSource`, and to assets of your own.
+
+    A field may be an `EnvVar`, which is looked up where a client connects.
+
+    Examples:
+        >>> from dagster import EnvVar
+        >>> warehouse = PostgresResource(host="db.example", database="sales", password=EnvVar("DATABASE_PASSWORD"))
+        >>> warehouse.connection()
+        PostgresConnection(postgresql://db.example:5432/sales)
+    """
+
+    host: str = Field(default="localhost", description="The server's name or address.")
+    port: int = Field(default=5432, description="The server's port.")
+    database: Optional[str] = Field(default=None, description="The database.")
+    user: Optional[str] = Field(default=None, description="The user to connect as.")
+    password: Optional[str] = Field(default=None, description="The user's password; an EnvVar keeps it out of code.")
+    options: dict[str, str] = Field(default={}, description="Further parameters of libpq, such as sslmode.")
+
+    def connection(self) -> PostgresConnection:
+        """The same for sinks and sources."""
+        return PostgresConnection(
+            host=self.host,
+            port=self.port,
+            database=self.database,
+            user=self.user,
+            password=self.password,
+            options=self.options,
+        )
+
+    @contextmanager
+    def get_connection(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """A psycopg connection, for an asset; committed at the end of the block, or rolled back after an error."""
+        with self.connection().connect("resource") as connected:
+            yield connected
+
+
+class ObjectStore(ConfigurableResource):  # type: ignore[type-arg]
+    """The S3-compatible store of intermediates, checkpoints, savepoints and tables, for all that reads and writes them.
+
+    Give it to `unified_definitions` once, as a resource of any name. It sets the environment of the code location's
+    processes and Spark's settings for Hadoop's connector, so that sensors, runs and workers reach the store. What is
+    left out is what the machine has. Dagster shows what is written here: give secrets as `EnvVar`.
+    """
+
+    endpoint: str | None = Field(
+        default=None, description="The URL of a store other than Amazon's, such as https://minio.example.com."
+    )
+    region: str | None = Field(default=None, description="The region, such as eu-central-1.")
+    key: str | None = Field(default=None, description="The access key's id.")
+    secret: str | None = Field(default=None, description="The secret access key: an EnvVar.")
+    token: str | None = Field(default=None, description="The token of temporary credentials: an EnvVar.")
+
+    def use(self) -> None:
+        """Let this process use the store."""
+        names = ("endpoint", "region", "key", "secret", "token")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        values = {name: resolved(deferred(value), f"ObjectStore's {name}") for name, value in given.items()}
+        object_store.use(object_store.Store(**values))

@@ -20,10 +20,14 @@ from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration import plot
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
-from dagster_unified.orchestration.batch_deployment import BatchDeployment
-from dagster_unified.orchestration.deployment import StreamingDeployment, configuration_of, directory_of
+from dagster_unified.orchestration.deployments import (
+    BatchDeployment,
+    StreamingDeployment,
+    configuration_of,
+    directory_of,
+)
+from dagster_unified.orchestration.external_assets import upstream_deps
 from dagster_unified.orchestration.moments import as_text
-from dagster_unified.orchestration.partitions import upstream_deps
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState

@@ -7,36 +7,24 @@ restarts.
 # No `from __future__ import annotations` here: Dagster reads the annotations of an op's function as objects.
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from dagster import (
-    AssetDep,
     AssetKey,
     AssetObservation,
-    AssetSpec,
-    DagsterRun,
-    DagsterRunStatus,
-    DefaultSensorStatus,
     Definitions,
-    Failure,
     JobDefinition,
+    MetadataValue,
     OpExecutionContext,
-    RunRecord,
-    RunRequest,
-    RunsFilter,
-    SensorDefinition,
-    SensorEvaluationContext,
-    SkipReason,
     TimestampMetadataValue,
     job,
     op,
-    sensor,
 )
 
+from dagster_unified.engine import events
 from dagster_unified.engine.events import (
     EpochCommitted,
     Event,
@@ -52,59 +40,33 @@ from dagster_unified.engine.events import (
     SavepointTaken,
     StartDelayed,
 )
-from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import Diverted, diverting, in_streaming
-from dagster_unified.engine.restarts import most_failures
-from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory
-from dagster_unified.engine.streaming.desired import Status, ask, read_desired, read_status, write_status
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.desired import Status, read_desired, read_status, write_status
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import interrupted
 from dagster_unified.engine.streaming.saving import INTERVAL
 from dagster_unified.engine.streaming.topology import Lanes, laid_out
-from dagster_unified.errors import ConfigurationError, UnifiedError
-from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.nodes import ReadingNode, SinkNode
+from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
+from dagster_unified.operators.metrics import Totals
 from dagster_unified.operators.time import wall_clock
-from dagster_unified.orchestration import progress
-from dagster_unified.orchestration._dagster_compat import REPOSITORY_LABEL_TAG, CoercibleToAssetDep
-from dagster_unified.orchestration.deployment import (
-    Decision,
-    Seen,
-    SeenRun,
-    StreamingDeployment,
-    configuration_of,
-    directory_of,
-    next_step,
-)
-from dagster_unified.orchestration.history import error_of, log_of, why_it_failed
-from dagster_unified.orchestration.malformed import observation
-from dagster_unified.orchestration.metadata import columns_metadata
-from dagster_unified.orchestration.moments import now, utc
+from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of
+from dagster_unified.orchestration.external_assets import observation
+from dagster_unified.orchestration.moments import as_text
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
-from dagster_unified.orchestration.partitions import upstream_deps
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.savepoints import left, started
-from dagster_unified.orchestration.targets import check_location, targets_metadata
-from dagster_unified.orchestration.translator import StageTranslator
-from dagster_unified.orchestration.trend import UPDATED, Trend
+from dagster_unified.orchestration.streaming_sensor import LOADED
 
 if TYPE_CHECKING:
-    from upath import UPath
+    pass
+
 
 LOG_EVERY = 5.0
 """Seconds between lines of the run's log."""
-
-LOADED = "dagster-unified/loaded"
-"""The tag that says which loading of the code location asked for a run."""
-
-CODE = "dagster-unified/code"
-"""The tag with the fingerprint of the code with which the sensor launched a run."""
-
-_LOOK_BACK = 50
-"""How many runs a tick looks at, and how many more at a time where all of them have failed."""
 
 
 _DEPLOYMENTS: WeakKeyDictionary[JobDefinition, StreamingDeployment] = WeakKeyDictionary()
@@ -238,7 +200,7 @@ class _Watcher:
 
     def happened(self, event: Event) -> None:
         """An epoch is committed, a savepoint taken, or the queries have stopped; called from the thread that did it."""
-        progress.report(event)
+        events.report(event)
         if isinstance(event, QueriesStopped):
             self._sign()  # else the sensor takes the time that a savepoint needs for that of a last epoch
         if isinstance(event, QueriesTakenOver | PhaseBegun):
@@ -343,209 +305,87 @@ class _Watcher:
 # The sensor
 
 
-def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) -> SensorDefinition:
-    """`<pipeline>_streaming_sensor`: a short look at what is there, and at most one thing done."""
-    name = deployment.pipeline.name
-    loaded = uuid4().hex[:12]
+KEPT = 60
+UPDATED = "dagster/last_updated_timestamp"
+"""What Dagster's freshness checks look at."""
 
-    @sensor(
-        name=f"{name}_streaming_sensor",
-        job_name=streaming.name,
-        minimum_interval_seconds=int(deployment.tick_every.total_seconds()),
-        default_status=DefaultSensorStatus.STOPPED,
-        description=(
-            f"Keeps {name} running in STREAMING: starts it, restarts it after failures, replaces it when its code"
-            " changes."
-        ),
-    )
-    def keep_alive(context: SensorEvaluationContext) -> RunRequest | SkipReason:
-        options = configuration_of(deployment)
-        try:
-            if context.repository_def is not None:
-                check_location(context.repository_def.asset_graph)
-            with naming_store(name, directory_of(deployment).path, "the sensor looks again"):
-                seen = _see(context, deployment, streaming.name, loaded)
-                decision = next_step(deployment, options, seen)
-                if not decision.failed:
-                    context.log.info(decision.message)
-                    _carry_out(context, deployment, decision)
-        except UnifiedError as error:
-            return SkipReason(str(error))
-        if decision.failed:
-            raise Failure(decision.message)
-        if decision.launch is None:
-            return SkipReason(decision.message)
-        orphan = _orphan(context) if seen.deployed is None else None
-        if orphan is not None:
-            return SkipReason(
-                f"{name} is new here, and run {orphan.run_id[:8]} of {orphan.job_name} still runs, which this code"
-                f" location has no more: if {name} is that pipeline under another name, it would read all input once"
-                " more beside it. Terminate that run, or give the pipeline its name back"
-            )
-        tags = {"dagster-unified/reason": decision.message[:200], LOADED: loaded, CODE: seen.fingerprint}
-        return RunRequest(run_key=decision.launch, tags=tags)
-
-    return keep_alive
+_BARS = "▁▂▃▄▅▆▇█"
 
 
-def _carry_out(context: SensorEvaluationContext, deployment: StreamingDeployment, decision: Decision) -> None:
-    instance = context.instance
-    if decision.stop is not None:
-        ask(directory_of(deployment), stop=decision.stop, reason=decision.message)
-    for run_id in (decision.mark_failed, decision.replace):
-        run = instance.get_run_by_id(run_id) if run_id is not None else None
-        if run is None:
-            continue
-        if decision.replace is not None:
-            directory = directory_of(deployment)
-            lease = directory.holder()
-            ask(directory, stop=lease.token if lease else 0, reason="no progress")
-            instance.run_launcher.terminate(run.run_id)
-        instance.report_run_failed(run, decision.message)
+class Trend:
+    """Remembers the last epochs."""
 
+    def __init__(self, updated: Mapping[str, int], clock: Callable[[], int] = wall_clock) -> None:
+        self._clock = clock
+        self._updated = dict(updated)
+        """When rows were last written to a sink, at first by earlier runs; milliseconds since the epoch."""
 
-def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_name: str, loaded: str) -> Seen:
-    directory = directory_of(deployment)
-    records = _records(context, job_name, most_failures(configuration_of(deployment)))
-    runs = [
-        SeenRun(
-            r.dagster_run.run_id,
-            r.dagster_run.status.value,
-            utc(r.start_time or r.create_timestamp.timestamp()),
-            utc(r.end_time) if r.end_time else None,
-            (
-                why_it_failed(context.instance, r.dagster_run.run_id)
-                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
-                else ""
-            ),
-            (
-                error_of(context.instance, r.dagster_run.run_id)
-                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
-                else ""
-            ),
-            r.dagster_run.tags.get(CODE, ""),
-            (
-                log_of(context.instance, r.dagster_run.run_id)
-                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
-                else ""
-            ),
+        self._epochs: deque[EpochCommitted] = deque(maxlen=KEPT)
+        self._committed: deque[int] = deque(maxlen=KEPT)
+        self._totals = Totals()
+        self._rows: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+
+    def add(self, event: EpochCommitted) -> None:
+        """One more epoch."""
+        self._epochs.append(event)
+        self._committed.append(self._clock())
+        self._totals.add(event.metrics, self._clock() / 1000, event.seconds)
+        for sink, written in event.written.items():
+            self._rows[sink] = self._rows.get(sink, 0) + written.rows
+            self._bytes[sink] = self._bytes.get(sink, 0) + written.bytes
+            if written.rows:
+                self._updated[sink] = self._clock()
+
+    @property
+    def begun(self) -> bool:
+        """Whether an epoch is committed."""
+        return bool(self._epochs)
+
+    @property
+    def watermark(self) -> int | None:
+        """The last known watermark."""
+        return next((e.watermark for e in reversed(self._epochs) if e.watermark is not None), None)
+
+    def line(self, event: EpochCommitted) -> str:
+        """One epoch, as a line of a log."""
+        mark = "" if event.watermark is None else f", watermark {as_text(event.watermark)}"
+        rows = f"{event.rows_in:,} rows in, {event.written_rows()}"
+        return (
+            f"epoch {event.epoch} of {event.query}: {rows} in {event.seconds:.2f} s{mark}; durations {self._picture()}"
         )
-        for number, r in enumerate(records)
-    ]
-    planned = plan(deployment.pipeline.graph(), configuration_of(deployment))
-    code = deployed_code(planned)
-    return Seen(
-        runs=runs,
-        deployed=directory.deployed(),
-        lease=directory.holder(),
-        desired=read_desired(directory),
-        status=read_status(directory),
-        fingerprint=deployment_fingerprint(code),
-        now=now(),
-        bounded=planned.execution.boundedness is Boundedness.BOUNDED,
-        may_start=_may_start(deployment, planned, context, runs),
-        patience=PATIENCE,
-        code=code,
-        loaded=loaded,
-    )
 
+    def metadata(self, sink: str) -> dict[str, Any] | None:
+        """What an observation of a sink's asset says, or None before the first epoch."""
+        both = list(zip(self._epochs, self._committed, strict=True))
+        mine = [(e, at) for e, at in both if sink in e.written] or both
+        if not mine:
+            return None
+        last, (first, begun) = mine[-1][0], mine[0]
+        rows, seconds = sum(e.rows_in for e, _ in mine), sum(e.seconds for e, _ in mine)
+        elapsed = (self._clock() - begun) / 1000 + first.seconds
+        found: dict[str, Any] = {
+            "epoch": last.epoch,
+            "query": last.query,
+            "batch duration (s)": round(last.seconds, 3),
+            "input rows per second": round(rows / elapsed, 1) if elapsed else 0.0,
+            "processed rows per second": round(rows / seconds, 1) if seconds else 0.0,
+            "rows written": self._rows.get(sink, 0),
+            "bytes written": self._bytes.get(sink, 0),
+            **({} if last.state_rows is None else {"state rows": last.state_rows}),
+            **({} if last.state_bytes is None else {"state bytes": last.state_bytes}),
+            "batch durations": MetadataValue.text(self._picture()),
+            "late records": 0,
+            **{f"backlog of {source}": waiting for source, waiting in last.backlog.items()},
+            **self._totals.shown(self._clock() / 1000),
+        }
+        if sink in self._updated:
+            found[UPDATED] = MetadataValue.timestamp(self._updated[sink] / 1000)
+        if self.watermark is not None:
+            found["watermark"] = MetadataValue.text(as_text(self.watermark))
+            found["watermark lag (s)"] = round((self._clock() - self.watermark) / 1000, 1)
+        return found
 
-def _may_start(
-    deployment: StreamingDeployment, planned: Plan, context: SensorEvaluationContext, runs: Sequence[SeenRun]
-) -> bool:
-    if callable(deployment.start_when):
-        return bool(deployment.start_when(context))
-    if deployment.start_when == "always":
-        return True
-    since = max((r.ended or r.created for r in runs), default=None)
-    watched = [
-        n.source
-        for n in planned.graph.sources
-        if n.source.boundedness is Boundedness.UNBOUNDED and hasattr(n.source, "files")
-    ]
-    return any(since is None or _arrived(f) > since.timestamp() for source in watched for f in source.files())
-
-
-def _arrived(file: "UPath") -> float:
-    """When a file came to be where it is: one that was moved there keeps the time when it was written."""
-    found = file.stat()
-    return max(float(found.st_mtime), float(getattr(found, "st_ctime", 0)))
-
-
-_RUNNING = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
-
-
-def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
-    """A stream that still runs, and whose job this code location does not have any more."""
-    if context.repository_def is None:
-        return None
-    jobs = set(context.repository_def.job_names)
-    running = RunsFilter(statuses=_RUNNING, tags=_of_location(context))
-    found = (record.dagster_run for record in context.instance.get_run_records(running, limit=_LOOK_BACK))
-    return next((run for run in found if LOADED in run.tags and run.job_name not in jobs), None)
-
-
-def _records(context: SensorEvaluationContext, job_name: str, failures: int) -> Sequence[RunRecord]:
-    """The latest runs of a job of this code location; as many as to see so many failures in a row, where they are."""
-    own = RunsFilter(job_name=job_name, tags=_of_location(context))
-    found = page = list(context.instance.get_run_records(own, limit=_LOOK_BACK))
-    while len(page) == _LOOK_BACK and len(found) < failures and all(map(_has_failed, page)):
-        page = list(context.instance.get_run_records(own, limit=_LOOK_BACK, cursor=page[-1].dagster_run.run_id))
-        found = [*found, *page]
-    return found
-
-
-def _has_failed(record: RunRecord) -> bool:
-    return record.dagster_run.status is DagsterRunStatus.FAILURE
-
-
-def _of_location(context: SensorEvaluationContext) -> dict[str, str]:
-    """The tags of this code location's runs: others may have jobs of the same name."""
-    origin, repository = context.code_location_origin, context.repository_name
-    if origin is None or repository is None:
-        return {}
-    return {REPOSITORY_LABEL_TAG: f"{repository}@{origin.location_name}"}
-
-
-def sink_assets(planned: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
-    """The asset of each sink, by the sink's name: that of the stage that writes it in BATCH, or one of its own."""
-    found = {}
-    for node in planned.graph.sinks:
-        staged = planned.execution.mode == "BATCH"
-        found[node.name] = (
-            translator.get_asset_key(planned, planned.region_of(node.id))
-            if staged
-            else translator.get_sink_key(planned, node)
-        )
-    return found
-
-
-def sink_specs(
-    planned: Plan, upstream: Mapping[str, CoercibleToAssetDep], start: AssetKey | None, translator: StageTranslator
-) -> list[AssetSpec]:
-    """The external assets that stand for the sinks of a pipeline that has no BATCH stages.
-
-    `start` is the asset of the savepoint that the stream starts from.
-    """
-    before = [] if start is None else [AssetDep(start)]
-
-    def read_by(node: SinkNode) -> list[ReadingNode]:
-        earlier = planned.upstream(node.id)
-        return [n for n in planned.graph.readers if n.id in earlier]
-
-    return [
-        AssetSpec(
-            translator.get_sink_key(planned, node),
-            deps=[*upstream_deps(planned, read_by(node), upstream, translator), *before],
-            group_name=planned.name,
-            description=(
-                f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.capabilities.describe()})."
-            ),
-            kinds={"spark", "streaming", node.sink.kind} - {""},
-            metadata={
-                **targets_metadata(planned, [node.id]),
-                **columns_metadata(planned.graph.written_to(node.id)),
-            },
-        )
-        for node in planned.graph.sinks
-    ]
+    def _picture(self) -> str:
+        longest = max((e.seconds for e in self._epochs), default=0.0) or 1.0
+        return "".join(_BARS[min(int(e.seconds / longest * 7.99), 7)] for e in self._epochs)

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from dagster_unified.api import Pipeline, iterations
 from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
-from dagster_unified.engine.events import EpochCommitted, InputHeldBack, IterationResumed, RoundCommitted, nobody
+from dagster_unified.engine.events import EpochCommitted, InputHeldBack, IterationResumed, RoundCommitted, ignore_events
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped
@@ -58,7 +58,7 @@ def hops(folder):
     return Counter(written(folder / "out"))
 
 
-def job(spark, folder, observe=nobody, **changed):
+def job(spark, folder, observe=ignore_events, **changed):
     plan = hopping(folder, HOPS, behind=changed.pop("behind", False), **changed.pop("build", {})).plan(
         {**options(folder), **changed}
     )

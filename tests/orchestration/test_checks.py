@@ -33,7 +33,7 @@ from dagster_unified.orchestration import (
     unified_definitions,
 )
 from dagster_unified.orchestration.partitions import slice_of
-from dagster_unified.orchestration.trend import UPDATED
+from dagster_unified.orchestration.streaming import UPDATED
 
 SINK = AssetKey(["sales", "totals"])
 

@@ -8,12 +8,13 @@ from dagster import AssetKey, DagsterInstance, DagsterInvalidConfigError, Failur
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink
+from dagster_unified.engine import events
 from dagster_unified.engine.events import EpochCommitted, SavepointTaken
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.savepoint import savepoints
-from dagster_unified.orchestration import StreamingDeployment, progress, unified_definitions
-from dagster_unified.orchestration.streaming import LOADED
+from dagster_unified.orchestration import StreamingDeployment, unified_definitions
+from dagster_unified.orchestration.streaming_sensor import LOADED
 from dagster_unified.state import Savepoint
 
 
@@ -148,7 +149,7 @@ def test_a_stream_shows_the_savepoints_of_its_interval_and_is_suspended_with_one
 
     with (
         ThreadPoolExecutor(1) as thread,
-        progress.listening(suspend_after),
+        events.listening(suspend_after),
         DagsterInstance.local_temp(str(tmp_path)) as instance,
     ):
         assert definitions.resolve_job_def("shops_streaming").execute_in_process(instance=instance).success
@@ -182,7 +183,7 @@ def test_a_stream_is_drained_with_a_savepoint(spark, tmp_path):
 
     with (
         ThreadPoolExecutor(1) as thread,
-        progress.listening(drain_after),
+        events.listening(drain_after),
         DagsterInstance.local_temp(str(tmp_path)) as instance,
     ):
         assert definitions.resolve_job_def("shops_streaming").execute_in_process(instance=instance).success

@@ -12,7 +12,7 @@ from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.orchestration import SparkResource, StreamingDeployment, unified_definitions
-from dagster_unified.orchestration.trend import UPDATED
+from dagster_unified.orchestration.streaming import UPDATED
 
 
 class Sale(NamedTuple):

@@ -15,7 +15,7 @@ from dagster._core.execution.plan.objects import StepSuccessData
 
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.orchestration.heartbeat import Beat, beating, fail_dead_runs, last_beat
-from dagster_unified.orchestration.history import why_it_failed
+from dagster_unified.orchestration.outcomes import why_it_failed
 
 KILLED = """
 import os, signal, time

@@ -27,10 +27,10 @@ from dagster_unified.engine.streaming.desired import Desired, Status, read_desir
 from dagster_unified.errors import ConfigurationError, SinkError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration import ExecutionConfig, Retention
-from dagster_unified.orchestration.deployment import Seen, SeenRun, StreamingDeployment, next_step
-from dagster_unified.orchestration.history import error_of, log_of, why_it_failed
-from dagster_unified.orchestration.outcomes import as_failure
-from dagster_unified.orchestration.streaming import LOADED, JobAssets, streaming_job, streaming_sensor
+from dagster_unified.orchestration.deployments import StreamingDeployment
+from dagster_unified.orchestration.outcomes import as_failure, error_of, log_of, why_it_failed
+from dagster_unified.orchestration.streaming import JobAssets, streaming_job
+from dagster_unified.orchestration.streaming_sensor import LOADED, Seen, SeenRun, next_step, streaming_sensor
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)

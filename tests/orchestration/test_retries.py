@@ -4,10 +4,10 @@ import pytest
 from dagster import AssetKey, DagsterEventType, DagsterInstance
 
 from dagster_unified.api import Pipeline
-from dagster_unified.engine.events import nobody
+from dagster_unified.engine.events import ignore_events
 from dagster_unified.errors import MissingRequirementError, StageError
 from dagster_unified.orchestration import IntermediatesResource, unified_definitions
-from dagster_unified.orchestration.batch_deployment import DEFAULT_RETRY
+from dagster_unified.orchestration.deployments import DEFAULT_RETRY
 from dagster_unified.orchestration.launch import launch
 from tests.execution.test_jobs import AwaySource
 
@@ -100,7 +100,7 @@ def test_the_command_line_obeys_the_restart_strategy(spark, tmp_path, mode, fail
     }
     if mode == "BATCH":
         del options["execution.checkpointing.dir"]
-    error = launch(pipeline, options, spark.sparkContext.master, None, str(tmp_path / "store"), nobody).error
+    error = launch(pipeline, options, spark.sparkContext.master, None, str(tmp_path / "store"), ignore_events).error
     assert (error is None) if sentence is None else (sentence in error and "the system is away: 2" in error)
 
 

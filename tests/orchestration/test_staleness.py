@@ -12,8 +12,8 @@ from dagster import AssetKey, DagsterInstance, DailyPartitionsDefinition, Metada
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
+from dagster_unified.orchestration.checks import stale_partitions
 from dagster_unified.orchestration.metadata import CARRIED_FROM, MADE_BY
-from dagster_unified.orchestration.staleness import stale_partitions
 
 DAYS = [f"2013-03-0{d}" for d in range(1, 6)]
 

@@ -11,7 +11,7 @@ from dagster._core.test_utils import create_run_for_test
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
-from dagster_unified.orchestration.streaming import LOADED
+from dagster_unified.orchestration.streaming_sensor import LOADED
 
 WAITS = "sales waits for what start_when asks for"
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from dagster_unified.engine.events import EpochCommitted, Written
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.orchestration.trend import UPDATED, Trend
+from dagster_unified.orchestration.streaming import UPDATED, Trend
 
 
 def epoch(number, rows, seconds, sink="a", late=0, watermark=None):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest
-from dagster_unified.engine.events import Observer, nobody
+from dagster_unified.engine.events import Observer, ignore_events
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.errors import CarriedStateError
 from dagster_unified.graph.plan import Plan, Region
@@ -78,7 +78,7 @@ class Run:
     partition_end: int | None = None
     """Where a partition in time ends: milliseconds since the epoch."""
 
-    observe: Observer = nobody
+    observe: Observer = ignore_events
     carry: Carrying | None = None
     check: Callable[[], None] = lambda: None
     """Raises where the run is to stop; called before anything is written or committed."""

@@ -27,7 +27,7 @@ from dagster_unified.engine.events import (
     QueriesStopped,
     QueriesTakenOver,
     StartDelayed,
-    nobody,
+    ignore_events,
 )
 from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.engine.positions import after, check_positions
@@ -114,7 +114,7 @@ class Start:
 class StreamingJob:
     """One pipeline's queries."""
 
-    def __init__(self, plan: Plan, spark: SparkSession, start: Start, observe: Observer = nobody) -> None:
+    def __init__(self, plan: Plan, spark: SparkSession, start: Start, observe: Observer = ignore_events) -> None:
         if plan.execution.mode != "STREAMING":
             raise UnsupportedError(
                 f"{plan.name}: this job runs in STREAMING, and the pipeline resolves to {plan.execution.mode}; launch"

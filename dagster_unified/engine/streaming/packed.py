@@ -23,7 +23,7 @@ from dagster_unified.engine import malformed
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.observations import observed
-from dagster_unified.engine.events import EpochCommitted, nobody
+from dagster_unified.engine.events import EpochCommitted, ignore_events
 from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.job_time import JobTime
@@ -363,7 +363,7 @@ class PackedQuery(Query):
         if not self.through_connect:
             self.runner.begin(self.host(), self._begins)
         elif self._begins is not None:  # where its epochs run, only what is written here is begun with
-            self.runner.begin(replace(self.host(), observe=nobody), self._begins)
+            self.runner.begin(replace(self.host(), observe=ignore_events), self._begins)
         if self.iterations and (self.through_connect or self.iterations.circulates):
             self.time.wake()
         if self.stages.levels:

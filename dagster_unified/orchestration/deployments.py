@@ -1,23 +1,28 @@
-"""How a pipeline runs in BATCH, as the author declares it. `StreamingDeployment` is its counterpart."""
+"""The deployments of a pipeline, as its author declares them: in BATCH, and in STREAMING."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster import (
     AssetKey,
     AutomationCondition,
     BackfillPolicy,
     Backoff,
+    ExecutorDefinition,
     FreshnessPolicy,
     Jitter,
     PartitionsDefinition,
     RetryPolicy,
+    in_process_executor,
 )
 
+from dagster_unified import settings
 from dagster_unified.api.pipeline import Pipeline
+from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.options import Configuration, Layer
@@ -25,11 +30,131 @@ from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.slices import Slice, bound
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.checks import Checks
-from dagster_unified.orchestration.deployment import check_pipeline, check_types
 from dagster_unified.orchestration.janitor import Retention
+from dagster_unified.orchestration.moments import check_lengths
 from dagster_unified.orchestration.partitions import check_apart, checked_carrying, dimensions_of, in_zone
 from dagster_unified.orchestration.resources import batch_configuration
 from dagster_unified.orchestration.schedules import BatchSchedule
+
+if TYPE_CHECKING:
+    from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
+
+
+UPGRADES = ("stateless", "last-state", "savepoint")
+
+
+@dataclass(frozen=True)
+class StreamingDeployment:
+    """How a pipeline is kept running in STREAMING.
+
+    `upgrade_mode` says what happens when the pipeline's code changes: `last-state` stops the job after an epoch and
+    starts the new code from its state, `savepoint` keeps a copy of that state as well, to which one can go back, and
+    `stateless` starts it without. `from_savepoint` is the savepoint, of either mode, that a job without state starts
+    from: short for the option `execution.state-recovery.path`. `restart_strategy` is short for the option
+    `restart-strategy.type`; `options` are option keys, among them the strategy's own, such as
+    `restart-strategy.fixed-delay.attempts`. `start_when` says when the job is started: `always`, when `files` have
+    arrived since it last ran, or a function of the sensor's context. A job that has been busy with one epoch for
+    `stall_after` is replaced. Its sinks' assets are observed every `observe_every`; the sensor looks every
+    `tick_every`, as far as the daemon can. `executor` executes the job's one step.
+
+    `upstream` maps the names of sources to your own assets; `checks` gives the assets of the sinks their checks, and
+    the job `<pipeline>_checks`. A pipeline that has a `BatchDeployment` as well gives each of them in one of the two.
+    """
+
+    pipeline: Pipeline
+    state: Literal["running", "suspended"] = "running"
+    upgrade_mode: Literal["stateless", "last-state", "savepoint"] = "last-state"
+    from_savepoint: str | None = None
+    restart_strategy: Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    start_when: Literal["always", "files"] | Callable[[Any], bool] = "always"
+    stall_after: timedelta = timedelta(minutes=10)
+    observe_every: timedelta = timedelta(seconds=30)
+    tick_every: timedelta = timedelta(seconds=30)
+    upstream: Mapping[str, CoercibleToAssetDep] = field(default_factory=dict)
+    checks: Checks | None = None
+    executor: ExecutorDefinition = in_process_executor
+
+    def __post_init__(self) -> None:
+        check_pipeline(self.pipeline, "StreamingDeployment")
+        check_types(
+            self.pipeline.name, self, options=Mapping, upstream=Mapping, checks=Checks, executor=ExecutorDefinition
+        )
+        if self.state not in ("running", "suspended"):
+            raise ConfigurationError(
+                f"{self.pipeline.name}: a deployment's state is 'running' or 'suspended', not {self.state!r}"
+            )
+        if self.upgrade_mode not in UPGRADES:
+            raise ConfigurationError(
+                f"{self.pipeline.name}: upgrade_mode is one of {', '.join(UPGRADES)}, not {self.upgrade_mode!r}"
+            )
+        if not callable(self.start_when) and self.start_when not in ("always", "files"):
+            raise ConfigurationError(
+                f"{self.pipeline.name}: start_when is 'always', 'files' or a function, not {self.start_when!r}"
+            )
+        if self.from_savepoint is not None:
+            if "execution.state-recovery.path" in self.options:
+                raise ConfigurationError(
+                    f"{self.pipeline.name}: the savepoint to start from is given twice; leave from_savepoint or the"
+                    " option execution.state-recovery.path out"
+                )
+            started = {**self.options, "execution.state-recovery.path": self.from_savepoint}
+            object.__setattr__(self, "options", started)
+        if self.restart_strategy is not None:
+            if "restart-strategy.type" in self.options:
+                raise ConfigurationError(
+                    f"{self.pipeline.name}: the restart strategy is given twice; leave restart_strategy or the option"
+                    " restart-strategy.type out"
+                )
+            object.__setattr__(self, "options", {**self.options, "restart-strategy.type": self.restart_strategy})
+        if Configuration.of(self.options)["execution.runtime-mode"] == "BATCH":
+            raise ConfigurationError(
+                f"{self.pipeline.name}: a StreamingDeployment runs in STREAMING, and its options say"
+                " execution.runtime-mode=BATCH; leave the option out, or use a BatchDeployment"
+            )
+        check_lengths(
+            self.pipeline.name,
+            timedelta(seconds=1),
+            stall_after=self.stall_after,
+            observe_every=self.observe_every,
+            tick_every=self.tick_every,
+        )
+        if self.tick_every.microseconds:
+            raise ConfigurationError(
+                f"{self.pipeline.name}: tick_every has to be in whole seconds, as Dagster's sensors tick, and is"
+                f" {self.tick_every}"
+            )
+
+
+def check_pipeline(given: object, of: str) -> None:
+    """Raises `ConfigurationError` for what is no pipeline."""
+    if not isinstance(given, Pipeline):
+        raise ConfigurationError(f"a {of} is of a pipeline, and not of {given!r}; give it the Pipeline itself")
+
+
+def check_types(pipeline: str, arguments: object, **kinds: type[object]) -> None:
+    """Raises `ConfigurationError` where an argument of a deployment is of another type; None says nothing."""
+    for name, kind in kinds.items():
+        value = getattr(arguments, name)
+        if value is not None and not isinstance(value, kind):
+            raise ConfigurationError(f"{pipeline}: {name} is a {kind.__name__}, not {value!r}")
+
+
+def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:
+    """The options of a deployment, in STREAMING.
+
+    From the strongest: those set at launch, its own, those of the environment, the file, and the defaults.
+    """
+    own = Layer("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})
+    return Configuration([*launched, own, *settings.shared_layers()])
+
+
+def directory_of(deployment: StreamingDeployment, *launched: Layer) -> CheckpointDirectory:
+    """Where a deployment keeps its state."""
+    return CheckpointDirectory(
+        configuration_of(deployment, *launched)["execution.checkpointing.dir"], deployment.pipeline.name
+    )
+
 
 DEFAULT_RETRY = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL, jitter=Jitter.PLUS_MINUS)
 """Three further attempts with exponential delay; an error that is terminal by its type is not retried."""

@@ -1,0 +1,433 @@
+"""The sensor that keeps a stream running, and the decision that it takes at each tick.
+
+The decision is a pure function of what the runs, the checkpoint directory and the clock say: a cursor can be reset by
+anyone, and a run's status can be wrong after `kill -9`.
+"""
+
+# No `from __future__ import annotations` here: Dagster reads the annotations of a sensor's function as objects.
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from dagster import (
+    DagsterRun,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    Failure,
+    JobDefinition,
+    RunRecord,
+    RunRequest,
+    RunsFilter,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SkipReason,
+    sensor,
+)
+
+from dagster_unified.engine.failures import naming_store
+from dagster_unified.engine.restarts import Failure as FailedRun
+from dagster_unified.engine.restarts import decide, most_failures
+from dagster_unified.engine.streaming.checkpoint import PATIENCE, Deployed, Lease
+from dagster_unified.engine.streaming.desired import Desired, Status, ask, read_desired, read_status
+from dagster_unified.errors import UnifiedError, lasting
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.graph.upgrade import Code, changes, deployed_code, deployment_fingerprint
+from dagster_unified.orchestration._dagster_compat import REPOSITORY_LABEL_TAG
+from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of, directory_of
+from dagster_unified.orchestration.moments import now, utc, words
+from dagster_unified.orchestration.outcomes import error_of, log_of, why_it_failed
+from dagster_unified.orchestration.targets import check_location
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+
+STARTUP = timedelta(minutes=10)
+"""How long a run may take to start Spark and take the lease, also on a machine that is busy."""
+
+
+UPGRADES_PER_LOADING = 3
+"""How often a job is upgraded for one load of the code location.
+
+After that its fingerprint is taken to be unstable.
+"""
+
+
+@dataclass(frozen=True)
+class SeenRun:
+    """What Dagster says of a run of the streaming job."""
+
+    run_id: str
+    status: str
+    created: datetime
+    ended: datetime | None
+    reason: str = ""
+    error: str = ""
+    """The class of the library's error that it failed with, where it is known."""
+
+    code: str = ""
+    """The fingerprint of the code with which the sensor launched it; empty of one that was launched by hand."""
+
+    log: str = ""
+    """Where what its process wrote is, where it failed and Dagster captured it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it may still run or come to run; QUEUED counts."""
+        return self.status in ("NOT_STARTED", "QUEUED", "STARTING", "STARTED", "MANAGED", "CANCELING")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Everything a decision is taken from. `runs` has the newest first."""
+
+    runs: Sequence[SeenRun]
+    deployed: Deployed | None
+    lease: Lease | None
+    desired: Desired
+    status: Status | None
+    fingerprint: str
+    now: datetime
+    bounded: bool = False
+    """Whether its input ends by itself."""
+
+    may_start: bool = True
+    patience: float = 20.0
+    code: Code = field(default_factory=dict)
+    """What the fingerprint consists of."""
+
+    loaded: str = ""
+    """Which loading of the code location the sensor is of."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether the code is not that of the deployment."""
+        return self.deployed is not None and self.deployed.fingerprint != self.fingerprint
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether this code was started again and again, and was found to be other code each time."""
+        held = self.deployed
+        return (
+            self.changed
+            and held is not None
+            and bool(self.loaded)
+            and held.loaded == self.loaded
+            and held.upgrades >= UPGRADES_PER_LOADING
+        )
+
+    def what_changed(self) -> str:
+        """For people."""
+        return ", ".join(changes(self.deployed.code, self.code)) if self.deployed is not None else ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do now.
+
+    `mark_failed` is a run that Dagster takes for alive and that is dead; `replace` one that has to be ended by force.
+    """
+
+    message: str
+    launch: str | None = None
+    """The run key to launch under."""
+    mark_failed: str | None = None
+    replace: str | None = None
+    stop: int | None = None
+    """The token of the lease whose holder has to stop, for new code."""
+    failed: bool = False
+    """Whether something is wrong that a person has to see: the tick fails with the message."""
+
+
+def next_step(deployment: StreamingDeployment, options: Configuration, seen: Seen) -> Decision:
+    """What the sensor does at a tick."""
+    name = deployment.pipeline.name
+    resume = f"launch {name}_control with the action resume"
+    wanted = seen.desired.state or deployment.state
+    alive = next((r for r in seen.runs if r.alive), None)
+    if alive is not None:
+        return _watch(deployment, seen, alive, wanted)
+    if wanted == "suspended":
+        return Decision(f"{name} is suspended; {resume} to let it go on")
+    changed = seen.changed and not seen.exhausted
+    last = seen.runs[0] if seen.runs else None
+    resumed = utc(seen.desired.at / 1000) if seen.desired.state == "running" else None
+    again = resumed is not None and last is not None and resumed > (last.ended or last.created)
+    finished = seen.deployed is not None and seen.deployed.finished
+    if finished and not seen.bounded and not again:
+        return Decision(f"{name} was drained, and has come to the end of its input")
+    if finished and not again:
+        begun_anew = f"; its code is another now: {resume} to run it on all its input once more" if changed else ""
+        return Decision(f"{name} has come to the end of its input{begun_anew}")
+    key = f"{name}/{last.run_id if last else 'first'}/{seen.fingerprint}"
+    if last is not None and last.status == "CANCELED" and not again:
+        return Decision(f"run {last.run_id[:8]} was terminated by hand; {resume} to start {name} again")
+    failures = [f for f in _failures(seen) if resumed is None or f.ended > resumed]
+    if failures:
+        why = f"run {seen.runs[0].run_id[:8]} failed: {seen.runs[0].reason or 'see its log'}"
+        logs = f"; its log is {seen.runs[0].log or f'that of run {seen.runs[0].run_id}'}"
+        if lasting(seen.runs[0].error):
+            return Decision(f"{why}; giving up: it would fail again. Fix the cause, then {resume}{logs}")
+        verdict = decide(failures, options)
+        if verdict.at is None:
+            return Decision(f"{why}; giving up: {verdict.reason}. Fix the cause, then {resume}{logs}")
+        if seen.now < verdict.at:
+            return Decision(f"{why}; attempt {verdict.attempt} begins at {verdict.at:%H:%M:%S} UTC")
+        return Decision(f"{why}; attempt {verdict.attempt}", launch=key)
+    if not seen.may_start and not again and not changed:
+        return Decision(f"{name} waits for what start_when asks for")
+    return Decision(f"starting {name}" + (f" with new code: {seen.what_changed()}" if changed else ""), launch=key)
+
+
+def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: str) -> Decision:
+    name = deployment.pipeline.name
+    short = run.run_id[:8]
+    lease, status, now = seen.lease, seen.status, seen.now.timestamp() * 1000
+    mine = lease is not None and lease.owner == run.run_id
+    silent = lease is None or now - lease.beat > seen.patience * 1000
+    if lease is not None and mine and silent and run.status in ("STARTED", "CANCELING"):
+        return Decision(
+            f"run {short} has given no sign of life for {(now - lease.beat) / 1000:.0f} s; it is taken to be dead",
+            mark_failed=run.run_id,
+        )
+    if not mine and silent and run.status == "STARTED" and seen.now - run.created > STARTUP:
+        return Decision(
+            f"run {short} began {words(seen.now - run.created)} ago and has not taken the lease; it is taken to be"
+            " dead",
+            mark_failed=run.run_id,
+        )
+    if (
+        mine
+        and status is not None
+        and status.run_id == run.run_id
+        and status.busy_since is not None
+        and now - status.busy_since > deployment.stall_after.total_seconds() * 1000
+    ):
+        return Decision(
+            f"run {short} has been busy with one epoch for {(now - status.busy_since) / 1000:.0f} s; replacing it"
+            + _lost(deployment, seen, run),
+            replace=run.run_id,
+        )
+    if wanted == "suspended":
+        return Decision(f"run {short} of {name} is stopping, since it is suspended")
+    if mine and lease is not None and seen.changed and run.status == "STARTED":
+        if seen.desired.stop >= lease.token:
+            return Decision(f"run {short} is stopping, to be started with new code")
+        if seen.exhausted:
+            return Decision(_unstable(name, short, seen), failed=True)
+        return Decision(
+            f"the code of {name} has changed: {seen.what_changed()}; stopping run {short} after its epoch",
+            stop=lease.token,
+        )
+    return Decision(f"run {short} of {name} is {run.status.lower()}{_lost(deployment, seen, run)}")
+
+
+def _lost(deployment: StreamingDeployment, seen: Seen, run: SeenRun) -> str:
+    """What a run has lost of its cluster of late."""
+    status = seen.status
+    if status is None or status.run_id != run.run_id or not status.lost:
+        return ""
+    when = utc(status.lost_at / 1000)
+    return "" if seen.now - when > deployment.stall_after else f"; at {when:%H:%M:%S} UTC {status.lost}"
+
+
+def _unstable(name: str, run: str, seen: Seen) -> str:
+    assert seen.deployed is not None
+    return (
+        f"{name} was started with new code {seen.deployed.upgrades} times since the code location was loaded, and its"
+        f" code still differs from run to run: {seen.what_changed()}. Run {run} goes on and is not upgraded. Either the"
+        " files have changed since the location was loaded: reload it. Or what is named depends on the process, such"
+        " as a time, a random number or an address: make it the same in every process, then reload the location"
+    )
+
+
+def _failures(seen: Seen) -> list[FailedRun]:
+    """The failures of this code since the last run that ended well, oldest first."""
+    found = []
+    for run in seen.runs:
+        is_of_it = seen.exhausted or (run.code == seen.fingerprint if run.code else not seen.changed)
+        if run.status != "FAILURE" or not is_of_it:
+            break
+        found.append(FailedRun(run.created, run.ended or run.created, run.run_id))
+    return found[::-1]
+
+
+LOADED = "dagster-unified/loaded"
+"""The tag that says which loading of the code location asked for a run."""
+
+
+CODE = "dagster-unified/code"
+"""The tag with the fingerprint of the code with which the sensor launched a run."""
+
+
+_LOOK_BACK = 50
+"""How many runs a tick looks at, and how many more at a time where all of them have failed."""
+
+
+def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) -> SensorDefinition:
+    """`<pipeline>_streaming_sensor`: a short look at what is there, and at most one thing done."""
+    name = deployment.pipeline.name
+    loaded = uuid4().hex[:12]
+
+    @sensor(
+        name=f"{name}_streaming_sensor",
+        job_name=streaming.name,
+        minimum_interval_seconds=int(deployment.tick_every.total_seconds()),
+        default_status=DefaultSensorStatus.STOPPED,
+        description=(
+            f"Keeps {name} running in STREAMING: starts it, restarts it after failures, replaces it when its code"
+            " changes."
+        ),
+    )
+    def keep_alive(context: SensorEvaluationContext) -> RunRequest | SkipReason:
+        options = configuration_of(deployment)
+        try:
+            if context.repository_def is not None:
+                check_location(context.repository_def.asset_graph)
+            with naming_store(name, directory_of(deployment).path, "the sensor looks again"):
+                seen = _see(context, deployment, streaming.name, loaded)
+                decision = next_step(deployment, options, seen)
+                if not decision.failed:
+                    context.log.info(decision.message)
+                    _carry_out(context, deployment, decision)
+        except UnifiedError as error:
+            return SkipReason(str(error))
+        if decision.failed:
+            raise Failure(decision.message)
+        if decision.launch is None:
+            return SkipReason(decision.message)
+        orphan = _orphan(context) if seen.deployed is None else None
+        if orphan is not None:
+            return SkipReason(
+                f"{name} is new here, and run {orphan.run_id[:8]} of {orphan.job_name} still runs, which this code"
+                f" location has no more: if {name} is that pipeline under another name, it would read all input once"
+                " more beside it. Terminate that run, or give the pipeline its name back"
+            )
+        tags = {"dagster-unified/reason": decision.message[:200], LOADED: loaded, CODE: seen.fingerprint}
+        return RunRequest(run_key=decision.launch, tags=tags)
+
+    return keep_alive
+
+
+def _carry_out(context: SensorEvaluationContext, deployment: StreamingDeployment, decision: Decision) -> None:
+    instance = context.instance
+    if decision.stop is not None:
+        ask(directory_of(deployment), stop=decision.stop, reason=decision.message)
+    for run_id in (decision.mark_failed, decision.replace):
+        run = instance.get_run_by_id(run_id) if run_id is not None else None
+        if run is None:
+            continue
+        if decision.replace is not None:
+            directory = directory_of(deployment)
+            lease = directory.holder()
+            ask(directory, stop=lease.token if lease else 0, reason="no progress")
+            instance.run_launcher.terminate(run.run_id)
+        instance.report_run_failed(run, decision.message)
+
+
+def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_name: str, loaded: str) -> Seen:
+    directory = directory_of(deployment)
+    records = _records(context, job_name, most_failures(configuration_of(deployment)))
+    runs = [
+        SeenRun(
+            r.dagster_run.run_id,
+            r.dagster_run.status.value,
+            utc(r.start_time or r.create_timestamp.timestamp()),
+            utc(r.end_time) if r.end_time else None,
+            (
+                why_it_failed(context.instance, r.dagster_run.run_id)
+                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
+                else ""
+            ),
+            (
+                error_of(context.instance, r.dagster_run.run_id)
+                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
+                else ""
+            ),
+            r.dagster_run.tags.get(CODE, ""),
+            (
+                log_of(context.instance, r.dagster_run.run_id)
+                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
+                else ""
+            ),
+        )
+        for number, r in enumerate(records)
+    ]
+    planned = plan(deployment.pipeline.graph(), configuration_of(deployment))
+    code = deployed_code(planned)
+    return Seen(
+        runs=runs,
+        deployed=directory.deployed(),
+        lease=directory.holder(),
+        desired=read_desired(directory),
+        status=read_status(directory),
+        fingerprint=deployment_fingerprint(code),
+        now=now(),
+        bounded=planned.execution.boundedness is Boundedness.BOUNDED,
+        may_start=_may_start(deployment, planned, context, runs),
+        patience=PATIENCE,
+        code=code,
+        loaded=loaded,
+    )
+
+
+def _may_start(
+    deployment: StreamingDeployment, planned: Plan, context: SensorEvaluationContext, runs: Sequence[SeenRun]
+) -> bool:
+    if callable(deployment.start_when):
+        return bool(deployment.start_when(context))
+    if deployment.start_when == "always":
+        return True
+    since = max((r.ended or r.created for r in runs), default=None)
+    watched = [
+        n.source
+        for n in planned.graph.sources
+        if n.source.boundedness is Boundedness.UNBOUNDED and hasattr(n.source, "files")
+    ]
+    return any(since is None or _arrived(f) > since.timestamp() for source in watched for f in source.files())
+
+
+def _arrived(file: "UPath") -> float:
+    """When a file came to be where it is: one that was moved there keeps the time when it was written."""
+    found = file.stat()
+    return max(float(found.st_mtime), float(getattr(found, "st_ctime", 0)))
+
+
+_RUNNING = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+
+
+def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
+    """A stream that still runs, and whose job this code location does not have any more."""
+    if context.repository_def is None:
+        return None
+    jobs = set(context.repository_def.job_names)
+    running = RunsFilter(statuses=_RUNNING, tags=_of_location(context))
+    found = (record.dagster_run for record in context.instance.get_run_records(running, limit=_LOOK_BACK))
+    return next((run for run in found if LOADED in run.tags and run.job_name not in jobs), None)
+
+
+def _records(context: SensorEvaluationContext, job_name: str, failures: int) -> Sequence[RunRecord]:
+    """The latest runs of a job of this code location; as many as to see so many failures in a row, where they are."""
+    own = RunsFilter(job_name=job_name, tags=_of_location(context))
+    found = page = list(context.instance.get_run_records(own, limit=_LOOK_BACK))
+    while len(page) == _LOOK_BACK and len(found) < failures and all(map(_has_failed, page)):
+        page = list(context.instance.get_run_records(own, limit=_LOOK_BACK, cursor=page[-1].dagster_run.run_id))
+        found = [*found, *page]
+    return found
+
+
+def _has_failed(record: RunRecord) -> bool:
+    return record.dagster_run.status is DagsterRunStatus.FAILURE
+
+
+def _of_location(context: SensorEvaluationContext) -> dict[str, str]:
+    """The tags of this code location's runs: others may have jobs of the same name."""
+    origin, repository = context.code_location_origin, context.repository_name
+    if origin is None or repository is None:
+        return {}
+    return {REPOSITORY_LABEL_TAG: f"{repository}@{origin.location_name}"}
