@@ -23,7 +23,7 @@ from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted, Event
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.taking import take
+from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.graph.plan import Plan
 
 FAR = 4_000_000_000_000

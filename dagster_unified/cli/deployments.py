@@ -18,7 +18,7 @@ from dagster_unified.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-    from dagster_unified.engine.streaming.taking import Then
+    from dagster_unified.engine.streaming.savepoints.request import Then
     from dagster_unified.graph.plan import Plan
     from dagster_unified.orchestration.deployments import StreamingDeployment
 
@@ -141,7 +141,7 @@ def savepoints(pipeline: str, /, *, define: Defines = []) -> int:  # noqa: B006
     define
         Set an option, such as execution.checkpointing.dir.
     """
-    from dagster_unified.engine.streaming.savepoint import savepoints as known
+    from dagster_unified.engine.streaming.savepoints.copy import savepoints as known
 
     for one in known(started(pipeline, define)):
         out().print(one.describe(), highlight=False, soft_wrap=True)
@@ -161,7 +161,7 @@ def restore(pipeline: str, /, *, savepoint: str | None = None, define: Defines =
     define
         Set an option, such as execution.checkpointing.dir.
     """
-    from dagster_unified.engine.streaming.savepoint import restore_stopped
+    from dagster_unified.engine.streaming.savepoints.copy import restore_stopped
 
     chosen = restore_stopped(started(pipeline, define), f"command line, process {os.getpid()}", savepoint)
     out().print(f"went back to {chosen.describe()}", highlight=False, soft_wrap=True)
@@ -187,7 +187,7 @@ def stop_connect_server(port: int, /) -> int:
 
 def _take(name: str, define: list[str], path: str | None, then: Then = "running") -> int:
     from dagster_unified.engine import session
-    from dagster_unified.engine.streaming.taking import take
+    from dagster_unified.engine.streaming.savepoints.request import take
 
     deployment = load_deployment(name)
     directory = started(name, define)

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from dagster_unified.engine.streaming.checkpoint import check_not_drained
 from dagster_unified.engine.streaming.desired import ask
-from dagster_unified.engine.streaming.savepoint import restore_stopped
-from dagster_unified.engine.streaming.saving import without_tables
-from dagster_unified.engine.streaming.taking import Then, take
+from dagster_unified.engine.streaming.savepoints.copy import restore_stopped
+from dagster_unified.engine.streaming.savepoints.export import without_tables
+from dagster_unified.engine.streaming.savepoints.request import Then, take
 from dagster_unified.errors import ConfigurationError, StateError
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of, directory_of

@@ -45,8 +45,8 @@ from dagster_unified.engine.malformed import Diverted, diverting, in_streaming
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import Status, read_desired, read_status, write_status
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.savepoint import interrupted
-from dagster_unified.engine.streaming.saving import INTERVAL
+from dagster_unified.engine.streaming.savepoints.copy import interrupted
+from dagster_unified.engine.streaming.savepoints.schedule import INTERVAL
 from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan, plan

@@ -10,7 +10,7 @@ import pytest
 from dagster_unified.cli import main
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired
-from dagster_unified.engine.streaming.savepoint import savepoints
+from dagster_unified.engine.streaming.savepoints.copy import savepoints
 from dagster_unified.state import Savepoint
 
 COMMAND = str(Path(sys.executable).with_name("dagster-unified"))

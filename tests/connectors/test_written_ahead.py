@@ -26,7 +26,7 @@ from dagster_unified.connectors import DeltaSink, GeneratorSource, SocketSource,
 from dagster_unified.connectors.written_ahead import WrittenAheadSource, _Log, _Receiver
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.savepoint import RESTORING
+from dagster_unified.engine.streaming.savepoints.copy import RESTORING
 from dagster_unified.errors import PipelineError, StageError, StateError, UnsupportedError
 from dagster_unified.records import record_type
 

@@ -13,7 +13,7 @@ from dagster_unified.engine.streaming.atomic import AlternatingFiles
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.desired import ask
-from dagster_unified.engine.streaming.savepoint import save
+from dagster_unified.engine.streaming.savepoints.copy import save
 from dagster_unified.errors import LeaseLostError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 

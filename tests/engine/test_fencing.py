@@ -16,7 +16,7 @@ from upath import UPath
 from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
-from dagster_unified.engine.streaming.savepoint import remove_halves, savepoints
+from dagster_unified.engine.streaming.savepoints.copy import remove_halves, savepoints
 from dagster_unified.errors import ConfigurationError, LeaseLostError
 from tests.depth import examples
 from tests.engine.fenced_writer import Writer, outcome

@@ -6,9 +6,9 @@ import pytest
 
 from dagster_unified.api import Pipeline
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-from dagster_unified.engine.streaming.pause import Pause
-from dagster_unified.engine.streaming.requests import Request
-from dagster_unified.engine.streaming.saving import Saving
+from dagster_unified.engine.streaming.savepoints.pause import Pause
+from dagster_unified.engine.streaming.savepoints.request import Request
+from dagster_unified.engine.streaming.savepoints.schedule import Saving
 from dagster_unified.graph.segments import MAIN
 
 
@@ -91,8 +91,8 @@ class Running:
 def test_no_query_is_held_before_there_is_anything_to_save(tmp_path, monkeypatch):
     """Those behind one that waits for its first record would wait as long."""
     asked = Request("one", 1, 0, "test")
-    monkeypatch.setattr("dagster_unified.engine.streaming.saving.pending", lambda *_: [asked])
-    monkeypatch.setattr("dagster_unified.engine.streaming.saving.LOOK", 0)
+    monkeypatch.setattr("dagster_unified.engine.streaming.savepoints.schedule.pending", lambda *_: [asked])
+    monkeypatch.setattr("dagster_unified.engine.streaming.savepoints.schedule.LOOK", 0)
     pipeline = Pipeline("p")
     pipeline.from_collection([1]).print()
     plan, query, directory = pipeline.plan(), Running(), CheckpointDirectory(str(tmp_path), "p")

@@ -15,11 +15,11 @@ from dagster_unified.api import functions as F
 from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.events import EpochCommitted
-from dagster_unified.engine.streaming import savepoint
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped, savepoints
+from dagster_unified.engine.streaming.savepoints import copy
+from dagster_unified.engine.streaming.savepoints.copy import restore_stopped, save_stopped, savepoints
 from dagster_unified.errors import LeaseLostError, StateError, UnsupportedError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 
@@ -164,7 +164,7 @@ def test_a_savepoint_by_name_and_what_may_not_be(spark, tmp_path, arrive, monkey
     def broken(source, target):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(savepoint, "_copy", broken)
+    monkeypatch.setattr(copy, "_copy", broken)
     with pytest.raises(OSError, match="no space"):
         save_stopped(directory, "test", "by hand")
     assert [s.name for s in savepoints(directory)] == [first.name, second.name]  # half of one is none
@@ -180,7 +180,7 @@ def test_a_savepoint_by_name_and_what_may_not_be(spark, tmp_path, arrive, monkey
     assert restore_stopped(directory, "test", first.name) == first
     assert run(build(tmp_path), spark, tmp_path, 0, drain=True) == "finished"
     assert tables(tmp_path)["upserted"] == [("a", 0, 1), ("b", 5, 2)]
-    assert msgspec.json.decode(msgspec.json.encode(first), type=savepoint.Savepoint) == first
+    assert msgspec.json.decode(msgspec.json.encode(first), type=copy.Savepoint) == first
 
 
 def test_a_first_epoch_without_output_takes_back_what_was_undone(spark, tmp_path, arrive):
@@ -340,7 +340,7 @@ def test_diverted_rows_of_a_source_behind_a_loop_are_of_the_epochs_of_its_own_qu
 
 def taken(directory, whole=True, **how):
     lease = directory.take("test", 20)
-    made = savepoint.begin(directory, "test", lease.check, directory.settled(), **how).complete()
+    made = copy.begin(directory, "test", lease.check, directory.settled(), **how).complete()
     lease.release()
     if whole:
         (directory.path / "savepoints" / made.name / "manifest.json").write_text("{}")
@@ -355,9 +355,9 @@ def test_of_what_an_interval_made_the_last_are_kept_and_what_the_job_started_fro
     directory = CheckpointDirectory(str(tmp_path), "shops")
     deployed(directory)
     start, asked, *others = [taken(directory, periodic=number != 1) for number in range(5)]
-    savepoint.retain(directory, 2, [f"{tmp_path}/elsewhere", f"{directory.path}/savepoints/../savepoints/{start}/"])
+    copy.retain(directory, 2, [f"{tmp_path}/elsewhere", f"{directory.path}/savepoints/../savepoints/{start}/"])
     assert names(directory) == [start, asked, *others[1:]]
-    savepoint.retain(directory, 1, [])
+    copy.retain(directory, 1, [])
     assert names(directory) == [asked, others[-1]]
     assert not (directory.path / "savepoints" / start).exists()
 
@@ -372,7 +372,7 @@ def test_halves_that_a_killed_job_has_left_are_removed(tmp_path):
     )
     (directory.path / "savepoints/g1-20260101T000000-000/spark").mkdir(parents=True)
     (directory.path / "savepoints/of a person").mkdir()
-    savepoint.remove_halves(directory, [])
+    copy.remove_halves(directory, [])
     assert sorted(path.name for path in (directory.path / "savepoints").iterdir()) == [whole, asked, "of a person"]
     assert half not in names(directory)
 

@@ -15,7 +15,7 @@ from dagster_unified.api import functions as F
 from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.taking import take
+from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
 
 pytestmark = pytest.mark.spark

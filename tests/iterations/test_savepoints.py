@@ -31,7 +31,7 @@ from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.state_tables.savepoints import StartingState, described, starting_state
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.taking import take
+from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.state import Savepoint

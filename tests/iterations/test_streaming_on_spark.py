@@ -18,7 +18,7 @@ from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted, InputHeldBack, IterationResumed, RoundCommitted, ignore_events
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.savepoint import restore_stopped, save_stopped
+from dagster_unified.engine.streaming.savepoints.copy import restore_stopped, save_stopped
 from dagster_unified.errors import PipelineError, StateError
 from tests.depth import chance, rotated
 from tests.iterations.killed_stream import POINTS, hopping, options

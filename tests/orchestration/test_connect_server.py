@@ -196,7 +196,7 @@ import os
 import signal
 from pathlib import Path
 
-from dagster_unified.engine.streaming.requests import request
+from dagster_unified.engine.streaming.savepoints.request import request
 from dagster_unified.errors import UserFunctionError
 from tests.orchestration.connect_stream import POISON, Row, add_file, job, queries, read, run_until_killed
 

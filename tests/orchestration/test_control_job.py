@@ -12,7 +12,7 @@ from dagster_unified.engine import events
 from dagster_unified.engine.events import EpochCommitted, SavepointTaken
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired
-from dagster_unified.engine.streaming.savepoint import savepoints
+from dagster_unified.engine.streaming.savepoints.copy import savepoints
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.streaming_sensor import LOADED
 from dagster_unified.state import Savepoint

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 from dagster_unified.engine import session
-from dagster_unified.engine.streaming import portable, savepoint
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import brings_end
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.packed import PackedQuery
+from dagster_unified.engine.streaming.savepoints import copy, export
 from dagster_unified.state import manifest
 from tests.state.killed_run import die, dies_after
 from tests.state.test_draining import Shops
@@ -48,12 +48,12 @@ if __name__ == "__main__":
     elif point == "finished":
         CheckpointDirectory.finish = dies_after(CheckpointDirectory.finish)
     elif point == "tables":
-        portable.write_table = dies_after(portable.write_table, int(calls))
+        export.write_table = dies_after(export.write_table, int(calls))
     elif point == "manifest":
         manifest.commit = die
     elif point == "saved":
         manifest.commit = dies_after(manifest.commit)
     elif point == "recorded":
-        savepoint._complete = dies_after(savepoint._complete)
+        copy._complete = dies_after(copy._complete)
     spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})
     StreamingJob(Shops(spark, Path(folder)).plan("first"), spark, Start("job")).run()

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from dagster_unified.engine import session
-from dagster_unified.engine.streaming import portable, savepoint, saving
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.engine.streaming.savepoints import copy, export, schedule
 from dagster_unified.state import manifest
 from tests.state.killed_run import die, dies_after
 from tests.state.test_taking import Shops
@@ -19,13 +19,13 @@ from tests.state.test_taking import Shops
 if __name__ == "__main__":
     folder, point = sys.argv[1:]
     if point == "copy":
-        savepoint._copy = dies_after(savepoint._copy)
+        copy._copy = dies_after(copy._copy)
     elif point == "tables":
-        portable.write_table = dies_after(portable.write_table)
+        export.write_table = dies_after(export.write_table)
     elif point == "manifest":
         manifest.commit = die
     elif point == "answer":
-        saving.answer = die
+        schedule.answer = die
     elif point == "committed":
         EpochWriter.commit = dies_after(EpochWriter.commit, 2)
     spark = session.start("local[2]", config={"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "2"})

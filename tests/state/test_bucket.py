@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from upath import UPath
 
 from dagster_unified.cli import main, terminal
-from dagster_unified.engine.streaming.savepoint import restore_stopped
+from dagster_unified.engine.streaming.savepoints.copy import restore_stopped
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
 from tests.object_store import (

@@ -25,8 +25,8 @@ from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.draining import Draining
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.query import Query
-from dagster_unified.engine.streaming.savepoint import restore_stopped, savepoints
-from dagster_unified.engine.streaming.taking import take
+from dagster_unified.engine.streaming.savepoints.copy import restore_stopped, savepoints
+from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError, UnifiedError
 from dagster_unified.state import Savepoint
 from tests.state.shops import Sale

@@ -7,8 +7,7 @@ import pytest
 from dagster_unified.api import Pipeline
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
-from dagster_unified.engine.streaming.requests import answer, await_answer, forget, pending, request
-from dagster_unified.engine.streaming.taking import take
+from dagster_unified.engine.streaming.savepoints.request import answer, await_answer, forget, pending, request, take
 from dagster_unified.errors import StateError
 
 

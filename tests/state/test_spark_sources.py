@@ -16,7 +16,7 @@ from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStr
 from dagster_unified.connectors import FileSink, RateSource, StructuredSource
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.taking import take
+from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.state import Savepoint
 from tests.depth import rotated

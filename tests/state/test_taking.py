@@ -26,8 +26,8 @@ from dagster_unified.engine.events import EpochCommitted, PhaseBegun, QueriesSto
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.savepoint import savepoints
-from dagster_unified.engine.streaming.taking import take
+from dagster_unified.engine.streaming.savepoints.copy import savepoints
+from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
 

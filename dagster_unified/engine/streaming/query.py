@@ -28,7 +28,7 @@ from dagster_unified.engine.streaming.control import brings_end
 from dagster_unified.engine.streaming.draining import Draining, End
 from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome, StoppedError
 from dagster_unified.engine.streaming.host import Host
-from dagster_unified.engine.streaming.pause import Brake, Pause
+from dagster_unified.engine.streaming.savepoints.pause import Brake, Pause
 from dagster_unified.engine.streaming.tables import LookupTables
 from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
 from dagster_unified.errors import LeaseLostError, StateError, UnifiedError

@@ -19,11 +19,8 @@ from dagster_unified.engine.events import Observer, SavepointTaken
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, HeldLease
-from dagster_unified.engine.streaming.pause import Brake, Pause
-from dagster_unified.engine.streaming.portable import FrozenCheckpoint, write_tables
 from dagster_unified.engine.streaming.query import Query
-from dagster_unified.engine.streaming.requests import Request, answer, pending
-from dagster_unified.engine.streaming.savepoint import (
+from dagster_unified.engine.streaming.savepoints.copy import (
     Begun,
     Savepoint,
     begin,
@@ -32,7 +29,10 @@ from dagster_unified.engine.streaming.savepoint import (
     save_drained,
     savepoints,
 )
-from dagster_unified.engine.streaming.topology import PackedSpec, queries
+from dagster_unified.engine.streaming.savepoints.export import FrozenCheckpoint, without_tables, write_tables
+from dagster_unified.engine.streaming.savepoints.pause import Brake, Pause
+from dagster_unified.engine.streaming.savepoints.request import Request, answer, pending
+from dagster_unified.engine.streaming.topology import PackedSpec
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN
 from dagster_unified.operators.time import to_span, wall_clock
@@ -46,18 +46,6 @@ LOOK, LOOK_IN_BUCKET = 1.0, 3.0
 
 _SPARE = 2
 """Of the epochs that Spark keeps, those by which a job may not be ahead of one that is being copied."""
-
-
-def without_tables(plan: Plan) -> str:
-    """Why a savepoint of a STREAMING job has no tables; empty where it has."""
-    aggregates = [plan.graph.node(one.aggregate).name for one in queries(plan) if one.aggregate is not None]
-    if not aggregates:
-        return ""
-    option = plan.execution.native_aggregates
-    return (
-        f"only Spark can read the state of the native aggregate '{aggregates[0]}', which"
-        f" state.native-aggregates={option} leaves to it"
-    )
 
 
 @dataclass

@@ -28,11 +28,15 @@ from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.iterations.savepoints import Written, write_iteration
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import stateful, stateful_in_all, write_table
-from dagster_unified.engine.streaming.checkpoint import Deployed, check_sources, last_number
+from dagster_unified.engine.streaming.checkpoint import (
+    Deployed,
+    check_sources,
+    last_number,
+)
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
 from dagster_unified.engine.streaming.relays import write_handed_on
-from dagster_unified.engine.streaming.topology import PackedSpec
+from dagster_unified.engine.streaming.topology import PackedSpec, queries
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
@@ -331,3 +335,15 @@ class _State:
     def _read(self, operator: int) -> DataFrame:
         reader = self.spark.read.format("statestore").option("operatorId", operator).option("stateVarName", "pages")
         return reader.option("batchId", self.epoch).load(self.location)
+
+
+def without_tables(plan: Plan) -> str:
+    """Why a savepoint of a STREAMING job has no tables; empty where it has."""
+    aggregates = [plan.graph.node(one.aggregate).name for one in queries(plan) if one.aggregate is not None]
+    if not aggregates:
+        return ""
+    option = plan.execution.native_aggregates
+    return (
+        f"only Spark can read the state of the native aggregate '{aggregates[0]}', which"
+        f" state.native-aggregates={option} leaves to it"
+    )

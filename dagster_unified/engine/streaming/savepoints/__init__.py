@@ -1,0 +1,1 @@
+"""Savepoints of STREAMING jobs: asked for, copied, exported as tables, and taken by a schedule."""
