@@ -17,6 +17,7 @@ import pytest
 import dagster_unified.api
 import dagster_unified.connectors
 import dagster_unified.testing
+from tests.docs.reference import OUTLINES
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 PUBLIC = (dagster_unified.api, dagster_unified.connectors, dagster_unified.testing)
@@ -73,7 +74,7 @@ def test_what_is_public_has_an_example_or_says_where_there_is_one(name, value):
 
 
 def test_what_is_public_is_on_a_page_of_the_reference():
-    pages = "".join(page.read_text() for page in REFERENCE.parent.glob("*.md"))
+    pages = "".join(outline.read_text() for outline in OUTLINES.iterdir())
     listed = {
         *re.findall(r"^        - (\w+)$", pages, re.MULTILINE),
         *re.findall(r"dagster_unified\.api\.(\w+)", pages),

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified import api
 from dagster_unified.orchestration import unified_definitions
 from tests.depth import SEED, rotated
-from tests.docs.reference import OUTLINES
 from tests.docs.support import PAGES
 from tests.ports import free_port
 
@@ -115,11 +113,6 @@ def test_batch_hands_its_state_to_streaming(spark, run, tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_a_page_that_is_made_from_code_is_up_to_date(page):
     assert page.read_text() == PAGES[page](), "`python -m tests.docs.support` writes it"
-
-
-def test_each_name_of_the_api_is_in_the_reference():
-    outlines = " ".join(outline.read_text() for outline in OUTLINES.iterdir())
-    assert [name for name in api.__all__ if not re.search(rf"\b{name}\b", outlines)] == []
 
 
 def test_the_site_builds_strictly(tmp_path):
