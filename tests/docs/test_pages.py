@@ -25,7 +25,7 @@ ON_SPARK = ("tutorial", "without-dagster", "handover", "write-a-connector")
 EXAMPLES = sorted(
     str(page.relative_to(SITE))
     for page in SITE.rglob("*.md")
-    if BLOCK.search(page.read_text()) and page.stem not in ON_SPARK
+    if BLOCK.search(page.read_text()) and page.stem not in ON_SPARK and page not in PAGES
 )
 MODULES = {"quickstart.md": "shops"}
 """The names under which a page's own examples import its module."""
