@@ -27,7 +27,7 @@ from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.stage import run_partitions
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-from dagster_unified.graph.slices import Slice, TimeRange, bound
+from dagster_unified.graph.slices import Slice, TimeRange
 
 DAYS = 64
 RECORDS = 2_000
@@ -122,7 +122,7 @@ def _run(spark: SparkSession, folder: str, name: str, days: int, together: int, 
             before.key,
         )
         planned = plan(
-            bound(built.graph(), part), Configuration.of({"execution.runtime-mode": "BATCH"}), carry_state=carry
+            built.graph().bounded_to(part), Configuration.of({"execution.runtime-mode": "BATCH"}), carry_state=carry
         )
         return Run(planned, spark, store, name, f"{name} {day}", part.name, carry=carrying if carry else None)
 

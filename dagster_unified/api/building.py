@@ -9,7 +9,7 @@ import copy
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_unified.api.located import caller
@@ -24,11 +24,19 @@ from dagster_unified.operators.functions.iterations import iteration_listeners
 from dagster_unified.records import RecordType, record_type
 
 if TYPE_CHECKING:
-    from dagster_unified.api.stream import Upstream
     from dagster_unified.graph.connectors import Sink
     from dagster_unified.operators.functions.base import OutputTag
 
 N = TypeVar("N", bound=Node)
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Where a stream's records come from, and how they are to travel to the next operator."""
+
+    node: int
+    tag: OutputTag[Any] | None = None
+    partitioning: Partitioning | None = None
 
 
 class GraphBuilder:

@@ -15,9 +15,9 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from dagster_unified.api.building import GraphBuilder
+from dagster_unified.api.building import GraphBuilder, Upstream
 from dagster_unified.api.record_types import type_argument
-from dagster_unified.api.stream import DataStream, KeyedStream, UntypedStream, Upstream
+from dagster_unified.api.stream import DataStream, KeyedStream, UntypedStream
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.connectors import Boundedness

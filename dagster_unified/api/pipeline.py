@@ -96,4 +96,4 @@ class Pipeline(GraphBuilder):
         """
         from dagster_unified.execution.job import Environment, execute
 
-        return execute(self, options, Environment(spark, master, storage), progress)
+        return execute(self.graph(), options, Environment(spark, master, storage), progress)

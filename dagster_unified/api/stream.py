@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 from msgspec import inspect as mi
 
 from dagster_unified.api.broadcast import BroadcastConnectedStream, BroadcastStream, KeyedBroadcastConnectedStream
-from dagster_unified.api.building import GraphBuilder
+from dagster_unified.api.building import GraphBuilder, Upstream
 from dagster_unified.api.connected import (
     CoGroupedStreams,
     ConnectedStreams,
@@ -37,7 +37,7 @@ from dagster_unified.graph import nodes
 from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
 from dagster_unified.graph.expressions import Column, alias_of, columns_read, is_column, makes_column
-from dagster_unified.graph.nodes import Chaining, ExchangeKind, Key, Naming, Node, Partitioning
+from dagster_unified.graph.nodes import Chaining, ExchangeKind, Graph, Key, Naming, Node, Partitioning
 from dagster_unified.operators.checkpointed_batches import OfBatches
 from dagster_unified.operators.functions.base import (
     FilterFunction,
@@ -84,15 +84,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
     from dagster_unified.execution.collecting import CollectedRecords
-
-
-@dataclass(frozen=True)
-class Upstream:
-    """Where a stream's records come from, and how they are to travel to the next operator."""
-
-    node: int
-    tag: OutputTag[Any] | None = None
-    partitioning: Partitioning | None = None
 
 
 @located
@@ -677,7 +668,12 @@ class DataStream(Generic[T]):
         """
         from dagster_unified.execution.collecting import collect
 
-        return collect(self._pipeline, self._upstream, self._records("collected"), options, spark, master)
+        records = self._records("collected")
+
+        def graph_with(sink: Sink[Any]) -> Graph:
+            return self._pipeline.with_sink(self._upstream, sink, records).graph()
+
+        return collect(graph_with, records, options, spark, master)
 
     # Building the graph
 

@@ -11,9 +11,10 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Edge, Key
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.operators.keyed import KeyedOptions
+from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import StreamLayout, key_column
-from dagster_unified.operators.program.spec import BroadcastInput, KeyedInput, Output, Program
+from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.program.spec import BroadcastInput, Output, Program
 from dagster_unified.operators.program.step import Step
 from dagster_unified.records import Decoder, RecordType, decoder
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,15 +14,14 @@ import pyarrow.parquet as pq
 from dagster_unified.connectors.file_sink import FileSink
 from dagster_unified.errors import CancelledError
 from dagster_unified.execution.job import POLL, Environment, JobHandle, execute
+from dagster_unified.graph.connectors import Sink
+from dagster_unified.graph.nodes import Graph
 from dagster_unified.operators.functions.type_variables import T
 from dagster_unified.operators.layout import declared
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from dagster_unified.api.building import GraphBuilder
-    from dagster_unified.api.stream import Upstream
 
 _CHECKPOINTS = "execution.checkpointing.dir"
 
@@ -76,19 +75,18 @@ class CollectedRecords(Generic[T]):
 
 
 def collect(
-    pipeline: GraphBuilder,
-    upstream: tuple[Upstream, ...],
+    graph_with: Callable[[Sink[Any]], Graph],
     records: RecordType,
     options: Mapping[str, Any] | None,
     spark: SparkSession | None,
     master: str,
 ) -> CollectedRecords[Any]:
-    """Runs a pipeline and one sink more, which holds a stream's records until they are read."""
+    """Runs a pipeline with a sink more, which holds the records of a stream until they are read."""
     folder = TemporaryDirectory(prefix="dagster-unified-")
     try:
         sink = FileSink(f"{folder.name}/records", name="collected")
         given = {_CHECKPOINTS: f"{folder.name}/checkpoints", **(options or {})}
-        job = execute(pipeline.with_sink(upstream, sink, records), given, Environment(spark, master), daemon=True)
+        job = execute(graph_with(sink), given, Environment(spark, master), daemon=True)
     except BaseException:
         folder.cleanup()
         raise

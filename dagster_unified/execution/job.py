@@ -36,14 +36,13 @@ from dagster_unified.engine.session import check_java
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import CancelledError, UnifiedError
 from dagster_unified.execution.progress import ShownProgress
+from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.operators.metrics import GaugeRange, Histogram, Metrics, Totals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from dagster_unified.api.building import GraphBuilder
 
 JobStatus = Literal["RUNNING", "FINISHED", "FAILED", "CANCELED"]
 
@@ -341,7 +340,7 @@ def _sum(before: Mapping[str, int], more: Mapping[str, int]) -> Mapping[str, int
 
 
 def execute(
-    pipeline: GraphBuilder,
+    graph: Graph,
     options: Mapping[str, Any] | None,
     environment: Environment,
     progress: bool | None = None,
@@ -349,7 +348,7 @@ def execute(
 ) -> JobHandle:
     """Starts a job in a thread of this process, as `Pipeline.execute` says."""
     configuration = Configuration([Layer("launch", options or {}), *settings.shared_layers()])
-    planned = plan(pipeline.graph(), configuration)
+    planned = plan(graph, configuration)
     console = Console(stderr=True)
     if progress is None:
         progress = console.is_terminal or console.is_jupyter

@@ -9,14 +9,12 @@ import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, Self
+from typing import Generic, Self
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.graph.slices import Dimensions, Slice
 from dagster_unified.operators.functions.type_variables import In, Out
 from dagster_unified.records import RecordType
-
-if TYPE_CHECKING:
-    from dagster_unified.graph.slices import Dimensions, Slice
 
 
 class Boundedness(Enum):

@@ -15,7 +15,7 @@ from dagster_unified.graph.fingerprint import fingerprint_of
 from dagster_unified.graph.lateness import Assigned, assigners, nearest_assigners
 from dagster_unified.graph.memory import kept_by
 from dagster_unified.graph.mode import Execution
-from dagster_unified.graph.nodes import Graph, IterationNode, Node, SinkNode
+from dagster_unified.graph.nodes import BroadcastNode, Graph, IterationNode, Node, SinkNode
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.ttl import StateTtlConfig
 
@@ -28,7 +28,7 @@ def lint(graph: Graph, execution: Execution, carry_state: bool = False) -> tuple
     leaves = (_held_back,) if carry_state or execution.goes_on else ()
     for node in graph.nodes:
         found += _found(_BEFORE, graph, node, execution)
-        found += node.parity(graph)
+        found += node.parity()
         found += _found((*_AFTER, *leaves), graph, node, execution)
         if isinstance(node, IterationNode):
             found += [
@@ -283,6 +283,22 @@ def _kept(node: Node, life: str) -> list[tuple[str, str]]:
     return [("note", f"{what} state is gone then; keep what lasts in state")]
 
 
+def _broadcast(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
+    if not isinstance(node, BroadcastNode):
+        return []
+    if any(graph.node(edge.source).timestamped for edge in graph.broadcast_inputs(node.id)):
+        return []
+    return [
+        (
+            "warning",
+            (
+                f"'{node.name}' gets its broadcast records in no defined order in BATCH, since they have no event"
+                " times; if a later one replaces an earlier, assign timestamps to them"
+            ),
+        )
+    ]
+
+
 def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
     if isinstance(node, SinkNode) or graph.outputs(node.id):
         return []
@@ -292,8 +308,17 @@ def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, s
 _BEFORE: tuple[Rule, ...] = (_counts_updates, _clock, _watermark)
 """What is asked of every operator, before what its node says itself."""
 
-_AFTER: tuple[Rule, ...] = (_late_records, _expiry, _order, _null_key, _left_out, _attributes, _unused)
+_AFTER: tuple[Rule, ...] = (_broadcast, _late_records, _expiry, _order, _null_key, _left_out, _attributes, _unused)
 """The same, after it."""
 
-_IN_BODIES: tuple[Rule, ...] = (_counts_updates, _clock, _watermark, _expiry, _order, _null_key, _attributes_in_body)
+_IN_BODIES: tuple[Rule, ...] = (
+    _broadcast,
+    _counts_updates,
+    _clock,
+    _watermark,
+    _expiry,
+    _order,
+    _null_key,
+    _attributes_in_body,
+)
 """What is asked of the operators of an iteration's body; the iteration answers for their code and their results."""

@@ -164,12 +164,13 @@ def _relay(plan: Plan, port: Port, id_: int, numbers: dict[int, int], target: in
     node, records = plan.graph.node(port.node), plan.graph.port_type(port.node, port.tag)
     assert records is not None
     before = (plan.graph.node(n) for n in sorted(plan.graph.upstream(port.node)))
-    here = tuple(n for n in before if isinstance(n, IterationNode) and numbers[n.id] == numbers[port.node])
+    here = [n for n in before if isinstance(n, IterationNode) and numbers[n.id] == numbers[port.node]]
     return RelayNode(
         id=id_,
         name=f"{node.name} handed on",
         uid=_uid(plan, port, target),
         records=records,
         timestamped=node.timestamped,
-        behind=here,
+        after_iteration=bool(here),
+        waits_for_end=any(not n.takes_input_in_all_rounds for n in here),
     )

@@ -1,17 +1,14 @@
 """The slice of a pipeline's input that one run is for: what a partition is to the graph.
 
-Knows neither Dagster's partitions nor how a source reads less than all of itself: it bounds every source to the slice.
+Knows neither Dagster's partitions nor how a source reads less than all of itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from urllib.parse import quote
-
-from dagster_unified.errors import PipelineError
-from dagster_unified.graph.nodes import Graph, SinkNode
 
 WHOLE = "all"
 """The name under which a run without partitions is stored."""
@@ -64,19 +61,3 @@ class Slice:
     def time(self) -> TimeRange | None:
         """Its range of time, where it has one."""
         return next((value for value in self.dimensions.values() if isinstance(value, TimeRange)), None)
-
-
-def bound(graph: Graph, partition: Slice | Dimensions) -> Graph:
-    """The graph with every source bounded to a partition, or to one of which only the dimensions are known yet.
-
-    Tables of lookups are read whole. Raises `PipelineError` that names the source which cannot be bounded, or the sink
-    which would replace what other partitions have written.
-    """
-    try:
-        for node in graph.nodes:
-            if isinstance(node, SinkNode):
-                node.sink.check_partitioned()
-        bounded = {n.id: replace(n, source=n.source.bounded_to(partition)) for n in graph.sources}
-    except PipelineError as error:
-        raise PipelineError(f"{graph.name}: {error}") from error
-    return replace(graph, nodes=tuple(bounded.get(n.id, n) for n in graph.nodes))

@@ -16,9 +16,8 @@ import pyarrow.compute as pc
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.failures import RAISED, user_failure
-from dagster_unified.operators.keys import decoded, key_groups, key_values
+from dagster_unified.operators.keys import KeyedInput, decoded, key_groups, key_values
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.spec import KeyedInput
 
 SPREAD = 8192
 """How many records go to one key group together, where they have no key and any group will do."""

@@ -11,8 +11,7 @@ from typing import Any, Generic
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function
 from dagster_unified.operators.functions.type_variables import In, Out
-from dagster_unified.operators.keyed import Collector
-from dagster_unified.operators.program.blocks import Block, Consumer
+from dagster_unified.operators.program.blocks import Block, Collector, Consumer
 from dagster_unified.operators.program.step import BlockStep, Place
 from dagster_unified.operators.time import checked_span
 from dagster_unified.records import shorten

@@ -17,10 +17,11 @@ from dagster_unified.operators.deltas import REDUCE, SOLUTION, WORK, DeltaOperat
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import RuntimeContext
 from dagster_unified.operators.functions.deltas import BatchDeltaFunction
-from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions, PageStore
 from dagster_unified.operators.keys import alike
-from dagster_unified.operators.map_batches import checked, in_declared_types
+from dagster_unified.operators.layout import in_declared_types
+from dagster_unified.operators.map_batches import checked
 from dagster_unified.operators.numbers import COLUMNS
+from dagster_unified.operators.operator import KeyedOperator, KeyedOptions, PageStore
 from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.records import shorten

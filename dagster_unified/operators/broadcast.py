@@ -22,9 +22,11 @@ from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function, OutputTag, RuntimeContext, SideOutput, TimerService
 from dagster_unified.operators.functions.keyed import NoKey
 from dagster_unified.operators.functions.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
-from dagster_unified.operators.keyed import Collector, KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.program.blocks import Collector
 from dagster_unified.operators.program.epochs import Emitting
 from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import Declared, KeyedStateBackend

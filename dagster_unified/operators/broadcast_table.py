@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from dagster_unified.operators.broadcast import Broadcasting, BroadcastOperator
 from dagster_unified.operators.functions.base import Function, RuntimeContext
-from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.keyed_batches import KeyedBatchesStep, KeyedBatchOperator, Rows
 from dagster_unified.operators.layout import StreamLayout, declared
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.step import Place
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.arrow_rows import ArrowRows

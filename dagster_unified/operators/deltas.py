@@ -18,9 +18,9 @@ from dagster_unified.operators.combining import CombineColumns
 from dagster_unified.operators.failures import RAISED, placed, user_failure
 from dagster_unified.operators.functions.base import OutputTag, RuntimeContext
 from dagster_unified.operators.functions.deltas import DeltaFunction
-from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions
 from dagster_unified.operators.keys import key_part
 from dagster_unified.operators.layout import ComputedKey, StreamLayout, declared
+from dagster_unified.operators.operator import KeyedOperator, KeyedOptions
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.records import RecordType, shorten

@@ -15,10 +15,11 @@ import pyarrow as pa
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import OutputTag, TimerService
 from dagster_unified.operators.functions.batches import KeyedBatchFunction
-from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.map_batches import checked
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.epochs import Emitting
 from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.time import TimeDomain

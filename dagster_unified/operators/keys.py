@@ -7,10 +7,11 @@ form (`equal_values.py`), and so one hash.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -24,10 +25,18 @@ from dagster_unified.operators.failures import placed
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.records import shorten
 
-if TYPE_CHECKING:
-    from dagster_unified.operators.program.spec import KeyedInput
-
 _encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True)
+class KeyedInput:
+    """How a keyed program's input is keyed: the columns of the key, and how a key's Python value comes from them."""
+
+    columns: tuple[str, ...]
+    python: Any
+    """The key's type as the author knows it."""
+
+    decode: Callable[[Any], Any] | None = None
 
 
 def key_hash(key: Hashable) -> int:

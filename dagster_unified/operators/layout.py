@@ -8,7 +8,7 @@ number.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -135,6 +135,75 @@ def cast(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     """Columns of any origin in their declared types; raises Arrow's errors for values that do not fit."""
     given = zip(columns, schema.types, strict=True)
     return declared([column if same_type(column.type, kind) else column.cast(kind) for column, kind in given], schema)
+
+
+def in_declared_types(
+    result: pa.RecordBatch, schema: pa.Schema, output: RecordType, where: str, what: str = "returned batch"
+) -> pa.RecordBatch:
+    """Columns of a batch in their declared types; raises `RecordTypeError`, in which the batch is called `what`."""
+    same = result.schema.names == schema.names and result.schema.types == schema.types
+    for declared in () if same else schema:
+        given = result.schema.field(declared.name).type
+        if not _keeps_values(given, declared.type):
+            raise RecordTypeError(
+                f"{where}: column '{declared.name}' of the {what} is a {given}, and {output.describe()} has a"
+                f" {declared.type}; cast it in the function, or change the declared type"
+            )
+    try:
+        batch = cast([result.column(name) for name in schema.names], schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise RecordTypeError(f"{where}: the {what} does not fit {output.describe()}: {error}") from error
+    for column, declared in zip(batch.columns, schema, strict=True):
+        if column.null_count and not declared.nullable:
+            raise RecordTypeError(
+                f"{where}: field '{declared.name}' is None in the {what}, and its type does not allow None;"
+                " annotate it as '| None' if it may be missing"
+            )
+    return batch
+
+
+def _keeps_values(given: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether a cast from one column type to another returns equal values, or fails.
+
+    That is so within a family of types.
+    """
+    if pa.types.is_dictionary(given):
+        given = given.value_type
+    if given == declared or pa.types.is_null(given):
+        return True
+    if pa.types.is_floating(declared):
+        return bool(pa.types.is_integer(given) or pa.types.is_floating(given))
+    if pa.types.is_decimal(declared):
+        return bool(pa.types.is_integer(given) or pa.types.is_decimal(given))
+    if pa.types.is_timestamp(declared):
+        return bool(pa.types.is_timestamp(given)) and (declared.tz is not None or given.tz is None)
+    if pa.types.is_list(declared):
+        listed = pa.types.is_list(given) or pa.types.is_large_list(given) or pa.types.is_fixed_size_list(given)
+        return bool(listed) and _keeps_values(given.value_type, declared.value_type)
+    if pa.types.is_struct(declared):
+        named = pa.types.is_struct(given) and [f.name for f in given] == [f.name for f in declared]
+        return named and all(_keeps_values(g.type, d.type) for g, d in zip(given, declared, strict=True))
+    if pa.types.is_map(declared):
+        return (
+            bool(pa.types.is_map(given))
+            and _keeps_values(given.key_type, declared.key_type)
+            and _keeps_values(given.item_type, declared.item_type)
+        )
+    return any(alike(given) and alike(declared) for alike in _FAMILIES)
+
+
+_FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_integer,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind),
+    lambda kind: (
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    ),
+    pa.types.is_duration,
+    pa.types.is_date,
+)
 
 
 _record_type = lru_cache(maxsize=256)(record_type)

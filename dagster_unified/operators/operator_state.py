@@ -23,8 +23,9 @@ from dagster_unified.operators.functions.checkpoints import (
     listeners,
 )
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
-from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.epochs import Emitting
 from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.arrow_list import ArrowListStateDescriptor

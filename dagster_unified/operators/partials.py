@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.functions.base import ReduceFunction
-from dagster_unified.operators.keyed import KeyedOperator, ReduceOperator, ReduceStep, add, greatest, least
+from dagster_unified.operators.keyed import ReduceOperator, ReduceStep, add, greatest, least
 from dagster_unified.operators.keys import key_part
 from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.operator import KeyedOperator
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.step import BlockStep, Place
 from dagster_unified.operators.time import to_datetime

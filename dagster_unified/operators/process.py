@@ -7,8 +7,7 @@ from typing import Any
 
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import NoTimers, OutputTag, ProcessFunction, TimerService
-from dagster_unified.operators.keyed import Collector
-from dagster_unified.operators.program.blocks import Block, Consumer
+from dagster_unified.operators.program.blocks import Block, Collector, Consumer
 from dagster_unified.operators.program.step import BlockStep, Place
 
 

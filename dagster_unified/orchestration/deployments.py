@@ -27,7 +27,7 @@ from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
-from dagster_unified.graph.slices import Slice, bound
+from dagster_unified.graph.slices import Slice
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.checks import Checks
 from dagster_unified.orchestration.janitor import Retention
@@ -253,7 +253,7 @@ class BatchDeployment:
         """Plan one partition or, while none is known, the stages that become assets."""
         graph = self.pipeline.graph()
         if self.partitions is not None:
-            graph = bound(graph, dimensions_of(self.partitions) if slice_ is None else slice_)
+            graph = graph.bounded_to(dimensions_of(self.partitions) if slice_ is None else slice_)
             check_apart(graph, self.partitions, slice_)
         return plan(graph, options, self.carry_state)
 

@@ -16,8 +16,9 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.operators.drivers.group import Group, MemoryStore
 from dagster_unified.operators.drivers.grouped import GroupedOperator
 from dagster_unified.operators.functions.base import FIRST, KeyedProcessFunction, RuntimeContext
-from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics, Registry
+from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.testing.shared import InTheTest
 

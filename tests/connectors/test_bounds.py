@@ -21,7 +21,7 @@ from dagster_unified.connectors.base import MALFORMED
 from dagster_unified.connectors.bounds import PathTemplate, hull, whole_numbers, within
 from dagster_unified.engine.failures import translated
 from dagster_unified.errors import MalformedInputError, PipelineError
-from dagster_unified.graph.slices import Slice, TimeRange, bound
+from dagster_unified.graph.slices import Slice, TimeRange
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
@@ -234,7 +234,7 @@ def test_a_source_that_cannot_be_bounded_is_named():
         PipelineError,
         match=r"p: source 'ticks' \(Spark source rate\) does not say what of it belongs to a partition; name the field",
     ):
-        bound(pipeline.graph(), MAY)
+        pipeline.graph().bounded_to(MAY)
     with pytest.raises(PipelineError, match=r"or write a path template such as /in/\{start:%Y-%m-%d\}\.csv"):
         CsvSource("/in/all.csv", Sale).bounded_to(MAY)
     with pytest.raises(

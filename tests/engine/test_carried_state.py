@@ -37,7 +37,6 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import CarriedStateError, StateError, UnsupportedError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-from dagster_unified.graph.slices import bound
 from dagster_unified.operators.layout import CARRIED
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
@@ -262,7 +261,7 @@ class Days:
         )
         carry = Carrying(before, DAYS[at - 1] if at else "", last=day == self.last)
         return Run(
-            plan(bound(pipeline.graph(), part), Configuration.of(self.options), carry_state=True),
+            plan(pipeline.graph().bounded_to(part), Configuration.of(self.options), carry_state=True),
             self.spark,
             self.store,
             run_id,

@@ -22,7 +22,7 @@ from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import RecordsWait
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-from dagster_unified.graph.slices import Slice, TimeRange, bound
+from dagster_unified.graph.slices import Slice, TimeRange
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.orchestration.metadata import stage_metadata
 from dagster_unified.orchestration.translator import StageTranslator
@@ -115,7 +115,7 @@ def test_a_partition_by_event_time_ends_with_the_watermark_of_its_end(field, bef
             .assign_timestamps_and_watermarks(for_ten.with_timestamp_assigner(assigner))
         )
         events.window_all(TumblingEventTimeWindows.of(timedelta(days=1))).reduce(lambda a, b: b).print()
-    daily = plan(bound(made.graph(), DAY), Configuration.of({}), carry_state=True)
+    daily = plan(made.graph().bounded_to(DAY), Configuration.of({}), carry_state=True)
     for moment, time_at, watermark in ((0, time_before, before), (10 * HOUR, time_after, after)):
         seen = {node.uid: moment for node in daily.graph.assigners}
         assert set(time_at(daily, Metrics(last_event_times=seen)).watermarks.values()) == {

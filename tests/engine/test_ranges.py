@@ -33,7 +33,6 @@ from dagster_unified.engine.events import StageFinished
 from dagster_unified.errors import MalformedInputError, PipelineError, UserFunctionError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-from dagster_unified.graph.slices import bound
 from dagster_unified.orchestration.partitions import slice_of
 from tests.depth import rotated
 
@@ -246,7 +245,7 @@ class Range:
         parts = [slice_of(self.partitions, key) for key in keys]
         return [
             Run(
-                plan(bound(pipeline.graph(), part), options),
+                plan(pipeline.graph().bounded_to(part), options),
                 self.spark,
                 self.store,
                 run_id,

@@ -12,8 +12,9 @@ from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.keyed import KeyedProcessStep
+from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.spec import KeyedInput, Output, Program
+from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.records import record_type
 
 

@@ -146,8 +146,8 @@ def test_the_lint_says_what_depends_on_who_comes_first():
     warnings = [f.message for f in pipeline.plan().findings if f.severity == "warning"]
     assert len(warnings) == 3
     assert "sees every broadcast record before its other records in BATCH" in warnings[0]
-    assert "in no defined order in BATCH, since they have no event times" in warnings[1]
-    assert "apply_to_keyed_state" in warnings[2]
+    assert "apply_to_keyed_state" in warnings[1]
+    assert "in no defined order in BATCH, since they have no event times" in warnings[2]
 
 
 class Wrong(Flag):

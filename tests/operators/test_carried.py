@@ -14,9 +14,10 @@ from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
+from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
-from dagster_unified.operators.program.spec import CarryOver, KeyedInput, Output, Program
+from dagster_unified.operators.program.spec import CarryOver, Output, Program
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 

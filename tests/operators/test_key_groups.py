@@ -28,10 +28,11 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import StateError
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
-from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessStep, ReduceStep
-from dagster_unified.operators.keys import key_hash
+from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
+from dagster_unified.operators.keys import KeyedInput, key_hash
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.spec import KeyedInput, Output, Program
+from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.state.pages import BYTES_PER_PAGE, KEYS_PER_PAGE, decode_page, encode_page
 from dagster_unified.records import record_type
 

@@ -22,7 +22,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
-from dagster_unified.operators.keyed import Collector
+from dagster_unified.operators.program.blocks import Collector
 from dagster_unified.records import record_type
 from dagster_unified.testing import OneInputHarness, assert_same_in_both_modes, run_pipeline
 

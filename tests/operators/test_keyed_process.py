@@ -19,7 +19,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.errors import PipelineError, UserFunctionError
-from dagster_unified.operators.keyed import KeyedOptions
+from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.testing import KeyedHarness, ManualClock, run_pipeline
 
 

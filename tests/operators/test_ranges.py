@@ -13,8 +13,9 @@ from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.ranges import run_range
 from dagster_unified.operators.keyed import KeyedProcessStep
+from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PARTITION_INDEX, StreamLayout
-from dagster_unified.operators.program.spec import CarryOver, KeyedInput, Output, Program
+from dagster_unified.operators.program.spec import CarryOver, Output, Program
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 

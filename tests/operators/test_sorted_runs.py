@@ -13,10 +13,11 @@ from dagster_unified.api import Pipeline
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
-from dagster_unified.operators.keyed import KeyedOptions, ReduceStep
-from dagster_unified.operators.keys import key_groups, sorted_runs
+from dagster_unified.operators.keyed import ReduceStep
+from dagster_unified.operators.keys import KeyedInput, key_groups, sorted_runs
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.spec import KeyedInput, Output, Program
+from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 

@@ -37,8 +37,9 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError, UserFunctionError
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
-from dagster_unified.operators.keyed import KeyedOptions
-from dagster_unified.operators.program.spec import KeyedInput, Output, Program
+from dagster_unified.operators.keys import KeyedInput
+from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.state.pages import decode_index
 from dagster_unified.operators.windows.assigners import SlidingEventTimeWindows as Sliding
 from dagster_unified.operators.windows.spec import Windowing

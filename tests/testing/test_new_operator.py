@@ -51,7 +51,7 @@ class SampleNode(Node):
     def describe(self):
         return f"one record in {self.every}"
 
-    def parity(self, graph):
+    def parity(self):
         return [self.note("sample", "keeps a record by its text; round what the modes may compute differently")]
 
 

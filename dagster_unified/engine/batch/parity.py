@@ -17,7 +17,7 @@ from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-from dagster_unified.graph.slices import Slice, bound
+from dagster_unified.graph.slices import Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,7 @@ def batch_tables(
         nodes[node.id], sinks[node.name] = replace(node, sink=moved), (moved, graph.written_to(node.id))
     moved_graph = replace(graph, nodes=tuple(nodes))
     planned = plan(
-        moved_graph if partition is None else bound(moved_graph, partition),
+        moved_graph if partition is None else moved_graph.bounded_to(partition),
         Configuration.of({**options, "execution.runtime-mode": "BATCH"}),
     )
     run_all(Run(planned, spark, IntermediateStore(f"{folder}/intermediates"), "parity", "parity"))

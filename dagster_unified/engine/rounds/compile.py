@@ -20,8 +20,8 @@ from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.addresses import Address, Anywhere, ByKey, ByPartitioner
 from dagster_unified.operators.functions.iterations import hears_of_epochs
-from dagster_unified.operators.keyed import KeyedOptions
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
+from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.rounds.spec import (
     GROUPS_PER_SUBTASK,

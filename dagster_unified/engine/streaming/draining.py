@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from enum import Enum
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dagster_unified.connectors import listing, written_ahead
 from dagster_unified.engine.streaming.arrived import Arrived
@@ -18,8 +18,7 @@ from dagster_unified.engine.streaming.checkpoint import last_number
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-    from dagster_unified.engine.streaming.query import Query
+    from upath import UPath
 
 _POLL = 0.05
 """Seconds after which a query that is drained is looked at again."""
@@ -35,10 +34,25 @@ class End(Enum):
     """Where its input ends: all timers fire."""
 
 
+class Drained(Protocol):
+    """A query (`query.Query`), as far as draining asks it."""
+
+    name: str
+    folder: UPath
+
+    @property
+    def has_end(self) -> bool: ...
+    @property
+    def over(self) -> bool: ...
+    def send_end(self) -> bool: ...
+    def has_read_handed(self) -> Callable[[], bool]: ...
+    def lets_wait(self) -> bool: ...
+
+
 class Draining(Thread):
     """Drains one query. It goes on until the query has come to its end, or has stopped."""
 
-    def __init__(self, query: Query, running: StreamingQuery, end: End, bounded: bool) -> None:
+    def __init__(self, query: Drained, running: StreamingQuery, end: End, bounded: bool) -> None:
         """`bounded` says that the query's sources end, so that it will have nothing to do."""
         super().__init__(daemon=True, name=f"drain {query.name}")
         self.end = end

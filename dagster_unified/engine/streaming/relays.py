@@ -297,7 +297,7 @@ class RelaysInEpoch:
         """Hands on what was written."""
         circulates, event = self.circulates(), self.relays.event_of(self.epoch)
         for node, parcels in self._written:
-            waits = node.waits_for_end or (circulates and bool(node.behind))
+            waits = node.waits_for_end or (circulates and node.after_iteration)
             self.relays.commit(node, self.epoch, parcels, event, waits, self.subtasks, self.check)
 
 

@@ -12,7 +12,6 @@ from dagster_unified.operators.layout import ComputedKey
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
-    from dagster_unified.graph.nodes.graph import Graph
     from dagster_unified.operators.program.step import Step
 
 
@@ -272,7 +271,7 @@ class Node:
         """Where its columns come from, if its input's come from `before`; None where that is not known."""
         return before if self.keeps_records else None
 
-    def parity(self, graph: Graph) -> list[Finding]:
+    def parity(self) -> list[Finding]:
         """How its result differs by mode, beyond what the lint finds out for all operators."""
         return []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_unified.graph.code import classes_used, reads_watermark
 from dagster_unified.graph.findings import Finding
@@ -20,9 +20,6 @@ from dagster_unified.operators.map_batches import BroadcastBatchesStep, MapBatch
 from dagster_unified.operators.process import ProcessStep
 from dagster_unified.operators.stateless import AssignTimestampsStep, FilterStep, FlatMapStep, MapStep
 from dagster_unified.operators.watermarks import Supplier
-
-if TYPE_CHECKING:
-    from dagster_unified.graph.nodes.graph import Graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,7 +96,7 @@ class AssignTimestampsNode(Node):
         group = f", aligned in '{self.watermark_group}' within {self.max_drift_ms} ms" if self.watermark_group else ""
         return f"event time, out of order by up to {bound} ms{group}"
 
-    def parity(self, graph: Graph) -> list[Finding]:
+    def parity(self) -> list[Finding]:
         found = []
         if isinstance(self.assigner, IngestionTimeAssigner):
             what = "takes event times from the clock, so that windows and timers depend on when it runs"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeAlias
 
+from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes.base import ExchangeKind, Node, Partitioning
 from dagster_unified.graph.nodes.functions import AssignTimestampsNode
 from dagster_unified.graph.nodes.relays import RelayedNode, RelayNode
 from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
+from dagster_unified.graph.slices import Dimensions, Slice
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.records import UNITED, RecordType
 
@@ -70,6 +72,20 @@ class Graph:
     def readers(self) -> list[ReadingNode]:
         """The operators that read a source: its sources, and lookups."""
         return [n for n in self.nodes if isinstance(n, ReadingNode)]
+
+    def bounded_to(self, partition: Slice | Dimensions) -> Self:
+        """The graph with every source bounded to a partition, or to one of which only the dimensions are known yet.
+
+        Tables of lookups are read whole. Raises `PipelineError` that names the source which cannot be bounded, or the
+        sink which would replace what other partitions have written.
+        """
+        try:
+            for sink in self.sinks:
+                sink.sink.check_partitioned()
+            bounded = {n.id: replace(n, source=n.source.bounded_to(partition)) for n in self.sources}
+        except PipelineError as error:
+            raise PipelineError(f"{self.name}: {error}") from error
+        return replace(self, nodes=tuple(bounded.get(n.id, n) for n in self.nodes))
 
     def node(self, node_id: int) -> Node:
         """The node with this id."""

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.nodes.base import Chaining, Node
+from dagster_unified.graph.nodes.graph import Graph
 from dagster_unified.graph.parts import edge_parts, own_parts
 from dagster_unified.operators.layout import StreamLayout
-
-if TYPE_CHECKING:
-    from dagster_unified.graph.nodes.graph import Graph
 
 T = TypeVar("T")
 
@@ -161,9 +159,9 @@ class IterationNode(Node):
     def state(self) -> list[dict[str, str]]:
         return [{**state, "name": f"{n.name}.{state['name']}"} for n in self.body.nodes for state in n.state()]
 
-    def parity(self, graph: Graph) -> list[Finding]:
+    def parity(self) -> list[Finding]:
         """What the operators of the body say, which run in both modes round by round."""
-        found = [replace(found, node=self.id) for node in self.body.nodes for found in node.parity(self.body)]
+        found = [replace(found, node=self.id) for node in self.body.nodes for found in node.parity()]
         if self.staleness:
             late = "has records that come late, and which do depends on the number of its subtasks"
             found.append(self.note("staleness", f"{late}; make its result independent of that, or set its parallelism"))

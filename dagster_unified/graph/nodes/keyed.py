@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from dagster_unified.graph.code import names_used, reads_watermark
 from dagster_unified.graph.findings import Finding
@@ -21,9 +21,6 @@ from dagster_unified.operators.program.step import Step
 from dagster_unified.operators.windows import Firing
 from dagster_unified.operators.windows.spec import CONTENTS
 from dagster_unified.operators.windows.step import WindowStep
-
-if TYPE_CHECKING:
-    from dagster_unified.graph.nodes.graph import Graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,7 +78,7 @@ class BroadcastNode(KeyedProcessNode):
         own = [state for state in super().state() if state["name"] not in broadcast]
         return [{"name": d.name, "kind": "broadcast"} for d in self.function.descriptors] + own
 
-    def parity(self, graph: Graph) -> list[Finding]:
+    def parity(self) -> list[Finding]:
         found = [
             self.warning(
                 "broadcast",
@@ -89,14 +86,6 @@ class BroadcastNode(KeyedProcessNode):
                 " before; make its result independent of that, or join with an interval",
             )
         ]
-        if not any(graph.node(e.source).timestamped for e in graph.broadcast_inputs(self.id)):
-            found.append(
-                self.warning(
-                    "broadcast",
-                    "gets its broadcast records in no defined order in BATCH, since they have no event times; if a"
-                    " later one replaces an earlier, assign timestamps to them",
-                )
-            )
         if "apply_to_keyed_state" in names_used(self.function):
             found.append(
                 self.warning(
@@ -137,7 +126,7 @@ class CheckpointedNode(KeyedProcessNode):
     def state(self) -> list[dict[str, str]]:
         return declared_lists(self.function)
 
-    def parity(self, graph: Graph) -> list[Finding]:
+    def parity(self) -> list[Finding]:
         return [
             self.warning(
                 "operator-state",
@@ -166,7 +155,7 @@ class WindowNode(KeyedProcessNode):
     def state(self) -> list[dict[str, str]]:
         return [{"name": CONTENTS, "kind": "map"}]
 
-    def parity(self, graph: Graph) -> list[Finding]:
+    def parity(self) -> list[Finding]:
         spec, found = self.function, []
         firing, assigner = spec.trigger.firing, spec.assigner
         if firing is Firing.UNDECLARED:
@@ -249,7 +238,7 @@ class ReduceNode(KeyedNode):
     def lineage(self, before: Lineage) -> Lineage | None:
         return None if self.rolling is None else before
 
-    def parity(self, graph: Graph) -> list[Finding]:
+    def parity(self) -> list[Finding]:
         if self.rolling is None or self.records is None:
             return []
         kind, field = self.rolling

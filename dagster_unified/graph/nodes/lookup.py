@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.nodes.base import Lineage
 from dagster_unified.graph.nodes.native import NativeNode
 from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode
-
-if TYPE_CHECKING:
-    from dagster_unified.graph.nodes.graph import Graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +36,7 @@ class LookupNode(NativeNode, ReadingNode):
     def lineage(self, before: Lineage) -> Lineage | None:
         return None
 
-    def parity(self, graph: Graph) -> list[Finding]:
+    def parity(self) -> list[Finding]:
         return [
             self.note(
                 "lookup",

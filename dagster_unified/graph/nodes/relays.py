@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_unified.graph.nodes.base import Node
-from dagster_unified.graph.nodes.iteration import IterationNode
 from dagster_unified.graph.nodes.sources_and_sinks import SourceNode
 
 
@@ -17,16 +16,14 @@ from dagster_unified.graph.nodes.sources_and_sinks import SourceNode
 class RelayNode(Node):
     """Where a stream leaves a query. It is told the time, which it hands on with the records."""
 
-    behind: tuple[IterationNode, ...]
-    """The iterations of its query that come before it."""
+    after_iteration: bool
+    """Whether an iteration of its query comes before it."""
+
+    waits_for_end: bool
+    """Whether records may come at the end of the input whose event time has long been passed."""
 
     keeps_records = True
     has_timers = True
-
-    @property
-    def waits_for_end(self) -> bool:
-        """Whether records may come at the end of the input whose event time has long been passed."""
-        return any(not node.takes_input_in_all_rounds for node in self.behind)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_unified.graph.connectors import Sink, Source
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.nodes.base import Node
-
-if TYPE_CHECKING:
-    from dagster_unified.graph.nodes.graph import Graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +40,7 @@ class SourceNode(ReadingNode):
         shared = ", all of it in every partition" if self.source.in_every_partition else ""
         return f"{self.source.describe()}, {self.source.boundedness.value}{shared}"
 
-    def parity(self, graph: Graph) -> list[Finding]:
+    def parity(self) -> list[Finding]:
         if not self.source.in_every_partition:
             return []
         return [

@@ -12,7 +12,7 @@ from typing import Any
 
 from dagster_unified.operators.drivers.group import Group, GroupStore
 from dagster_unified.operators.functions.iterations import IterationListener
-from dagster_unified.operators.keyed import KeyedOperator
+from dagster_unified.operators.operator import KeyedOperator
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Columns, Content, PageCodec
 from dagster_unified.operators.state.value import ValueStateDescriptor

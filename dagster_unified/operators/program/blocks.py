@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.failures import placed
+from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.records import Copy, RecordType
 
 
@@ -88,3 +89,90 @@ def encoded(block: Block, kind: RecordType, where: str) -> pa.RecordBatch:
         return block.batch(kind)
     except RecordTypeError as error:
         raise RecordTypeError(f"{where}: {error}") from error
+
+
+class Collector:
+    """Collects what an operator emits, main output and side outputs apart, until its driver takes it.
+
+    Records that can change are copied: the function may change them, or the state that they are, before they go on.
+    """
+
+    def __init__(self, copies: Copies | None = None) -> None:
+        self._copies = copies or {}
+        self._copy = self._copies.get(None)
+        self.records: list[Any] = []
+        self.timestamps: list[int | None] = []
+        self.side: dict[str, tuple[list[Any], list[int | None]]] = {}
+        self.batches: dict[str | None, list[tuple[pa.RecordBatch, Sequence[int | None] | None]]] = {}
+        """What is emitted as Arrow, with its event times, by the tag of its side output; None for the main output."""
+
+        self.types: dict[str | None, RecordType] = {}
+        self.rows = 0
+        """How many rows the batches have."""
+
+    def emit_all(self, emitted: Iterable[Any] | None, timestamp: int | None) -> None:
+        """Takes what a process function returned or yields."""
+        if emitted is None:
+            return
+        copy = self._copy
+        for record in emitted:
+            if type(record) is tuple and len(record) == 2 and isinstance(record[0], OutputTag):
+                self.emit_side(record[0], record[1], timestamp)
+            else:
+                self.records.append(record if copy is None else copy(record))
+                self.timestamps.append(timestamp)
+
+    def emit(self, record: Any, timestamp: int | None) -> None:
+        """Takes one record for the main output."""
+        self.records.append(record if self._copy is None else self._copy(record))
+        self.timestamps.append(timestamp)
+
+    def emit_records(self, records: Iterable[Any]) -> None:
+        """Takes records for the main output, without their timestamps."""
+        self.records += records if self._copy is None else map(self._copy, records)
+
+    def emit_side(self, tag: OutputTag[Any], record: Any, timestamp: int | None) -> None:
+        """Takes one record for a side output."""
+        copy = self._copies.get(tag.name)
+        records, timestamps = self.side.setdefault(tag.name, ([], []))
+        records.append(record if copy is None else copy(record))
+        timestamps.append(timestamp)
+
+    def emit_batch(
+        self,
+        tag: str | None,
+        batch: pa.RecordBatch,
+        records: RecordType,
+        timestamps: Sequence[int | None] | None = None,
+    ) -> None:
+        """Takes a batch of records of this type, for a side output or the main one."""
+        if not batch.num_rows:
+            return
+        self.batches.setdefault(tag, []).append((batch, timestamps))
+        self.types[tag] = records
+        self.rows += batch.num_rows
+
+    def blocks(self) -> Iterator[tuple[str | None, Block]]:
+        """What was collected: the main output's, and each side output's with its tag."""
+        yield None, Block(self.records, None, self.timestamps, None)
+        for tag, (records, times) in self.side.items():
+            yield tag, Block(records, None, times, None)
+        for tag_or_main, given in self.batches.items():
+            whole = pa.concat_batches([batch for batch, _ in given])
+            timestamps: list[int | None] | None = None
+            if any(own is not None for _, own in given):
+                timestamps = [moment for batch, own in given for moment in own or [None] * batch.num_rows]
+            yield tag_or_main, Block(None, whole, timestamps, self.types[tag_or_main])
+
+    def take(self, other: Collector) -> None:
+        """Takes all that another one collected."""
+        self.records += other.records
+        self.timestamps += other.timestamps
+        for name, (records, timestamps) in other.side.items():
+            mine = self.side.setdefault(name, ([], []))
+            mine[0].extend(records)
+            mine[1].extend(timestamps)
+        for tag, batches in other.batches.items():
+            self.batches.setdefault(tag, []).extend(batches)
+        self.types |= other.types
+        self.rows += other.rows

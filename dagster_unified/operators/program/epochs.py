@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext
+from dagster_unified.operators.program.blocks import Collector
 from dagster_unified.records import shorten
-
-if TYPE_CHECKING:
-    from dagster_unified.operators.keyed import Collector
 
 
 class Emitting(EpochContext, EpochCollector[Any]):

@@ -19,10 +19,10 @@ from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.failures import RAISED, computed_from, placed, user_failure
 from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
 from dagster_unified.operators.functions.iterations import IterationListener, hears_of_epochs, iteration_listeners
-from dagster_unified.operators.keyed import Collector, KeyedOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
 from dagster_unified.operators.metrics import Metrics, Registry
-from dagster_unified.operators.program.blocks import Block, Consumer, Copies, encoded
+from dagster_unified.operators.operator import KeyedOperator
+from dagster_unified.operators.program.blocks import Block, Collector, Consumer, Copies, encoded
 from dagster_unified.operators.program.closing import Closing, close_each
 from dagster_unified.operators.program.epochs import Emitting, tell
 from dagster_unified.operators.program.fusion import Clause, FusedChain, fuse

@@ -5,12 +5,11 @@ Knows no driver and no engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from dagster_unified.operators.keyed import KeyedOptions
+from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import CARRIED, StreamLayout
+from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.step import Step
 
 
@@ -21,17 +20,6 @@ class Output:
     step: int
     layout: StreamLayout
     tag: str | None = None
-
-
-@dataclass(frozen=True)
-class KeyedInput:
-    """How a keyed program's input is keyed: the columns of the key, and how a key's Python value comes from them."""
-
-    columns: tuple[str, ...]
-    python: Any
-    """The key's type as the author knows it."""
-
-    decode: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)

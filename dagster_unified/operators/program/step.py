@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,14 +16,12 @@ from dagster_unified.operators.functions.base import Function, RuntimeContext
 from dagster_unified.operators.functions.checkpoints import CheckpointListener, listeners
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.operator import KeyedOperator, KeyedOptions
 from dagster_unified.operators.program.blocks import Block, Consumer, Copies
 from dagster_unified.operators.program.fusion import Clause
+from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.watermarks import Generated, Kept
 from dagster_unified.records import Copy, RecordType
-
-if TYPE_CHECKING:
-    from dagster_unified.operators.keyed import KeyedOperator, KeyedOptions
-    from dagster_unified.operators.state.backend import KeyedStateBackend
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from dagster_unified.operators.functions.type_variables import IN, OUT, A
+from dagster_unified.operators.functions.type_variables import IN, OUT, A, In, Out
 from dagster_unified.operators.state.backend import StateBackend
 from dagster_unified.operators.state.descriptors import OneTypeDescriptor
 from dagster_unified.operators.state.handles import State
@@ -14,7 +14,14 @@ from dagster_unified.operators.state.ttl import StateTtlConfig
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
-    from dagster_unified.operators.functions.base import AggregateFunction
+
+class Aggregate(Protocol[In, A, Out]):
+    """An `AggregateFunction`, as far as state calls it."""
+
+    def create_accumulator(self) -> A: ...
+    def add(self, value: In, accumulator: A, /) -> A: ...
+    def get_result(self, accumulator: A, /) -> Out: ...
+    def merge(self, a: A, b: A, /) -> A: ...
 
 
 class AggregatingState(State, Generic[IN, OUT]):
@@ -75,7 +82,7 @@ class AggregatingStateDescriptor(OneTypeDescriptor[AggregatingState[IN, OUT]], G
     def __init__(
         self,
         name: str,
-        aggregate_function: AggregateFunction[IN, A, OUT],
+        aggregate_function: Aggregate[IN, A, OUT],
         type: TypeForm[A],  # noqa: A002
         ttl: StateTtlConfig | None = None,
     ) -> None:

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from dagster_unified.errors import PipelineError, StateError
 from dagster_unified.operators.functions.type_variables import T, V
-from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.map_batches import in_declared_types
+from dagster_unified.operators.layout import StreamLayout, in_declared_types
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.arrow_rows import ArrowRows
 from dagster_unified.operators.state.backend import StateBackend

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from msgspec import inspect as mi
 from msgspec import msgpack
@@ -22,12 +22,9 @@ from msgspec import msgpack
 from dagster_unified.errors import PipelineError, StateError
 from dagster_unified.operators.equal_values import OF_ONE_FORM, has_nan
 from dagster_unified.operators.functions.type_variables import R
+from dagster_unified.operators.state.descriptors import StateDescriptor, StateHandle
 from dagster_unified.records import shorten, type_name
 from dagster_unified.values import Fit, Misfit, UnfitError, fit_of, python_of
-
-if TYPE_CHECKING:
-    from dagster_unified.operators.state.descriptors import StateDescriptor
-    from dagster_unified.operators.state.handles import State
 
 
 def _through_msgpack(info: mi.Type, values: list[Any]) -> list[Any]:
@@ -117,7 +114,7 @@ class StateBackend(ABC):
         """`expires` says whether an entry with a time to live does; when it was renewed is noted also if none does."""
         self.now, self.expires = now, expires
         self.descriptors: dict[str, StateDescriptor[Any]] = {}
-        self._handles: dict[str, State] = {}
+        self._handles: dict[str, StateHandle] = {}
 
     @abstractmethod
     def normal(self, declared: Declared, value: Any) -> Any:
@@ -274,7 +271,7 @@ class KeyedStateBackend(StateBackend):
 
     def forget_expired(self, states: Iterable[dict[str, Any]]) -> None:
         """Removes what has expired of some keys' states."""
-        timed: list[State] = [self.bind(d) for d in list(self.descriptors.values()) if d.ttl is not None]
+        timed: list[StateHandle] = [self.bind(d) for d in list(self.descriptors.values()) if d.ttl is not None]
         if timed:
             for state in states:
                 self.current = state

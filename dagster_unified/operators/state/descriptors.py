@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, get_args, get_origin
 
 from msgspec import inspect as mi
 
@@ -15,7 +15,17 @@ from dagster_unified.records import instead_of_model, is_model, shorten, type_na
 
 if TYPE_CHECKING:
     from dagster_unified.operators.state.chunks import Chunked
-    from dagster_unified.operators.state.handles import State
+
+
+class StateHandle(Protocol):
+    """Reads and writes one state of the current key: a `State` (`handles.py`)."""
+
+    def __init__(self, backend: Any, descriptor: Any) -> None: ...
+
+    @property
+    def descriptor(self) -> StateDescriptor[Any]: ...
+
+    def forget_expired(self) -> None: ...
 
 
 class StateDescriptor(Generic[R]):
@@ -28,7 +38,7 @@ class StateDescriptor(Generic[R]):
     kind: ClassVar[str]
     """What messages and plans call it: `value`."""
 
-    handle_type: ClassVar[type[State]]
+    handle_type: ClassVar[type[StateHandle]]
 
     chunks: ClassVar[type[Chunked] | None] = None
     """What holds the entries of one key once they are many, where a state has many entries."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.state.backend import Declared, StateBackend
+from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.ttl import StateVisibility, UpdateType
 from dagster_unified.operators.time import to_span
-
-if TYPE_CHECKING:
-    from dagster_unified.operators.state.descriptors import StateDescriptor
-
 
 _NOTHING = object()
 """In the place of a value where none is held, since None may be one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from dagster_unified.operators.functions.type_variables import T, V
 from dagster_unified.operators.state.backend import StateBackend
@@ -14,7 +14,11 @@ from dagster_unified.operators.state.ttl import StateTtlConfig
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
-    from dagster_unified.operators.functions.base import ReduceFunction
+
+class Reduce(Protocol[T]):
+    """A `ReduceFunction`, as far as state calls it."""
+
+    def reduce(self, value1: T, value2: T, /) -> T: ...
 
 
 class ReducingState(State, Generic[T]):
@@ -63,7 +67,7 @@ class ReducingStateDescriptor(OneTypeDescriptor[ReducingState[V]], Generic[V]):
     def __init__(
         self,
         name: str,
-        reduce_function: Callable[[V, V], V] | ReduceFunction[V],
+        reduce_function: Callable[[V, V], V] | Reduce[V],
         type: TypeForm[V],  # noqa: A002
         ttl: StateTtlConfig | None = None,
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.functions.base import OutputTag, RuntimeContext
@@ -14,17 +14,14 @@ from dagster_unified.operators.time import TimeDomain
 from dagster_unified.operators.timers import timer_time
 from dagster_unified.operators.windows.context import WindowAssignerContext
 from dagster_unified.operators.windows.functions import ProcessWindowFunction
-from dagster_unified.operators.windows.scope import WindowScope
+from dagster_unified.operators.windows.scope import WindowingOperator, WindowScope
 from dagster_unified.operators.windows.triggers import OnMergeContext
-
-if TYPE_CHECKING:
-    from dagster_unified.operators.windows.operator import WindowOperator
 
 
 class OperatorAssignerContext(WindowAssignerContext):
     """The clock, and the state of the current key."""
 
-    def __init__(self, operator: WindowOperator, runtime_context: RuntimeContext) -> None:
+    def __init__(self, operator: WindowingOperator, runtime_context: RuntimeContext) -> None:
         self._operator, self._runtime_context = operator, runtime_context
 
     def get_current_processing_time(self) -> int:
@@ -37,7 +34,7 @@ class OperatorAssignerContext(WindowAssignerContext):
 class OperatorTriggerContext(OnMergeContext):
     """Time, timers and state of the current key and one window."""
 
-    def __init__(self, operator: WindowOperator) -> None:
+    def __init__(self, operator: WindowingOperator) -> None:
         self._operator = operator
         self._scope = WindowScope(operator, operator.spec.assigner.window_type, "trigger")
         self._merged: Sequence[Any] = ()
@@ -91,7 +88,7 @@ class OperatorTriggerContext(OnMergeContext):
 class OperatorFunctionContext(ProcessWindowFunction.Context[Any]):
     """Time, state and side outputs of the current key and one window."""
 
-    def __init__(self, operator: WindowOperator) -> None:
+    def __init__(self, operator: WindowingOperator) -> None:
         self._operator = operator
         self._scope = WindowScope(operator, operator.spec.assigner.window_type, "window")
         self._of_window, self._of_key = BackendStore(self._scope), BackendStore(operator.state)

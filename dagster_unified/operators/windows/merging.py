@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.windows.assigners import MergingWindowAssigner
-
-if TYPE_CHECKING:
-    from dagster_unified.operators.windows.operator import WindowOperator
+from dagster_unified.operators.windows.scope import WindowingOperator
 
 
 class MergingWindows:
     """The windows of the current key in order, where they merge."""
 
-    def __init__(self, operator: WindowOperator, assigner: MergingWindowAssigner[Any, Any]) -> None:
+    def __init__(self, operator: WindowingOperator, assigner: MergingWindowAssigner[Any, Any]) -> None:
         self._operator, self._assigner = operator, assigner
         self._touch = type(assigner).merge_windows is MergingWindowAssigner.merge_windows
         """Whether windows are one as soon as they touch."""

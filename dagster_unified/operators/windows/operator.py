@@ -13,13 +13,15 @@ from typing import Any
 
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import RuntimeContext
-from dagster_unified.operators.keyed import KeyedOptions, KeyedProcessOperator
+from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, TimeDomain
 from dagster_unified.operators.windows.assigners import MergingWindowAssigner
 from dagster_unified.operators.windows.contents import Evicted, contents_of
+from dagster_unified.operators.windows.context import WindowAssignerContext
 from dagster_unified.operators.windows.contexts import (
     OperatorAssignerContext,
     OperatorFunctionContext,
@@ -36,7 +38,7 @@ from dagster_unified.records import Copy
 class WindowOperator(KeyedProcessOperator):
     """Runs a `Windowing`."""
 
-    assigning: OperatorAssignerContext
+    assigning: WindowAssignerContext
     """What the assigner is given."""
 
     def __init__(
@@ -65,7 +67,7 @@ class WindowOperator(KeyedProcessOperator):
         assigner = spec.assigner
         self.merging = MergingWindows(self, assigner) if isinstance(assigner, MergingWindowAssigner) else None
         self._by_event_time = assigner.is_event_time
-        self._strategy = strategy_of(self)
+        self._strategy = strategy_of(self, self.triggers, self.merging)
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         runtime_context = context(self.state)

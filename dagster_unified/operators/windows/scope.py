@@ -1,21 +1,56 @@
-"""State of one window: what handles of window and trigger state read and write."""
+"""The window operator as its parts see it, and the state of one window, which window and trigger state use."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from dagster_unified.operators.keyed import KeyedOperator
-from dagster_unified.operators.state.backend import Declared, StateBackend
+from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.program.blocks import Collector
+from dagster_unified.operators.state.backend import Declared, KeyedStateBackend, StateBackend
 from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.state.row_columns import RowsByKeyColumn, RowsColumn
+from dagster_unified.operators.time import TimeDomain
+from dagster_unified.operators.windows.contents import Contents
+from dagster_unified.operators.windows.context import WindowAssignerContext
+from dagster_unified.operators.windows.spec import Windowing
+from dagster_unified.operators.windows.triggers import TriggerResult
+from dagster_unified.records import Copy
+
+
+class WindowingOperator(Protocol):
+    """The window operator, as its strategies, its contexts and merging windows see it."""
+
+    where: str
+    spec: Windowing
+    options: KeyedOptions
+    clock: Callable[[], int]
+    read_clock: Callable[[], int]
+    watermark: int
+    state: KeyedStateBackend
+    out: Collector
+    contents: Contents
+    assigning: WindowAssignerContext
+    copy: Copy | None
+
+    def at(self, timestamp: int | None) -> None: ...
+    def windows(self) -> Any: ...
+    def is_late(self, window: Any) -> bool: ...
+    def late(self, record: Any, timestamp: int) -> None: ...
+    def add_all(self, window: Any, records: Sequence[Any]) -> None: ...
+    def act(self, result: TriggerResult, window: Any) -> None: ...
+    def register(self, window: Any, timestamp: int, domain: TimeDomain) -> None: ...
+    def unregister(self, window: Any, timestamp: int, domain: TimeDomain) -> None: ...
+    def register_cleanup(self, window: Any) -> None: ...
+    def merge_trigger(self, cover: Any, parts: Sequence[Any]) -> None: ...
 
 
 class WindowScope(StateBackend):
     """State of one window of the current key: each state is a map by window in the key's own state."""
 
-    def __init__(self, operator: KeyedOperator, window_type: Any, prefix: str) -> None:
+    def __init__(self, operator: WindowingOperator, window_type: Any, prefix: str) -> None:
         super().__init__(operator.clock, operator.options.expiry)
         self._operator, self._prefix, self._window_type = operator, prefix, window_type
         self.window: Any = None

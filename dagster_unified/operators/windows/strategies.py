@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.windows.assigners import MergingWindowAssigner
+from dagster_unified.operators.windows.contexts import OperatorTriggerContext
 from dagster_unified.operators.windows.merging import MergingWindows
+from dagster_unified.operators.windows.scope import WindowingOperator
 from dagster_unified.operators.windows.window import TimeWindow
-
-if TYPE_CHECKING:
-    from dagster_unified.operators.windows.operator import WindowOperator
 
 
 class Strategy(ABC):
@@ -33,8 +32,10 @@ class Strategy(ABC):
 class PerElement(Strategy):
     """One by one, which serves every assigner, trigger and evictor."""
 
-    def __init__(self, operator: WindowOperator) -> None:
-        self._operator = operator
+    def __init__(
+        self, operator: WindowingOperator, triggers: OperatorTriggerContext, merging: MergingWindows | None
+    ) -> None:
+        self._operator, self._triggers, self._merging = operator, triggers, merging
         self._event_time = operator.spec.assigner.is_event_time
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
@@ -47,7 +48,7 @@ class PerElement(Strategy):
 
     def _element(self, record: Any, timestamp: int | None) -> None:
         operator = self._operator
-        spec, merging = operator.spec, operator.merging
+        spec, merging = operator.spec, self._merging
         moment = timestamp
         if moment is None:
             if self._event_time:
@@ -69,7 +70,7 @@ class PerElement(Strategy):
             added = operator.contents.add(held, record if copy is None else copy(record), timestamp)
             if added is not held:
                 windows[window] = added
-            operator.act(spec.trigger.on_element(record, timestamp, window, operator.triggers.of(window)), window)
+            operator.act(spec.trigger.on_element(record, timestamp, window, self._triggers.of(window)), window)
             operator.register_cleanup(window)
         if skipped and self._event_time:
             operator.late(record, moment)
@@ -78,7 +79,7 @@ class PerElement(Strategy):
 class _ManyAtOnce(Strategy):
     """Many at a time; elements without an event time one by one."""
 
-    def __init__(self, operator: WindowOperator, one_by_one: PerElement) -> None:
+    def __init__(self, operator: WindowingOperator, one_by_one: PerElement) -> None:
         self._operator, self._one_by_one = operator, one_by_one
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
@@ -95,7 +96,7 @@ class _ManyAtOnce(Strategy):
 class Panes(_ManyAtOnce):
     """Elements of one pane, which are in the same windows, in one go."""
 
-    def __init__(self, operator: WindowOperator, one_by_one: PerElement, panes: tuple[int, int]) -> None:
+    def __init__(self, operator: WindowingOperator, one_by_one: PerElement, panes: tuple[int, int]) -> None:
         super().__init__(operator, one_by_one)
         self._length, self._offset = panes
 
@@ -121,7 +122,7 @@ class Panes(_ManyAtOnce):
 class Sessions(_ManyAtOnce):
     """Elements that follow one another in one session, in one go."""
 
-    def __init__(self, operator: WindowOperator, one_by_one: PerElement, merging: MergingWindows, gap: int) -> None:
+    def __init__(self, operator: WindowingOperator, one_by_one: PerElement, merging: MergingWindows, gap: int) -> None:
         super().__init__(operator, one_by_one)
         self._merging, self._gap = merging, gap
 
@@ -144,10 +145,12 @@ class Sessions(_ManyAtOnce):
             operator.add_all(self._merging.merged(TimeWindow(low, high)), records[first:])
 
 
-def strategy_of(operator: WindowOperator) -> Strategy:
+def strategy_of(
+    operator: WindowingOperator, triggers: OperatorTriggerContext, merging: MergingWindows | None
+) -> Strategy:
     """The fastest strategy that assigner, trigger and evictor allow."""
-    spec, merging = operator.spec, operator.merging
-    one_by_one = PerElement(operator)
+    spec = operator.spec
+    one_by_one = PerElement(operator, triggers, merging)
     if spec.evictor is not None or not spec.only_registers_end:
         return one_by_one
     panes = spec.assigner.panes()

@@ -12,7 +12,6 @@ from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-from dagster_unified.graph.slices import bound
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.orchestration.partitions import slice_of
 from tests.connectors.postgres.support import execute, rows, staging_tables
@@ -120,7 +119,7 @@ def test_a_partition_that_runs_again_replaces_what_it_wrote(postgres, spark, tmp
         built.from_source(source).sink_to(PostgresSink("copied", postgres, partition_column="day"))
         options = Configuration.of({"execution.runtime-mode": "BATCH"})
         part = slice_of(DAYS, key)
-        run_of_day = plan(bound(built.graph(), part), options)
+        run_of_day = plan(built.graph().bounded_to(part), options)
         run_all(Run(run_of_day, spark, IntermediateStore(str(tmp_path / "store")), execution, execution, part.name))
 
     run("1", "2024-01-02")

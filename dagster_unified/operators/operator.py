@@ -1,0 +1,237 @@
+"""What every keyed operator is: an object with state, timers and a current key, which a driver drives.
+
+Knows no kind of operator and no driver. A driver selects a key, hands over a run of that key's records, advances the
+watermark or the clock, and says when a bundle (a key in BATCH, a micro-batch in STREAMING) or the input ends. Rules:
+FLIP-134, FLIP-140.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from dagster_unified.errors import StateError, UnsupportedError
+from dagster_unified.operators.functions.base import RuntimeContext
+from dagster_unified.operators.functions.iterations import IterationListener
+from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.program.blocks import Collector, Copies
+from dagster_unified.operators.state.backend import KeyedStateBackend
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
+from dagster_unified.operators.timers import TimerQueue
+
+
+@dataclass(frozen=True)
+class KeyedOptions:
+    """The options that change what a keyed operator does (the option keys are in `graph/options.py`)."""
+
+    incremental_updates: bool = False
+    object_reuse: bool = False
+    """Whether operators are given the very records that others emitted, also those that can change."""
+
+    processing_time: str = "ALLOW"
+    processing_time_at_end: str = "FIRE_AND_QUIESCE"
+    end_of_input_chain: int = 16
+    expiry: bool = True
+    """Whether state with a time to live expires: so it does in STREAMING."""
+
+    last_event_time: int | None = None
+    """The last event time that was assigned upstream, where the driver knows it.
+
+    Beyond it, chains of timers are bounded.
+    """
+
+    def readable(self, clock: Callable[[], int]) -> Callable[[], int]:
+        """The clock as functions may read it (`pipeline.processing-time.allow`)."""
+        return _forbidden if self.processing_time == "FAIL" else clock
+
+
+def _forbidden() -> int:
+    raise UnsupportedError(
+        "the processing time was read, and pipeline.processing-time.allow is FAIL; use event time, or launch with ALLOW"
+        " or IGNORE"
+    )
+
+
+class PageStore(Protocol):
+    """Where a group's pages are kept."""
+
+    def read_page(self, number: int) -> bytes | None: ...
+    def write_page(self, number: int, data: bytes) -> None: ...
+
+
+class KeyedOperator:
+    """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the current key."""
+
+    copies: Copies = MappingProxyType({})
+    """What copies what it emits."""
+
+    takes_batches = False
+    """Whether it takes records as an Arrow batch of many keys, and keeps state in pages of its own."""
+
+    ends_iterations = False
+    """Whether it does something of its own at the end of an iteration."""
+
+    @property
+    def subtask_key(self) -> Hashable | None:
+        """Under which key the state of a subtask is kept, where the stream has no keys."""
+        return None
+
+    @property
+    def one_value(self) -> str | None:
+        """The name of its only state, if that is one value for each key, which `process_runs` takes and puts."""
+        return None
+
+    def __init__(self, where: str, options: KeyedOptions, clock: Callable[[], int]) -> None:
+        self.where = where
+        self.options = options
+        self.clock = clock
+        self.read_clock = options.readable(clock)
+        """The clock, as the author's function may read it."""
+
+        self.key: Hashable = None
+        self.watermark = MIN_TIMESTAMP
+        self.state = KeyedStateBackend(clock, options.expiry)
+        self.event_timers = TimerQueue()
+        self.processing_timers = TimerQueue()
+        self.out = Collector()
+        self.at_end = False
+        self.ended = False
+        self.last_event_time = options.last_event_time
+        self.restored = False
+        """Whether the state that is current was saved before."""
+
+        self.committed: int | None = None
+        """The latest epoch that was committed, where there is one."""
+
+    def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
+        """Called once before the first record, with what creates a runtime context."""
+
+    def close(self) -> None:
+        """Called once after the last record, and after a failure."""
+
+    def check_state(self) -> None:
+        """Checks what was written to state and has not been checked yet.
+
+        A driver calls it before it commits anything.
+        """
+        try:
+            self.state.check()
+        except StateError as error:
+            raise StateError(f"{self.where}: {error}") from error
+
+    def select(self, key: Hashable) -> None:
+        """Makes `key` current."""
+        self.key = key
+        self.state.select(key)
+
+    def copy_with(self, copies: Copies) -> None:
+        """Called once before `open`, with what copies the records that it emits."""
+        self.copies = copies
+        self.out = self.collector()
+
+    def collector(self) -> Collector:
+        """A new one for what it emits."""
+        return Collector(self.copies)
+
+    def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
+        """The records of its input, from their columns."""
+        return layout.records.from_batch(batch.select(list(layout.records.names)))
+
+    def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        """A run of records of the current key, in order."""
+        raise NotImplementedError
+
+    def process_batch(self, batch: pa.RecordBatch, store: PageStore) -> None:
+        """The records of the current group, where it takes batches; its pages are in the store."""
+        raise NotImplementedError
+
+    def end_of_group(self, store: PageStore) -> None:
+        """In an iteration, no record comes any more for the current group, where it takes batches."""
+
+    def process_runs(
+        self,
+        keys: Sequence[Hashable],
+        starts: Sequence[int],
+        records: Sequence[Any],
+        timestamps: Sequence[int | None],
+        after: Callable[[], None],
+    ) -> None:
+        """Runs of several keys, one for each, one after another, each a bundle; `after` is called after each."""
+        for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
+            self.select(key)
+            self.process(records[start:end], timestamps[start:end])
+            self.finish_bundle()
+            after()
+
+    @property
+    def time_sorted(self) -> bool:
+        """Whether records have to come in event-time order, and event time with them."""
+        return False
+
+    def process_in_time_order(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
+        """A run of records that are sorted by event time: before each, event time moves up to it and fires what is due.
+
+        A timer then sees the state of its time in every driver, also in BATCH, whose watermark moves for nothing else.
+        """
+        for record, timestamp in zip(records, timestamps, strict=True):
+            if timestamp is not None and timestamp - 1 > self.watermark:
+                self.advance_watermark(timestamp - 1)
+            self.select(key)
+            self.process((record,), (timestamp,))
+
+    def finish_bundle(self) -> None:
+        """The current key's bundle is over: emit what is held back for it."""
+
+    @property
+    def listeners(self) -> Sequence[IterationListener[Any]]:
+        """What hears of the epochs of an iteration."""
+        return ()
+
+    def end_of_epoch(self, epoch: int) -> None:
+        """In an iteration, no record of this epoch, or of an earlier one, comes any more for the current key."""
+
+    def end_of_iteration(self) -> None:
+        """In an iteration, no record comes any more for the current key."""
+
+    def snapshot(self) -> None:
+        """The state that is current is about to be saved."""
+
+    def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
+        """A timer of the current key has come."""
+
+    def advance_watermark(self, watermark: int) -> None:
+        """Moves event time forward and fires what is due."""
+        self.watermark = watermark
+        for timestamp, key, generation in self.event_timers.due(watermark):
+            self.select(key)
+            self.on_timer(timestamp, generation, TimeDomain.EVENT_TIME)
+
+    def advance_processing_time(self, now: int) -> None:
+        """Fires the processing-time timers that are due at `now`."""
+        for timestamp, key, generation in self.processing_timers.due(now):
+            self.select(key)
+            self.on_timer(timestamp, generation, TimeDomain.PROCESSING_TIME)
+
+    def end_of_input(self) -> None:
+        """Event time goes to its end; then pending processing-time timers fire or are dropped, as configured.
+
+        Where a processing-time timer's callback registers event-time timers, those fire as well; new processing-time
+        timers are not taken any more (quiesced).
+        """
+        self.at_end = True
+        self.advance_watermark(MAX_TIMESTAMP)
+        self.ended = True
+        if self.options.processing_time_at_end == "FIRE_AND_QUIESCE":
+            self.advance_processing_time(MAX_TIMESTAMP)
+            self.advance_watermark(MAX_TIMESTAMP)
+
+    def forget(self, key: Hashable) -> None:
+        """Drops all that is held for `key` and goes back to the beginning of time: in BATCH, a key is over."""
+        self.state.drop(key)
+        self.processing_timers = TimerQueue()
+        self.watermark = MIN_TIMESTAMP
+        self.at_end = self.ended = False
