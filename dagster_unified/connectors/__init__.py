@@ -13,7 +13,6 @@ from dagster_unified.connectors.file_sink import FileSink
 from dagster_unified.connectors.files import CsvSource, JsonSource, ParquetSource
 from dagster_unified.connectors.finding import find_sink, find_source
 from dagster_unified.connectors.foreach import ForeachSink
-from dagster_unified.connectors.http import HttpSource
 from dagster_unified.connectors.kafka import (
     AvroFormat,
     JsonFormat,
@@ -34,7 +33,7 @@ from dagster_unified.connectors.written_ahead import GeneratorSource, SocketSour
 
 __all__ = [
     "AvroFormat", "CollectionSource", "CsvSource", "DatabaseSink", "DatabaseSource", "DeliveryGuarantee", "DeltaSink",
-    "FileSink", "ForeachSink", "GeneratorSource", "HttpSource", "JsonFormat", "JsonSource", "KafkaConnection",
+    "FileSink", "ForeachSink", "GeneratorSource", "JsonFormat", "JsonSource", "KafkaConnection",
     "KafkaMessage", "KafkaOffsetsInitializer", "KafkaSink", "KafkaSource", "OffsetResetStrategy", "ParquetSource",
     "PostgresConnection", "PostgresSink", "PostgresSource", "PrintSink", "ProtobufFormat", "Rate", "RateSource",
     "RawFormat", "SchemaRegistry", "SocketSource", "StructuredSource", "find_sink", "find_source",

@@ -39,14 +39,10 @@ def check_each(texts: Iterable[str]) -> None:
         check_microseconds(text)
 
 
-def json_decoder(python: Any, lines: bool = False) -> Decode:
-    """What decodes JSON to this type, or to a list of it, one a line.
-
-    It raises `ValueError` for times that msgspec would round.
-    """
-    typed, untyped = msgspec.json.Decoder[Any](python), msgspec.json.Decoder[Any]()
-    decode, decode_plain = (typed.decode_lines, untyped.decode_lines) if lines else (typed.decode, untyped.decode)
-    times = times_in(mi.type_info(list[python] if lines else python))
+def json_decoder(python: Any) -> Decode:
+    """What decodes JSON to this type. It raises `ValueError` for times that msgspec would round."""
+    decode, decode_plain = msgspec.json.Decoder[Any](python).decode, msgspec.json.Decoder[Any]().decode
+    times = times_in(mi.type_info(python))
     if times is None:
         return decode
 

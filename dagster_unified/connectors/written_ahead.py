@@ -1,4 +1,4 @@
-"""Sources that cannot be asked for a record twice: a Python generator, a socket, what is sent by HTTP.
+"""Sources that cannot be asked for a record twice: a Python generator, a socket.
 
 What they give is appended to a log in the checkpoint directory before anything processes it (write-ahead log, section
 3.3 of the Flink paper). The log can be read again, so results are exactly-once from there on.

@@ -1,22 +1,16 @@
-"""A streaming job that receives numbers: `python -m tests.connectors.received FOLDER PORT [http]`.
-
-They are lines from a socket, or are sent by HTTP.
-"""
+"""A streaming job that receives numbers as lines from a socket: `python -m tests.connectors.received FOLDER PORT`."""
 
 import sys
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import DeltaSink, HttpSource, SocketSource
+from dagster_unified.connectors import DeltaSink, SocketSource
 from dagster_unified.engine import session
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 if __name__ == "__main__":
     folder, port = sys.argv[1], int(sys.argv[2])
     pipeline = Pipeline("received")
-    if sys.argv[3:] == ["http"]:
-        numbers = pipeline.from_source(HttpSource(port, int, "/numbers", name="numbers"))
-    else:
-        numbers = pipeline.from_source(SocketSource("127.0.0.1", port, name="lines")).map(int, int)
+    numbers = pipeline.from_source(SocketSource("127.0.0.1", port, name="lines")).map(int, int)
     numbers.key_by(lambda n: n % 3, key_type=int).map(lambda n: n, int).sink_to(
         DeltaSink(f"{folder}/numbers", mode="append")
     )

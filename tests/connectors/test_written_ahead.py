@@ -94,6 +94,53 @@ def test_an_entry_that_was_cut_off_and_what_follows_it_do_not_count(tmp_path):
     assert read(log, log.oldest(), log.newest()) == ticks(10)
 
 
+class InGroups(WrittenAheadSource[Tick]):
+    """Ten ticks at a time, without an end; it remembers what it was told and what the log had then."""
+
+    kind = "groups"
+    flush_every = timedelta(milliseconds=1)
+
+    def __init__(self, log):
+        self.name, self.records, self.log, self.told = "groups", record_type(Tick), log, []
+
+    def describe(self):
+        return "groups of ticks"
+
+    def receive(self):
+        raise NotImplementedError
+
+    def receive_groups(self):
+        return (ticks(10, start) for start in itertools.count(0, 10))
+
+    def on_logged(self, records):
+        self.told.append((records, sum(_Log(self, str(self.log)).newest().values())))
+
+
+def test_what_came_is_said_to_be_logged_when_it_is_and_a_group_is_logged_whole(tmp_path):
+    one = InGroups(tmp_path / "log")
+    receiver = _Receiver(one, tmp_path / "log")
+    receiver.start()
+    while len(one.told) < 20:
+        time.sleep(0.01)
+    receiver.end()
+    assert [told for told, _ in one.told] == [logged for _, logged in one.told]
+    log = _Log(one, str(tmp_path / "log"))
+    assert read(log, log.oldest(), log.newest()) == ticks(one.told[-1][0])
+    assert one.told[-1][0] % 10 == 0
+
+
+def test_what_cannot_be_written_is_not_said_to_be_logged(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(written_ahead, "_flush", full)
+    one = InGroups(tmp_path / "log")
+    log = received(one, tmp_path)
+    with pytest.raises(StageError, match=r"source 'groups': groups of ticks has failed: OSError.* No space left"):
+        log.newest()
+    assert one.told == []
+
+
 def test_a_receiver_writes_nothing_more_when_another_has_taken_over(tmp_path):
     more = threading.Event()
 

@@ -6,13 +6,17 @@ The Python blocks of a page are one module, in an empty folder.
 import importlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from deltalake import DeltaTable
 
+from dagster_unified.connectors.written_ahead import _Log, _Receiver
 from dagster_unified.orchestration import unified_definitions
 from tests.depth import SEED, rotated
 from tests.docs.support import PAGES
@@ -77,6 +81,21 @@ def test_a_pipeline_runs_without_dagster(spark, run):
     page = run("guides/without-dagster.md")
     assert sorted(page.collected) == [page.Sale("north", 5), page.Sale("south", 2)]
     assert page.result.metrics.rows["totals"] == 2
+
+
+def test_the_source_of_the_page_on_connectors_answers_when_an_order_is_on_disk(run, tmp_path):
+    page, port = run("guides/connectors.md"), free_port()
+    receiver = _Receiver(page.Orders(port), tmp_path / "log")
+    receiver.start()
+    try:
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.01)
+        body = b'[{"number": 1, "amount": 9.5}, {"number": 2, "amount": 1.0}]'
+        with urlopen(f"http://127.0.0.1:{port}/", body) as answer:
+            assert answer.status == 200
+        assert sum(_Log(page.Orders(port), str(tmp_path / "log")).newest().values()) == 2
+    finally:
+        receiver.end()
 
 
 def test_the_sink_of_the_page_on_connectors_loses_nothing_and_writes_nothing_twice(tmp_path):

@@ -25,7 +25,7 @@ from dagster_unified.api import (
     TumblingProcessingTimeWindows,
     WatermarkStrategy,
 )
-from dagster_unified.connectors import GeneratorSource, HttpSource, KafkaSink, KafkaSource, PostgresSource
+from dagster_unified.connectors import GeneratorSource, KafkaSink, KafkaSource, PostgresSource
 from dagster_unified.errors import ConfigurationError, PipelineError, UnifiedError
 from dagster_unified.graph.options import OPTIONS, Configuration
 from dagster_unified.orchestration import BatchSchedule, Checks, Retention, StreamingDeployment
@@ -105,7 +105,6 @@ GIVEN = {
     "EventTimeSessionWindows.with_dynamic_gap(extractor)": sessions(EventTimeSessionWindows),
     "EventTimeSessionWindows.with_gap(gap)": EventTimeSessionWindows.with_gap,
     "GeneratorSource.__init__(flush_every)": lambda t: GeneratorSource(lambda: [1], int, flush_every=t),
-    "HttpSource.__init__(flush_every)": lambda t: HttpSource(8080, int, flush_every=t),
     "KafkaSink.__init__(transaction_timeout)": lambda t: KafkaSink("topic", "localhost:9092", transaction_timeout=t),
     "KafkaSource.__init__(partition_discovery_interval)": lambda t: KafkaSource(
         "topic", str, "localhost:9092", partition_discovery_interval=t
