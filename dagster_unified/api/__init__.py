@@ -1,13 +1,10 @@
 """What a pipeline author writes. Names are PyFlink's wherever PyFlink has the thing."""
 
 from dagster_unified.api.async_io import AsyncDataStream
-from dagster_unified.api.broadcast import BroadcastConnectedStream, BroadcastStream, KeyedBroadcastConnectedStream
 from dagster_unified.api.columns import functions
-from dagster_unified.api.connected import CoGroupedStreams, ConnectedStreams, JoinedStreams, KeyedConnectedStreams
 from dagster_unified.api.pipeline import Pipeline
-from dagster_unified.api.stream import DataStream, DataStreamSink, KeyedStream
+from dagster_unified.api.stream import DataStream, KeyedStream
 from dagster_unified.api.watermarks import WatermarkStrategy
-from dagster_unified.api.windows import WindowedStream
 from dagster_unified.operators.async_io import AsyncFunction, AsyncRetryStrategy
 from dagster_unified.operators.broadcast import (
     BroadcastProcessFunction,
@@ -47,7 +44,7 @@ from dagster_unified.operators.functions.checkpoints import (
 from dagster_unified.operators.functions.event_time import IngestionTimeAssigner, WatermarkGenerator, WatermarkOutput
 from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
 from dagster_unified.operators.metrics import Counter as Counter  # not in __all__: `collections` has one as well
-from dagster_unified.operators.metrics import Distribution, Meter, MetricGroup
+from dagster_unified.operators.metrics import Distribution, Meter
 from dagster_unified.operators.state.aggregating import AggregatingState, AggregatingStateDescriptor
 from dagster_unified.operators.state.arrow_list import ArrowListState, ArrowListStateDescriptor
 from dagster_unified.operators.state.list import ListState, ListStateDescriptor
@@ -63,16 +60,11 @@ from dagster_unified.operators.windows import (
     CountSlidingWindowAssigner,
     CountTrigger,
     CountTumblingWindowAssigner,
-    CountWindow,
     DeltaEvictor,
     DeltaTrigger,
     EventTimeSessionWindows,
     EventTimeTrigger,
-    Evictor,
-    Firing,
-    GlobalWindow,
     GlobalWindows,
-    MergingWindowAssigner,
     NeverTrigger,
     ProcessingTimeSessionWindows,
     ProcessingTimeTrigger,
@@ -82,34 +74,28 @@ from dagster_unified.operators.windows import (
     SlidingProcessingTimeWindows,
     TimeEvictor,
     TimeWindow,
-    Trigger,
-    TriggerResult,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
-    WindowAssigner,
     WindowFunction,
 )
 
 __all__ = [
     "MAX_TIMESTAMP", "MIN_TIMESTAMP", "AggregateFunction", "AggregatingState", "AggregatingStateDescriptor",
     "ArrowListState", "ArrowListStateDescriptor", "AsyncDataStream", "AsyncFunction", "AsyncRetryStrategy",
-    "BroadcastConnectedStream", "BroadcastProcessFunction", "BroadcastState", "BroadcastStream", "CheckpointListener",
-    "CheckpointedFunction", "CoFlatMapFunction", "CoGroupFunction", "CoGroupedStreams", "CoMapFunction",
-    "CoProcessFunction", "ConnectedStreams", "ContinuousEventTimeTrigger", "ContinuousProcessingTimeTrigger",
-    "CountEvictor", "CountSlidingWindowAssigner", "CountTrigger", "CountTumblingWindowAssigner", "CountWindow",
-    "DataStream", "DataStreamSink", "DeltaEvictor", "DeltaTrigger", "Distribution", "EventTimeSessionWindows",
-    "EventTimeTrigger", "Evictor", "FilterFunction", "Firing", "FlatJoinFunction", "FlatMapFunction",
-    "FunctionInitializationContext", "FunctionSnapshotContext", "GlobalWindow", "GlobalWindows",
-    "IngestionTimeAssigner", "JoinFunction", "JoinedStreams", "KeySelector", "KeyedBatchFunction",
-    "KeyedBroadcastConnectedStream", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction",
-    "KeyedConnectedStreams", "KeyedProcessFunction", "KeyedStream", "ListState", "ListStateDescriptor", "MapFunction",
-    "MapState", "MapStateDescriptor", "MergingWindowAssigner", "Meter", "MetricGroup", "NeverTrigger",
-    "OperatorStateStore", "OutputTag", "Partitioner", "Pipeline", "ProcessFunction", "ProcessJoinFunction",
-    "ProcessWindowFunction", "ProcessingTimeSessionWindows", "ProcessingTimeTrigger", "PurgingTrigger",
-    "ReadOnlyBroadcastState", "ReduceFunction", "ReducingState", "ReducingStateDescriptor", "RuntimeContext",
-    "SlidingEventTimeWindows", "SlidingProcessingTimeWindows", "StateTtlConfig", "StateVisibility", "TimeDomain",
-    "TimeEvictor", "TimeWindow", "TimerService", "TimestampAssigner", "Trigger", "TriggerResult",
-    "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "UpdateType", "ValueState", "ValueStateDescriptor",
-    "WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy", "WindowAssigner", "WindowFunction",
-    "WindowedStream", "functions", "to_millis",
+    "BroadcastProcessFunction", "BroadcastState", "CheckpointListener", "CheckpointedFunction", "CoFlatMapFunction",
+    "CoGroupFunction", "CoMapFunction", "CoProcessFunction", "ContinuousEventTimeTrigger",
+    "ContinuousProcessingTimeTrigger", "CountEvictor", "CountSlidingWindowAssigner", "CountTrigger",
+    "CountTumblingWindowAssigner", "DataStream", "DeltaEvictor", "DeltaTrigger", "Distribution",
+    "EventTimeSessionWindows", "EventTimeTrigger", "FilterFunction", "FlatJoinFunction", "FlatMapFunction",
+    "FunctionInitializationContext", "FunctionSnapshotContext", "GlobalWindows", "IngestionTimeAssigner",
+    "JoinFunction", "KeySelector", "KeyedBatchFunction", "KeyedBroadcastProcessFunction", "KeyedCoProcessFunction",
+    "KeyedProcessFunction", "KeyedStream", "ListState", "ListStateDescriptor", "MapFunction", "MapState",
+    "MapStateDescriptor", "Meter", "NeverTrigger", "OperatorStateStore", "OutputTag", "Partitioner", "Pipeline",
+    "ProcessFunction", "ProcessJoinFunction", "ProcessWindowFunction", "ProcessingTimeSessionWindows",
+    "ProcessingTimeTrigger", "PurgingTrigger", "ReadOnlyBroadcastState", "ReduceFunction", "ReducingState",
+    "ReducingStateDescriptor", "RuntimeContext", "SlidingEventTimeWindows", "SlidingProcessingTimeWindows",
+    "StateTtlConfig", "StateVisibility", "TimeDomain", "TimeEvictor", "TimeWindow", "TimerService",
+    "TimestampAssigner", "TumblingEventTimeWindows", "TumblingProcessingTimeWindows", "UpdateType", "ValueState",
+    "ValueStateDescriptor", "WatermarkGenerator", "WatermarkOutput", "WatermarkStrategy", "WindowFunction",
+    "functions", "to_millis",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Windowed streams: what `window(...)` gives, up to the function that ends it.
+"""Windowed streams: what `window(...)` gives, up to the function that ends it; and the bases of your own windows.
 
 Names follow PyFlink. In BATCH nothing is late: windows fire at the end of their key, in the order of time, and allowed
 lateness changes nothing. In STREAMING they fire as the watermark (or the clock, or a trigger) says.
@@ -24,11 +24,15 @@ from dagster_unified.operators.state.list import ListStateDescriptor
 from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import (
+    CountWindow,
     EventTimeSessionWindows,
     Evictor,
+    Firing,
+    GlobalWindow,
     MergingWindowAssigner,
     ProcessWindowFunction,
     Trigger,
+    TriggerResult,
     WindowAssigner,
     WindowFunction,
 )
@@ -40,6 +44,11 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
     from dagster_unified.api.stream import DataStream, KeyedStream
+
+__all__ = [
+    "CountWindow", "Evictor", "Firing", "GlobalWindow", "MergingWindowAssigner", "Trigger", "TriggerResult",
+    "WindowAssigner", "WindowedStream",
+]  # fmt: skip
 
 
 @located

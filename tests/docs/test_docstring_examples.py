@@ -15,12 +15,20 @@ from pathlib import Path
 import pytest
 
 import dagster_unified.api
+import dagster_unified.api.types
+import dagster_unified.api.windows
 import dagster_unified.connectors
 import dagster_unified.testing
 from tests.docs.reference import OUTLINES
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
-PUBLIC = (dagster_unified.api, dagster_unified.connectors, dagster_unified.testing)
+PUBLIC = (
+    dagster_unified.api,
+    dagster_unified.api.types,
+    dagster_unified.api.windows,
+    dagster_unified.connectors,
+    dagster_unified.testing,
+)
 
 
 def exported():
@@ -32,7 +40,11 @@ def exported():
 
 
 def examples():
-    modules = {f.name for package in PUBLIC for f in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")}
+    modules = {
+        f.name
+        for package in PUBLIC
+        for f in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{package.__name__}.")
+    }
     modules |= {value.__module__ for _, value in exported()}
     modules |= {"dagster_unified.state.savepoint", "dagster_unified.operators.functions.iterations"}
     finder = doctest.DocTestFinder(exclude_empty=True)

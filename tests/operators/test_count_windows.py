@@ -12,11 +12,11 @@ from dagster_unified.api import (
     CountSlidingWindowAssigner,
     CountTrigger,
     CountTumblingWindowAssigner,
-    CountWindow,
     Pipeline,
     ProcessWindowFunction,
     WindowFunction,
 )
+from dagster_unified.api.windows import CountWindow
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.windows.spec import Windowing
 from dagster_unified.operators.windows.step import WindowStep

@@ -8,15 +8,13 @@ from dagster_unified.api import (
     AggregateFunction,
     CountTrigger,
     EventTimeSessionWindows,
-    Evictor,
     Pipeline,
     ProcessWindowFunction,
     ReducingStateDescriptor,
     TimeWindow,
-    Trigger,
-    TriggerResult,
     TumblingEventTimeWindows,
 )
+from dagster_unified.api.windows import Evictor, Trigger, TriggerResult
 from dagster_unified.errors import UserFunctionError
 from dagster_unified.testing import run_pipeline
 from tests.operators.test_triggers import MODES, Row, results, windowed

@@ -16,12 +16,11 @@ from dagster_unified.api import (
     Pipeline,
     ProcessWindowFunction,
     StateTtlConfig,
-    Trigger,
-    TriggerResult,
     TumblingEventTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
 )
+from dagster_unified.api.windows import Trigger, TriggerResult
 from dagster_unified.errors import PipelineError, StateError, UnsupportedError
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
 from dagster_unified.operators.state.chunks import LargeMap

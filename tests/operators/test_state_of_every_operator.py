@@ -24,7 +24,6 @@ from dagster_unified.api import (
     CountTumblingWindowAssigner,
     DeltaTrigger,
     EventTimeSessionWindows,
-    Firing,
     GlobalWindows,
     KeyedBatchFunction,
     KeyedBroadcastProcessFunction,
@@ -44,8 +43,6 @@ from dagster_unified.api import (
     StateTtlConfig,
     StateVisibility,
     TimeEvictor,
-    Trigger,
-    TriggerResult,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     UpdateType,
@@ -54,6 +51,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.api.broadcast import BroadcastProcessFunction
+from dagster_unified.api.windows import Firing, Trigger, TriggerResult
 from dagster_unified.by_value import InThisProcess
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.state_tables import worker

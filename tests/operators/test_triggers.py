@@ -12,18 +12,16 @@ from dagster_unified.api import (
     ContinuousProcessingTimeTrigger,
     CountTrigger,
     EventTimeTrigger,
-    Firing,
     Pipeline,
     ProcessingTimeTrigger,
     ProcessWindowFunction,
     PurgingTrigger,
     ReducingStateDescriptor,
     TimeWindow,
-    Trigger,
-    TriggerResult,
     TumblingEventTimeWindows,
     WatermarkStrategy,
 )
+from dagster_unified.api.windows import Firing, Trigger, TriggerResult
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
 from dagster_unified.testing import run_pipeline
 

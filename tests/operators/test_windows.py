@@ -27,14 +27,13 @@ from dagster_unified.api import (
     SlidingEventTimeWindows,
     TimeEvictor,
     TimeWindow,
-    Trigger,
-    TriggerResult,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     ValueStateDescriptor,
     WatermarkStrategy,
     WindowFunction,
 )
+from dagster_unified.api.windows import Trigger, TriggerResult
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError, UserFunctionError
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.keys import KeyedInput

@@ -24,7 +24,6 @@ from dagster_unified.api import (
     MapState,
     MapStateDescriptor,
     Meter,
-    MetricGroup,
     OutputTag,
     Pipeline,
     ProcessingTimeTrigger,
@@ -39,6 +38,7 @@ from dagster_unified.api import (
     ValueState,
     ValueStateDescriptor,
 )
+from dagster_unified.api.types import MetricGroup
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.testing import run_pipeline
 

@@ -12,7 +12,6 @@ from dagster_unified.api import (
     AsyncDataStream,
     AsyncFunction,
     AsyncRetryStrategy,
-    ConnectedStreams,
     DataStream,
     FilterFunction,
     FlatMapFunction,
@@ -29,6 +28,7 @@ from dagster_unified.api import (
     WatermarkOutput,
     WatermarkStrategy,
 )
+from dagster_unified.api.types import ConnectedStreams
 from dagster_unified.connectors import (
     CollectionSource,
     CsvSource,

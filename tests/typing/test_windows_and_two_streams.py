@@ -11,20 +11,17 @@ from dagster_unified.api import (
     BroadcastProcessFunction,
     CoGroupFunction,
     CoMapFunction,
-    ConnectedStreams,
     CoProcessFunction,
     CountEvictor,
     CountSlidingWindowAssigner,
     CountTrigger,
     CountTumblingWindowAssigner,
-    CountWindow,
     DataStream,
     DeltaEvictor,
     DeltaTrigger,
     EventTimeSessionWindows,
     EventTimeTrigger,
     FlatJoinFunction,
-    GlobalWindow,
     JoinFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
@@ -39,9 +36,10 @@ from dagster_unified.api import (
     TimeWindow,
     TumblingEventTimeWindows,
     WatermarkStrategy,
-    WindowedStream,
     WindowFunction,
 )
+from dagster_unified.api.types import ConnectedStreams, WindowedStream
+from dagster_unified.api.windows import CountWindow, GlobalWindow
 from dagster_unified.records import record_type
 
 
