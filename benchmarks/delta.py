@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.connectors import DeltaSink
-from dagster_unified.connectors.commits import Commit, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.delta.committer import DeltaFile
+from dagster_unified.connectors.protocol.commits import Commit, WriteAttempt, WriteIdentity
 from dagster_unified.records import record_type
 
 EPOCHS, ROUNDS = 2000, 5

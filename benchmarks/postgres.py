@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.connectors import PostgresSink, PostgresSource
-from dagster_unified.connectors.commits import Commit, WriteAttempt, WriteIdentity, WriterTask
+from dagster_unified.connectors.protocol.commits import Commit, WriteAttempt, WriteIdentity, WriterTask
 from dagster_unified.engine import session
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.dataframe.transfer import small_rows

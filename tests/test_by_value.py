@@ -13,7 +13,7 @@ from dagster_unified.by_value import by_value_bytes
 MODULE = """
 from typing import Annotated, ClassVar
 import msgspec
-from dagster_unified.connectors.commits import Committable
+from dagster_unified.connectors.protocol.commits import Committable
 
 class Point(msgspec.Struct, frozen=True, order=True, tag="p"):
     x: int

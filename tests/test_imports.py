@@ -142,11 +142,7 @@ def test_no_files_import_each_other_in_a_circle():
 
 
 BEING_CUT = frozenset(
-    f"dagster_unified.{name}"
-    for name in (
-        *("api.broadcast", "api.connected", "api.stream", "api.windows"),
-        *("connectors.base", "connectors.bounds", "connectors.texts", "connectors.split_reader", "connectors.splits"),
-    )
+    f"dagster_unified.{name}" for name in (*("api.broadcast", "api.connected", "api.stream", "api.windows"),)
 )
 
 

@@ -2,7 +2,7 @@
 
 from contextlib import closing
 
-from dagster_unified.connectors.commits import WriteIdentity
+from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.errors import PipelineError
 
 if TYPE_CHECKING:

@@ -14,15 +14,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import SparkSink
-from dagster_unified.connectors.commits import (
-    Commit,
-    CommitConflictError,
-    Committable,
-    Committer,
-    WriteAttempt,
-    WriteIdentity,
-)
 from dagster_unified.connectors.paths import (
     check_folder,
     for_spark,
@@ -35,7 +26,16 @@ from dagster_unified.connectors.paths import (
     size_of,
     storage_path,
 )
-from dagster_unified.connectors.writers import Ship
+from dagster_unified.connectors.protocol.commits import (
+    Commit,
+    CommitConflictError,
+    Committable,
+    Committer,
+    WriteAttempt,
+    WriteIdentity,
+)
+from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.protocol.writers import Ship
 from dagster_unified.errors import PipelineError, SinkError
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.graph.slices import WHOLE

@@ -17,17 +17,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dagster_unified.connectors import spark_log
-from dagster_unified.connectors.alignment import ALL
-from dagster_unified.connectors.base import (
-    MALFORMED,
-    Ending,
-    OnMalformed,
-    SparkSource,
-    fitting,
-    opaque,
-    spark_schema,
-)
-from dagster_unified.connectors.bounds import PathTemplate, in_folder
 from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields, widened
 from dagster_unified.connectors.first_lines import first_lines
@@ -35,6 +24,7 @@ from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.footers import FileColumns, as_spark_reads, schemas, unreadable
 from dagster_unified.connectors.listing import last_chunk, last_chunk_found, names_until, show
 from dagster_unified.connectors.misfits import UNREADABLE, CsvRows, JsonRows, Rows, explained
+from dagster_unified.connectors.path_template import PathTemplate
 from dagster_unified.connectors.paths import (
     LITERAL,
     STRICT,
@@ -45,7 +35,11 @@ from dagster_unified.connectors.paths import (
     path_text,
     storage_path,
 )
-from dagster_unified.connectors.positions import FilesRead, Position, Unread, cannot_follow
+from dagster_unified.connectors.protocol.alignment import ALL
+from dagster_unified.connectors.protocol.bounds import in_folder
+from dagster_unified.connectors.protocol.frame import MALFORMED, OnMalformed, fitting, opaque, spark_schema
+from dagster_unified.connectors.protocol.positions import FilesRead, Position, Unread, cannot_follow
+from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.connectors.table_folders import table_format
 from dagster_unified.connectors.texts import (

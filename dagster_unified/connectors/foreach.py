@@ -7,8 +7,8 @@ from typing import Generic
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import SparkSink
-from dagster_unified.connectors.commits import Committable, NoCommitter, Writer, WriterTask
+from dagster_unified.connectors.protocol.commits import Committable, NoCommitter, Writer, WriterTask
+from dagster_unified.connectors.protocol.sink import SparkSink
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Capabilities
 from dagster_unified.operators.failures import RAISED, user_failure

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import SparkSink
-from dagster_unified.connectors.commits import Committable, NoCommitter, WriteAttempt
-from dagster_unified.connectors.writers import Ship
+from dagster_unified.connectors.protocol.commits import Committable, NoCommitter, WriteAttempt
+from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.protocol.writers import Ship
 from dagster_unified.graph.connectors import Capabilities
 from dagster_unified.records import RecordType
 

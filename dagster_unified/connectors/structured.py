@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
-from dagster_unified.connectors.base import SparkSource
 from dagster_unified.connectors.columns import as_fields
-from dagster_unified.connectors.positions import OffsetsRead, Position, SparkOffset, cannot_follow
+from dagster_unified.connectors.protocol.positions import OffsetsRead, Position, SparkOffset, cannot_follow
+from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.errors import PipelineError, StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest

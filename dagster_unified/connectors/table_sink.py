@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import SparkSink
-from dagster_unified.connectors.commits import C
+from dagster_unified.connectors.protocol.commits import C
+from dagster_unified.connectors.protocol.sink import SparkSink
 from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.functions.type_variables import In

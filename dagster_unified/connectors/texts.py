@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.protocol.frame import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column

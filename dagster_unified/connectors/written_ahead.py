@@ -33,8 +33,10 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.paths import is_local
+from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.connectors.protocol.offsets import Offsets
+from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.spark_log import offsets_of_sources
-from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource
 from dagster_unified.errors import PipelineError, StageError, StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.operators.functions.type_variables import Out

@@ -5,7 +5,7 @@ that believes it is the only one. So each has an identity, which its target reme
 a target remembers decides. The steps are FLIP-143's: writers stage, the committer commits, and then what is left over
 is removed.
 
-Knows the sink protocol (`connectors/commits.py`); not who writes, nor any target.
+Knows the sink protocol (`connectors/protocol/commits.py`); not who writes, nor any target.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 from uuid import uuid4
 
-from dagster_unified.connectors.base import SparkSink
-from dagster_unified.connectors.commits import (
+from dagster_unified.connectors.protocol.commits import (
     C,
     Commit,
     CommitConflictError,
@@ -27,7 +26,8 @@ from dagster_unified.connectors.commits import (
     WriteAttempt,
     WriteIdentity,
 )
-from dagster_unified.connectors.writers import Ship
+from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.protocol.writers import Ship
 from dagster_unified.errors import LeaseLostError
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.base import SparkSink
+from dagster_unified.connectors.protocol.sink import SparkSink
 from dagster_unified.engine.commit import SinkCommits, WriteContext, WriteResult
 from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.failures import CLOSED

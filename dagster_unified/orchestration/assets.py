@@ -23,7 +23,7 @@ from dagster import (
     asset,
 )
 
-from dagster_unified.connectors.base import SparkSink
+from dagster_unified.connectors.protocol.sink import SparkSink
 from dagster_unified.engine import events, interrupts
 from dagster_unified.engine.batch.intermediates.store import Address
 from dagster_unified.engine.batch.run import Carrying, Run

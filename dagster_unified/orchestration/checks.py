@@ -31,7 +31,8 @@ from dagster import (
     build_last_update_freshness_checks,
 )
 
-from dagster_unified.connectors.base import SparkSink, spark_schema
+from dagster_unified.connectors.protocol.frame import spark_schema
+from dagster_unified.connectors.protocol.sink import SparkSink
 from dagster_unified.engine.batch.parity import Comparison, batch_tables, compare
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.connectors import Sink

@@ -20,7 +20,7 @@ from dagster import (
     TimeWindowPartitionsDefinition,
 )
 
-from dagster_unified.connectors.base import SparkSource
+from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.slices import Dimensions, Slice, TimeRange

@@ -1,6 +1,6 @@
 """Savepoints as tables: what they are, and what reads, writes and compares them. Knows no engine."""
 
-from dagster_unified.connectors.positions import (
+from dagster_unified.connectors.protocol.positions import (
     EverythingRead,
     FilesRead,
     OffsetsRead,

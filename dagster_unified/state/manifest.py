@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dagster_unified.connectors.paths import put, remove_tree, storage_path
-from dagster_unified.connectors.positions import Position
+from dagster_unified.connectors.protocol.positions import Position
 from dagster_unified.errors import StateError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_unified.connectors.paths import for_spark, storage_path
-from dagster_unified.connectors.positions import Position, Unread
+from dagster_unified.connectors.protocol.positions import Position, Unread
 from dagster_unified.errors import StateError, nearest
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.nodes import Node as GraphNode

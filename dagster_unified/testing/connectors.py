@@ -30,9 +30,17 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import SparkSink
-from dagster_unified.connectors.commits import C, Commit, Committer, WriteAttempt, WriteIdentity, Writer, WriterTask
-from dagster_unified.connectors.writers import Ship, stage_by_writers
+from dagster_unified.connectors.protocol.commits import (
+    C,
+    Commit,
+    Committer,
+    WriteAttempt,
+    WriteIdentity,
+    Writer,
+    WriterTask,
+)
+from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.protocol.writers import Ship, stage_by_writers
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.records import record_type

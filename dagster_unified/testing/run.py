@@ -16,8 +16,8 @@ from itertools import chain
 from random import Random
 from typing import Any
 
-from dagster_unified.connectors.alignment import ALL
 from dagster_unified.connectors.collection import CollectionSource
+from dagster_unified.connectors.protocol.alignment import ALL
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.engine.translate import input_layout, keyed_input

@@ -7,6 +7,7 @@ import pkgutil
 import re
 
 from dagster_unified import api, connectors
+from dagster_unified.connectors import protocol
 
 _NAME = re.compile(r"`([a-z_][a-z0-9_]*)(?:=[^`]*)?`")
 
@@ -34,7 +35,7 @@ _WORDS = {
 
 
 def public():
-    for package in (api, connectors):
+    for package in (api, connectors, protocol):
         for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             module = importlib.import_module(found.name)
             for name, value in vars(module).items():

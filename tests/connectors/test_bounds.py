@@ -17,8 +17,9 @@ from dagster import (
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CollectionSource, CsvSource, ParquetSource, RateSource, StructuredSource
-from dagster_unified.connectors.base import MALFORMED
-from dagster_unified.connectors.bounds import PathTemplate, hull, whole_numbers, within
+from dagster_unified.connectors.path_template import PathTemplate
+from dagster_unified.connectors.protocol.bounds import bounding_range, rows_in, whole_numbers
+from dagster_unified.connectors.protocol.frame import MALFORMED
 from dagster_unified.engine.failures import translated
 from dagster_unified.errors import MalformedInputError, PipelineError
 from dagster_unified.graph.slices import Slice, TimeRange
@@ -223,7 +224,7 @@ def test_a_path_that_says_less_than_a_partitions_beginning_is_read_as_such():
 def test_dates_tell_days_of_which_one_begins_at_one(spark):
     frame = spark.createDataFrame([(date(2008, 3, day),) for day in (15, 16, 17)], "day date")
     days = [slice_of(HAVANA, f"2008-03-{day}") for day in (15, 16)]
-    rows = within(frame, {"": "day"}, days, "sales").collect()
+    rows = rows_in(frame, {"": "day"}, days, "sales").collect()
     assert [(row.day.day, row[PARTITION_INDEX]) for row in rows] == [(15, 0), (16, 1)]
 
 
@@ -252,21 +253,21 @@ def test_partitions_differ_in_what_they_are_known_by():
 def test_a_server_is_told_what_partitions_cover():
     days = [slice_of(DAILY, f"2013-05-0{day}") for day in (1, 2, 5)]
     first, last = days[0].time(), days[2].time()
-    assert hull({"": "at"}, days) == {"at": TimeRange(first.start, last.end)}
+    assert bounding_range({"": "at"}, days) == {"at": TimeRange(first.start, last.end)}
     shops = MultiPartitionsDefinition({"day": DAILY, "shop": StaticPartitionsDefinition(["a", "b"])})
     both = [slice_of(shops, key) for key in ("2013-05-01|a", "2013-05-01|b")]
-    assert hull({"day": "at", "shop": "shop"}, both) == {"at": first, "shop": {"a", "b"}}
-    assert hull({"shop": "shop"}, both) == {"shop": {"a", "b"}}
-    assert hull({"": "at"}, []) == {}
+    assert bounding_range({"day": "at", "shop": "shop"}, both) == {"at": first, "shop": {"a", "b"}}
+    assert bounding_range({"shop": "shop"}, both) == {"shop": {"a", "b"}}
+    assert bounding_range({"": "at"}, []) == {}
 
 
 def test_a_server_is_told_of_the_hour_that_comes_twice():
     hours = HourlyPartitionsDefinition("2013-11-03-00:00", end_date="2013-11-03-04:00", timezone=NEW_YORK)
     slices = [slice_of(hours, key) for key in hours.get_partition_keys()[:3]]
-    covered = hull({"": "at"}, slices)["at"]
+    covered = bounding_range({"": "at"}, slices)["at"]
     assert covered.start.isoformat() == "2013-11-03T00:00:00-04:00"
     assert covered.end.isoformat() == "2013-11-03T02:00:00-05:00"
-    covered = hull({"": "at"}, slices[:2])["at"]
+    covered = bounding_range({"": "at"}, slices[:2])["at"]
     assert covered.end.isoformat() == "2013-11-03T01:00:00-05:00"
 
 

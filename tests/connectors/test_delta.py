@@ -15,8 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink
-from dagster_unified.connectors.commits import Commit, CommitConflictError, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.delta.committer import DeltaFile
+from dagster_unified.connectors.protocol.commits import Commit, CommitConflictError, WriteAttempt, WriteIdentity
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.errors import ConfigurationError, LeaseLostError, PipelineError, SinkError
 from dagster_unified.operators.layout import PARTITION_INDEX

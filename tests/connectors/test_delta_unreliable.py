@@ -7,9 +7,9 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.connectors import DeltaSink
-from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.connectors.delta.committer import data_folder, staged_files, upsert_folder
 from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from tests.object_store import CUT, LOST, Fault, disturb, served
 

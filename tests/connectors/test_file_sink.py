@@ -8,9 +8,9 @@ import pytest
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import FileSink
-from dagster_unified.connectors.commits import WHOLE, Commit, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.file_sink import StagedFolder, _FileCommitter, _staged
 from dagster_unified.connectors.paths import storage_path
+from dagster_unified.connectors.protocol.commits import WHOLE, Commit, WriteAttempt, WriteIdentity
 from dagster_unified.engine.commit import _commit
 from dagster_unified.errors import UnifiedError
 from tests.depth import chance

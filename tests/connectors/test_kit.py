@@ -8,8 +8,8 @@ import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.connectors import DeltaSink, FileSink
-from dagster_unified.connectors.commits import NoCommitter
 from dagster_unified.connectors.protocol import Capabilities, Committable, SparkSink, Writer
+from dagster_unified.connectors.protocol.commits import NoCommitter
 from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions, spark_connect_server
 from tests.depth import NIGHTLY, SEED
 from tests.ports import free_port

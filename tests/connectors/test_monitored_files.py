@@ -26,7 +26,7 @@ from dagster_unified.connectors import (
     spark_log,
 )
 from dagster_unified.connectors.folder import File, Folder
-from dagster_unified.connectors.positions import FilesRead, PartitionsRead, Position
+from dagster_unified.connectors.protocol.positions import FilesRead, PartitionsRead, Position
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StageError, StateError

@@ -16,7 +16,7 @@ from upath import UPath
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, JsonSource, ParquetSource, patterns
 from dagster_unified.connectors.folder import Folder
-from dagster_unified.connectors.positions import FilesRead
+from dagster_unified.connectors.protocol.positions import FilesRead
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all

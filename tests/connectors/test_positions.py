@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from upath import UPath
 
 from dagster_unified.connectors import CollectionSource, RateSource, StructuredSource, listing
-from dagster_unified.connectors.positions import (
+from dagster_unified.connectors.protocol.positions import (
     EverythingRead,
     FilesRead,
     OffsetsRead,

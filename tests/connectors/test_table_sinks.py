@@ -16,7 +16,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeliveryGuarantee
 from dagster_unified.connectors.database import DatabaseSink, DatabaseSource
 from dagster_unified.connectors.postgres import PostgresSink, PostgresSource
-from dagster_unified.connectors.splits import Malformed
+from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
 from dagster_unified.graph.slices import Slice

@@ -93,7 +93,7 @@ from pathlib import Path
 
 from dagster_unified.connectors import DeltaSink
 from dagster_unified.connectors import in_place
-from dagster_unified.connectors.commits import WriteAttempt, WriteIdentity
+from dagster_unified.connectors.protocol.commits import WriteAttempt, WriteIdentity
 from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.engine import session
 from tests.object_store import client, requests, s3a

@@ -11,8 +11,8 @@ from upath import UPath
 
 from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy, iterations
 from dagster_unified.connectors import DeltaSink
-from dagster_unified.connectors.alignment import Watermarks
-from dagster_unified.connectors.splits import Range
+from dagster_unified.connectors.protocol.alignment import Watermarks
+from dagster_unified.connectors.protocol.offsets import Range
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.job import Start, StreamingJob

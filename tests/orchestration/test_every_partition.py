@@ -16,7 +16,7 @@ from dagster_unified.connectors import (
     RateSource,
     StructuredSource,
 )
-from dagster_unified.connectors.base import MALFORMED
+from dagster_unified.connectors.protocol.frame import MALFORMED
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan

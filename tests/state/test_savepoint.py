@@ -418,7 +418,7 @@ def test_any_table_is_written_in_the_types_of_the_library(tmp_path):
 
 
 def test_schemas_are_those_that_spark_writes():
-    from dagster_unified.connectors.base import spark_schema
+    from dagster_unified.connectors.protocol.frame import spark_schema
 
     columns = {
         "text": pa.string(),

@@ -12,14 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dagster_unified.connectors.commits import (
-    Commit,
-    CommitConflictError,
-    Committer,
-    CommitUncertainError,
-    WriteAttempt,
-    remove_staging,
-)
 from dagster_unified.connectors.database import mariadb
 from dagster_unified.connectors.database.connection import OF_MYSQL, Database, is_locked
 from dagster_unified.connectors.database.replacing import check_same, remove_keys
@@ -30,6 +22,14 @@ from dagster_unified.connectors.database.types import (
     shortened,
     statement_columns,
     stored,
+)
+from dagster_unified.connectors.protocol.commits import (
+    Commit,
+    CommitConflictError,
+    Committer,
+    CommitUncertainError,
+    WriteAttempt,
+    remove_staging,
 )
 from dagster_unified.connectors.table_sink import partition_repeated
 from dagster_unified.errors import SinkError, UnavailableError, UnifiedError

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from dagster_unified.connectors.commits import WriterTask
 from dagster_unified.connectors.database.committer import KNOWN, MARKS, DatabaseCommitter, Plan, not_exact
 from dagster_unified.connectors.database.connection import IN_FILES, Database
 from dagster_unified.connectors.database.source import DatabaseSource
 from dagster_unified.connectors.database.staging import StagedRows, StagingWriter
 from dagster_unified.connectors.delivery import DeliveryGuarantee
+from dagster_unified.connectors.protocol.commits import WriterTask
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.table_sink import Mode, TableSink
 from dagster_unified.errors import PipelineError

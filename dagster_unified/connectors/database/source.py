@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.bounds import in_any_zone, whole_numbers
 from dagster_unified.connectors.database.connection import OF_MYSQL, Database
 from dagster_unified.connectors.database.fetching import fetched
 from dagster_unified.connectors.database.reading import ReadField, converted
 from dagster_unified.connectors.database.types import fits, spelled
+from dagster_unified.connectors.protocol.bounds import in_any_zone, whole_numbers
+from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.connectors.protocol.offsets import Offsets, cuts
+from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.secrets import Value
-from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource, cuts
 from dagster_unified.errors import PipelineError, SourceError, nearest
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.slices import TimeRange
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from pyspark.sql import SparkSession
 
-    from dagster_unified.connectors.positions import Position
+    from dagster_unified.connectors.protocol.positions import Position
 
 _PART = "rows"
 """The one part of a table, with offset 0 before and 1 after it was read."""

@@ -17,8 +17,10 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import spark_schema
-from dagster_unified.connectors.commits import (
+from dagster_unified.connectors.delta.log import LogEnd
+from dagster_unified.connectors.in_place import take
+from dagster_unified.connectors.paths import is_in_object_store, is_local, remove_tree
+from dagster_unified.connectors.protocol.commits import (
     Commit,
     CommitConflictError,
     Committable,
@@ -27,9 +29,7 @@ from dagster_unified.connectors.commits import (
     WriteAttempt,
     WriteIdentity,
 )
-from dagster_unified.connectors.delta.log import LogEnd
-from dagster_unified.connectors.in_place import take
-from dagster_unified.connectors.paths import is_in_object_store, is_local, remove_tree
+from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.errors import SinkError
 from dagster_unified.graph.fingerprint import digest
 

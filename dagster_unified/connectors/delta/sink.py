@@ -14,8 +14,6 @@ import pyarrow as pa
 
 from dagster_unified.arrow_types import has
 from dagster_unified.connectors import in_place
-from dagster_unified.connectors.base import SparkSink
-from dagster_unified.connectors.commits import WriteAttempt, WriteIdentity
 from dagster_unified.connectors.delta.committer import (
     NO_PARTITION,
     DeltaCommitter,
@@ -35,7 +33,9 @@ from dagster_unified.connectors.paths import (
     remove_tree,
     storage_path,
 )
-from dagster_unified.connectors.writers import Ship
+from dagster_unified.connectors.protocol.commits import WriteAttempt, WriteIdentity
+from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.protocol.writers import Ship
 from dagster_unified.errors import ConfigurationError, PipelineError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX

@@ -19,7 +19,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.commits import (
+from dagster_unified.connectors.kafka.connection import KafkaConnection
+from dagster_unified.connectors.kafka.failures import FORGOTTEN, UNCOORDINATED
+from dagster_unified.connectors.kafka.groups import ANSWER, answers, committed_offsets, group_member
+from dagster_unified.connectors.kafka.publishing import Publisher, topic_partitions
+from dagster_unified.connectors.kafka.staging import StagedMessages, staged_messages
+from dagster_unified.connectors.protocol.commits import (
     Commit,
     CommitConflictError,
     Committer,
@@ -27,11 +32,6 @@ from dagster_unified.connectors.commits import (
     WriteAttempt,
     remove_staging,
 )
-from dagster_unified.connectors.kafka.connection import KafkaConnection
-from dagster_unified.connectors.kafka.failures import FORGOTTEN, UNCOORDINATED
-from dagster_unified.connectors.kafka.groups import ANSWER, answers, committed_offsets, group_member
-from dagster_unified.connectors.kafka.publishing import Publisher, topic_partitions
-from dagster_unified.connectors.kafka.staging import StagedMessages, staged_messages
 from dagster_unified.errors import UnavailableError, UnifiedError
 
 if TYPE_CHECKING:

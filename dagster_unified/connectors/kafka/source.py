@@ -24,9 +24,11 @@ from dagster_unified.connectors.kafka.offsets import (
     topic_and_partition,
 )
 from dagster_unified.connectors.kafka.reading import Isolation, OffsetRange, messages
-from dagster_unified.connectors.positions import OffsetsRead, cannot_follow
+from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.connectors.protocol.offsets import Offsets
+from dagster_unified.connectors.protocol.positions import OffsetsRead, cannot_follow
+from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.secrets import Value
-from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource
 from dagster_unified.errors import PipelineError, RecordTypeError, SourceError, UnifiedError, nearest
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest

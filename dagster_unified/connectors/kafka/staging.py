@@ -12,9 +12,9 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.commits import Committable, WriteAttempt, Writer, staged_content
 from dagster_unified.connectors.kafka.messages import MessageEncoder, Messages
 from dagster_unified.connectors.paths import put, storage_path
+from dagster_unified.connectors.protocol.commits import Committable, WriteAttempt, Writer, staged_content
 
 _CHUNK = 8 << 20
 """Bytes of messages that a worker holds before it writes them to a file, and the driver when it reads them."""

@@ -12,13 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from dagster_unified.connectors.commits import (
-    Commit,
-    CommitConflictError,
-    Committer,
-    CommitUncertainError,
-    WriteAttempt,
-)
 from dagster_unified.connectors.postgres.connection import CONFLICTS, errors_of, lost, sqlstate, translated
 from dagster_unified.connectors.postgres.names import quoted
 from dagster_unified.connectors.postgres.rights import check_rights
@@ -32,6 +25,13 @@ from dagster_unified.connectors.postgres.staging import (
     writer_tag,
 )
 from dagster_unified.connectors.postgres.tables import DDL_LOCK, Target, Wanted
+from dagster_unified.connectors.protocol.commits import (
+    Commit,
+    CommitConflictError,
+    Committer,
+    CommitUncertainError,
+    WriteAttempt,
+)
 from dagster_unified.connectors.table_sink import partition_repeated
 from dagster_unified.errors import SinkError, UnavailableError
 

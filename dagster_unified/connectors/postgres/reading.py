@@ -18,7 +18,7 @@ from dagster_unified.connectors.database.reading import MONTHS, REFUSED, exact_f
 from dagster_unified.connectors.exact_times import python_times
 from dagster_unified.connectors.nested import from_json
 from dagster_unified.connectors.postgres.names import quoted
-from dagster_unified.connectors.splits import Malformed
+from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.nulls import forbidden_null
 from dagster_unified.records import RecordType, shorten
 

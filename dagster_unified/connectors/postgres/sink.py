@@ -7,7 +7,6 @@ from contextlib import closing
 
 import pyarrow as pa
 
-from dagster_unified.connectors.commits import WriterTask
 from dagster_unified.connectors.postgres.committer import Plan, PostgresCommitter
 from dagster_unified.connectors.postgres.connection import GivesConnection, PostgresConnection
 from dagster_unified.connectors.postgres.names import TableName, quoted
@@ -15,6 +14,7 @@ from dagster_unified.connectors.postgres.source import PostgresSource
 from dagster_unified.connectors.postgres.staging import PostgresCommittable, Staging, StagingWriter
 from dagster_unified.connectors.postgres.tables import Wanted
 from dagster_unified.connectors.postgres.types import staged_column
+from dagster_unified.connectors.protocol.commits import WriterTask
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.table_sink import Mode, TableSink
 from dagster_unified.operators.functions.type_variables import In

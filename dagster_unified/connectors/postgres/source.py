@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.bounds import in_any_zone, whole_numbers
 from dagster_unified.connectors.postgres.connection import GivesConnection, PostgresConnection, errors_of
 from dagster_unified.connectors.postgres.names import TableName, quoted
 from dagster_unified.connectors.postgres.reading import ReadField, converted, misfits
 from dagster_unified.connectors.postgres.snapshots import Snapshot, export, keep
+from dagster_unified.connectors.protocol.bounds import in_any_zone, whole_numbers
+from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.connectors.protocol.offsets import Offsets, Range, cuts
+from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.secrets import Value
-from dagster_unified.connectors.splits import Malformed, Offsets, Range, SplitSource, cuts
 from dagster_unified.errors import PipelineError, SourceError, UnavailableError, nearest
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.slices import TimeRange
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     import psycopg
     from pyspark.sql import DataFrame, SparkSession
 
-    from dagster_unified.connectors.positions import Position
+    from dagster_unified.connectors.protocol.positions import Position
 
 _PART = "rows"
 """The one part of a table that is followed."""

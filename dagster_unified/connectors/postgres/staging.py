@@ -18,12 +18,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_unified.connectors.commits import Committable, WriteAttempt, WriteIdentity, Writer, WriterTask
 from dagster_unified.connectors.nested import to_json
 from dagster_unified.connectors.postgres.connection import PostgresConnection, errors_of
 from dagster_unified.connectors.postgres.names import quoted
 from dagster_unified.connectors.postgres.types import StagedColumn
-from dagster_unified.connectors.writers import arrow_stream
+from dagster_unified.connectors.protocol.commits import Committable, WriteAttempt, WriteIdentity, Writer, WriterTask
+from dagster_unified.connectors.protocol.writers import arrow_stream
 
 ORDER = "__order"
 """A staged column that orders rows of one key, for upserts."""

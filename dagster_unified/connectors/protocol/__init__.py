@@ -4,8 +4,7 @@ A source extends `SplitSource`, `WrittenAheadSource` or `SparkSource` and says i
 `SparkSink` and says what its target is able to do (`Capabilities`).
 """
 
-from dagster_unified.connectors.base import SparkSink, SparkSource
-from dagster_unified.connectors.commits import (
+from dagster_unified.connectors.protocol.commits import (
     Commit,
     CommitConflictError,
     Committable,
@@ -17,7 +16,11 @@ from dagster_unified.connectors.commits import (
     Writer,
     WriterTask,
 )
-from dagster_unified.connectors.splits import Malformed, Offsets, SplitSource
+from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.connectors.protocol.offsets import Offsets
+from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.protocol.source import SparkSource
+from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.written_ahead import WrittenAheadSource
 from dagster_unified.graph.connectors import Boundedness, Capabilities
 

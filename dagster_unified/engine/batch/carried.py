@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dagster_unified.connectors.alignment import ALL
-from dagster_unified.connectors.base import SparkSource
+from dagster_unified.connectors.protocol.alignment import ALL
+from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest
 from dagster_unified.engine.batch.run import Run

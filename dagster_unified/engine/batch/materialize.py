@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from dagster_unified.connectors.base import SparkSource, spark_schema
-from dagster_unified.connectors.positions import Position
+from dagster_unified.connectors.protocol.frame import spark_schema
+from dagster_unified.connectors.protocol.positions import Position
+from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine import malformed
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest, StoredStream, now

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
+from dagster_unified.connectors.protocol.frame import MALFORMED, spark_schema
+from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore, leaves_rows
 from dagster_unified.engine.batch.iterate import IterationInputs, Iterations
 from dagster_unified.engine.dataframe.fragment import Fragment

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.commits import WriteIdentity
+from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest
 from dagster_unified.engine.batch.materialize import LeavingStream

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.base import MALFORMED, SparkSource, spark_schema
+from dagster_unified.connectors.protocol.frame import MALFORMED, spark_schema
+from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine.dataframe.exchanges import Exchanges
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.errors import PipelineError

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import SparkSource, spark_schema
+from dagster_unified.connectors.protocol.frame import spark_schema
+from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine.dataframe.aggregates import CarriedAggregate, Closing, carried_aggregate
 from dagster_unified.engine.dataframe.columns import aggregate_column, all_set, has_nan, spark_column
 from dagster_unified.engine.dataframe.partitions import PartitionAxis

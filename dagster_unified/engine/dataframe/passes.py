@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.passes import Pass

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_unified.by_value import sent
-from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.jobs import SeparateJobs

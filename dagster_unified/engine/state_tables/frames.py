@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.state_tables import worker

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 from upath import UPath
 
-from dagster_unified.connectors.base import spark_schema
+from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.engine.rounds.compile import body_plan
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.state_tables.frames import OperatorTable, Stateful, operator_tables

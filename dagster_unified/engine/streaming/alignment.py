@@ -1,6 +1,6 @@
 """Aligns the watermarks of sources while a job runs: tells each of them, after each epoch, how far its group has come.
 
-Knows the job's time. `connectors/alignment.py` is what a source goes by.
+Knows the job's time. `connectors/protocol/alignment.py` is what a source goes by.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dagster_unified.connectors.alignment import Watermarks, tell
+from dagster_unified.connectors.protocol.alignment import Watermarks, tell
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.graph.alignment import Aligned, aligned
 from dagster_unified.graph.plan import Plan

@@ -34,8 +34,8 @@ from upath import UPath
 from dagster_unified.connectors import conditional
 from dagster_unified.connectors.collection import forget_collections
 from dagster_unified.connectors.paths import children, read_whole, remove_tree, storage_path
-from dagster_unified.connectors.positions import Position
-from dagster_unified.connectors.splits import forget_ranges
+from dagster_unified.connectors.protocol.positions import Position
+from dagster_unified.connectors.protocol.splits import forget_ranges
 from dagster_unified.engine.streaming.atomic import AlternatingFiles, read_latest, write_atomically
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.graph.connectors import Boundedness

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dagster_unified.connectors.commits import WriteIdentity
 from dagster_unified.connectors.paths import children, for_spark, load, remove_tree
+from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import Written

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.alignment import ALL
-from dagster_unified.connectors.base import MALFORMED, PART, Ending, SparkSource, spark_schema
 from dagster_unified.connectors.paths import for_spark, is_local, load
+from dagster_unified.connectors.protocol.alignment import ALL
+from dagster_unified.connectors.protocol.frame import MALFORMED, PART, spark_schema
+from dagster_unified.connectors.protocol.source import Ending, SparkSource
+from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.spark_log import offsets_of_sources
-from dagster_unified.connectors.splits import SplitSource
 from dagster_unified.engine import malformed
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.dataframe.native import Natives

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.base import spark_schema
 from dagster_unified.connectors.paths import children
-from dagster_unified.connectors.splits import Offsets, SplitSource
+from dagster_unified.connectors.protocol.frame import spark_schema
+from dagster_unified.connectors.protocol.offsets import Offsets
+from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.engine.iterations import manifests
 from dagster_unified.engine.iterations.files import MappedFiles, StoredParcel
 from dagster_unified.engine.iterations.levels import collected

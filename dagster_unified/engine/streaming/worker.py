@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Row
 
 from dagster_unified.by_value import sent
-from dagster_unified.connectors.base import MALFORMED, PART
 from dagster_unified.connectors.paths import storage_path
+from dagster_unified.connectors.protocol.frame import MALFORMED, PART
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.streaming.control import event_of
 from dagster_unified.engine.streaming.state_client import WriteBehindClient

@@ -15,10 +15,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mssql, mysql, oracle, registry
 
 from dagster_unified.connectors import DatabaseSink, DeliveryGuarantee
-from dagster_unified.connectors.commits import WriteAttempt, WriterTask
 from dagster_unified.connectors.database.connection import Database
 from dagster_unified.connectors.database.staging import StagedRows
 from dagster_unified.connectors.database.types import column_type, fits
+from dagster_unified.connectors.protocol.commits import WriteAttempt, WriterTask
 from dagster_unified.connectors.secrets import Environment
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import (

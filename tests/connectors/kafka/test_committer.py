@@ -11,7 +11,11 @@ import msgspec
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
-from dagster_unified.connectors.commits import (
+from dagster_unified.connectors.kafka import KafkaConnection
+from dagster_unified.connectors.kafka.committer import KafkaCommitter, TransactionalTopic
+from dagster_unified.connectors.kafka.messages import MessageEncoder, MessageFormat, Messages
+from dagster_unified.connectors.kafka.staging import StagedMessages, StagingWriter
+from dagster_unified.connectors.protocol.commits import (
     Commit,
     CommitConflictError,
     CommitUncertainError,
@@ -19,10 +23,6 @@ from dagster_unified.connectors.commits import (
     WriteIdentity,
     remove_staging,
 )
-from dagster_unified.connectors.kafka import KafkaConnection
-from dagster_unified.connectors.kafka.committer import KafkaCommitter, TransactionalTopic
-from dagster_unified.connectors.kafka.messages import MessageEncoder, MessageFormat, Messages
-from dagster_unified.connectors.kafka.staging import StagedMessages, StagingWriter
 from dagster_unified.errors import ConfigurationError, SinkError, UnavailableError
 from dagster_unified.records import record_type
 

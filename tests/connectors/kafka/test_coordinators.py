@@ -10,8 +10,8 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from dagster_unified.connectors.commits import Commit, CommitConflictError, WriteAttempt, WriteIdentity
 from dagster_unified.connectors.kafka import KafkaOffsetsInitializer, KafkaSink, KafkaSource, committer, groups
+from dagster_unified.connectors.protocol.commits import Commit, CommitConflictError, WriteAttempt, WriteIdentity
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import SinkError, UnavailableError
 from tests.connectors.kafka.test_committer import identity, opened, staged

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from dagster_unified.connectors import KafkaSink
-from dagster_unified.connectors.commits import WriteIdentity
+from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import UnavailableError
 from tests.connectors.postgres.support import LocalCommits

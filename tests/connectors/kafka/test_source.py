@@ -26,8 +26,9 @@ from dagster_unified.connectors.kafka import (
     groups,
     reading,
 )
-from dagster_unified.connectors.positions import OffsetsRead
-from dagster_unified.connectors.splits import Malformed, forget_ranges
+from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.connectors.protocol.positions import OffsetsRead
+from dagster_unified.connectors.protocol.splits import forget_ranges
 from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, StateError, UnavailableError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.orchestration.partitions import slice_of

@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing
 import msgspec
 import psycopg
 
-from dagster_unified.connectors.commits import WriteIdentity, WriterTask
+from dagster_unified.connectors.protocol.commits import WriteIdentity, WriterTask
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.records import record_type
 

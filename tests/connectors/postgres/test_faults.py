@@ -16,8 +16,8 @@ from uuid import uuid4
 
 import pytest
 
-from dagster_unified.connectors.commits import Commit, CommitUncertainError, WriteAttempt
 from dagster_unified.connectors.postgres import PostgresSink, committer
+from dagster_unified.connectors.protocol.commits import Commit, CommitUncertainError, WriteAttempt
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import UnavailableError
 from tests.connectors.postgres.support import LocalCommits, execute, identity, rows, stage, staging_tables, write

@@ -16,12 +16,13 @@ from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
 from pyspark import cloudpickle
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors.positions import OffsetsRead
 from dagster_unified.connectors.postgres import PostgresConnection, PostgresSink, PostgresSource, snapshots
 from dagster_unified.connectors.postgres.source import PostgresSplit
+from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.connectors.protocol.offsets import Range
+from dagster_unified.connectors.protocol.positions import OffsetsRead
+from dagster_unified.connectors.protocol.split_reader import _StreamReader
 from dagster_unified.connectors.reads import read_here
-from dagster_unified.connectors.split_reader import _StreamReader
-from dagster_unified.connectors.splits import Malformed, Range
 from dagster_unified.errors import (
     ConfigurationError,
     PipelineError,

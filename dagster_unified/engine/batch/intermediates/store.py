@@ -19,7 +19,7 @@ from upath import UPath
 
 from dagster_unified.connectors import conditional
 from dagster_unified.connectors.paths import children, is_data, put, read_whole, remove_tree, sizes, storage_path
-from dagster_unified.connectors.positions import Position
+from dagster_unified.connectors.protocol.positions import Position
 from dagster_unified.errors import ConfigurationError, LeaseLostError
 from dagster_unified.graph.slices import WHOLE
 from dagster_unified.operators.metrics import GaugeRange, Histogram, MeterCount

@@ -1,4 +1,4 @@
-"""What an engine asks of a connector: to read a DataFrame, or to write one (`commits.py` has how it is committed)."""
+"""What an engine asks of a source that Spark reads."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import copy
 import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import pyarrow as pa
-
-from dagster_unified.connectors.commits import C, Committer, WriteAttempt, WriteIdentity, Writer, WriterTask
-from dagster_unified.connectors.positions import (
+from dagster_unified.connectors.protocol.bounds import (
+    PartitionBounds,
+    bounding_range,
+    check_partition_columns,
+    checked_columns,
+    rows_after,
+    rows_in,
+)
+from dagster_unified.connectors.protocol.frame import OnMalformed
+from dagster_unified.connectors.protocol.positions import (
     FilesRead,
     OffsetsRead,
     PartitionsRead,
@@ -21,24 +27,16 @@ from dagster_unified.connectors.positions import (
     cannot_follow,
     partitions_read,
 )
-from dagster_unified.connectors.writers import Ship, stage_by_writers
 from dagster_unified.errors import PipelineError, UnsupportedError
-from dagster_unified.graph.connectors import Boundedness, Sink, Source
+from dagster_unified.graph.connectors import Boundedness, Source
 from dagster_unified.graph.slices import Dimensions, Slice
-from dagster_unified.operators.functions.type_variables import In, Out
+from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.layout import PARTITION_INDEX
 
 if TYPE_CHECKING:
-    import pyarrow.dataset as ds
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
-    from dagster_unified.connectors.bounds import Hull
-    from dagster_unified.records import RecordType
-
-
-OnMalformed = Literal["fail", "drop", "divert"]
 
 Ending = Callable[["UPath", "str | None"], frozenset[str]]
 """Returns the parts of a source that have been read to their end, and `ALL` with them where all has been.
@@ -61,7 +59,7 @@ class SparkSource(Source[Out]):
     behind: Position = Unread()
     """What was read of it before: it reads what comes after."""
 
-    _hull: Hull | None = None
+    _covered: PartitionBounds | None = None
     """What several partitions cover, where they are read together."""
 
     @abstractmethod
@@ -78,7 +76,6 @@ class SparkSource(Source[Out]):
         names no zone); of static ones it equals the key. Of partitions with several dimensions each has its own:
         `date="day", airport="origin"`. A run without partitions, and STREAMING, read everything.
         """
-        from dagster_unified.connectors.bounds import checked_columns
 
         if self.in_every_partition:
             raise self._twice_told("partitioned_by")
@@ -149,7 +146,6 @@ class SparkSource(Source[Out]):
 
     def check_dimensions(self, known: Dimensions) -> None:
         """Raises `PipelineError` where these dimensions do not say which of the source's rows are in a partition."""
-        from dagster_unified.connectors.bounds import check_partition_columns
 
         check_partition_columns(self.partition_columns, self.records.schema, known, f"source '{self.name}'")
 
@@ -175,13 +171,12 @@ class SparkSource(Source[Out]):
 
     def read_partition(self, spark: SparkSession) -> DataFrame:
         """What a BATCH run reads: all, or the partition that the source is bounded to."""
-        from dagster_unified.connectors.bounds import within
 
         frame = self.read(spark)
         return (
             frame
             if self.slice is None or not self.partition_columns
-            else within(frame, self.partition_columns, [self.slice], self.name)
+            else rows_in(frame, self.partition_columns, [self.slice], self.name)
         )
 
     def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
@@ -191,29 +186,26 @@ class SparkSource(Source[Out]):
         """
         from pyspark.sql import functions as F
 
-        from dagster_unified.connectors.bounds import hull, within
-
         if self.in_every_partition:
             indexes = F.array(*map(F.lit, range(len(bounded))))
             return bounded[-1].read(spark).withColumn(PARTITION_INDEX, F.explode(indexes))
         slices = [source.slice for source in bounded if source.slice is not None]
         if self.partition_columns and self.reads_all():
             together = copy.copy(self)
-            together._hull = hull(self.partition_columns, slices)
-            return within(together.read(spark), self.partition_columns, slices, self.name)
+            together._covered = bounding_range(self.partition_columns, slices)
+            return rows_in(together.read(spark), self.partition_columns, slices, self.name)
         frames = [
             source.read_partition(spark).withColumn(PARTITION_INDEX, F.lit(number))
             for number, source in enumerate(bounded)
         ]
         return functools.reduce(lambda some, more: some.unionByName(more), frames)
 
-    def covered(self) -> Hull:
+    def covered(self) -> PartitionBounds:
         """What the partitions that are read cover, so that a reader may leave out the rest; Spark looks closer."""
-        from dagster_unified.connectors.bounds import hull
 
-        if self._hull is not None:
-            return self._hull
-        return {} if self.slice is None else hull(self.partition_columns, [self.slice])
+        if self._covered is not None:
+            return self._covered
+        return {} if self.slice is None else bounding_range(self.partition_columns, [self.slice])
 
     def reads_all(self) -> bool:
         """Whether `read` gives the same rows for every partition: only columns say which partition a row is in."""
@@ -297,12 +289,11 @@ class SparkSource(Source[Out]):
 
     def unread(self, frame: DataFrame) -> DataFrame:
         """The rows that belong to no partition that was read before."""
-        from dagster_unified.connectors.bounds import beyond
 
         read = self.partitions_behind()
         if read is None or not self.partition_columns:
             return frame
-        return beyond(frame, self.partition_columns[""], read.until, self.name)
+        return rows_after(frame, self.partition_columns[""], read.until, self.name)
 
     def lacking(self) -> Mapping[str, str]:
         """Which of the files that were read lack a column, so that it is None in their rows, by the column."""
@@ -311,125 +302,3 @@ class SparkSource(Source[Out]):
     def keeps_malformed(self) -> bool:
         """Whether malformed rows are kept in a side table, rather than dropped."""
         return self.on_malformed == "divert"
-
-
-class SparkSink(Sink[In], Generic[In, C]):
-    """A sink that Spark writes: `writer` in Spark's tasks, `committer` on the driver, `engine/commit.py` between them.
-
-    A sink whose rows Spark can write by itself, such as Parquet, overrides `stage` instead of `writer`.
-    """
-
-    committable: type[C]
-    """What its writers prepare."""
-
-    commits_in_writers: bool = False
-    """Whether writers make rows visible themselves, under the identity of their attempt."""
-
-    @abstractmethod
-    def committer(self, schema: pa.Schema) -> Committer[C]:
-        """The committer of a job, for rows of this schema.
-
-        It may create a table that is not there. Raises `SinkError` where the rows do not fit what is there, and
-        `UnavailableError` where the target is away.
-        """
-
-    def writer(self, task: WriterTask) -> Writer[C]:
-        """A writer for the rows of one of Spark's tasks, which has them in the order of emission.
-
-        The rows of a key that an operator before the sink emitted are in one task.
-        """
-        raise NotImplementedError
-
-    def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[C]]:
-        """Writes all rows where readers do not see them yet; returns the committables of each attempt.
-
-        With several attempts (`takes_together`), the column `PARTITION_INDEX` has the index of a row's attempt, and
-        for a sink that `upserts` the column `EMITTED` the order of a key's rows within a partition. The engine counts
-        the rows while they are written, so run one job over them.
-
-        In later epochs `ship` gives what it was given in the first: pass attempts as arguments, not inside.
-        """
-        return stage_by_writers(self, self.committable, frame, attempts, ship)
-
-    def takes_together(self) -> bool:
-        """Whether several partitions can be written at once; otherwise they are written one by one."""
-        return not self.upserts
-
-    def location(self, identity: WriteIdentity) -> str:
-        """Where a write goes to, for people."""
-        return self.describe()
-
-    def elsewhere(self, path: str) -> Self | None:
-        """The same sink, writing to another place; None where it writes to none that can be read back."""
-        return None
-
-    def exists(self) -> bool:
-        """Whether what it wrote is still there, as far as it knows."""
-        return True
-
-    def dataset(self, records: RecordType | None = None) -> ds.Dataset:
-        """All that is there. `records` are those that are written, for files that do not say their columns' types."""
-        raise NotImplementedError
-
-    def schema_of(self, records: RecordType) -> pa.Schema:
-        """The columns that `dataset` has where the table is as declared."""
-        return records.schema
-
-    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        """The first rows of what is there, or None where it cannot be read back."""
-        return None
-
-
-PART = "__part"
-"""A column of a stream with the part of the source that a row is of, such as a partition of a topic.
-
-All rows that one task reads are of one part. Each part then has a watermark of its own.
-"""
-
-MALFORMED = "__malformed"
-"""A struct column (file, row, reason), null in every row that fits."""
-
-
-def fitting(source: str) -> Column:
-    """A condition on a frame with `MALFORMED` that is true for a row that fits.
-
-    A row that does not fit raises an error that says where it is. A later condition does not hide it (`opaque`).
-    """
-    from pyspark.sql import functions as F
-
-    message = F.concat(
-        F.lit("dagster_unified.errors.MalformedInputError: "),
-        F.to_json(F.struct(F.lit(source).alias("source"), F.col(f"{MALFORMED}.*"))),
-    )
-    return F.when(F.col(MALFORMED).isNull(), F.lit(True)).otherwise(F.raise_error(opaque(message)).cast("boolean"))
-
-
-def opaque(value: Column) -> Column:
-    """The same value, of which Catalyst assumes that it may be another one when it is asked again.
-
-    So the checks of rows stay where they are: Catalyst would evaluate the conditions of later filters first, or in the
-    reader, and leave rows out before they are checked; and from a check it would infer what holds of columns that are
-    renamed later, which takes twice the time and memory for each of them.
-    """
-    from pyspark.sql import functions as F
-
-    return F.when(F.spark_partition_id() >= 0, value)
-
-
-def spark_schema(schema: pa.Schema) -> StructType:
-    """An Arrow schema as Spark's, everything nullable at every depth: Spark's readers do not promise more."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-    from pyspark.sql.types import StructType
-
-    converted = from_arrow_schema(pa.schema([pa.field(f.name, _nullable(f.type)) for f in schema]))
-    return StructType(list(converted.fields))
-
-
-def _nullable(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, _nullable(f.type)) for f in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field("element", _nullable(kind.value_type)))
-    if pa.types.is_map(kind):
-        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
-    return kind

@@ -12,22 +12,22 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from dagster_unified.connectors.alignment import ALL, held_back
-from dagster_unified.connectors.base import Ending, SparkSource
 from dagster_unified.connectors.paths import put
-from dagster_unified.connectors.positions import (
+from dagster_unified.connectors.protocol.alignment import held_back
+from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.connectors.protocol.offsets import Offsets, Range, shared
+from dagster_unified.connectors.protocol.positions import (
     OffsetsRead,
     PartitionsRead,
     Position,
     cannot_follow,
     partitions_read,
 )
+from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.errors import PipelineError, SourceError, StateError
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.functions.type_variables import Out
@@ -42,40 +42,8 @@ if TYPE_CHECKING:
 
     from dagster_unified.graph.slices import Dimensions, TimeRange
 
-Offsets = Mapping[str, int]
-"""How far each part of a source has been read, by the part's name: the offset of the next record."""
-
-
 _IDENTITIES = "identities.json"
 """What is kept of a stream besides its range: what its offsets are of."""
-
-
-@dataclass(frozen=True)
-class Malformed:
-    """Something that a source holds and that does not fit its record type.
-
-    `place` says where it is, such as `sales[0]@17`; `content` is what stands there.
-    """
-
-    place: str
-    content: str
-    reason: str
-
-
-class Range(msgspec.Struct, frozen=True):
-    """What a query reads: from `start`, and until `end` if it ends."""
-
-    start: dict[str, int]
-    end: dict[str, int] | None = None
-
-    def parts_read(self, log: UPath | None, offset: str | None) -> frozenset[str]:
-        """The parts that a query has read to their end, at an offset; with `ALL` where that is so for each of them."""
-        position = self.start
-        if offset is not None and offset != "-":  # it had nothing to read yet
-            position = msgspec.json.decode(offset, type=dict[str, int])
-        end = self.end or {}
-        parts = {part for part, last in end.items() if position.get(part, -1) >= last}
-        return frozenset({*parts, ALL} if self.end is not None and len(parts) == len(end) else parts)
 
 
 class SplitSource(SparkSource[Out]):
@@ -201,7 +169,7 @@ class SplitSource(SparkSource[Out]):
         return changed
 
     def read(self, spark: SparkSession) -> DataFrame:
-        from dagster_unified.connectors.split_reader import batch
+        from dagster_unified.connectors.protocol.split_reader import batch
 
         range_ = self._range or self._batch_range()
         assert range_.end is not None
@@ -209,12 +177,12 @@ class SplitSource(SparkSource[Out]):
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
         """The same as a stream. Where it begins, and ends, is decided once and kept in `folder`."""
-        from dagster_unified.connectors.split_reader import stream
+        from dagster_unified.connectors.protocol.split_reader import stream
 
         return self.unread(stream(spark, self, self.stream_range(folder)))
 
     def going_by(self, watermarks: UPath) -> Self:
-        """The same source, whose stream goes by the watermarks in this file (see `connectors/alignment.py`)."""
+        """The same source, whose stream goes by the watermarks in this file (see `alignment.py`)."""
         changed = copy.copy(self)
         changed._watermarks = watermarks
         return changed
@@ -373,23 +341,3 @@ def forget_ranges(sources: UPath) -> None:
     for pattern in ("*/range-*.json", f"*/{_IDENTITIES}"):
         for kept in sources.glob(pattern):
             kept.unlink()
-
-
-def shared(start: Offsets, end: Offsets, most: int) -> dict[str, int]:
-    """The position that is at most so many records behind `start`: each part gives in proportion to what it has."""
-    waiting = {part: max(0, last - start.get(part, last)) for part, last in end.items()}
-    total = sum(waiting.values())
-    if total <= most:
-        return dict(end)
-    given = {part: count * most // total for part, count in waiting.items()}
-    rest = most - sum(given.values())
-    for part in sorted(waiting, key=lambda part: (given[part] - waiting[part], part))[:rest]:
-        given[part] += 1
-    return {part: start.get(part, last) + given.get(part, 0) for part, last in end.items()}
-
-
-def cuts(low: int, high: int, count: int) -> list[tuple[int, int]]:
-    """A range in so many pieces, at least one."""
-    count = max(1, min(count, high - low))
-    marks = [low + (high - low) * number // count for number in range(count + 1)]
-    return list(pairwise(marks))

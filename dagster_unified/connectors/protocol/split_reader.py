@@ -1,4 +1,4 @@
-"""What Spark runs of a `SplitSource`: a Python data source that carries the source along.
+"""What Spark runs of a source that is read in splits: a Python data source that carries the source along.
 
 In BATCH the splits are planned where the DataFrame is made, so that what is wrong with the source is an error there.
 In STREAMING Spark asks a Python process beside the driver, and its offsets are the source's.
@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -26,9 +26,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dagster_unified.by_value import by_value_bytes
-from dagster_unified.connectors.base import MALFORMED, PART, spark_schema
+from dagster_unified.connectors.protocol.frame import MALFORMED, PART, Malformed, OnMalformed, spark_schema
+from dagster_unified.connectors.protocol.offsets import Offsets, Range
 from dagster_unified.connectors.reads import planned_in
-from dagster_unified.connectors.splits import Malformed, Offsets, Range, SplitSource
 from dagster_unified.errors import MalformedInputError, StageError, UnifiedError
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.records import shorten
@@ -49,20 +49,37 @@ _registering = threading.Lock()
 _registered: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
-def batch(spark: SparkSession, source: SplitSource[Any], start: Offsets, end: Offsets) -> DataFrame:
+class SplitReads(Protocol):
+    """What Spark's processes ask of a source that is read in splits (`splits.py` says what each of these is)."""
+
+    name: str
+    kind: str
+    on_malformed: OnMalformed
+    max_records_per_trigger: int | None
+
+    @property
+    def columns(self) -> pa.Schema: ...
+    def describe(self) -> str: ...
+    def available(self, since: Offsets) -> dict[str, int]: ...
+    def aligned(self, start: Offsets, end: Offsets, until: Offsets | None) -> Offsets: ...
+    def limited(self, start: Offsets, end: Offsets) -> Offsets: ...
+    def splits(self, start: Offsets, end: Offsets) -> Sequence[Any]: ...
+    def read_split(self, split: Any) -> Iterator[pa.RecordBatch | Malformed]: ...
+    def part_of(self, split: Any) -> str | None: ...
+
+
+def batch(spark: SparkSession, source: SplitReads, start: Offsets, end: Offsets) -> DataFrame:
     """What lies between two positions, in the source's columns."""
     splits = tuple(source.splits(start, end))
     return spark.read.format(_register(spark, source, splits=splits)).load()
 
 
-def stream(spark: SparkSession, source: SplitSource[Any], range_: Range) -> DataFrame:
+def stream(spark: SparkSession, source: SplitReads, range_: Range) -> DataFrame:
     """The source as a stream, in the same columns."""
     return spark.readStream.format(_register(spark, source, range_=range_)).load()
 
 
-def _register(
-    spark: SparkSession, source: SplitSource[Any], splits: Sequence[Any] = (), range_: Range | None = None
-) -> str:
+def _register(spark: SparkSession, source: SplitReads, splits: Sequence[Any] = (), range_: Range | None = None) -> str:
     """Make one read of a source known to Spark; returns its name.
 
     Each read has a name of its own: a plan of Connect looks names up when it runs. The source travels in the class, and
@@ -89,10 +106,10 @@ class _SplitData(DataSource):
     def name(cls) -> str:
         return cls.title
 
-    def _read(self) -> tuple[SplitSource[Any], Sequence[Any], Range | None]:
+    def _read(self) -> tuple[SplitReads, Sequence[Any], Range | None]:
         from pyspark import cloudpickle
 
-        found: tuple[SplitSource[Any], Sequence[Any], Range | None] = cloudpickle.loads(self.payload)
+        found: tuple[SplitReads, Sequence[Any], Range | None] = cloudpickle.loads(self.payload)
         return found
 
     def schema(self) -> StructType:
@@ -115,7 +132,7 @@ class _Split(InputPartition):
 
 
 class _BatchReader(DataSourceReader):
-    def __init__(self, source: SplitSource[Any], splits: Sequence[Any]) -> None:
+    def __init__(self, source: SplitReads, splits: Sequence[Any]) -> None:
         self._source, self._splits = source, splits
 
     def partitions(self) -> list[InputPartition]:
@@ -126,7 +143,7 @@ class _BatchReader(DataSourceReader):
 
 
 class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    def __init__(self, source: SplitSource[Any], range_: Range) -> None:
+    def __init__(self, source: SplitReads, range_: Range) -> None:
         self._source, self._range = source, range_
         self._until = range_.end
         self._seen: dict[str, int] | None = None
@@ -184,7 +201,7 @@ def _sorted(offsets: Offsets) -> dict[str, int]:
     return {part: offsets[part] for part in sorted(offsets)}
 
 
-def _schema(source: SplitSource[Any], streaming: bool) -> StructType:
+def _schema(source: SplitReads, streaming: bool) -> StructType:
     """The columns of a source's rows: the records', what does not fit, and in STREAMING the part."""
     found = spark_schema(source.columns)
     if source.on_malformed != "fail":
@@ -193,7 +210,7 @@ def _schema(source: SplitSource[Any], streaming: bool) -> StructType:
     return found.add(PART, StringType()) if streaming else found
 
 
-def _rows(source: SplitSource[Any], partition: InputPartition, streaming: bool) -> Iterator[pa.RecordBatch]:
+def _rows(source: SplitReads, partition: InputPartition, streaming: bool) -> Iterator[pa.RecordBatch]:
     """In a worker: the rows of one split."""
     if not isinstance(partition, _Split):  # what Spark asks for where there are no splits
         return
@@ -242,7 +259,7 @@ def _set_aside(malformed: Sequence[Malformed], part: str | None, schema: pa.Sche
     return _with_schema({MALFORMED: pa.array(rows, schema.field(MALFORMED).type)}, len(rows), part, schema)
 
 
-def _refused(source: SplitSource[Any], found: Malformed) -> MalformedInputError:
+def _refused(source: SplitReads, found: Malformed) -> MalformedInputError:
     return MalformedInputError(
         f"source '{source.name}': {found.place}: {found.reason}: {shorten(found.content)}; correct what writes it, or"
         " read with on_malformed='drop' or 'divert'"

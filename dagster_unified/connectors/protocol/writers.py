@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Protocol
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.commits import C, WriteAttempt, Writer, WriterTask
+from dagster_unified.connectors.protocol.commits import C, WriteAttempt, Writer, WriterTask
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
 
 if TYPE_CHECKING:
