@@ -61,7 +61,7 @@ class _Epochs:
 
     def __init__(self, path: Path) -> None:
         self._path, self._next = path, 0
-        sink = DeltaSink(str(path), mode="append").taking(record_type(Row))
+        sink = DeltaSink(str(path), mode="append").bound_to(record_type(Row))
         self._rows = pa.Table.from_batches([sink.records.to_batch([Row(n, "name") for n in range(100)])])
         self._committer = sink.committer(sink.records.schema)
 

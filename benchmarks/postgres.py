@@ -104,7 +104,7 @@ def _rows(spark: SparkSession, folder: str) -> DataFrame:
 
 
 def _append(rows: DataFrame, url: str) -> None:
-    sink: PostgresSink[Any] = PostgresSink("written", url).taking(record_type(Flight))
+    sink: PostgresSink[Any] = PostgresSink("written", url).bound_to(record_type(Flight))
     with closing(SinkCommits(sink)) as commits, small_rows(rows.sparkSession):  # as in a stage of BATCH
         identity = WriteIdentity("bench", "written", f"run-{uuid4().hex}")
         commits.write(rows, [WriteContext(identity, "stage", ship=by_value_afresh)])
@@ -166,7 +166,7 @@ def _commit_milliseconds(url: str) -> float:
     with psycopg.connect(url, autocommit=True) as client:
         client.execute("CREATE TABLE held AS SELECT * FROM flights")
         client.execute("ALTER TABLE held ADD PRIMARY KEY (id)")
-    sink: PostgresSink[Any] = PostgresSink("held", url, mode="upsert", key="id").taking(record_type(Flight))
+    sink: PostgresSink[Any] = PostgresSink("held", url, mode="upsert", key="id").bound_to(record_type(Flight))
     taken = []
     with closing(sink.committer(sink.records.schema)) as committer:
         for epoch in range(EPOCHS):

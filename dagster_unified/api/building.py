@@ -77,7 +77,7 @@ class GraphBuilder:
         copied = copy.copy(self)
         copied._nodes, copied._edges = [*self._nodes], [*self._edges]
         copied._mistakes, copied._tags = [*self._mistakes], {**self._tags}
-        copied._add(SinkNode, [*upstream], sink.name, naming=Naming.LIBRARY, sink=sink.taking(records))
+        copied._add(SinkNode, [*upstream], sink.name, naming=Naming.LIBRARY, sink=sink.bound_to(records))
         return copied
 
     def check_same(self, other: GraphBuilder, where: str) -> None:

@@ -643,7 +643,7 @@ class DataStream(Generic[T]):
             [3, 4, 5]
         """
         try:
-            bound = sink.taking(self._records(sink.name))
+            bound = sink.bound_to(self._records(sink.name))
         except PipelineError as error:
             raise type(error)(f"{self._where(sink.name)}: {error}") from error
         naming = Naming.AUTHOR if sink.named else Naming.LIBRARY

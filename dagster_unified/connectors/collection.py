@@ -118,7 +118,7 @@ class CollectionSource(SparkSource[Out]):
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
         logged = spark_log.offset_of(offset)
         if checkpoint_sources is None or logged < 0:
-            return self.behind
+            return self.resume_position
         names = [spark_log.path_of(file.path).split("/")[-1] for file in spark_log.found(checkpoint_sources, logged)]
         return EverythingRead(max(part.first + part.size for name in names if (part := _Part.of(name)) is not None))
 
@@ -128,17 +128,17 @@ class CollectionSource(SparkSource[Out]):
 
         return read
 
-    def check_behind(self) -> None:
-        if not isinstance(self.behind, EverythingRead):
-            super().check_behind()
+    def check_resume_position(self) -> None:
+        if not isinstance(self.resume_position, EverythingRead):
+            super().check_resume_position()
         elif self._start > len(self.data):
-            raise cannot_follow(self.name, self.behind, f"it has only {len(self.data)}")
+            raise cannot_follow(self.name, self.resume_position, f"it has only {len(self.data)}")
 
     @property
     def _start(self) -> int:
         """The place of the first record that was not read before."""
-        if isinstance(self.behind, EverythingRead):
-            return len(self.data) if self.behind.count is None else self.behind.count
+        if isinstance(self.resume_position, EverythingRead):
+            return len(self.data) if self.resume_position.count is None else self.resume_position.count
         return 0
 
     def _from(self, first: int) -> pa.Table:

@@ -37,7 +37,7 @@ from dagster_unified.connectors.paths import (
 )
 from dagster_unified.connectors.protocol.alignment import ALL
 from dagster_unified.connectors.protocol.bounds import in_folder
-from dagster_unified.connectors.protocol.frame import MALFORMED, OnMalformed, fitting, opaque, spark_schema
+from dagster_unified.connectors.protocol.frame import MALFORMED, OnMalformed, fitting, non_deterministic, spark_schema
 from dagster_unified.connectors.protocol.positions import FilesRead, Position, Unread, cannot_follow
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.connectors.sessions import is_connect
@@ -150,7 +150,7 @@ class _FileSource(SparkSource[Out]):
     def has_present(self) -> bool:
         return True
 
-    def tells_apart(self, one: Slice, other: Slice) -> bool:
+    def distinguishes(self, one: Slice, other: Slice) -> bool:
         if self.template is None or self.partition_columns:
             return True
         differing = {name for name, own in one.dimensions.items() if other.dimensions[name] != own}
@@ -224,15 +224,15 @@ class _FileSource(SparkSource[Out]):
             return super().batch_position(spark)
         files = Folder(self.path)
         names = self._read_before().union(file.name for file in files.files())
-        return FilesRead.of(files.root, names, self.partitions_behind())
+        return FilesRead.of(files.root, names, self.partitions_read_before())
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
         logged = spark_log.offset_of(offset)
         if checkpoint_sources is None or logged < 0:
-            return self.behind
+            return self.resume_position
         root = Folder(self.path).root
         names = self._read_before().union(names_until(spark_log.Reader(checkpoint_sources, logged), root))
-        return FilesRead.of(root, names, self.partitions_behind())
+        return FilesRead.of(root, names, self.partitions_read_before())
 
     def ending(self, folder: UPath) -> Ending | None:
         if self.boundedness is Boundedness.UNBOUNDED:
@@ -245,24 +245,24 @@ class _FileSource(SparkSource[Out]):
 
         return read
 
-    def check_behind(self) -> None:
-        if isinstance(self.behind, FilesRead) and self.behind.root != Folder(self.path).root:
-            raise cannot_follow(self.name, self.behind, f"it reads {self.path}")
-        read = self.partitions_behind()
+    def check_resume_position(self) -> None:
+        if isinstance(self.resume_position, FilesRead) and self.resume_position.root != Folder(self.path).root:
+            raise cannot_follow(self.name, self.resume_position, f"it reads {self.path}")
+        read = self.partitions_read_before()
         if read is not None and self.template is not None and not self.partition_columns:
             problem = self.template.tells_no_time()
             if problem is not None:
-                raise cannot_follow(self.name, self.behind, problem)
-        elif read is not None or not isinstance(self.behind, FilesRead):
-            super().check_behind()
+                raise cannot_follow(self.name, self.resume_position, problem)
+        elif read is not None or not isinstance(self.resume_position, FilesRead):
+            super().check_resume_position()
 
     def _read_before(self) -> frozenset[str]:
         """The names of the files that were read before."""
-        return self.behind.files() if isinstance(self.behind, FilesRead) else frozenset()
+        return self.resume_position.files() if isinstance(self.resume_position, FilesRead) else frozenset()
 
     def _in_partition_before(self, name: str) -> bool:
         """Whether a file belongs to a partition that was read before, by its name below the root."""
-        read = self.partitions_behind()
+        read = self.partitions_read_before()
         if read is None or self.template is None:
             return False
         return self.template.ends_by(name, read.until.replace(tzinfo=None))
@@ -271,7 +271,7 @@ class _FileSource(SparkSource[Out]):
         found = self._existing()
         self._look_at(found[0])
         self._check_table(found)
-        if isinstance(self.behind, Unread):
+        if isinstance(self.resume_position, Unread):
             self._check_each(spark, found)
             return self._read(spark, found, partial(Folder(self.path).load, files=found), self._told(found[0]))
         rest = self._unread_of(found)
@@ -353,7 +353,7 @@ class _FileSource(SparkSource[Out]):
             folders
             or len(places) < len(files)
             or len(files) > _MOST
-            or not isinstance(self.behind, Unread)
+            or not isinstance(self.resume_position, Unread)
             or not all(map(_PLAIN.fullmatch, places))
             or not self._alike(files)
         ):
@@ -527,7 +527,7 @@ class TextSource(_FileSource[Out]):
             F.struct(
                 F.col("_metadata.file_path").alias("file"),
                 F.col(_ROW).alias("row"),
-                opaque(reason).alias("reason"),
+                non_deterministic(reason).alias("reason"),
             ),
         )
         values = [

@@ -136,20 +136,24 @@ class StructuredSource(SparkSource[Out]):
                 f"source '{self.name}': a savepoint has to hold what was read of it, and endingOffsets ({shown}) does"
                 " not say; give it a number for each partition, or read with KafkaSource, which decides them once"
             )
-        return SparkOffset(self.format, ending, self.partitions_behind())
+        return SparkOffset(self.format, ending, self.partitions_read_before())
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
         if self.starting_options is None:
             raise self._positionless()
-        return self.behind if offset is None else SparkOffset(self.format, offset, self.partitions_behind())
+        return (
+            self.resume_position if offset is None else SparkOffset(self.format, offset, self.partitions_read_before())
+        )
 
-    def check_behind(self) -> None:
-        if not isinstance(self.behind, SparkOffset):
-            super().check_behind()
-        elif self.behind.format != self.format:
-            raise cannot_follow(self.name, self.behind, f"it reads Spark's {self.format}")
+    def check_resume_position(self) -> None:
+        if not isinstance(self.resume_position, SparkOffset):
+            super().check_resume_position()
+        elif self.resume_position.format != self.format:
+            raise cannot_follow(self.name, self.resume_position, f"it reads Spark's {self.format}")
         elif self.starting_options is None:
-            raise cannot_follow(self.name, self.behind, "nothing says with which options; give starting_options=")
+            raise cannot_follow(
+                self.name, self.resume_position, "nothing says with which options; give starting_options="
+            )
 
     def _positionless(self) -> UnsupportedError:
         return UnsupportedError(
@@ -160,9 +164,9 @@ class StructuredSource(SparkSource[Out]):
 
     def _started(self) -> Mapping[str, str]:
         """The options with which it begins after what was read before."""
-        if not isinstance(self.behind, SparkOffset) or self.starting_options is None:
+        if not isinstance(self.resume_position, SparkOffset) or self.starting_options is None:
             return self.options
-        starting = self.starting_options(self.behind.offset)
+        starting = self.starting_options(self.resume_position.offset)
         replaced = {key.lower() for key in starting}  # Spark takes names in any case
         kept = {key: value for key, value in self.options.items() if key.lower() not in replaced}
         return kept | {key: value for key, value in starting.items() if value is not None}
@@ -202,7 +206,7 @@ class RateSource(StructuredSource[Rate]):
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
         if offset is None:
-            return self.behind
+            return self.resume_position
         try:
             seconds = msgspec.json.decode(offset, type=int)
         except msgspec.DecodeError:
@@ -210,18 +214,20 @@ class RateSource(StructuredSource[Rate]):
                 f"source '{self.name}': {shorten(offset)} in Spark's checkpoint is not an offset of its rate source;"
                 " restore the checkpoint, or start without state"
             ) from None
-        return OffsetsRead("rate", {"value": self._begin + seconds * self.rows_per_second}, self.partitions_behind())
+        return OffsetsRead(
+            "rate", {"value": self._begin + seconds * self.rows_per_second}, self.partitions_read_before()
+        )
 
-    def check_behind(self) -> None:
-        if not isinstance(self.behind, OffsetsRead):
-            super().check_behind()
-        elif self.behind.origin != "rate":
-            raise cannot_follow(self.name, self.behind, "it reads Spark's rate")
+    def check_resume_position(self) -> None:
+        if not isinstance(self.resume_position, OffsetsRead):
+            super().check_resume_position()
+        elif self.resume_position.origin != "rate":
+            raise cannot_follow(self.name, self.resume_position, "it reads Spark's rate")
 
     @property
     def _begin(self) -> int:
         """The first value that was not read before."""
-        return self.behind.offsets["value"] if isinstance(self.behind, OffsetsRead) else 0
+        return self.resume_position.offsets["value"] if isinstance(self.resume_position, OffsetsRead) else 0
 
     def _typed(self, frame: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F

@@ -197,7 +197,12 @@ class _Log(WrittenAheadSource[Out]):
     """What travels to Spark's processes: what can be said of a source, and its log, but not what receives."""
 
     def __init__(self, source: WrittenAheadSource[Out], log: str) -> None:
-        self.name, self.kind, self.records, self.behind = source.name, source.kind, source.records, source.behind
+        self.name, self.kind, self.records, self.resume_position = (
+            source.name,
+            source.kind,
+            source.records,
+            source.resume_position,
+        )
         self.max_records_per_trigger = source.max_records_per_trigger
         self.partition_columns, self._watermarks = source.partition_columns, source._watermarks
         self._description, self._log = source.describe(), log

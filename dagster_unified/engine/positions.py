@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def settled(plan: Plan, region: Region) -> Plan:
+def with_fixed_ranges(plan: Plan, region: Region) -> Plan:
     """The plan where the sources of a stage of a BATCH run have decided what it reads."""
     found = {}
     for node in (source for source in plan.graph.sources if source.id in region.nodes):
         source = spark_source(plan.name, node)
         try:
-            decided = source.settled()
+            decided = source.with_fixed_range()
         except UnifiedError as error:
             raise type(error)(f"{plan.name}: {error}") from error
         if decided is not source:

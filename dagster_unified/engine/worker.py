@@ -82,7 +82,7 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
 
     if not program.last_event_times:
         run = run_batch(program, batches, subtask=subtask, committed=committed_epoch())
-        for emitted in run if program.leaving is None else _with_files(run, program.carried):
+        for emitted in run if program.export is None else _with_files(run, program.carried):
             yield combine(schema, emitted.output, emitted.batch)
         yield metrics_row(schema, run.metrics[0].encode())
         return

@@ -158,9 +158,9 @@ class Sink(ABC, Generic[In]):
     """The fields that identify a row of a table that it upserts; none where it has no table."""
 
     records: RecordType
-    """What it is given; set on the copy that `taking` returns."""
+    """What it is given; set on the copy that `bound_to` returns."""
 
-    def taking(self, records: RecordType) -> Self:
+    def bound_to(self, records: RecordType) -> Self:
         """This sink for a stream of such records, as a copy, so that one object serves several streams.
 
         Raises `PipelineError` when they cannot be written.

@@ -104,7 +104,7 @@ def check_apart(graph: Graph, partitions: PartitionsDefinition[str], slice_: Sli
     beside = list(_next_to(partitions, one))
     for node in graph.sources:
         for other in beside:
-            if isinstance(node.source, SparkSource) and not node.source.tells_apart(one, other):
+            if isinstance(node.source, SparkSource) and not node.source.distinguishes(one, other):
                 first, second = sorted([one.key, other.key])
                 raise PipelineError(
                     f"{graph.name}: source '{node.name}' reads the same for the partitions {first} and {second}:"

@@ -22,9 +22,16 @@ from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, PROCESSING_TIMERS, ROLE, SUBTASK_KEY
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
-from dagster_unified.state.arranged import arranged, arranged_frame, arrow_table, is_frame, millis, state_schema
 from dagster_unified.state.manifest import Column, IterationState, Manifest, OperatorState
 from dagster_unified.state.schemas import SUBTASK_ROLES, columns_of, from_spark, table_schema, to_spark
+from dagster_unified.state.state_table import (
+    arrow_table,
+    is_frame,
+    millis,
+    state_schema,
+    to_state_frame,
+    to_state_table,
+)
 from dagster_unified.state.tables import CODEC, copy_files, files_in, read_batches, read_frame, write_batches
 from dagster_unified.state.values import plain_rows
 from dagster_unified.state.windows import check_windows
@@ -282,14 +289,14 @@ class Savepoint:
                 raise StateError(
                     f"{where}: its state is a DataFrame of Spark's, and its timers are not; give one as well"
                 )
-            frame = arranged_frame(where, table, columns, timers)
+            frame = to_state_frame(where, table, columns, timers)
             rows, count = frame, 0
             schema = state_schema(where, from_spark(frame.schema.json()), columns)
         else:
             given = arrow_table(where, table)
             columns = self._key_of(uid, key, _with_key_role(given.schema))
             times = None if timers is None else arrow_table(where, timers)
-            rows = arranged(where, given, columns, times)
+            rows = to_state_table(where, given, columns, times)
             schema, count = rows.schema, rows.num_rows
         self._check_key(where, uid, schema, columns)
         check_windows(where, rows, schema, columns)

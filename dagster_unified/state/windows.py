@@ -15,7 +15,7 @@ from dagster_unified.operators.state.table import EVENT_TIMERS, PROCESSING_TIMER
 from dagster_unified.operators.time import TimeDomain
 from dagster_unified.operators.windows.spec import CONTENTS
 from dagster_unified.operators.windows.spec import TIMERS as WINDOW_TIMERS
-from dagster_unified.state.arranged import is_frame
+from dagster_unified.state.state_table import is_frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -380,7 +380,7 @@ def _run(write: _Write, fault: _Fault | None, log: str) -> None:
     try:
         faults.at(_Step.ANY)
         spark = SparkSession.builder.remote(write.server).create()
-        sink = write.target.sink().taking(record_type(Entry, "the kit"))
+        sink = write.target.sink().bound_to(record_type(Entry, "the kit"))
         frame: DataFrame = spark.createDataFrame(list(write.entries), "key long, version long, text string")
         frame = frame.repartition(2, "key")
         if write.loss is _Loss.PREPARED and type(sink).stage is SparkSink.stage:

@@ -28,7 +28,7 @@ def test_columns_may_be_renamed_behind_the_checks(spark, tmp_path, on_malformed,
     if bound:
         days = StaticPartitionsDefinition(["1", "2"])
         source = source.partitioned_by("column0").bounded_to(slice_of(days, "1"))
-    frame = source.settled().read_partition(spark)
+    frame = source.with_fixed_range().read_partition(spark)
     fitting = frame.where("__malformed is null") if on_malformed != "fail" else frame
     renamed = fitting.selectExpr(*[f"{name} AS re{name}" for name in Wide._fields])
     plan = renamed.where("recolumn1 > 1")._jdf.queryExecution().optimizedPlan()
@@ -81,5 +81,5 @@ def test_a_partition_reads_its_folders_only(spark, tmp_path, on_malformed):
         (folder / "a.json").write_text(json.dumps({"number": day}) if 4 <= day <= 6 else "no JSON")
     days = DailyPartitionsDefinition("2024-01-01")
     source = JsonSource(str(tmp_path / "visits"), Visit, on_malformed=on_malformed).partitioned_by("day")
-    frame = source.bounded_to(slice_of(days, "2024-01-05")).settled().read_partition(spark)
+    frame = source.bounded_to(slice_of(days, "2024-01-05")).with_fixed_range().read_partition(spark)
     assert [(row.number, row.day) for row in frame.collect()] == [(5, date(2024, 1, 5))]

@@ -26,7 +26,7 @@ class Point(NamedTuple):
 def read(spark, folder, column, kind):
     record = NamedTuple("Record", [("v", kind | None)])  # noqa: UP014 - its type differs from call to call
     pq.write_table(pa.table({"v": column}), folder / "in.parquet")
-    frame = ParquetSource(str(folder / "in.parquet"), record, name="in").settled().read(spark)
+    frame = ParquetSource(str(folder / "in.parquet"), record, name="in").with_fixed_range().read(spark)
     return frame.toArrow()["v"].to_pylist()
 
 
@@ -110,7 +110,7 @@ def test_numbers_of_several_widths_in_one_folder(spark, tmp_path, small_first):
     wide = pa.table({"whole": [2**40], "real": [0.1]})
     for name, table in zip("ab" if small_first else "ba", (small, wide), strict=True):
         pq.write_table(table, tmp_path / f"{name}.parquet")
-    frame = ParquetSource(str(tmp_path), Wide, name="in").settled().read(spark)
+    frame = ParquetSource(str(tmp_path), Wide, name="in").with_fixed_range().read(spark)
     assert sorted(frame.toArrow().to_pylist(), key=str) == [
         {"whole": 1, "real": 0.5},
         {"whole": 2**40, "real": 0.1},

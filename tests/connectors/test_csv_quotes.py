@@ -34,7 +34,7 @@ class Word(NamedTuple):
 
 def rows(spark, source):
     """The rows of a source that fit, and why the others do not."""
-    found = source.settled().read(spark).collect()
+    found = source.with_fixed_range().read(spark).collect()
     kept = [tuple(row)[:-1] for row in found if row["__malformed"] is None]
     reasons = [
         source.locate(spark, *(row["__malformed"][part] for part in ("file", "row", "reason"))).args[0]
@@ -131,7 +131,7 @@ def test_a_large_file_is_read_in_pieces_by_the_same_rules(spark, tmp_path):
         before = spark.conf.get("spark.sql.files.maxPartitionBytes")
         spark.conf.set("spark.sql.files.maxPartitionBytes", 4096)
         try:
-            frame = diverting(tmp_path / "notes.csv", delimiter=delimiter).settled().read(spark)
+            frame = diverting(tmp_path / "notes.csv", delimiter=delimiter).with_fixed_range().read(spark)
             assert frame.rdd.getNumPartitions() > 4
             assert frame.where("__malformed IS NULL").groupBy("number", "text").count().collect() == [
                 (1, f"a{delimiter}b", 2000)

@@ -123,7 +123,7 @@ def stream(source, position, epochs):
 
 
 def test_batch_reads_what_there_is_when_the_source_settles(spark, logs):
-    source = LogSource(logs).settled()
+    source = LogSource(logs).with_fixed_range()
     append(logs, "left", event(5))
     assert numbers(source.read(spark)) == [0, 1, 2, 3, 4, 100, 101, 102]
     position = source.batch_position(spark)
@@ -233,7 +233,7 @@ def test_positions_that_it_cannot_go_on_after(logs):
         LogSource(logs).after(EverythingRead(1))
     ahead = LogSource(logs).after(OffsetsRead(f"logs in {logs}", {"left": 9, "right": 3}))
     with pytest.raises(SourceError, match="left ends at offset 5, and has been read up to 9"):
-        ahead.settled()
+        ahead.with_fixed_range()
 
 
 def broken(logs):

@@ -242,7 +242,7 @@ def test_a_table_that_the_records_do_not_fit_is_refused_before_anything_is_writt
 
 
 def test_what_was_written_can_be_looked_at(database):
-    sink = database.sink(partition_column="of").taking(record_type(Sale))
+    sink = database.sink(partition_column="of").bound_to(record_type(Sale))
     assert not sink.exists()
     assert sink.preview(None, 5) is None
     write(database.sink(partition_column="of"), MANY, partition="mon")
@@ -268,7 +268,7 @@ def test_what_was_written_can_be_looked_at(database):
 )
 def test_what_makes_no_sense_is_refused_when_the_graph_is_built(kind, url, given, says):
     with pytest.raises(PipelineError, match=says):
-        kind(**{"table": "sales", "connection": url, **given}).taking(record_type(Sale))
+        kind(**{"table": "sales", "connection": url, **given}).bound_to(record_type(Sale))
 
 
 @pytest.mark.parametrize(("kind", "url"), [(DatabaseSink, "sqlite://"), (PostgresSink, "postgresql://x/y")])

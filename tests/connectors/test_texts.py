@@ -103,7 +103,7 @@ def write(folder, form):
 def test_a_text_is_read_as_it_is_or_not_at_all(spark, tmp_path, form):
     source = write(tmp_path, form)
     found = {}
-    frame = source.settled().read(spark)
+    frame = source.with_fixed_range().read(spark)
     for row in frame.where("__malformed IS NULL").collect():
         (found[row["number"]],) = [value for value in row[1:4] if value is not None]
     for row in frame.where("__malformed IS NOT NULL").select("number", "__malformed").collect():
@@ -126,7 +126,7 @@ class Naive(NamedTuple):
 def test_a_time_with_a_zone_is_none_without(spark, tmp_path, text):
     (tmp_path / "rows.csv").write_text(f"at\n{text}\n2024-01-31T12:00:00\n2024-01-31\n")
     source = CsvSource(str(tmp_path / "rows.csv"), Naive, name="rows", on_malformed="divert")
-    rows = source.settled().read(spark).collect()
+    rows = source.with_fixed_range().read(spark).collect()
     assert [row["__malformed"] and row["__malformed"]["reason"] for row in rows] == [
         f"field 'at' {TIME}, to the microsecond and without a zone, in the years 1 to 9999; it is '{text}'", None, None
     ]  # fmt: skip
@@ -213,7 +213,7 @@ def test_a_row_of_json_says_which_field_does_not_fit(spark, tmp_path):
     (tmp_path / "latin.json").write_bytes('{"number": 0, "text": "caf\xe9"}\n'.encode("latin-1"))
     source = JsonSource(str(tmp_path), Heard, name="rows", on_malformed="divert")
     found = {}
-    for row in source.settled().read(spark).collect():
+    for row in source.with_fixed_range().read(spark).collect():
         bad = row["__malformed"]
         text = f'{{"number": {row["number"]}' if bad is None else bad["row"]
         found[text] = None if bad is None else explained(source.rows, bad["file"], bad["row"], bad["reason"])

@@ -103,9 +103,9 @@ def test_a_partition_reads_its_folder_however_the_number_is_written(spark, tmp_p
     write(tmp_path / "in", format, ["007", "8", "07", "x"])
     source = SOURCES[format](str(tmp_path / "in"), of(int), name="in").partitioned_by("k")
     keys = StaticPartitionsDefinition(["7", "8"])
-    frame = source.bounded_to(slice_of(keys, "8")).settled().read_partition(spark)
+    frame = source.bounded_to(slice_of(keys, "8")).with_fixed_range().read_partition(spark)
     with pytest.raises(PySparkException, match="field 'k' is "):  # whose partition nobody knows
         frame.collect()
     shutil.rmtree(tmp_path / "in" / "k=x")
-    frame = source.bounded_to(slice_of(keys, "7")).settled().read_partition(spark)
+    frame = source.bounded_to(slice_of(keys, "7")).with_fixed_range().read_partition(spark)
     assert sorted(row.v for row in frame.collect()) == [0, 2]

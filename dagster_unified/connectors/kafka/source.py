@@ -150,13 +150,13 @@ class KafkaSource(SplitSource[Out]):
     def snapshot(self) -> str:
         return digest(self.kind, self._topics())
 
-    def check_behind(self) -> None:
-        super().check_behind()
-        if not isinstance(self.behind, OffsetsRead) or not self.behind.offsets:
+    def check_resume_position(self) -> None:
+        super().check_resume_position()
+        if not isinstance(self.resume_position, OffsetsRead) or not self.resume_position.offsets:
             return
-        read = {topic_and_partition(part)[0] for part in self.behind.offsets}
+        read = {topic_and_partition(part)[0] for part in self.resume_position.offsets}
         if not any(map(self._reads, read)):
-            raise cannot_follow(self.name, self.behind, f"it reads {self._topics()}")
+            raise cannot_follow(self.name, self.resume_position, f"it reads {self._topics()}")
 
     def _reads(self, topic: str) -> bool:
         return bool(self.topics.fullmatch(topic)) if isinstance(self.topics, re.Pattern) else topic in self.topics

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from dagster_unified.connectors.protocol.frame import MALFORMED, fitting, opaque
+from dagster_unified.connectors.protocol.frame import MALFORMED, fitting, non_deterministic
 from dagster_unified.connectors.texts import moment_of
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
@@ -152,7 +152,7 @@ def _kept(
         row = F.struct(
             F.lit("").alias("file"),
             text.alias("row"),
-            opaque(F.lit(f"field '{column}' does not say the partition")).alias("reason"),
+            non_deterministic(F.lit(f"field '{column}' does not say the partition")).alias("reason"),
         )
         problem = F.coalesce(problem, F.when(unknown, row.cast(frame.schema[MALFORMED].dataType) if diverts else row))
         known = [so_far & (inside | unknown) for so_far, (_, inside) in zip(known, outcomes, strict=True)]

@@ -28,7 +28,8 @@ MALFORMED = "__malformed"
 def fitting(source: str) -> Column:
     """A condition on a frame with `MALFORMED` that is true for a row that fits.
 
-    A row that does not fit raises an error that says where it is. A later condition does not hide it (`opaque`).
+    A row that does not fit raises an error that says where it is. `non_deterministic` keeps a later condition from
+    hiding it.
     """
     from pyspark.sql import functions as F
 
@@ -36,10 +37,12 @@ def fitting(source: str) -> Column:
         F.lit("dagster_unified.errors.MalformedInputError: "),
         F.to_json(F.struct(F.lit(source).alias("source"), F.col(f"{MALFORMED}.*"))),
     )
-    return F.when(F.col(MALFORMED).isNull(), F.lit(True)).otherwise(F.raise_error(opaque(message)).cast("boolean"))
+    return F.when(F.col(MALFORMED).isNull(), F.lit(True)).otherwise(
+        F.raise_error(non_deterministic(message)).cast("boolean")
+    )
 
 
-def opaque(value: Column) -> Column:
+def non_deterministic(value: Column) -> Column:
     """The same value, of which Catalyst assumes that it may be another one when it is asked again.
 
     So the checks of rows stay where they are: Catalyst would evaluate the conditions of later filters first, or in the

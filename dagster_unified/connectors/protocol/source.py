@@ -56,7 +56,7 @@ class SparkSource(Source[Out]):
 
     slice: Slice | None = None
     bound: bool = False
-    behind: Position = Unread()
+    resume_position: Position = Unread()
     """What was read of it before: it reads what comes after."""
 
     _covered: PartitionBounds | None = None
@@ -140,7 +140,7 @@ class SparkSource(Source[Out]):
 
     def settings(self) -> str:
         dimensions = sorted(self.slice.dimensions.items()) if self.slice is not None else None
-        behind = "" if isinstance(self.behind, Unread) else f" after {self.behind.describe()}"
+        behind = "" if isinstance(self.resume_position, Unread) else f" after {self.resume_position.describe()}"
         behind += " all in every partition" if self.in_every_partition else ""
         return f"{sorted(self.partition_columns.items())} {dimensions}{behind}"
 
@@ -153,7 +153,7 @@ class SparkSource(Source[Out]):
         """Whether it knows what belongs to a partition."""
         return bool(self.partition_columns)
 
-    def tells_apart(self, one: Slice, other: Slice) -> bool:
+    def distinguishes(self, one: Slice, other: Slice) -> bool:
         """Whether what belongs to these two partitions is not the same."""
         return True
 
@@ -226,7 +226,7 @@ class SparkSource(Source[Out]):
         """
         return None
 
-    def settled(self) -> Self:
+    def with_fixed_range(self) -> Self:
         """The same source, where what a BATCH run reads is decided now: its position is then exactly what is read."""
         return self
 
@@ -265,32 +265,34 @@ class SparkSource(Source[Out]):
         Raises `StateError` where it cannot tell what that is.
         """
         changed = copy.copy(self)
-        changed.behind = position
-        changed.check_behind()
+        changed.resume_position = position
+        changed.check_resume_position()
         return changed
 
-    def check_behind(self) -> None:
-        """Raises `StateError` where the source cannot go on after the position `behind`."""
-        if isinstance(self.behind, Unread):
+    def check_resume_position(self) -> None:
+        """Raises `StateError` where the source cannot go on after `resume_position`."""
+        if isinstance(self.resume_position, Unread):
             return
-        if not isinstance(self.behind, PartitionsRead):
+        if not isinstance(self.resume_position, PartitionsRead):
             known = f"a {type(self).__name__} does not know such a position"
-            raise cannot_follow(self.name, self.behind, known)
+            raise cannot_follow(self.name, self.resume_position, known)
         if set(self.partition_columns) != {""}:
             raise cannot_follow(
-                self.name, self.behind, f"it does not say which records belong to a partition; {self.how_to_bound()}"
+                self.name,
+                self.resume_position,
+                f"it does not say which records belong to a partition; {self.how_to_bound()}",
             )
 
-    def partitions_behind(self) -> PartitionsRead | None:
+    def partitions_read_before(self) -> PartitionsRead | None:
         """The partitions that were read before."""
-        if isinstance(self.behind, FilesRead | OffsetsRead | SparkOffset):
-            return self.behind.partitions
-        return self.behind if isinstance(self.behind, PartitionsRead) else None
+        if isinstance(self.resume_position, FilesRead | OffsetsRead | SparkOffset):
+            return self.resume_position.partitions
+        return self.resume_position if isinstance(self.resume_position, PartitionsRead) else None
 
     def unread(self, frame: DataFrame) -> DataFrame:
         """The rows that belong to no partition that was read before."""
 
-        read = self.partitions_behind()
+        read = self.partitions_read_before()
         if read is None or not self.partition_columns:
             return frame
         return rows_after(frame, self.partition_columns[""], read.until, self.name)

@@ -153,7 +153,7 @@ class SplitSource(SparkSource[Out]):
                 f" it, with .partitioned_by({missing[0] or 'field'}=...){self._or_all()}"
             )
 
-    def settled(self) -> Self:
+    def with_fixed_range(self) -> Self:
         changed = copy.copy(self)
         changed._range = self._batch_range()
         return changed
@@ -198,7 +198,7 @@ class SplitSource(SparkSource[Out]):
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
         if offset is None:
-            return self.behind
+            return self.resume_position
         try:
             offsets = msgspec.json.decode(offset, type=dict[str, int])
         except msgspec.DecodeError:
@@ -215,12 +215,12 @@ class SplitSource(SparkSource[Out]):
             return None
         return sum(max(0, last - read.get(part, last)) for part, last in there.items())
 
-    def check_behind(self) -> None:
-        if isinstance(self.behind, OffsetsRead):
-            if self.behind.origin != self.origin:
-                raise cannot_follow(self.name, self.behind, f"it reads {self.origin}")
-        elif not isinstance(self.behind, PartitionsRead) or self.partition_columns or not self.finds_times:
-            super().check_behind()
+    def check_resume_position(self) -> None:
+        if isinstance(self.resume_position, OffsetsRead):
+            if self.resume_position.origin != self.origin:
+                raise cannot_follow(self.name, self.resume_position, f"it reads {self.origin}")
+        elif not isinstance(self.resume_position, PartitionsRead) or self.partition_columns or not self.finds_times:
+            super().check_resume_position()
 
     def aligned(self, start: Offsets, end: Offsets, until: Offsets | None) -> Offsets:
         """Where a micro-batch may end: parts that are too far ahead of others of their group stay where they are."""
@@ -252,16 +252,16 @@ class SplitSource(SparkSource[Out]):
 
     def _filtered_before(self) -> PartitionsRead | None:
         """The partitions whose records are left out by a field, not by where reading begins."""
-        return self.partitions_behind() if self.partition_columns else None
+        return self.partitions_read_before() if self.partition_columns else None
 
     def _begin(self) -> Offsets:
         """Where reading begins after what was read before."""
-        if isinstance(self.behind, OffsetsRead):
-            if self.behind.identities:
-                self._check_identities(self.behind.identities, self.identities())
-            return self.behind.offsets
-        if isinstance(self.behind, PartitionsRead) and not self.partition_columns:
-            return self.at(self.behind.until)
+        if isinstance(self.resume_position, OffsetsRead):
+            if self.resume_position.identities:
+                self._check_identities(self.resume_position.identities, self.identities())
+            return self.resume_position.offsets
+        if isinstance(self.resume_position, PartitionsRead) and not self.partition_columns:
+            return self.at(self.resume_position.until)
         return self.first()
 
     def _batch_range(self) -> Range:
@@ -280,7 +280,7 @@ class SplitSource(SparkSource[Out]):
     def stream_range(self, folder: UPath) -> Range:
         """Where its stream begins, and ends, which is decided once and kept in `folder`."""
         self._keep_identities(folder)
-        kept = folder / f"range-{digest(self.behind)[:16]}.json"
+        kept = folder / f"range-{digest(self.resume_position)[:16]}.json"
         if kept.exists():
             return msgspec.json.decode(kept.read_bytes(), type=Range)
         start, last = dict(self._begin()), self.last()

@@ -225,7 +225,7 @@ def _group(keys: Sequence[str], groups: int) -> Column:
     return F.pmod(F.hash(*keys) if keys else F.monotonically_increasing_id(), F.lit(groups)).cast("int")
 
 
-def leaves_rows(node: g.Node) -> bool:
+def exports_rows(node: g.Node) -> bool:
     """Whether an operator may leave rows of its table instead of pages: where all its state is of single keys."""
     single = node.key != g.Key() and not node.has_broadcast_input and not node.holds_subtask_state
     return node.runs_by_key and single

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from dagster_unified.connectors.protocol.frame import MALFORMED, spark_schema
 from dagster_unified.connectors.protocol.source import SparkSource
-from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore, leaves_rows
+from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore, exports_rows
 from dagster_unified.engine.batch.iterate import IterationInputs, Iterations
 from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
@@ -106,8 +106,8 @@ class RegionFrames:
     def run_pass(self, one: Pass) -> DataFrame:
         node = self.plan.graph.node(one.members[0])
         ship = program(self.plan, self.fragment.name, one.members, one.outputs)
-        if self._only_saved and leaves_rows(node):
-            ship = replace(self.axis.timed(ship), leaving=self.starts[0].over(node))
+        if self._only_saved and exports_rows(node):
+            ship = replace(self.axis.timed(ship), export=self.starts[0].over(node))
             frame = self._streams.inputs.of(node.id).select(*ship.input.schema.names)
         elif self._carried is not None and node.runs_by_key:
             ship = replace(self.axis.timed(ship), carry=tuple(start.over(node) for start in self.starts))

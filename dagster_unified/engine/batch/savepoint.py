@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_unified.connectors.paths import storage_path
-from dagster_unified.engine.batch.carried import leaves_rows, time_after
+from dagster_unified.engine.batch.carried import exports_rows, time_after
 from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest as StageManifest
 from dagster_unified.engine.batch.iterate import summary_of
@@ -145,7 +145,7 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
 
     for table in operator_tables(plan, run.spark, stateful(plan), {}):
         stage, left = left_by(table.operator.node)
-        files = table.files_left if leaves_rows(table.operator.node) and not stage.groups else table.files
+        files = table.files_left if exports_rows(table.operator.node) and not stage.groups else table.files
         states.append(write_table(table, partial(files, left), folder, attempt))
     for node in plan.graph.nodes:
         if isinstance(node, g.IterationNode) and node.carries_state:

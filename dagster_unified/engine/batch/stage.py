@@ -38,7 +38,7 @@ from dagster_unified.engine.commit import WriteResult
 from dagster_unified.engine.dataframe.transfer import may_be_large, small_rows
 from dagster_unified.engine.events import SinkHeld, StageFinished, StageStarted
 from dagster_unified.engine.failures import damaged_file, translated
-from dagster_unified.engine.positions import batch_positions, settled
+from dagster_unified.engine.positions import batch_positions, with_fixed_ranges
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
 from dagster_unified.graph.failover import regions_to_recompute
 from dagster_unified.graph.nodes import SinkNode
@@ -146,7 +146,7 @@ def _run_region(
 ) -> list[Manifest]:
     """Run a region for one partition, or for several in one Spark job."""
     region = runs[0].plan.regions[region_id]
-    runs = [replace(run, plan=settled(run.plan, region)) for run in runs]
+    runs = [replace(run, plan=with_fixed_ranges(run.plan, region)) for run in runs]
     first = runs[0]
     number, of = region.id + 1, len(first.plan.regions)
     for run in runs:

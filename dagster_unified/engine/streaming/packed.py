@@ -41,8 +41,8 @@ from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.relays import Reading, Relays, RelaysInEpoch
 from dagster_unified.engine.streaming.splits import Splits
-from dagster_unified.engine.streaming.spreading import PLACED, SPREAD, spread
 from dagster_unified.engine.streaming.tables import LookupTables
+from dagster_unified.engine.streaming.task_balance import PLACED, SPREAD, spread
 from dagster_unified.engine.streaming.topology import Exchanged, Head, Native, Topology
 from dagster_unified.engine.translate import input_layout
 from dagster_unified.errors import UnsupportedError

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dagster_unified.operators.drivers.carried import carried
 from dagster_unified.operators.drivers.emitted import Emitted, Emitting, Run
-from dagster_unified.operators.drivers.leaving import leaving
+from dagster_unified.operators.drivers.export import exported
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import runs
@@ -42,8 +42,8 @@ def run_batch(
     """
     if program.carry:
         return Run(carried(program, batches, clock, subtask))
-    if program.leaving is not None:
-        return Run(leaving(program, program.leaving, batches, clock, subtask))
+    if program.export is not None:
+        return Run(exported(program, program.export, batches, clock, subtask))
     return Run(_batch(program, batches, clock, subtask, committed))
 
 

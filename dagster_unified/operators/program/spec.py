@@ -63,7 +63,7 @@ class Program:
     carry: tuple[CarryOver, ...] = ()
     """In BATCH with carried state, of each partition. The input then has the columns of `carried` as well."""
 
-    leaving: CarryOver | None = None
+    export: CarryOver | None = None
     """In BATCH where the state goes to a savepoint and nowhere else: the input is sorted by key, as without."""
 
     last_event_times: tuple[int | None, ...] = ()

@@ -180,7 +180,7 @@ def test_a_write_that_another_one_holds_up_comes_through(tmp_path):
 
 
 def test_many_rows_are_staged_in_files_that_are_removed(tmp_path):
-    sink = DatabaseSink("sales", f"sqlite:///{tmp_path}/shop.db").taking(record_type(Sale))
+    sink = DatabaseSink("sales", f"sqlite:///{tmp_path}/shop.db").bound_to(record_type(Sale))
     attempt = WriteAttempt(identity(), "one", "stage", f"{tmp_path}/staging/of writer/one")
     writer = sink.writer(WriterTask(attempt, 0, 0))
     for _ in range(100):
@@ -436,7 +436,7 @@ def test_times_are_utc_whatever_the_zone_of_the_session(tmp_path, monkeypatch, c
 
 def test_looking_at_a_table_makes_no_file(tmp_path):
     for kind in OPENED:
-        sink = DatabaseSink("sales", f"{kind}:///{tmp_path}/gone.db").taking(record_type(Sale))
+        sink = DatabaseSink("sales", f"{kind}:///{tmp_path}/gone.db").bound_to(record_type(Sale))
         assert not sink.exists()
         assert sink.preview(None, 1) is None
     assert list(tmp_path.iterdir()) == []

@@ -30,7 +30,7 @@ class Visit(NamedTuple):
 
 
 def planned(source):
-    reading = source.settled()
+    reading = source.with_fixed_range()
     return reading.splits(reading._range.start, reading._range.end)
 
 

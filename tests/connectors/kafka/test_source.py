@@ -239,7 +239,7 @@ def test_a_partition_in_time_is_a_range_of_offsets(kafka, topic):
     source = KafkaSource(topic, Sale, kafka.address)
     found = []
     for number in (1, 2, 3, 4):
-        day = source.bounded_to(slice_of(DAYS, f"2024-01-0{number}")).settled()
+        day = source.bounded_to(slice_of(DAYS, f"2024-01-0{number}")).with_fixed_range()
         end = day.batch_position(None).offsets
         found.append(amounts(source, source.at(datetime(2024, 1, number, tzinfo=timezone.utc)), end))
     assert found == [[0], [1, 2, 3], [4], []]  # each once
@@ -392,13 +392,13 @@ def test_a_topic_that_was_made_again_is_an_error(kafka, topic):
     with pytest.raises(
         SourceError, match=r"ends at offset 0, and has been read up to 7: it was deleted and made again"
     ):
-        source.settled()
+        source.with_fixed_range()
 
 
 def test_a_topic_that_was_made_again_is_an_error_though_it_is_longer_now(kafka, topic, tmp_path):
     kafka.write(topic, [sale(n) for n in range(3)])
     source = KafkaSource(topic, Sale, kafka.address, starting_offsets=KafkaOffsetsInitializer.latest())
-    position = source.settled().batch_position(None)
+    position = source.with_fixed_range().batch_position(None)
     assert set(position.identities) == {topic}
     begun = source.stream_range(UPath(tmp_path / "sources/sales"))
     kafka.admin.delete_topics([topic])[topic].result()
@@ -407,7 +407,7 @@ def test_a_topic_that_was_made_again_is_an_error_though_it_is_longer_now(kafka, 
     kafka.write(topic, [sale(n) for n in range(10)])
     again = KafkaSource(topic, Sale, kafka.address, starting_offsets=KafkaOffsetsInitializer.latest())
     with pytest.raises(SourceError, match=f"^source '{topic}': {topic} was deleted and made again since it was read"):
-        again.after(position).settled()
+        again.after(position).with_fixed_range()
     with pytest.raises(SourceError, match=r"was deleted and made again since it was read.*; start without state"):
         again.stream_range(UPath(tmp_path / "sources/sales"))
     forget_ranges(UPath(tmp_path / "sources"))

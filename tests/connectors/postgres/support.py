@@ -15,7 +15,7 @@ class LocalCommits(SinkCommits):
 
     def __init__(self, sink, record):
         records = record_type(record)
-        super().__init__(_staged_here(sink.taking(records)))
+        super().__init__(_staged_here(sink.bound_to(records)))
 
     def _open(self, frame):
         if self._committer is None:

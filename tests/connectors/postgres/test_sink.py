@@ -391,4 +391,4 @@ def test_a_server_that_is_away_is_transient(postgres_server):
 )
 def test_what_is_no_name_of_a_table_is_refused_when_the_graph_is_built(given, says):
     with pytest.raises(PipelineError, match=says):
-        PostgresSink(**{"table": "sales", "connection": "postgresql://x/y", **given}).taking(record_type(Sale))
+        PostgresSink(**{"table": "sales", "connection": "postgresql://x/y", **given}).bound_to(record_type(Sale))

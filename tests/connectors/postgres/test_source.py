@@ -47,7 +47,7 @@ class Order(NamedTuple):
 
 def planned(source, start=None, end=None):
     """The splits of a BATCH run."""
-    reading = source.settled()
+    reading = source.with_fixed_range()
     reading._in_snapshot = True
     return reading.splits(reading._range.start, reading._range.end)
 

@@ -1,4 +1,4 @@
-"""The leaving driver: what keys leave as rows are the rows of the pages that they would have in STREAMING."""
+"""The exporting driver: what keys leave as rows are the rows of the pages that they would have in STREAMING."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from dagster_unified.engine.batch.carried import leaves_rows
-from dagster_unified.operators.drivers import leaving
+from dagster_unified.engine.batch.carried import exports_rows
+from dagster_unified.operators.drivers import export
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.drivers.group import MemoryStore
@@ -57,7 +57,7 @@ def left_as_rows(program, batches, event):
     outputs = (*program.outputs, Output(0, CARRIED_LAYOUT, CARRIED))
     over = CarryOver(MIN_TIMESTAMP, msgspec.json.encode(event))
     out, left = [], []
-    for output, batch, _ in run_batch(replace(program, outputs=outputs, leaving=over), batches, lambda: event.now):
+    for output, batch, _ in run_batch(replace(program, outputs=outputs, export=over), batches, lambda: event.now):
         if output < len(program.outputs):
             out.append((output, batch))
             continue
@@ -86,7 +86,7 @@ def left_as_pages(program, batch, event):
 @given(data=st.data(), batches=micro_batches(), most=st.integers(2, 7), cut=st.integers(1, 5))
 def test_what_keys_leave_are_the_rows_of_their_pages(build, data, batches, most, cut):
     driving = Driving(build, data.draw)
-    assert leaves_rows(driving.node)
+    assert exports_rows(driving.node)
     program = driving.payload.load()
     events = [event for batch in batches for event in batch[0]]
     records, _ = driving.inputs(program, events)
@@ -96,7 +96,7 @@ def test_what_keys_leave_are_the_rows_of_their_pages(build, data, batches, most,
     emitted, pages = left_as_pages(program, batch, event)
     cuts = [batch.slice(start, cut) for start in range(0, batch.num_rows, cut)]
     whole = build in (rows, rows_of_windows)  # a function of batches sees how a key's records are cut
-    with patch.object(leaving, "MOST_WAITING", len(events) + 1 if whole else most):
+    with patch.object(export, "MOST_WAITING", len(events) + 1 if whole else most):
         out, left = left_as_rows(program, cuts, event)
     assert by_key(left) == by_key(driving.rows(pages))
     assert by_key([b for _, b in out]) == by_key([b for _, b in emitted])

@@ -1,4 +1,4 @@
-"""The leaving BATCH driver: a partition by key, whose state goes to a savepoint and nowhere else.
+"""The exporting BATCH driver: a partition by key, whose state goes to a savepoint and nowhere else.
 
 It is the STREAMING driver with some thousands of whole keys as its micro-batch. As no record comes for them any more,
 what they hold then becomes rows of the savepoint's table at once: no page is encoded, and no key group is needed.
@@ -19,7 +19,7 @@ from dagster_unified.operators.keys import last_run
 from dagster_unified.operators.program.spec import CarryOver, Program
 
 
-def leaving(
+def exported(
     program: Program,
     over: CarryOver,
     batches: Iterable[pa.RecordBatch],

@@ -52,7 +52,7 @@ def arrow_table(where: str, table: object) -> pa.Table:
     raise StateError(f"{where}: expected an Arrow table or a DataFrame, and was given {type(table).__name__}")
 
 
-def arranged(where: str, table: pa.Table, key: Sequence[str], timers: pa.Table | None) -> pa.Table:
+def to_state_table(where: str, table: pa.Table, key: Sequence[str], timers: pa.Table | None) -> pa.Table:
     """The rows of an operator's state; raises `StateError` for what is no state."""
     schema = state_schema(where, table.schema, key)
     try:
@@ -81,8 +81,8 @@ def _with_plain_keys(where: str, rows: pa.Table, key: Sequence[str]) -> pa.Table
     return rows
 
 
-def arranged_frame(where: str, frame: DataFrame, key: Sequence[str], timers: DataFrame | None) -> DataFrame:
-    """As `arranged`, of a DataFrame: Spark computes it once more, to look for rows that are no state."""
+def to_state_frame(where: str, frame: DataFrame, key: Sequence[str], timers: DataFrame | None) -> DataFrame:
+    """As `to_state_table`, of a DataFrame: Spark computes it once more, to look for rows that are no state."""
     from pyspark.sql import functions as F
 
     given = from_spark(frame.schema.json())
