@@ -138,12 +138,7 @@ print([m for m in ("upath", "fsspec", "s3fs", "pyspark", "dagster") if m in sys.
 def test_no_files_import_each_other_in_a_circle():
     """Also not under TYPE_CHECKING, or inside functions, where import-linter does not look."""
     imports = imports_of(Path(dagster_unified.__file__).parent)
-    assert [sorted(circle) for circle in circles(imports) if not circle <= BEING_CUT] == []
-
-
-BEING_CUT = frozenset(
-    f"dagster_unified.{name}" for name in (*("api.broadcast", "api.connected", "api.stream", "api.windows"),)
-)
+    assert [sorted(circle) for circle in circles(imports)] == []
 
 
 def imports_of(package):

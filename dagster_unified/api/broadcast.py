@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
+from dagster_unified.api.base import BaseStream
 from dagster_unified.api.located import located
-from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, main_output
+from dagster_unified.api.record_types import agreed_output, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
-from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Partitioning
+from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Node, Partitioning
 from dagster_unified.operators.broadcast import (
     Broadcasting,
     BroadcastProcessFunction,
     KeyedBroadcastProcessFunction,
     checked,
 )
-from dagster_unified.operators.functions.type_variables import A, B, K, R, T
+from dagster_unified.operators.functions.type_variables import A, B, T
 from dagster_unified.operators.state.map import MapStateDescriptor
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeForm
-
-    from dagster_unified.api.stream import DataStream, KeyedStream
 
 
 class BroadcastStream(Generic[T]):
@@ -31,16 +27,16 @@ class BroadcastStream(Generic[T]):
     It fills maps there: the broadcast state. There is an example at `BroadcastConnectedStream.process`.
     """
 
-    def __init__(self, stream: DataStream[T], descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
+    def __init__(self, stream: BaseStream[T], descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
         self._stream = stream
         self._descriptors = checked(descriptors, stream._where("broadcast"))
 
 
 @located
-class _BroadcastConnected(Generic[A, B]):
+class BroadcastConnected(Generic[A, B]):
     """A stream and a broadcast stream."""
 
-    def __init__(self, stream: DataStream[A], broadcast: BroadcastStream[B]) -> None:
+    def __init__(self, stream: BaseStream[A], broadcast: BroadcastStream[B]) -> None:
         where = stream._where("connect")
         stream._pipeline.check_same(broadcast._stream._pipeline, where)
         exchanges = [u.partitioning.kind for u in stream._upstream if u.partitioning is not None]
@@ -51,7 +47,7 @@ class _BroadcastConnected(Generic[A, B]):
             )
         self._broadcast = broadcast
 
-    def _process(self, stream: DataStream[A], key: Key | None, function: Any, output_type: Any) -> DataStream[Any]:
+    def _process(self, stream: BaseStream[A], key: Key | None, function: Any, output_type: Any) -> Node:
         """The operator; its stream is keyed by `key`, if at all."""
         wanted = BroadcastProcessFunction if key is None else KeyedBroadcastProcessFunction
         if not isinstance(function, wanted):
@@ -68,9 +64,9 @@ class _BroadcastConnected(Generic[A, B]):
             *stream._upstream,
             *(replace(u, partitioning=everywhere) for u in self._broadcast._stream._upstream),
         ]
-        return stream._after(
-            upstream,
+        return stream._pipeline._add(
             nodes.BroadcastNode,
+            upstream,
             name,
             naming=Naming.FUNCTION,
             records=records,
@@ -78,54 +74,3 @@ class _BroadcastConnected(Generic[A, B]):
             key=Key() if key is None else key,
             timestamped=None if key is None else True,
         )
-
-
-@located
-class BroadcastConnectedStream(_BroadcastConnected[A, B]):
-    """A stream that is not keyed, and a broadcast stream."""
-
-    def __init__(self, stream: DataStream[A], broadcast: BroadcastStream[B]) -> None:
-        super().__init__(stream, broadcast)
-        self._stream = stream
-
-    def process(
-        self, function: BroadcastProcessFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN
-    ) -> DataStream[R]:
-        """Runs a `BroadcastProcessFunction`.
-
-        In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to
-        fit into memory. In STREAMING each key group holds a copy of the state in its checkpoint.
-
-        Examples:
-            >>> LIMITS = MapStateDescriptor("limits", str, int)
-            >>> class Above(BroadcastProcessFunction):
-            ...     def process_element(self, value: Sale, ctx) -> list[int]:
-            ...         limit = ctx.get_broadcast_state(LIMITS).get("limit")
-            ...         return [value.amount] if limit is not None and value.amount > limit else []
-            ...     def process_broadcast_element(self, value: int, ctx) -> list[int]:
-            ...         ctx.get_broadcast_state(LIMITS).put("limit", value)
-            ...         return []
-            >>> limit = numbers.filter(lambda n: n == 3)
-            >>> sorted(collect(sales.connect(limit.broadcast(LIMITS)).process(Above())))
-            [4, 5]
-        """
-        return self._process(self._stream, None, function, output_type)
-
-
-@located
-class KeyedBroadcastConnectedStream(_BroadcastConnected[A, B], Generic[K, A, B]):
-    """A keyed stream, and a broadcast stream; there is an example at `KeyedBroadcastProcessFunction`."""
-
-    def __init__(self, stream: KeyedStream[K, A], broadcast: BroadcastStream[B]) -> None:
-        super().__init__(stream, broadcast)
-        self._stream = stream
-
-    def process(
-        self, function: KeyedBroadcastProcessFunction[K, A, B, R], output_type: TypeForm[R] = NOT_GIVEN
-    ) -> DataStream[R]:
-        """Runs a `KeyedBroadcastProcessFunction`, with state and timers of the key.
-
-        In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to
-        fit into memory. In STREAMING each key group holds a copy of the state in its checkpoint.
-        """
-        return self._process(self._stream, self._stream._key_selector, function, output_type)

@@ -6,26 +6,24 @@ Each unites its streams as records of `Either` and puts an operator of one input
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Self, get_args, get_origin, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, get_args, get_origin, get_type_hints
 
+from dagster_unified.api.base import BaseStream
 from dagster_unified.api.located import located
-from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, itself, main_output, stated_output
-from dagster_unified.api.windows import WindowedStream
+from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, main_output, stated_output
+from dagster_unified.api.windowed import Windows
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import nodes
-from dagster_unified.graph.nodes import ExchangeKind, Key, Naming
+from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Node
 from dagster_unified.graph.subtasks import CHOOSING
 from dagster_unified.operators.broadcast import Broadcasting
 from dagster_unified.operators.broadcast_table import TABLE
 from dagster_unified.operators.connected import (
     CoFlatMap,
-    CoFlatMapFunction,
     CoMap,
-    CoMapFunction,
     CoProcess,
-    CoProcessFunction,
     EitherKey,
     KeyedCoProcessFunction,
     OneSidesKey,
@@ -35,12 +33,9 @@ from dagster_unified.operators.connected import (
 )
 from dagster_unified.operators.functions.base import KeySelector, OutputTag
 from dagster_unified.operators.functions.keyed import KEYED_FORMS, PartlyKeyed
-from dagster_unified.operators.functions.type_variables import A, B, K, R
+from dagster_unified.operators.functions.type_variables import A, B
 from dagster_unified.operators.joins import (
-    CoGroupFunction,
-    FlatJoinFunction,
     IntervalJoin,
-    JoinFunction,
     ProcessJoinFunction,
     WindowedPairs,
 )
@@ -49,10 +44,7 @@ from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
 from dagster_unified.records import return_type, type_name
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from typing_extensions import TypeForm
-
-    from dagster_unified.api.stream import DataStream, KeyedStream
 
 
 Fields = str | int | Sequence[str | int]
@@ -60,95 +52,21 @@ Fields = str | int | Sequence[str | int]
 
 
 @located
-class ConnectedStreams(Generic[A, B]):
-    """Two streams that an operator sees together, each under its own type.
-
-    Where both are keyed, functions have state and timers of the key that both share: in BATCH one key's records of both
-    come together, by event time. Where one is keyed, there is state for its records, and there are no timers: in BATCH
-    the other stream's records come first, as they arrive, then the keyed ones, key by key. Without a key their order is
-    not defined.
-    """
+class Connected(Generic[A, B]):
+    """Two streams that an operator sees together, before it is said which."""
 
     def __init__(
         self,
-        first: DataStream[A],
-        second: DataStream[B],
+        first: BaseStream[A],
+        second: BaseStream[B],
         keys: tuple[Any, Any] = (None, None),
         key_type: Any = None,
     ) -> None:
         first._pipeline.check_same(second._pipeline, first._where("connect"))
         self._first, self._second, self._keys, self._key_type = first, second, keys, key_type
 
-    @overload
-    def key_by(
-        self,
-        key1: Callable[[A], K] | KeySelector[A, K],
-        key2: Callable[[B], K] | KeySelector[B, K],
-        key_type: TypeForm[K] = NOT_GIVEN,
-    ) -> KeyedConnectedStreams[K, A, B]: ...
-    @overload
-    def key_by(
-        self,
-        key1: Fields | Callable[[A], K] | KeySelector[A, K],
-        key2: Fields | Callable[[B], K] | KeySelector[B, K],
-        key_type: TypeForm[K],
-    ) -> KeyedConnectedStreams[K, A, B]: ...
-    @overload
-    def key_by(
-        self,
-        key1: Fields | Callable[[A], object] | KeySelector[A, object],
-        key2: Fields | Callable[[B], object] | KeySelector[B, object],
-    ) -> KeyedConnectedStreams[Any, A, B]: ...
-    def key_by(self, key1: Any, key2: Any, key_type: Any = None) -> KeyedConnectedStreams[Any, A, B]:
-        """Partitions both by key: each a field, a tuple of fields, or a function of the record.
-
-        The keys have to be of one type.
-        """
-        return KeyedConnectedStreams(self._first, self._second, (key1, key2), key_type)
-
-    def map(self, function: CoMapFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """One record out for each record of either stream; there is an example at `DataStream.connect`."""
-        self._expect(function, (CoMapFunction,), "map")
-        return self._apply("map", CoMap(function), output_type, itself)
-
-    def flat_map(self, function: CoFlatMapFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """Any number of records out for each record of either stream.
-
-        Examples:
-            >>> class Both(CoFlatMapFunction):
-            ...     def flat_map1(self, value: int) -> list[str]:
-            ...         return ["number"] * value
-            ...     def flat_map2(self, value: Sale) -> list[str]:
-            ...         return [value.shop]
-            >>> len(collect(numbers.connect(sales).flat_map(Both())))
-            9
-        """
-        self._expect(function, (CoFlatMapFunction,), "flat_map")
-        return self._apply("flat_map", CoFlatMap(function), output_type, main_output)
-
-    def process(self, function: CoProcessFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """Runs a `CoProcessFunction`, which has an example."""
-        self._expect(function, (CoProcessFunction,), "process")
-        return self._apply("process", CoProcess(function), output_type, main_output)
-
-    def map_batches(
-        self, function: Callable[[pa.RecordBatch, pa.Table], pa.RecordBatch], output_type: TypeForm[R]
-    ) -> DataStream[R]:
-        """A function of an Arrow batch of the first stream and all records of the second, which is a `broadcast()` one.
-
-        In BATCH the second stream's records are all there before the first batch; they have to fit into memory. In
-        STREAMING they are those that have come, and each key group holds a copy of them in its checkpoint; where a
-        later record replaces an earlier one, `connect(other.broadcast(descriptor)).process(function)` keeps less. In
-        the body of an iteration they are those of the same round.
-
-        Examples:
-            >>> import pyarrow.compute as pc
-            >>> def above(sales, limits):
-            ...     return sales.filter(pc.greater(sales["amount"], pc.max(limits["value"])))
-            >>> limits = numbers.filter(lambda n: n == 3)
-            >>> sorted(sale.amount for sale in collect(sales.connect(limits.broadcast()).map_batches(above, Sale)))
-            [4, 5]
-        """
+    def _on_batches(self, function: Any, output_type: Any) -> Node:
+        """The operator of `map_batches`."""
         name = getattr(function, "__name__", None) or type(function).__name__
         kinds = {u.partitioning.kind if u.partitioning else None for u in self._second._upstream}
         if kinds != {ExchangeKind.BROADCAST}:
@@ -159,24 +77,22 @@ class ConnectedStreams(Generic[A, B]):
         pipeline, upstream = self._first._pipeline, [*self._first._upstream, *self._second._upstream]
         made = {"naming": Naming.FUNCTION, "records": pipeline._record_type(output_type, name)}
         if pipeline.is_body:
-            return self._first._after(upstream, nodes.BroadcastBatchesNode, name, function=function, **made)
+            return pipeline._add(nodes.BroadcastBatchesNode, upstream, name, function=function, **made)
         if self._keys[0] is not None:
             raise PipelineError(
                 f"{self._where(name)}: map_batches with a broadcast stream has no state of a key, and the first stream"
                 " is keyed; leave key_by out, or use connect(rules.broadcast(descriptor)).process(function)"
             )
-        return self._first._after(
-            upstream,
+        return pipeline._add(
             nodes.BroadcastTableNode,
+            upstream,
             name,
             function=Broadcasting(function, (TABLE,)),
             key=Key(),
             **made,
         )
 
-    # Building
-
-    def keyed(self) -> KeyedStream[Any, Any]:
+    def _keyed(self) -> BaseStream[Any]:
         """Both streams as one of `Either`, keyed."""
         first = _getter(self._first, self._keys[0], self._key_type)
         second = _getter(self._second, self._keys[1], self._key_type)
@@ -205,22 +121,22 @@ class ConnectedStreams(Generic[A, B]):
         both: CoMap | CoFlatMap | CoProcess,
         output_type: Any,
         unwrap: Callable[[Any], Any],
-    ) -> DataStream[Any]:
+    ) -> BaseStream[Any]:
         name = type(both.function).__name__
         output = output_type
         if output is None:
             output = agreed_output(both.function, (both.first, both.second), unwrap, self._where(name))
         if self._keys == (None, None):
-            made: DataStream[Any] = getattr(self._stream(), kind)(both, output)
+            made: BaseStream[Any] = getattr(self._stream(), kind)(both, output)
             return made._called(name, Naming.FUNCTION)
         function = KEYED_FORMS[kind](both)
         return (
-            self.keyed()
+            self._keyed()
             .process(PartlyKeyed(function, self._keyed_side) if self._keyed_side else function, output)
             ._called(name, Naming.FUNCTION)
         )
 
-    def _stream(self) -> DataStream[Any]:
+    def _stream(self) -> BaseStream[Any]:
         first, second = (s._records("connect") for s in (self._first, self._second))
         either = either_type(first.python, second.python)
         sides = [*_tagged(self._first, 1, either), *_tagged(self._second, 2, either)]
@@ -242,47 +158,12 @@ class ConnectedStreams(Generic[A, B]):
 
 
 @located
-class KeyedConnectedStreams(ConnectedStreams[A, B], Generic[K, A, B]):
-    """Two streams that are keyed alike: functions have state and timers of the key that both share.
-
-    In BATCH one key's records of both come together, by event time; in STREAMING they come as they arrive.
-    """
-
-    def process(
-        self,
-        function: KeyedCoProcessFunction[K, A, B, R] | CoProcessFunction[A, B, R],
-        output_type: TypeForm[R] = NOT_GIVEN,
-    ) -> DataStream[R]:
-        """Runs a `KeyedCoProcessFunction` or a `CoProcessFunction`.
-
-        Examples:
-            >>> class Matched(KeyedCoProcessFunction):
-            ...     def open(self, runtime_context):
-            ...         self.seen = runtime_context.get_state(ValueStateDescriptor("seen", int))
-            ...     def process_element1(self, value: Sale, ctx) -> list[str]:
-            ...         self.seen.update((self.seen.value() or 0) + 1)
-            ...         return []
-            ...     def process_element2(self, value: str, ctx) -> list[str]:
-            ...         ctx.timer_service().register_event_time_timer(0)
-            ...         return []
-            ...     def on_timer(self, timestamp, ctx) -> list[str]:
-            ...         return [f"{ctx.get_current_key()}: {self.seen.value()} sales"]
-            >>> shops = sales.map(lambda sale: sale.shop, str)
-            >>> connected = sales.connect(shops).key_by("shop", lambda shop: shop, str)
-            >>> sorted(collect(connected.process(Matched())))
-            ['north: 2 sales', 'south: 1 sales']
-        """
-        self._expect(function, (KeyedCoProcessFunction, CoProcessFunction), "process")
-        return self._apply("process", CoProcess(function), output_type, main_output)
-
-
-@located
-class _Pairs(Generic[A, B]):
+class Pairs(Generic[A, B]):
     """Two streams whose records of one key and window come together."""
 
     kind: str
 
-    def __init__(self, first: DataStream[A], second: DataStream[B]) -> None:
+    def __init__(self, first: BaseStream[A], second: BaseStream[B]) -> None:
         self._first, self._second = first, second
         self._keys: list[Any] = []
         self._key_type: Any = None
@@ -301,46 +182,20 @@ class _Pairs(Generic[A, B]):
         self._keys = [*self._keys[:1], key]
         return self
 
-    def _windows(self, assigner: WindowAssigner[Any, Any]) -> WindowedStream[Any, Any, Any]:
+    def _windows(self, assigner: WindowAssigner[Any, Any]) -> Windows[Any, Any]:
         if len(self._keys) != 2:
             where = self._first._where(self.kind)
             raise PipelineError(f"{where}: give the keys first, with where(key) and equal_to(key)")
         first, second = self._keys
-        keyed = ConnectedStreams(self._first, self._second, (first, second), self._key_type).keyed()
-        return WindowedStream(keyed, assigner)
-
-
-class JoinedStreams(_Pairs[A, B]):
-    """Two streams to be joined: `first.join(second)`; there is an example at `DataStream.join`.
-
-    Go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`.
-    """
-
-    kind = "join"
-
-    def window(self, assigner: WindowAssigner[Any, Any]) -> JoinedWindows[A, B]:
-        """Pairs are of one key and one window."""
-        return JoinedWindows(self._windows(assigner), self.kind)
-
-
-class CoGroupedStreams(_Pairs[A, B]):
-    """Two streams to be grouped together: `first.co_group(second)`; there is an example at `DataStream.co_group`.
-
-    Go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`.
-    """
-
-    kind = "co_group"
-
-    def window(self, assigner: WindowAssigner[Any, Any]) -> CoGroupedWindows[A, B]:
-        """Groups are of one key and one window."""
-        return CoGroupedWindows(self._windows(assigner), self.kind)
+        keyed = Connected(self._first, self._second, (first, second), self._key_type)._keyed()
+        return Windows(keyed, assigner)
 
 
 @located
-class _PairedWindows(Generic[A, B]):
+class PairedWindows(Generic[A, B]):
     """Windows that hold the records of both streams."""
 
-    def __init__(self, windows: WindowedStream[Any, Any, Any], kind: str) -> None:
+    def __init__(self, windows: Windows[Any, Any], kind: str) -> None:
         self._windows, self._kind = windows, kind
 
     def trigger(self, trigger: Trigger[Any, Any]) -> Self:
@@ -358,7 +213,7 @@ class _PairedWindows(Generic[A, B]):
         self._windows.allowed_lateness(lateness)
         return self
 
-    def _apply(self, function: Any, kind: str, output_type: Any, unwrap: Callable[[Any], Any]) -> DataStream[Any]:
+    def _apply(self, function: Any, kind: str, output_type: Any, unwrap: Callable[[Any], Any]) -> Node:
         """Calls a function, or the method `kind` of one, for a window's pairs or groups."""
         where = self._windows._where(self._kind)
         output = output_type
@@ -370,7 +225,7 @@ class _PairedWindows(Generic[A, B]):
             raise RecordTypeError(
                 f"{where} has no output type; annotate what the function returns, or give output_type="
             )
-        return self._windows.apply(WindowedPairs(function, kind), output)._called(self._kind, Naming.LIBRARY)
+        return self._windows._with(WindowedPairs(function, kind), output, None, "apply", called=self._kind)
 
     def _expect(self, function: Any, kinds: tuple[type, ...]) -> None:
         if not isinstance(function, kinds) and (not callable(function) or isinstance(function, type)):
@@ -378,40 +233,10 @@ class _PairedWindows(Generic[A, B]):
 
 
 @located
-class JoinedWindows(_PairedWindows[A, B]):
-    """The windows of a join."""
+class Intervals(Generic[A, B]):
+    """Two keyed streams and the interval in which their records make pairs."""
 
-    def apply(
-        self,
-        function: Callable[[A, B], R] | JoinFunction[A, B, R] | FlatJoinFunction[A, B, R],
-        output_type: TypeForm[R] = NOT_GIVEN,
-    ) -> DataStream[R]:
-        """A `JoinFunction` (or a function of two records) or a `FlatJoinFunction` for each pair."""
-        self._expect(function, (JoinFunction, FlatJoinFunction))
-        flat = isinstance(function, FlatJoinFunction)
-        kind, unwrap = ("flat_join", main_output) if flat else ("join", itself)
-        return self._apply(function, kind, output_type, unwrap)
-
-
-@located
-class CoGroupedWindows(_PairedWindows[A, B]):
-    """The windows of a co-group."""
-
-    def apply(
-        self,
-        function: Callable[[list[A], list[B]], Iterable[R]] | CoGroupFunction[A, B, R],
-        output_type: TypeForm[R] = NOT_GIVEN,
-    ) -> DataStream[R]:
-        """A `CoGroupFunction` (or a function of two lists) for each key and window."""
-        self._expect(function, (CoGroupFunction,))
-        return self._apply(function, "co_group", output_type, main_output)
-
-
-@located
-class IntervalJoined(Generic[A, B]):
-    """`first.interval_join(second)` on keyed streams; go on with `between(lower, upper)` and `process(function)`."""
-
-    def __init__(self, left: KeyedStream[Any, A], right: KeyedStream[Any, B]) -> None:
+    def __init__(self, left: BaseStream[A], right: BaseStream[B]) -> None:
         self._left, self._right = left, right
         self._bounds: tuple[int, int] | None = None
         self._exclusive = [0, 0]
@@ -462,8 +287,8 @@ class IntervalJoined(Generic[A, B]):
         self._late[1] = tag
         return self
 
-    def process(self, function: ProcessJoinFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
-        """Runs a `ProcessJoinFunction` on each pair. What it emits carries the later of the pair's event times."""
+    def _pairs(self, function: Any, output_type: Any) -> BaseStream[Any]:
+        """The stream of the operator that runs a `ProcessJoinFunction`."""
         if not isinstance(function, ProcessJoinFunction):
             raise PipelineError(f"{self._where()}: expected a ProcessJoinFunction, got {function!r}")
         if self._bounds is None:
@@ -489,31 +314,33 @@ class IntervalJoined(Generic[A, B]):
             )
         join = IntervalJoin(function, lower, upper, types, (self._late[0], self._late[1]))
         keys = (self._left._key_selector, self._right._key_selector)
-        connected: KeyedConnectedStreams[Any, A, B] = KeyedConnectedStreams(self._left, self._right, keys)
-        return connected.process(join, output)._called(type(function).__name__, Naming.FUNCTION)
+        connected = Connected(self._left, self._right, keys)
+        return connected._apply("process", CoProcess(join), output, main_output)._called(
+            type(function).__name__, Naming.FUNCTION
+        )
 
     def _where(self) -> str:
         return self._left._where("interval_join")
 
 
-def _tagged(stream: DataStream[Any], number: int, either: Any) -> list[DataStream[Any]]:
+def _tagged(stream: BaseStream[Any], number: int, either: Any) -> list[BaseStream[Any]]:
     """A stream's records as those of `Either`.
 
     An exchange that chooses the subtask of its records chooses that of the operator which sees both streams.
     """
     found = []
     for part, exchange in stream._by_exchange(CHOOSING):
-        tagged: DataStream[Any] = part.map(Tag(either, number), either)._called(
+        tagged: BaseStream[Any] = part.map(Tag(either, number), either)._called(
             f"{_name(part)} as {number}", Naming.LIBRARY
         )
         if exchange is not None:
             key = None if exchange.key is None else _key_of_side(part, exchange.key, tagged)
-            tagged = tagged._exchange(exchange.kind, key, exchange.partitioner)
+            tagged = tagged._over(tagged._over_exchange(exchange.kind, key, exchange.partitioner))
         found.append(tagged)
     return found
 
 
-def _key_of_side(stream: DataStream[Any], key: nodes.Key, tagged: DataStream[Any]) -> nodes.Key:
+def _key_of_side(stream: BaseStream[Any], key: nodes.Key, tagged: BaseStream[Any]) -> nodes.Key:
     """The key of a stream's records, where they are those of `Either`."""
     getter = _getter(stream, key, None)
     assert getter is not None
@@ -521,11 +348,11 @@ def _key_of_side(stream: DataStream[Any], key: nodes.Key, tagged: DataStream[Any
     return tagged._key((EitherKey(get, get),), kind)
 
 
-def _name(stream: DataStream[Any]) -> str:
+def _name(stream: BaseStream[Any]) -> str:
     return stream._pipeline._node(stream._upstream[0].node).name
 
 
-def _getter(stream: DataStream[Any], key: Any, key_type: Any) -> tuple[OwnKey, Any] | None:
+def _getter(stream: BaseStream[Any], key: Any, key_type: Any) -> tuple[OwnKey, Any] | None:
     """What reads a record's key, and the key's type; None where there is no key."""
     if key is None:
         return None

@@ -7,42 +7,53 @@ missing or contradictory one is an error that names the operator.
 
 from __future__ import annotations
 
-import functools
-import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 import pyarrow as pa
-from msgspec import inspect as mi
 
-from dagster_unified.api.broadcast import BroadcastConnectedStream, BroadcastStream, KeyedBroadcastConnectedStream
-from dagster_unified.api.building import GraphBuilder, Upstream
-from dagster_unified.api.connected import (
-    CoGroupedStreams,
-    ConnectedStreams,
-    IntervalJoined,
-    JoinedStreams,
-    KeyedConnectedStreams,
+from dagster_unified.api.base import (
+    BaseStream,
+    check_field,
+    check_lookup_fields,
+    check_lookup_keys,
+    check_not_opened,
+    check_parallelism,
+    name_of,
+    naming_of,
+    plain_name,
+    projection,
 )
+from dagster_unified.api.broadcast import BroadcastConnected, BroadcastStream
+from dagster_unified.api.building import GraphBuilder, Upstream
+from dagster_unified.api.connected import Connected, Fields, Intervals, PairedWindows, Pairs
 from dagster_unified.api.located import located
-from dagster_unified.api.record_types import NOT_GIVEN, itself, main_output, stated_output, type_argument
+from dagster_unified.api.record_types import NOT_GIVEN, itself, main_output, type_argument
 from dagster_unified.api.watermarks import WatermarkStrategy
-from dagster_unified.api.windows import WindowedStream
-from dagster_unified.arrow_types import has, is_number
+from dagster_unified.api.windowed import Windows
 from dagster_unified.connectors.printing import PrintSink
 from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph import nodes
-from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import Boundedness, Sink, Source
-from dagster_unified.graph.expressions import Column, alias_of, columns_read, is_column, makes_column
+from dagster_unified.graph.expressions import Column
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Graph, Key, Naming, Node, Partitioning
+from dagster_unified.operators.broadcast import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from dagster_unified.operators.checkpointed_batches import OfBatches
+from dagster_unified.operators.connected import (
+    CoFlatMap,
+    CoFlatMapFunction,
+    CoMap,
+    CoMapFunction,
+    CoProcess,
+    CoProcessFunction,
+    KeyedCoProcessFunction,
+)
 from dagster_unified.operators.functions.base import (
+    AggregateFunction,
     FilterFunction,
     FlatMapFunction,
-    Function,
     KeyedProcessFunction,
     KeySelector,
     MapFunction,
@@ -55,8 +66,8 @@ from dagster_unified.operators.functions.batches import KeyedBatchFunction
 from dagster_unified.operators.functions.checkpoints import checkpointed
 from dagster_unified.operators.functions.iterations import hears_of_epochs
 from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_state
-from dagster_unified.operators.functions.type_variables import B, K, KeyOut, R, T, W
-from dagster_unified.operators.layout import TIMESTAMP, ComputedKey
+from dagster_unified.operators.functions.type_variables import OUT, A, B, K, R, T, W
+from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import (
@@ -64,20 +75,13 @@ from dagster_unified.operators.windows import (
     CountTrigger,
     GlobalWindow,
     GlobalWindows,
+    ProcessWindowFunction,
     PurgingTrigger,
     WindowAssigner,
+    WindowFunction,
 )
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
-from dagster_unified.records import (
-    RecordType,
-    arrow_type,
-    equal_by_more,
-    inspected,
-    not_in_a_key,
-    return_type,
-    type_name,
-)
-from dagster_unified.values import check_count
+from dagster_unified.records import RecordType, return_type
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,17 +91,12 @@ if TYPE_CHECKING:
 
 
 @located
-class DataStream(Generic[T]):
+class DataStream(BaseStream[T]):
     """A stream of records of one type (Flink: *Operators*).
 
     Its methods say what an operator does in both modes. One that fails while the pipeline is built raises
     `PipelineError` or `RecordTypeError`, with the operator's name.
     """
-
-    def __init__(self, pipeline: GraphBuilder, node: int | None, upstream: tuple[Upstream, ...] = ()) -> None:
-        self._pipeline = pipeline
-        self._last = node
-        self._upstream = upstream or (Upstream(node),)  # type: ignore[arg-type]
 
     # The operator itself
 
@@ -119,7 +118,7 @@ class DataStream(Generic[T]):
         `partition_custom`, `broadcast` and `global_`, and with operator state. All else there shares the tasks of the
         job.
         """
-        _check_parallelism(parallelism, self._where())
+        check_parallelism(parallelism, self._where())
         return self._set(parallelism=parallelism)
 
     def start_new_chain(self) -> Self:
@@ -198,7 +197,7 @@ class DataStream(Generic[T]):
             records = self._pipeline._record_type(output_type, name)
         except RecordTypeError as error:
             return self._untyped(nodes.MapBatchesNode, name, function, error)
-        return self._next(kind, name, naming=_naming(function), records=records, function=function, **more)
+        return self._next(kind, name, naming=naming_of(function), records=records, function=function, **more)
 
     def process(self, function: ProcessFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
         """Runs a `ProcessFunction`: a record in, any number out, with timestamps and side outputs.
@@ -217,7 +216,7 @@ class DataStream(Generic[T]):
         """
         if not isinstance(function, ProcessFunction):
             raise PipelineError(
-                f"{self._where(_name_of(function, 'process'))}: process needs a ProcessFunction; "
+                f"{self._where(name_of(function, 'process'))}: process needs a ProcessFunction; "
                 "a KeyedProcessFunction needs a keyed stream, so call key_by before it"
             )
         return self._apply(nodes.ProcessNode, function, "process_element", output_type, main_output)
@@ -252,13 +251,13 @@ class DataStream(Generic[T]):
                     f"and {named.describe()} has {len(named.names)} fields; each field names a column, in order"
                 )
             return self._next(nodes.SelectNode, "select", records=named, columns=columns)
-        plain = [_plain_name(c) for c in columns]
+        plain = [plain_name(c) for c in columns]
         if any(name not in records.names for name in plain):
             computed = next(c for c, n in zip(columns, plain, strict=True) if n not in records.names)
             raise RecordTypeError(
                 f"{self._where('select')}: output_type is needed, since the type of {computed!r} is known to Spark only"
             )
-        projected = _projected(records, [str(n) for n in plain])
+        projected = projection(records, [str(n) for n in plain])
         return self._next(nodes.SelectNode, "select", records=projected, columns=columns)
 
     def with_columns(
@@ -357,9 +356,9 @@ class DataStream(Generic[T]):
                 f"{where}: on is a field that both have, or fields and the table's columns, "
                 f"such as {{'origin': 'faa'}}, not {on!r}"
             )
-        _check_lookup_keys(before, table, pairs, where)
+        check_lookup_keys(before, table, pairs, where)
         records = self._pipeline._record_type(output_type, name)
-        _check_lookup_fields(before, table, columns, records, how, where)
+        check_lookup_fields(before, table, columns, records, how, where)
         return self._next(
             nodes.LookupNode,
             name,
@@ -392,7 +391,7 @@ class DataStream(Generic[T]):
                 f"{where}: the strategy has no timestamp assigner; add with_timestamp_assigner('field') or a function"
             )
         if isinstance(assigner, str):
-            _check_field(records, assigner, where)
+            check_field(records, assigner, where)
             kind = records.schema.field(assigner).type
             if not (pa.types.is_timestamp(kind) or pa.types.is_integer(kind)):
                 raise PipelineError(
@@ -520,7 +519,7 @@ class DataStream(Generic[T]):
             >>> len(collect(spread.map(lambda sale: sale.amount, int).set_parallelism(2)))
             3
         """
-        _check_not_opened(partitioner, self._where("partition_custom"))
+        check_not_opened(partitioner, self._where("partition_custom"))
         key = self._key((key_selector,), key_type)
         return self._exchange(ExchangeKind.CUSTOM, key, getattr(partitioner, "partition", partitioner))
 
@@ -550,7 +549,7 @@ class DataStream(Generic[T]):
             return other  # type: ignore[return-value]
         if isinstance(other, BroadcastStream):
             return BroadcastConnectedStream(self, other)
-        return ConnectedStreams(self, other, (None, _key_of(other)))
+        return ConnectedStreams(self, other, (None, other._key_selector))
 
     def join(self, other: DataStream[B]) -> JoinedStreams[T, B]:
         """Joins with another stream: pairs of one key and window.
@@ -677,60 +676,6 @@ class DataStream(Generic[T]):
 
     # Building the graph
 
-    def _by_exchange(self, kinds: Sequence[ExchangeKind]) -> list[tuple[DataStream[T], Partitioning | None]]:
-        """What the stream unites, without the exchanges that were asked for, beside the exchange of one of `kinds`."""
-        parts: list[tuple[list[Upstream], Partitioning | None]] = []
-        for upstream in self._upstream:
-            asked = upstream.partitioning
-            exchange = asked if asked is not None and asked.kind in kinds else None
-            plain = replace(upstream, partitioning=None)
-            if parts and parts[-1][1] == exchange:
-                parts[-1][0].append(plain)
-            else:
-                parts.append(([plain], exchange))
-        return [(DataStream(self._pipeline, None, tuple(part)), exchange) for part, exchange in parts]
-
-    def _called(self, name: str, naming: Naming) -> Self:
-        return self._set(name=name, naming=naming)
-
-    def _set(self, **attributes: Any) -> Self:
-        first = next(iter(attributes))
-        self._pipeline._change(self._operator("chaining" if first == "chaining" else f"a {first}").id, **attributes)
-        return self
-
-    def _operator(self, what: str) -> Node:
-        if self._last is None:
-            first = self._upstream[0]
-            before = f"'{self._pipeline._node(first.node).name}'"
-            if first.tag is not None:
-                raise PipelineError(
-                    f"{self._pipeline.name}: {what} belongs to an operator or a sink, "
-                    f"and this stream is the side output '{first.tag.name}' of {before}; "
-                    "give it to what reads the side output: .sink_to(sink).name(...), .print().name(...), "
-                    "or the next operator"
-                )
-            if len(self._upstream) > 1:
-                kind = "a union"
-            else:
-                kind = f"{'keyed,' if isinstance(self, KeyedStream) else 'an exchange'} behind {before}"
-            raise PipelineError(
-                f"{self._pipeline.name}: {what} belongs to an operator or a sink, and this stream is {kind}; "
-                "call it on the operator before, or the one after"
-            )
-        return self._pipeline._node(self._last)
-
-    def _where(self, operator: str | None = None) -> str:
-        name = operator or (self._pipeline._node(self._last).name if self._last is not None else "stream")
-        return f"{self._pipeline.name}: operator '{name}'"
-
-    def _records(self, operator: str) -> RecordType:
-        first = self._upstream[0]
-        records = first.tag.output_type if first.tag is not None else self._pipeline._node(first.node).records
-        if records is None:
-            raise RecordTypeError(f"{self._where(operator)}: the stream before it has no record type")
-        found: RecordType = records
-        return found
-
     def _next(self, kind: type[Node], name: str, **attributes: Any) -> DataStream[Any]:
         return self._after(list(self._upstream), kind, name, **attributes)
 
@@ -760,7 +705,7 @@ class DataStream(Generic[T]):
         self, kind: type[nodes.FunctionNode], name: str, function: Any, mistake: RecordTypeError
     ) -> UntypedStream:
         """The stream of an operator whose output type is a mistake, which is raised when the graph is complete."""
-        made = self._next(kind, name, naming=_naming(function), function=function, timestamped=True)
+        made = self._next(kind, name, naming=naming_of(function), function=function, timestamped=True)
         self._pipeline._found_mistake(made._upstream[0].node, mistake)
         return UntypedStream(self._pipeline, made._last)
 
@@ -769,179 +714,14 @@ class DataStream(Generic[T]):
         form = KEYED_FORMS.get(kind.keyed_form) if checkpointed(function) is not None else None
         if form is not None and not isinstance(self, KeyedStream):
             attributes["function"] = form(function)
-            return self._next(nodes.CheckpointedNode, name, key=Key(), naming=_naming(function), **attributes)
-        return self._next(kind, name, naming=_naming(function), function=function, **attributes)
-
-    def _check_late_tag(self, tag: OutputTag[Any], where: str) -> None:
-        """Raises where late records do not fit a side output; else the first one would tell, after weeks perhaps."""
-        if not isinstance(tag, OutputTag):
-            raise PipelineError(f"{where}: expected an OutputTag for late data, got {tag!r}")
-        given = self._pipeline._record_type(tag.output_type, f"{where}, side output {tag.name}")
-        wanted = self._records(where)
-        if given.python != wanted.python:
-            raise RecordTypeError(
-                f"{where}: late records are of {wanted.describe()}, and side output '{tag.name}' is declared"
-                f" {given.describe()}; declare it with the stream's type"
-            )
-
-    def _output(self, name: str, function: Any, output_type: Any, unwrap: Callable[[Any], Any]) -> RecordType:
-        """The record type that a function gives: `output_type`, its class and its annotation have to agree."""
-        self._check_function(name, function)
-        annotation = return_type(function)
-        annotated = None if annotation is None else unwrap(annotation)
-        if annotation is type(None) and annotated is None:
-            annotation = None  # it emits to side outputs only, or in another method
-        stated = stated_output(function)
-        if output_type is None and annotation is not None and annotated is None:
-            given = type_name(annotation)
-            raise RecordTypeError(
-                f"{self._where(name)} is annotated to give {given}, and has to give an iterable of records, "
-                f"such as Iterable[{given}]"
-            )
-        if output_type is None and stated is None and annotated is None:
-            raise RecordTypeError(
-                f"{self._where(name)} has no output type; annotate what the function returns, or give output_type="
-            )
-        if output_type is not None:
-            records = self._pipeline._record_type(output_type, name)
-            self._check_same(
-                name, records, stated, f"output_type is {type_name(output_type)}, but the function's class"
-            )
-            says = f"output_type is {type_name(output_type)}, but the function"
-        elif stated is not None:
-            records = self._pipeline._record_type(stated, name)
-            says = f"the function's class says that it gives {type_name(stated)}, but its method"
-        else:
-            return self._pipeline._record_type(annotated, name)
-        self._check_same(name, records, annotated, says)
-        return records
-
-    def _check_same(self, name: str, records: RecordType, also: Any, says: str) -> None:
-        """Raises where what else is said of an output type is another one; what is no record type says nothing."""
-        if also is None or also is Any:
-            return
-        try:
-            other = self._pipeline._record_type(also, name)
-        except RecordTypeError:
-            return
-        if other.schema != records.schema:
-            raise RecordTypeError(
-                f"{self._where(name)}: {says} is annotated to give {type_name(also)}; make them the same"
-            )
-
-    def _name_of(self, function: Any, kind: str) -> str:
-        """What an author called a function of records; raises for an expression on columns."""
-        if makes_column(function):
-            raise PipelineError(f"{self._where(kind)}: {_on_columns(function)}")
-        return _name_of(function, kind)
-
-    def _check_function(self, name: str, function: Any) -> None:
-        if isinstance(function, type) and issubclass(function, Function):
-            raise PipelineError(
-                f"{self._where(name)}: {function.__name__} is a class; give an instance of it, {function.__name__}()"
-            )
-        if not callable(function):
-            raise PipelineError(f"{self._where(name)}: expected a function or a function object, got {function!r}")
-
-    def _check_combines(self, name: str) -> None:
-        records = self._records(name)
-        if records.shape == "value" and records.schema.field(0).nullable:
-            raise PipelineError(
-                f"{self._where(name)}: a record may be None ({type_name(records.python)}), which stands for no record"
-                " where records are combined; filter such records out, or map them to a value"
-            )
-
-    def _key(self, key: tuple[Any, ...], key_type: Any) -> Key:
-        records = self._records("key_by")
-        fields = [k for k in key if isinstance(k, (str, int))]
-        if len(key) == 1 and not fields and records.shape != "value":
-            read = field_of(key[0])
-            if read is not None and all(
-                f in records.names or (isinstance(f, int) and 0 <= f < len(records.names)) for f in read
-            ):
-                fields, key = list(read), read
-        if len(fields) == len(key):
-            names = [records.names[f] if isinstance(f, int) and 0 <= f < len(records.names) else str(f) for f in fields]
-            for name in names:
-                self._check_key_field(records, name)
-            if key_type is not None:
-                self._check_key_type(
-                    key_type, [records.schema.field(name).type for name in names], f"the key is {', '.join(names)}"
-                )
-            return Key(fields=tuple(names))
-        if len(key) != 1:
-            raise PipelineError(f"{self._where('key_by')}: give either field names or one function, not both")
-        return self._computed_key(key[0], key_type, records)
-
-    def _check_key_field(self, records: RecordType, name: str) -> None:
-        _check_field(records, name, self._where("key_by"))
-        kind = records.schema.field(name).type
-        if pa.types.is_nested(kind):
-            info = mi.type_info(records.type_of(name))
-            _check_can_be_key(info, f"{self._where('key_by')}: field '{name}' is a {kind}, which cannot be a key")
-
-    def _check_key_type(self, key_type: Any, given: list[pa.DataType], what: str) -> None:
-        where = self._where("key_by")
-        declared = arrow_type(inspected(key_type, where, "a key"), where)
-        parts = [f.type for f in declared] if len(given) > 1 and pa.types.is_struct(declared) else [declared]
-        if parts != given:
-            raise RecordTypeError(
-                f"{self._where('key_by')}: key_type is {type_name(key_type)}, "
-                f"but {what} ({', '.join(map(str, given))}); make them the same, or leave key_type out"
-            )
-
-    def _computed_key(self, function: Any, key_type: Any, records: RecordType) -> Key:
-        if makes_column(function):
-            raise PipelineError(f"{self._where('key_by')}: {_on_columns(function)}; or give the names of fields")
-        _check_not_opened(function, self._where("key_by"))
-        annotated = return_type(getattr(function, "get_key", function)) or type_argument(type(function), KeyOut)
-        python = key_type if key_type is not None else annotated
-        if key_type is not None and annotated not in (None, Any):
-            self._check_key_type(
-                key_type,
-                [arrow_type(mi.type_info(annotated), self._where("key_by"))],
-                f"the function is annotated to give {type_name(annotated)}",
-            )
-        if python is None:
-            raise RecordTypeError(
-                f"{self._where('key_by')}: the key's type is not known; annotate the key function, or give key_type="
-            )
-        where = f"{self._pipeline.name}: key_by({_name_of(function, 'function')})"
-        info = inspected(python, where, "a key")
-        if isinstance(info, (mi.UnionType, mi.NoneType)):
-            raise RecordTypeError(
-                f"{where}: a key of type {type_name(python)} may be None, and a None key is an error; "
-                "give such records a key, or filter them out"
-            )
-        arrow = arrow_type(info, where)
-        _check_can_be_key(info, f"{where}: a {type_name(python)} cannot be a key")
-        return Key(computed=ComputedKey(function, python, arrow, where))
+            return self._next(nodes.CheckpointedNode, name, key=Key(), naming=naming_of(function), **attributes)
+        return self._next(kind, name, naming=naming_of(function), function=function, **attributes)
 
     def _exchange(self, kind: ExchangeKind, key: Key | None = None, partitioner: Any = None) -> DataStream[T]:
-        partitioning = Partitioning(kind, key, partitioner, explicit=True)
-        return DataStream(self._pipeline, None, tuple(replace(u, partitioning=partitioning) for u in self._upstream))
+        return self._over(self._over_exchange(kind, key, partitioner))
 
-    def _check_columns(self, columns: Iterable[str | Column], operator: str, given: Sequence[str] = ()) -> None:
-        """Raises where an expression reads a column that is not there.
-
-        It may read what one before it gives: its alias, or of `given`.
-        """
-        records = self._records(operator)
-        known = {name.lower() for name in (*records.names, TIMESTAMP)}
-        for place, column in enumerate(columns):
-            if not isinstance(column, str) and not is_column(column):
-                raise PipelineError(
-                    f"{self._where(operator)}: it takes SQL text and expressions of dagster_unified.api.functions, and"
-                    f" was given {column!r}; a Python function goes into filter, map or reduce"
-                )
-            for name in sorted(columns_read(column)):
-                if name.lower() not in known:
-                    shown = f" of {column!r}" if isinstance(column, str) and column != name else ""
-                    raise PipelineError(
-                        f"{self._where(operator)}: no column '{name}'{shown} in "
-                        f"{records.describe()}{nearest(name, records.names)}"
-                    )
-            known.add((given[place] if given else alias_of(column) or "").lower())
+    def _over(self, upstream: tuple[Upstream, ...]) -> DataStream[T]:
+        return DataStream(self._pipeline, None, upstream)
 
 
 @located
@@ -956,7 +736,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     def __init__(self, pipeline: GraphBuilder, upstream: tuple[Upstream, ...], key: Key) -> None:
         partitioning = Partitioning(ExchangeKind.HASH, key)
         super().__init__(pipeline, None, tuple(replace(u, partitioning=partitioning) for u in upstream))
-        self._key_selector = key
+        self._key_selector: Key = key
 
     def process(
         self, function: KeyedProcessFunction[K, T, R] | ProcessFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN
@@ -982,14 +762,14 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         if not isinstance(function, KeyedProcessFunction):
             raise PipelineError(
                 f"{self._where('process')}: a keyed stream needs a KeyedProcessFunction, "
-                f"not {_name_of(function, 'function')}"
+                f"not {name_of(function, 'function')}"
             )
         name = self._name_of(function, "process")
         try:
             records = self._output(name, function.process_element, output_type, main_output)
         except RecordTypeError as error:
             return self._untyped(nodes.ProcessNode, name, function, error)
-        naming = _naming(function)
+        naming = naming_of(function)
         return self._keyed(
             nodes.KeyedProcessNode, name, naming=naming, records=records, function=function, timestamped=True
         )
@@ -1042,7 +822,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         name = self._name_of(function, "reduce")
         self._check_function(name, getattr(function, "reduce", function))
         self._check_combines(name)
-        return self._rolling(name, naming=_naming(function), function=function)
+        return self._rolling(name, naming=naming_of(function), function=function)
 
     def interval_join(self, other: KeyedStream[K, B]) -> IntervalJoined[T, B]:
         """Joins each record with those of another keyed stream whose event times are in an interval around its own.
@@ -1140,62 +920,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         records = self._aggregated(columns, output_type)
         return self._keyed(nodes.AggregateNode, "agg", records=records, columns=columns, timestamped=False)
 
-    def _aggregated(
-        self, columns: tuple[str | Column, ...], output_type: Any, bounds: tuple[str, ...] = ()
-    ) -> RecordType:
-        """The record of column aggregates, with the bounds of a window where it names them.
-
-        Raises where it does not fit.
-        """
-        if not self._key_selector.fields:
-            raise PipelineError(f"{self._where('agg')}: agg needs a stream keyed by fields; use key_by('field')")
-        self._check_columns(columns, "agg")
-        records, keys = self._pipeline._record_type(output_type, "agg"), self._key_selector.fields
-        missing = [k for k in keys if k not in records.names]
-        named = [b for b in bounds if b in records.names]
-        if missing or len(records.names) != len(keys) + len(named) + len(columns):
-            also = f" {', '.join(bounds)} where it names them," if bounds else ""
-            raise RecordTypeError(
-                f"{self._where('agg')}: the result has the key's fields ({', '.join(keys)}),{also} and {len(columns)} "
-                f"aggregates, and output_type is {records.describe()}"
-                + (f", which has no field '{missing[0]}'" if missing else "")
-            )
-        return records
-
     def _builtin(self, kind: str, field: str | int) -> DataStream[T]:
         return self._rolling(kind, rolling=(kind, self._combined_field(kind, field)))
-
-    def _combined_field(self, kind: str, field: str | int) -> str | int | None:
-        """The field that `sum` and its like combine, as operators read it; None where the record is the value."""
-        records = self._records(kind)
-        if records.shape == "value":
-            self._check_combines(kind)
-            return None
-        if is_column(field):
-            raise PipelineError(
-                f"{self._where(kind)}: it takes the name of a field, and was given {field!r}; agg takes expressions on"
-                f" columns, such as F.{kind}('{records.names[0]}')"
-            )
-        name = records.names[field] if isinstance(field, int) and 0 <= field < len(records.names) else field
-        if name not in records.names:
-            raise PipelineError(
-                f"{self._where(kind)}: no field '{field}' in {records.describe()}{nearest(str(field), records.names)}"
-            )
-        kind_of = records.schema.field(name).type
-        enum = records.members().get(name)
-        if enum is not None and (kind == "sum" or not issubclass(enum, (str, int))):
-            raise PipelineError(
-                f"{self._where(kind)}: field '{name}' is a {enum.__name__}, an enum, which has no {kind}; "
-                "map it to a number, or use reduce"
-            )
-        if kind == "sum" and not (is_number(kind_of) or pa.types.is_duration(kind_of)):
-            raise PipelineError(f"{self._where(kind)}: field '{name}' is a {kind_of}, which has no sum")
-        if records.schema.field(name).nullable:
-            raise PipelineError(
-                f"{self._where(kind)}: field '{name}' may be None, which {kind} cannot combine; map it to a value, "
-                "or use reduce"
-            )
-        return records.names.index(name) if records.shape == "tuple" else name
 
     def _rolling(self, name: str, **attributes: Any) -> DataStream[T]:
         return self._keyed(nodes.ReduceNode, name, records=self._records(name), **attributes)
@@ -1206,11 +932,428 @@ class KeyedStream(DataStream[T], Generic[K, T]):
             return super()._function(kind, name, function, **attributes)
         timers = {"timestamped": True} if kind is nodes.ProcessNode else {}
         return self._keyed(
-            nodes.KeyedProcessNode, name, naming=_naming(function), function=form(function), **attributes, **timers
+            nodes.KeyedProcessNode, name, naming=naming_of(function), function=form(function), **attributes, **timers
         )
 
     def _keyed(self, kind: type[Node], name: str, **attributes: Any) -> DataStream[Any]:
         return self._next(kind, name, key=self._key_selector, **attributes)
+
+
+# Windows
+
+
+@located
+class WindowedStream(Windows[T, W], Generic[K, T, W]):
+    """A keyed stream whose elements are in windows (Flink: *Windows*).
+
+    `reduce`, `aggregate`, `process` or `apply` makes it a stream again. A window that is reduced or aggregated holds
+    one value; one that is processed holds its elements. In BATCH windows close at the end of their key, in STREAMING as
+    the watermark, the clock or a trigger says.
+    """
+
+    def __init__(self, stream: KeyedStream[K, T], assigner: WindowAssigner[T, W], alone: bool = False) -> None:
+        super().__init__(stream, assigner, alone)
+
+    @overload
+    def reduce(self, function: Callable[[T, T], T] | ReduceFunction[T]) -> DataStream[T]: ...
+    @overload
+    def reduce(
+        self,
+        function: Callable[[T, T], T] | ReduceFunction[T],
+        window_function: ProcessWindowFunction[T, R, K, W] | WindowFunction[T, R, K, W],
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]: ...
+    def reduce(
+        self,
+        function: Callable[[T, T], T] | ReduceFunction[T],
+        window_function: Any = None,
+        output_type: Any = None,
+    ) -> DataStream[Any]:
+        """Reduces each window's elements with `function(a, b)`; `window_function` is then given the one result.
+
+        Examples:
+            >>> hours = timed.key_by("shop").window(SlidingEventTimeWindows.of(timedelta(hours=2), timedelta(hours=1)))
+            >>> largest = hours.reduce(lambda a, b: a if a.amount >= b.amount else b)
+            >>> sorted((sale.shop, sale.amount) for sale in collect(largest))
+            [('north', 3), ('north', 5), ('north', 5), ('south', 4), ('south', 4)]
+        """
+        self._stream._check_function("reduce", getattr(function, "reduce", function))
+        self._stream._check_combines("reduce")
+        records = self._stream._records("reduce")
+        return _after(self._stream, self._with(window_function, output_type, records, "reduce", reduce=function))
+
+    @overload
+    def aggregate(
+        self,
+        function: AggregateFunction[T, A, OUT],
+        window_function: None = None,
+        accumulator_type: TypeForm[A] = NOT_GIVEN,
+        output_type: TypeForm[OUT] = NOT_GIVEN,
+    ) -> DataStream[OUT]: ...
+    @overload
+    def aggregate(
+        self,
+        function: AggregateFunction[T, A, OUT],
+        window_function: ProcessWindowFunction[OUT, R, K, W] | WindowFunction[OUT, R, K, W],
+        accumulator_type: TypeForm[A] = NOT_GIVEN,
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]: ...
+    def aggregate(
+        self,
+        function: AggregateFunction[T, A, OUT],
+        window_function: Any = None,
+        accumulator_type: Any = None,
+        output_type: Any = None,
+    ) -> DataStream[Any]:
+        """Aggregates each window's elements; `window_function` is then given the one result.
+
+        `accumulator_type` is the accumulator's, as state keeps it, where `create_accumulator` is not annotated.
+
+        Examples:
+            >>> class Mean(AggregateFunction):
+            ...     def create_accumulator(self) -> tuple[int, int]:
+            ...         return 0, 0
+            ...     def add(self, value: Sale, accumulator: tuple[int, int]) -> tuple[int, int]:
+            ...         return accumulator[0] + value.amount, accumulator[1] + 1
+            ...     def get_result(self, accumulator: tuple[int, int]) -> float:
+            ...         return accumulator[0] / accumulator[1]
+            ...     def merge(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+            ...         return a[0] + b[0], a[1] + b[1]
+            >>> collect(timed.window_all(TumblingEventTimeWindows.of(timedelta(hours=1))).aggregate(Mean()))
+            [3.5, 5.0]
+        """
+        if not isinstance(function, AggregateFunction):
+            raise PipelineError(f"{self._where('aggregate')}: expected an AggregateFunction, got {function!r}")
+        accumulator = accumulator_type
+        if accumulator is None:
+            accumulator = return_type(function.create_accumulator) or type_argument(type(function), A)
+        if accumulator in (None, Any):
+            raise RecordTypeError(
+                f"{self._where('aggregate')}: the accumulator's type is not known; "
+                f"annotate {type(function).__name__}.create_accumulator, or give accumulator_type="
+            )
+        result = None
+        if window_function is None:
+            result = self._stream._output(type(function).__name__, function.get_result, output_type, itself)
+        name = type(function).__name__
+        node = self._with(window_function, output_type, result, name, aggregate=function, accumulator_type=accumulator)
+        return _after(self._stream, node)
+
+    def process(
+        self, function: ProcessWindowFunction[T, R, K, W], output_type: TypeForm[R] = NOT_GIVEN
+    ) -> DataStream[R]:
+        """Runs a `ProcessWindowFunction` on each window's elements.
+
+        In BATCH they come in event-time order, in STREAMING as they arrived.
+
+        Examples:
+            >>> class Count(ProcessWindowFunction):
+            ...     def process(self, key: str, context, elements: list[Sale]) -> list[str]:
+            ...         return [f"{key}: {len(elements)}"]
+            >>> sessions = timed.key_by("shop").window(EventTimeSessionWindows.with_gap(timedelta(hours=2)))
+            >>> sorted(collect(sessions.process(Count())))
+            ['north: 2', 'south: 1']
+        """
+        if not isinstance(function, ProcessWindowFunction):
+            raise PipelineError(
+                f"{self._where('process')}: a window needs a ProcessWindowFunction, not {function!r}; "
+                "use apply for a WindowFunction"
+            )
+        return _after(self._stream, self._with(function, output_type, None, "process"))
+
+    def apply(self, function: WindowFunction[T, R, K, W], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+        """Runs a `WindowFunction`, which has an example, on each window's elements.
+
+        In BATCH they come in event-time order, in STREAMING as they arrived.
+        """
+        if not isinstance(function, WindowFunction):
+            raise PipelineError(
+                f"{self._where('apply')}: expected a WindowFunction, got {function!r}; "
+                "use process for a ProcessWindowFunction"
+            )
+        return _after(self._stream, self._with(function, output_type, None, "apply"))
+
+    def sum(self, field: str | int = 0) -> DataStream[T]:
+        """The sum of a field over each window; the other fields are the first element's."""
+        return self._builtin("sum", field)
+
+    def min(self, field: str | int = 0) -> DataStream[T]:
+        """The smallest value of a field over each window; the other fields are the first element's."""
+        return self._builtin("min", field)
+
+    def max(self, field: str | int = 0) -> DataStream[T]:
+        """The largest value of a field over each window; the other fields are the first element's."""
+        return self._builtin("max", field)
+
+    def min_by(self, field: str | int = 0) -> DataStream[T]:
+        """Each window's element with the smallest value of a field."""
+        return self._builtin("min_by", field)
+
+    def max_by(self, field: str | int = 0) -> DataStream[T]:
+        """Each window's element with the largest value of a field."""
+        return self._builtin("max_by", field)
+
+    def agg(self, *columns: str | Column, output_type: TypeForm[R]) -> DataStream[R]:
+        """Column aggregates per key and window, such as `F.sum("delay").alias("delay")`.
+
+        Runs in Catalyst: Spark's `window` and `session_window`. The result has the key's fields, the window's bounds
+        where `output_type` has fields `window_start` and `window_end` (datetimes, or milliseconds), and the aggregates.
+        In both modes each window gives one result: in BATCH when its key is over, in STREAMING once the watermark has
+        passed its end; what comes later is dropped and counted. With portable state (`state.native-aggregates`), which
+        savepoints and keyed operators behind it need, Arrow aggregates in Python workers instead of Catalyst.
+
+        Examples:
+            >>> class Hour(NamedTuple):
+            ...     shop: str
+            ...     window_start: datetime
+            ...     total: int
+            >>> hours = timed.key_by("shop").window(TumblingEventTimeWindows.of(timedelta(hours=1)))
+            >>> found = collect(hours.agg(F.sum("amount").alias("total"), output_type=Hour))
+            >>> sorted((hour.shop, hour.window_start.hour, hour.total) for hour in found)
+            [('north', 9, 3), ('north', 10, 5), ('south', 9, 4)]
+        """
+        node = self._aggregates(columns, output_type)
+        return _after(self._stream, node)
+
+    def _builtin(self, kind: str, field: str | int) -> DataStream[T]:
+        return _after(self._stream, self._rolling(kind, field))
+
+
+# Two streams
+
+
+@located
+class ConnectedStreams(Connected[A, B]):
+    """Two streams that an operator sees together, each under its own type.
+
+    Where both are keyed, functions have state and timers of the key that both share: in BATCH one key's records of both
+    come together, by event time. Where one is keyed, there is state for its records, and there are no timers: in BATCH
+    the other stream's records come first, as they arrive, then the keyed ones, key by key. Without a key their order is
+    not defined.
+    """
+
+    @overload
+    def key_by(
+        self,
+        key1: Callable[[A], K] | KeySelector[A, K],
+        key2: Callable[[B], K] | KeySelector[B, K],
+        key_type: TypeForm[K] = NOT_GIVEN,
+    ) -> KeyedConnectedStreams[K, A, B]: ...
+    @overload
+    def key_by(
+        self,
+        key1: Fields | Callable[[A], K] | KeySelector[A, K],
+        key2: Fields | Callable[[B], K] | KeySelector[B, K],
+        key_type: TypeForm[K],
+    ) -> KeyedConnectedStreams[K, A, B]: ...
+    @overload
+    def key_by(
+        self,
+        key1: Fields | Callable[[A], object] | KeySelector[A, object],
+        key2: Fields | Callable[[B], object] | KeySelector[B, object],
+    ) -> KeyedConnectedStreams[Any, A, B]: ...
+    def key_by(self, key1: Any, key2: Any, key_type: Any = None) -> KeyedConnectedStreams[Any, A, B]:
+        """Partitions both by key: each a field, a tuple of fields, or a function of the record.
+
+        The keys have to be of one type.
+        """
+        return KeyedConnectedStreams(self._first, self._second, (key1, key2), key_type)
+
+    def map(self, function: CoMapFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+        """One record out for each record of either stream; there is an example at `DataStream.connect`."""
+        self._expect(function, (CoMapFunction,), "map")
+        return _same(self._apply("map", CoMap(function), output_type, itself))
+
+    def flat_map(self, function: CoFlatMapFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+        """Any number of records out for each record of either stream.
+
+        Examples:
+            >>> class Both(CoFlatMapFunction):
+            ...     def flat_map1(self, value: int) -> list[str]:
+            ...         return ["number"] * value
+            ...     def flat_map2(self, value: Sale) -> list[str]:
+            ...         return [value.shop]
+            >>> len(collect(numbers.connect(sales).flat_map(Both())))
+            9
+        """
+        self._expect(function, (CoFlatMapFunction,), "flat_map")
+        return _same(self._apply("flat_map", CoFlatMap(function), output_type, main_output))
+
+    def process(self, function: CoProcessFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+        """Runs a `CoProcessFunction`, which has an example."""
+        self._expect(function, (CoProcessFunction,), "process")
+        return _same(self._apply("process", CoProcess(function), output_type, main_output))
+
+    def map_batches(
+        self, function: Callable[[pa.RecordBatch, pa.Table], pa.RecordBatch], output_type: TypeForm[R]
+    ) -> DataStream[R]:
+        """A function of an Arrow batch of the first stream and all records of the second, which is a `broadcast()` one.
+
+        In BATCH the second stream's records are all there before the first batch; they have to fit into memory. In
+        STREAMING they are those that have come, and each key group holds a copy of them in its checkpoint; where a
+        later record replaces an earlier one, `connect(other.broadcast(descriptor)).process(function)` keeps less. In
+        the body of an iteration they are those of the same round.
+
+        Examples:
+            >>> import pyarrow.compute as pc
+            >>> def above(sales, limits):
+            ...     return sales.filter(pc.greater(sales["amount"], pc.max(limits["value"])))
+            >>> limits = numbers.filter(lambda n: n == 3)
+            >>> sorted(sale.amount for sale in collect(sales.connect(limits.broadcast()).map_batches(above, Sale)))
+            [4, 5]
+        """
+        return _after(self._first, self._on_batches(function, output_type))
+
+
+@located
+class KeyedConnectedStreams(ConnectedStreams[A, B], Generic[K, A, B]):
+    """Two streams that are keyed alike: functions have state and timers of the key that both share.
+
+    In BATCH one key's records of both come together, by event time; in STREAMING they come as they arrive.
+    """
+
+    def process(
+        self,
+        function: KeyedCoProcessFunction[K, A, B, R] | CoProcessFunction[A, B, R],
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]:
+        """Runs a `KeyedCoProcessFunction` or a `CoProcessFunction`.
+
+        Examples:
+            >>> class Matched(KeyedCoProcessFunction):
+            ...     def open(self, runtime_context):
+            ...         self.seen = runtime_context.get_state(ValueStateDescriptor("seen", int))
+            ...     def process_element1(self, value: Sale, ctx) -> list[str]:
+            ...         self.seen.update((self.seen.value() or 0) + 1)
+            ...         return []
+            ...     def process_element2(self, value: str, ctx) -> list[str]:
+            ...         ctx.timer_service().register_event_time_timer(0)
+            ...         return []
+            ...     def on_timer(self, timestamp, ctx) -> list[str]:
+            ...         return [f"{ctx.get_current_key()}: {self.seen.value()} sales"]
+            >>> shops = sales.map(lambda sale: sale.shop, str)
+            >>> connected = sales.connect(shops).key_by("shop", lambda shop: shop, str)
+            >>> sorted(collect(connected.process(Matched())))
+            ['north: 2 sales', 'south: 1 sales']
+        """
+        self._expect(function, (KeyedCoProcessFunction, CoProcessFunction), "process")
+        return _same(self._apply("process", CoProcess(function), output_type, main_output))
+
+
+class JoinedStreams(Pairs[A, B]):
+    """Two streams to be joined: `first.join(second)`; there is an example at `DataStream.join`.
+
+    Go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`.
+    """
+
+    kind = "join"
+
+    def window(self, assigner: WindowAssigner[Any, Any]) -> JoinedWindows[A, B]:
+        """Pairs are of one key and one window."""
+        return JoinedWindows(self._windows(assigner), self.kind)
+
+
+class CoGroupedStreams(Pairs[A, B]):
+    """Two streams to be grouped together: `first.co_group(second)`; there is an example at `DataStream.co_group`.
+
+    Go on with `where(key)`, `equal_to(key)`, `window(assigner)` and `apply(function)`.
+    """
+
+    kind = "co_group"
+
+    def window(self, assigner: WindowAssigner[Any, Any]) -> CoGroupedWindows[A, B]:
+        """Groups are of one key and one window."""
+        return CoGroupedWindows(self._windows(assigner), self.kind)
+
+
+@located
+class JoinedWindows(PairedWindows[A, B]):
+    """The windows of a join."""
+
+    def apply(
+        self,
+        function: Callable[[A, B], R] | JoinFunction[A, B, R] | FlatJoinFunction[A, B, R],
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]:
+        """A `JoinFunction` (or a function of two records) or a `FlatJoinFunction` for each pair."""
+        self._expect(function, (JoinFunction, FlatJoinFunction))
+        flat = isinstance(function, FlatJoinFunction)
+        kind, unwrap = ("flat_join", main_output) if flat else ("join", itself)
+        return _after(self._windows._stream, self._apply(function, kind, output_type, unwrap))
+
+
+@located
+class CoGroupedWindows(PairedWindows[A, B]):
+    """The windows of a co-group."""
+
+    def apply(
+        self,
+        function: Callable[[list[A], list[B]], Iterable[R]] | CoGroupFunction[A, B, R],
+        output_type: TypeForm[R] = NOT_GIVEN,
+    ) -> DataStream[R]:
+        """A `CoGroupFunction` (or a function of two lists) for each key and window."""
+        self._expect(function, (CoGroupFunction,))
+        return _after(self._windows._stream, self._apply(function, "co_group", output_type, main_output))
+
+
+@located
+class IntervalJoined(Intervals[A, B]):
+    """`first.interval_join(second)` on keyed streams; go on with `between(lower, upper)` and `process(function)`."""
+
+    def process(self, function: ProcessJoinFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
+        """Runs a `ProcessJoinFunction` on each pair. What it emits carries the later of the pair's event times."""
+        return _same(self._pairs(function, output_type))
+
+
+@located
+class BroadcastConnectedStream(BroadcastConnected[A, B]):
+    """A stream that is not keyed, and a broadcast stream."""
+
+    def __init__(self, stream: DataStream[A], broadcast: BroadcastStream[B]) -> None:
+        super().__init__(stream, broadcast)
+        self._stream = stream
+
+    def process(
+        self, function: BroadcastProcessFunction[A, B, R], output_type: TypeForm[R] = NOT_GIVEN
+    ) -> DataStream[R]:
+        """Runs a `BroadcastProcessFunction`.
+
+        In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to
+        fit into memory. In STREAMING each key group holds a copy of the state in its checkpoint.
+
+        Examples:
+            >>> LIMITS = MapStateDescriptor("limits", str, int)
+            >>> class Above(BroadcastProcessFunction):
+            ...     def process_element(self, value: Sale, ctx) -> list[int]:
+            ...         limit = ctx.get_broadcast_state(LIMITS).get("limit")
+            ...         return [value.amount] if limit is not None and value.amount > limit else []
+            ...     def process_broadcast_element(self, value: int, ctx) -> list[int]:
+            ...         ctx.get_broadcast_state(LIMITS).put("limit", value)
+            ...         return []
+            >>> limit = numbers.filter(lambda n: n == 3)
+            >>> sorted(collect(sales.connect(limit.broadcast(LIMITS)).process(Above())))
+            [4, 5]
+        """
+        return _after(self._stream, self._process(self._stream, None, function, output_type))
+
+
+@located
+class KeyedBroadcastConnectedStream(BroadcastConnected[A, B], Generic[K, A, B]):
+    """A keyed stream, and a broadcast stream; there is an example at `KeyedBroadcastProcessFunction`."""
+
+    def __init__(self, stream: KeyedStream[K, A], broadcast: BroadcastStream[B]) -> None:
+        super().__init__(stream, broadcast)
+        self._stream = stream
+
+    def process(
+        self, function: KeyedBroadcastProcessFunction[K, A, B, R], output_type: TypeForm[R] = NOT_GIVEN
+    ) -> DataStream[R]:
+        """Runs a `KeyedBroadcastProcessFunction`, with state and timers of the key.
+
+        In BATCH all broadcast records come first; they travel with the program to each partition, so that they have to
+        fit into memory. In STREAMING each key group holds a copy of the state in its checkpoint.
+        """
+        return _after(self._stream, self._process(self._stream, self._stream._key_selector, function, output_type))
 
 
 @located
@@ -1267,154 +1410,25 @@ class DataStreamSink:
 
     def set_parallelism(self, parallelism: int) -> Self:
         """How many partitions are written at once."""
-        _check_parallelism(parallelism, f"{self._pipeline.name}: sink '{self._pipeline._node(self._node).name}'")
+        check_parallelism(parallelism, f"{self._pipeline.name}: sink '{self._pipeline._node(self._node).name}'")
         self._pipeline._change(self._node, parallelism=parallelism)
         return self
-
-
-def _check_parallelism(parallelism: int, where: str) -> None:
-    check_count(f"{where}: parallelism", parallelism)
 
 
 def _millis(what: str, length: timedelta | None) -> int | None:
     return None if length is None else checked_span(what, length, 0)
 
 
-def _plain_name(column: str | Column) -> str | None:
-    """The name of a column that is one of the record's, as text or as `col(name)`; None for an expression."""
-    if isinstance(column, str):
-        return column
-    return column.arguments[0] if column.target is None and column.name == "col" else None
-
-
 def _everything(record: Any) -> int:
     return 0
 
 
-def _key_of(stream: DataStream[Any]) -> Key | None:
-    return stream._key_selector if isinstance(stream, KeyedStream) else None
+def _after(stream: BaseStream[Any], node: Node) -> DataStream[Any]:
+    """The stream of an operator's records."""
+    return DataStream(stream._pipeline, node.id)
 
 
-def _name_of(function: Any, default: str) -> str:
-    """What an author called a function; `default` for a lambda."""
-    if isinstance(function, functools.partial):
-        return _name_of(function.func, default)
-    name: str = getattr(function, "__name__", None) or type(function).__name__
-    return default if name == "<lambda>" else name
-
-
-def _on_columns(expression: Any) -> str:
-    """Why an expression on columns, or a function that makes one, is no function of records, and where it goes."""
-    is_one = is_column(expression)
-    what = f"{expression!r} is an expression" if is_one else f"'{expression.__name__}' makes an expression"
-    return (
-        f"{what} on columns, and no function of a record; a condition goes into where, values into select,"
-        " with_columns or agg"
-    )
-
-
-def _naming(function: Any) -> Naming:
-    return Naming.FUNCTION if _name_of(function, "") else Naming.LIBRARY
-
-
-def _check_not_opened(function: Any, where: str) -> None:
-    """Raises where a key selector or a partitioner counts on `open` or `close`: it is called in many places."""
-    overridden = (name for name in ("open", "close") if getattr(type(function), name, None) != getattr(Function, name))
-    name = next(overridden, None) if isinstance(function, Function) else None
-    if name is not None:
-        raise PipelineError(
-            f"{where}: {type(function).__name__} overrides {name}(), which is not called of a key selector or a"
-            " partitioner; make what it needs in __init__, or when it is first called"
-        )
-
-
-def _check_can_be_key(info: mi.Type, what: str) -> None:
-    part = not_in_a_key(info)
-    if part is not None:
-        raise RecordTypeError(
-            f"{what}, since {part} can change or has no fixed length; use a scalar, a tuple, or a NamedTuple or frozen"
-            " class of these"
-        )
-    own = equal_by_more(info)
-    if own is not None:
-        raise RecordTypeError(
-            f"{what}, since {own} is not equal by all its fields, and records are brought together by these; leave"
-            " __eq__, eq=False and compare=False out, or give a function that makes the key"
-        )
-
-
-def _check_field(records: RecordType, name: str, where: str) -> None:
-    if name not in records.names:
-        raise PipelineError(f"{where}: no field '{name}' in {records.describe()}{nearest(name, records.names)}")
-
-
-def _check_lookup_keys(before: RecordType, table: Source[Any], pairs: Mapping[str, str], where: str) -> None:
-    """Raises where a field and the table's column that it is looked up by are not there, or are of two types."""
-    for field, column in pairs.items():
-        _check_field(before, field, where)
-        _check_field(table.records, column, f"{where}: table '{table.name}'")
-        kinds = before.schema.field(field).type, table.records.schema.field(column).type
-        if kinds[0] != kinds[1]:
-            raise RecordTypeError(
-                f"{where}: field '{field}' is a {kinds[0]} and the table's '{column}' a {kinds[1]}; "
-                "a lookup compares values of one type"
-            )
-        if has(kinds[0], pa.types.is_map):
-            raise PipelineError(
-                f"{where}: field '{field}' has a dict, which Spark does not compare; look up another field"
-            )
-
-
-def _check_lookup_fields(
-    before: RecordType,
-    table: Source[Any],
-    columns: Mapping[str, str],
-    records: RecordType,
-    how: str,
-    where: str,
-) -> None:
-    """Raises where the fields of a lookup's result are not those of the stream and the table."""
-    if not isinstance(columns, Mapping):
-        raise PipelineError(
-            f"{where}: columns= says which of the table's columns a new field is, such as {{'city': 'name'}}, and is"
-            f" {columns!r}"
-        )
-    for field, column in columns.items():
-        _check_field(table.records, column, f"{where}: table '{table.name}'")
-        if field in before.names:
-            raise PipelineError(
-                f"{where}: the stream has a field '{field}' already; give the table's column '{column}' another name"
-            )
-        if field not in records.names:
-            raise RecordTypeError(
-                f"{where}: field '{field}' is not in output_type, {records.describe()}; add it there, "
-                "or leave it out of columns"
-            )
-    for field in records.names:
-        if field not in columns:
-            _check_field(before, field, where)
-        given = table.records.schema.field(columns[field]) if field in columns else before.schema.field(field)
-        declared = records.schema.field(field)
-        if declared.type != given.type:
-            raise RecordTypeError(
-                f"{where}: field '{field}' is a {given.type}, and output_type says {declared.type}; make them the same"
-            )
-        if given.nullable and not declared.nullable:
-            raise RecordTypeError(
-                f"{where}: field '{field}' may be None {'in the table' if field in columns else 'before'}, "
-                "and output_type does not allow that; annotate it as '| None'"
-            )
-        if field in columns and how == "left" and not declared.nullable:
-            raise RecordTypeError(
-                f"{where}: field '{field}' is None where nothing is found, and output_type does not allow None; "
-                "annotate it as '| None', or use how='inner'"
-            )
-
-
-def _projected(records: RecordType, names: list[str]) -> RecordType:
-    """A record type of some columns of another, under the same annotations."""
-    if records.shape != "class":
-        raise RecordTypeError("a projection of tuples or plain values needs output_type=")
-    hints = typing.get_type_hints(records.python, include_extras=True)
-    python = typing.NamedTuple(records.python.__name__, [(n, hints[n]) for n in names])  # type: ignore[misc]
-    return RecordType(python, "class", pa.schema([records.schema.field(n) for n in names]))
+def _same(stream: BaseStream[Any]) -> DataStream[Any]:
+    """The stream itself, which was built as one of the classes of this file."""
+    assert isinstance(stream, DataStream)
+    return stream

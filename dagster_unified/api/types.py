@@ -1,9 +1,16 @@
 """The types of streams and of metrics that a program gets from a method, for annotations: nobody constructs them."""
 
-from dagster_unified.api.broadcast import BroadcastConnectedStream, BroadcastStream, KeyedBroadcastConnectedStream
-from dagster_unified.api.connected import CoGroupedStreams, ConnectedStreams, JoinedStreams, KeyedConnectedStreams
-from dagster_unified.api.stream import DataStreamSink
-from dagster_unified.api.windows import WindowedStream
+from dagster_unified.api.broadcast import BroadcastStream
+from dagster_unified.api.stream import (
+    BroadcastConnectedStream,
+    CoGroupedStreams,
+    ConnectedStreams,
+    DataStreamSink,
+    JoinedStreams,
+    KeyedBroadcastConnectedStream,
+    KeyedConnectedStreams,
+    WindowedStream,
+)
 from dagster_unified.operators.metrics import MetricGroup
 
 __all__ = [
