@@ -6,7 +6,6 @@ pyspark is imported only when something is read or written, so that pipelines lo
 """
 
 from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.connectors.database import DatabaseSink, DatabaseSource
 from dagster_unified.connectors.delivery import DeliveryGuarantee
 from dagster_unified.connectors.delta import DeltaSink
 from dagster_unified.connectors.file_sink import FileSink
@@ -26,8 +25,9 @@ from dagster_unified.connectors.kafka import (
     RawFormat,
     SchemaRegistry,
 )
-from dagster_unified.connectors.postgres import PostgresConnection, PostgresSink, PostgresSource
 from dagster_unified.connectors.printing import PrintSink
+from dagster_unified.connectors.sql.generic import DatabaseSink, DatabaseSource
+from dagster_unified.connectors.sql.postgres import PostgresConnection, PostgresSink, PostgresSource
 from dagster_unified.connectors.structured import Rate, RateSource, StructuredSource
 from dagster_unified.connectors.written_ahead import GeneratorSource, SocketSource
 

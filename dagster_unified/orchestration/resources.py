@@ -12,8 +12,8 @@ from pydantic import Field, PrivateAttr, create_model
 from dagster_unified import settings
 from dagster_unified.connectors import object_store
 from dagster_unified.connectors.kafka.connection import KafkaConnection
-from dagster_unified.connectors.postgres.connection import PostgresConnection
 from dagster_unified.connectors.secrets import deferred, resolved
+from dagster_unified.connectors.sql.postgres.connection import PostgresConnection
 from dagster_unified.engine import connect_server, session
 from dagster_unified.engine.addresses import BUSY_PATIENCE
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore

@@ -15,7 +15,7 @@ from dagster_unified.connectors.protocol.commits import Commit, CommitConflictEr
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import SinkError, UnavailableError
 from tests.connectors.kafka.test_committer import identity, opened, staged
-from tests.connectors.postgres.support import LocalCommits
+from tests.connectors.sql.postgres.support import LocalCommits
 from tests.servers.kafka import Broker
 
 pytestmark = pytest.mark.rotates("brokers", together=True)

@@ -1,6 +1,0 @@
-"""Databases that SQLAlchemy has a dialect for: a sink that commits rows with the mark of who wrote, and a source."""
-
-from dagster_unified.connectors.database.sink import DatabaseSink
-from dagster_unified.connectors.database.source import DatabaseSource
-
-__all__ = ["DatabaseSink", "DatabaseSource"]

@@ -1,0 +1,306 @@
+"""A source that reads a table or a query of a database, in ranges of a column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.connectors.protocol.bounds import in_any_zone, whole_numbers
+from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.connectors.protocol.offsets import Offsets, cuts
+from dagster_unified.connectors.protocol.splits import SplitSource
+from dagster_unified.connectors.secrets import Value
+from dagster_unified.connectors.sql.generic.connection import OF_MYSQL, Database
+from dagster_unified.connectors.sql.generic.fetching import fetched
+from dagster_unified.connectors.sql.generic.reading import ReadField, converted
+from dagster_unified.connectors.sql.generic.types import fits, spelled
+from dagster_unified.errors import PipelineError, SourceError, nearest
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.slices import TimeRange
+from dagster_unified.operators.functions.type_variables import Out
+from dagster_unified.operators.time import to_millis
+from dagster_unified.records import record_type
+from dagster_unified.values import check_count
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from pyspark.sql import SparkSession
+
+    from dagster_unified.connectors.protocol.positions import Position
+
+_PART = "rows"
+"""The one part of a table, with offset 0 before and 1 after it was read."""
+
+_FLOAT = 4
+"""The number of FLOAT in the protocol of MySQL."""
+
+
+class DatabaseSplit(msgspec.Struct, frozen=True):
+    """What one task reads: all rows, those of a range of `split_by`, or those without a value in it."""
+
+    low: int | None = None
+    high: int | None = None
+    nulls: bool = False
+
+
+class DatabaseSource(SplitSource[Out]):
+    """Reads a table of DuckDB, SQLite, MariaDB, MySQL or another database of SQLAlchemy's, or a query.
+
+    In BATCH one task reads it, or with `split_by`, a column of whole numbers, up to `parallelism` tasks read ranges of
+    it. Each task reads by itself, so together they are not one snapshot: what others commit meanwhile may be seen by
+    some. Of a table, a partition's window or key of `partitioned_by(field)` is part of the statement, if the column
+    holds times, whole numbers or texts. In STREAMING it is read once, in one micro-batch, and ends; new rows are not
+    followed, for which there are `PostgresSource` and `KafkaSource`.
+
+    Give a table, in the schema `schema`, or a statement as `query`. `connection` is a URL of SQLAlchemy, or an `EnvVar`
+    that has one; it is looked up on the driver and in the workers, which all have to reach the database. Raises
+    `SourceError` where columns do not fit the record, before anything is read: their names, and of a table the types.
+
+    Examples:
+        >>> class Order(NamedTuple):
+        ...     id: int
+        ...     shop: str
+        >>> orders = DatabaseSource("orders", Order, "sqlite:////data/shop.db", split_by="id")
+        >>> orders.describe()
+        'table orders at sqlite:////data/shop.db'
+    """
+
+    kind = "database"
+    boundedness = Boundedness.BOUNDED
+
+    def __init__(
+        self,
+        table: str | None,
+        record: type[Out] | Any,
+        connection: Value,
+        *,
+        query: str | None = None,
+        name: str | None = None,
+        schema: str | None = None,
+        split_by: str | None = None,
+        parallelism: int = 8,
+        on_malformed: Literal["fail", "drop", "divert"] = "fail",
+    ) -> None:
+        self.table, self.schema = table, schema
+        self.query = None if query is None else query.strip().rstrip(";")
+        self.name = name or table or "query"
+        self.records = record_type(record, f"source '{self.name}'")
+        self.database = Database.of(connection, f"source '{self.name}'")
+        self.split_by, self.parallelism, self.on_malformed = split_by, parallelism, on_malformed
+        if bool(table) == bool(self.query):
+            raise PipelineError(f"source '{self.name}': give either a table or query=...")
+        if split_by is not None and split_by not in self.records.names:
+            raise PipelineError(
+                f"source '{self.name}': the records have no field '{split_by}'{nearest(split_by, self.records.names)}"
+            )
+        if split_by is not None and self.records.schema.field(split_by).type != pa.int64():
+            raise PipelineError(f"source '{self.name}': split_by='{split_by}' has to be an int")
+        check_count(f"source '{self.name}': parallelism", parallelism)
+
+    def describe(self) -> str:
+        return f"{self._place} at {self.database.describe()}{self.of_partition()}"
+
+    @property
+    def origin(self) -> str:
+        what = self._place if self.query is None else f"({self.query})"
+        return f"{what} at {self.database.describe()}"
+
+    def settings(self) -> str:
+        return f"{super().settings()} {self.query} {self.split_by}"
+
+    def oldest(self) -> Offsets:
+        return {_PART: 0}
+
+    def newest(self) -> Offsets:
+        return {_PART: 1}
+
+    def last(self) -> Offsets:
+        return {_PART: 1}
+
+    def batch_position(self, spark: SparkSession) -> Position:
+        if self.slice is None:
+            raise self._positionless()  # rows may come and go at any place
+        return super().batch_position(spark)
+
+    def splits(self, start: Offsets, end: Offsets) -> Sequence[DatabaseSplit]:
+        if start[_PART] == end[_PART]:
+            return []
+        with self.database.transaction(self._where, SourceError, read_only=True) as connection:
+            import sqlalchemy as sa
+
+            self._check(connection)
+            if self.split_by is None:
+                return [DatabaseSplit()]
+            column = self._column(self.split_by)
+            found = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).select_from(self._from()))
+            low, high = found.one()
+        if low is None:
+            return [DatabaseSplit()]
+        pieces = cuts(int(low), int(high) + 1, self.parallelism)
+        # what is written meanwhile at either end belongs to the first and the last
+        lows = [None, *[low for low, _ in pieces[1:]]]
+        highs = [*[high for _, high in pieces[:-1]], None]
+        ranges = [DatabaseSplit(low, high) for low, high in zip(lows, highs, strict=True)]
+        return ranges if ranges == [DatabaseSplit()] else [*ranges, DatabaseSplit(nulls=True)]
+
+    def read_split(self, split: DatabaseSplit) -> Iterator[pa.RecordBatch | Malformed]:
+        return self._read(split)
+
+    def rows(self, most: int | None = None) -> pa.Table:
+        """The rows that fit, or the first of them, read here and at once."""
+        found = self._read(DatabaseSplit(), most)
+        return pa.Table.from_batches([one for one in found if isinstance(one, pa.RecordBatch)], self.records.schema)
+
+    def _read(self, split: DatabaseSplit, most: int | None = None) -> Iterator[pa.RecordBatch | Malformed]:
+        fields = ReadField.of(self.records)
+        with self.database.transaction(self._where, SourceError, read_only=True) as connection:
+            asked = self._statement(split, self._held(connection), connection.dialect.name)
+            if connection.dialect.name in OF_MYSQL:
+                asked = self._in_double(connection, asked)
+            for columns in fetched(connection, asked.limit(most)):
+                yield from converted(columns, fields, self._place)
+
+    # The statement
+
+    def _statement(self, split: DatabaseSplit, held: dict[str, Any], dialect: str) -> sa.Select[Any]:
+        import sqlalchemy as sa
+
+        asked = sa.select(*[self._column(name) for name in self.records.names]).select_from(self._from())
+        pushed = self._pushed(held, dialect)
+        if self.split_by is not None:
+            column = self._column(self.split_by)
+            if split.nulls:
+                return asked.where(column.is_(None), *pushed)
+            if split.low is not None:
+                asked = asked.where(column >= split.low)
+            if split.high is not None:
+                asked = asked.where(column < split.high)
+        return asked.where(*pushed)
+
+    def _in_double(self, connection: sa.Connection, asked: sa.Select[Any]) -> sa.Select[Any]:
+        """The statement with numbers of single precision made double: MariaDB sends only six digits of them."""
+        import sqlalchemy as sa
+
+        floats = [field.name for field in self.records.schema if field.type == pa.float64()]
+        described = connection.execute(asked.limit(0)).cursor.description if floats else ()
+        single = {name for name, code, *_ in described if code == _FLOAT}
+        if not single:
+            return asked
+        columns = [self._column(name) for name in self.records.names]
+        exact = [c * sa.literal_column("1e0") if c.name in single else c for c in columns]
+        return asked.with_only_columns(*[one.label(c.name) for one, c in zip(exact, columns, strict=True)])
+
+    def _pushed(self, held: dict[str, Any], dialect: str) -> list[Any]:
+        """What a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
+        import sqlalchemy as sa
+
+        found = []
+        for name, bounds in self.covered().items():
+            column = sa.column(self._column(name).name, held.get(name))
+            inside = _within(column, bounds)
+            if inside is not None:
+                either = [column.is_(None), inside]
+                if dialect == "sqlite":  # any column holds anything; what does not fit is for the reader to refuse
+                    either.append(_is_odd(self._column(name), held[name]))
+                found.append(sa.or_(*either))
+        return found
+
+    def _held(self, connection: sa.Connection) -> dict[str, Any]:
+        """The types of a table's columns, where they matter."""
+        import sqlalchemy as sa
+
+        if self.table is None or not self.partition_columns:
+            return {}
+        return {one["name"]: one["type"] for one in sa.inspect(connection).get_columns(self.table, self.schema)}
+
+    def _from(self) -> Any:
+        import sqlalchemy as sa
+        from sqlalchemy.sql.elements import quoted_name
+
+        if self.query is not None:
+            plain = self.query.replace(":", "\\:")  # a colon is no parameter
+            return sa.text(f"{plain}\n").columns().subquery("asked")  # it may end in a comment
+        assert self.table is not None
+        schema = None if self.schema is None else quoted_name(self.schema, True)
+        return sa.table(quoted_name(self.table, True), schema=schema)
+
+    def _column(self, name: str) -> sa.ColumnClause[Any]:
+        import sqlalchemy as sa
+        from sqlalchemy.sql.elements import quoted_name
+
+        return sa.column(quoted_name(name, True))
+
+    # What is there
+
+    def _check(self, connection: sa.Connection) -> None:
+        """Raises `SourceError` where columns do not fit the record."""
+        import sqlalchemy as sa
+
+        if self.table is None:
+            result = connection.execute(sa.select(sa.text("*")).select_from(self._from()).limit(0))
+            held: dict[str, Any] = dict.fromkeys(result.keys(), sa.types.NullType())
+        else:
+            inspector = sa.inspect(connection)
+            if not (inspector.has_table(self.table, self.schema)):
+                raise SourceError(
+                    f"{self._where}: {self.database.describe()} has no {self._place}; check the name, or create it"
+                )
+            held = {one["name"]: one["type"] for one in inspector.get_columns(self.table, self.schema)}
+        for field in self.records.schema:
+            if field.name not in held:
+                raise SourceError(
+                    f"{self._where}: {self._place} has no column '{field.name}'{nearest(field.name, held)}; the record"
+                    " has a field of this name"
+                )
+            if not fits(field.type, held[field.name], connection.dialect.name, reading=True):
+                raise SourceError(
+                    f"{self._where}: column '{field.name}' of {self._place} is {spelled(held[field.name])}, and cannot"
+                    f" be read as the field's {field.type}; declare another type, or cast it in a query"
+                )
+
+    @property
+    def _place(self) -> str:
+        if self.table is None:
+            return "the query"
+        return f"table {self.table}" if self.schema is None else f"table {self.schema}.{self.table}"
+
+    @property
+    def _where(self) -> str:
+        return f"source '{self.name}'"
+
+
+def _within(column: sa.ColumnClause[Any], bounds: TimeRange | frozenset[str]) -> Any:
+    """A condition that values within bounds meet; None where the database is not to judge."""
+    import sqlalchemy as sa
+
+    kind = column.type
+    if not isinstance(bounds, TimeRange):
+        if isinstance(kind, sa.Integer):
+            return column.in_(whole_numbers(bounds))
+        return column.in_(sorted(bounds)) if isinstance(kind, sa.String) and not isinstance(kind, sa.Enum) else None
+    if isinstance(kind, sa.Integer):
+        return sa.and_(column >= to_millis(bounds.start), column < to_millis(bounds.end))
+    if not isinstance(kind, (sa.DateTime, sa.Date)):
+        return None
+
+    def bound(moment: datetime) -> date:
+        moment = moment.astimezone(timezone.utc)
+        if isinstance(kind, sa.Date):
+            return moment.date()
+        return moment if getattr(kind, "timezone", False) else moment.replace(tzinfo=None)
+
+    meant = in_any_zone(bounds)
+    return column.between(bound(meant.start), bound(meant.end))
+
+
+def _is_odd(column: sa.ColumnClause[Any], kind: Any) -> Any:
+    """Whether a value of SQLite is of another type than its column, or is a text that is no time."""
+    import sqlalchemy as sa
+
+    if isinstance(kind, (sa.DateTime, sa.Date)):
+        return sa.not_(column.op("GLOB")("[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*"))
+    return sa.func.typeof(column) != ("integer" if isinstance(kind, sa.Integer) else "text")
