@@ -26,9 +26,8 @@ import pyarrow as pa
 from msgspec import Struct
 from msgspec import inspect as mi
 
-from dagster_unified.arrow_types import python_values
+from dagster_unified.arrow_types import forbidden_null, python_values
 from dagster_unified.errors import RecordTypeError
-from dagster_unified.nulls import forbidden_null
 from dagster_unified.values import Fit, Misfit, RecordFit, UnfitError, class_of, described, fit_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from dagster_unified.cli import connectors, deployments, malformed, planning, running, scaffolding, state
-from dagster_unified.cli.terminal import err
+from dagster_unified.cli import deployments, planning, running, state
+from dagster_unified.cli.terminal import complain
 from dagster_unified.errors import UnifiedError
 
 app = App(
@@ -27,11 +27,11 @@ app = App(
 config = App(name="config", help="Look at the settings.")
 config.command(planning.show)
 for command in (
-    scaffolding.init,
+    planning.init,
     running.run,
     planning.explain,
-    malformed.malformed,
-    connectors.connectors,
+    deployments.malformed,
+    planning.connectors,
     deployments.suspend,
     deployments.stop,
     deployments.resume,
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             result_action="return_value",
         )
     except (CycloptsError, UnifiedError) as error:
-        err().print(f"dagster-unified: {error}", highlight=False, markup=False, soft_wrap=True)
+        complain(f"dagster-unified: {error}")
         code = 2
     except KeyboardInterrupt:  # before anything ran
         code = 130

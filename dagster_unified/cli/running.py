@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter, validators
 
 from dagster_unified import settings
-from dagster_unified.cli.arguments import Defines
 from dagster_unified.cli.finding import load
-from dagster_unified.cli.terminal import err, out
+from dagster_unified.cli.terminal import AnyPipeline, Defines, complain, err, out, table
 from dagster_unified.graph.options import written
 
 if TYPE_CHECKING:
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def run(
-    pipeline: str,
+    pipeline: AnyPipeline,
     /,
     *,
-    define: Defines = [],  # noqa: B006 - the command line parser's way
+    define: Defines = [],
     master: str = "local[*]",
     remote: str | None = None,
     storage: str = ".dagster_unified/intermediates",
@@ -32,10 +31,6 @@ def run(
 
     Parameters
     ----------
-    pipeline
-        A module or file that holds a Pipeline, such as jobs.flight_delays, jobs/flight_delays.py or jobs.many:second.
-    define
-        Set an option: key=value. May be repeated.
     master
         The Spark master of a classic session.
     remote
@@ -53,9 +48,9 @@ def run(
     if remote is not None:
         checked_remote(remote)
     checked_master(master)
-    found = load(pipeline)
+    loaded = load(pipeline)
     configuration = settings.configuration(define)
-    planned = plan(found.graph(), configuration)
+    planned = plan(loaded.graph(), configuration)
     for finding in planned.findings:
         if finding.severity == "warning":
             err().print(f"[yellow]warning:[/] {finding.message}", highlight=False, soft_wrap=True)
@@ -65,7 +60,7 @@ def run(
         reach_master(master)
         check_java()
     return _run(
-        found,
+        loaded,
         planned,
         {
             k: s.value if isinstance(s.value, (bool, int)) else written(s.value)
@@ -90,18 +85,16 @@ def check_java_command() -> int:
 def _run(
     pipeline: Pipeline, planned: Plan, options: dict[str, Any], master: str, remote: str | None, storage: str, rows: int
 ) -> int:
-    from rich.table import Table
-
     from dagster_unified.engine import interrupts
     from dagster_unified.engine.events import StageFinished
     from dagster_unified.execution.progress import ShownProgress, stages
 
     finished: list[StageFinished] = []
-    with interrupts.listening(at_once=True) as asked, ShownProgress(planned, err()) as shown:
+    with interrupts.listening(at_once=True) as asked, ShownProgress(planned, err()) as progress:
         from dagster_unified.orchestration.launch import launch
 
         def observe(event: Event) -> None:
-            shown.show(event)
+            progress.show(event)
             if isinstance(event, StageFinished):
                 finished.append(event)
 
@@ -109,18 +102,13 @@ def _run(
     if finished:
         out().print(stages(finished))
     if outcome.interrupted:
-        err().print(
-            f"{planned.name} is cancelled: what it had not committed when the signal came is not committed",
-            highlight=False,
-            soft_wrap=True,
-        )
+        complain(f"{planned.name} is cancelled: what it had not committed when the signal came is not committed")
         return asked.exit_code
     if outcome.error is not None:
-        err().print(outcome.error, style="red", highlight=False, markup=False, soft_wrap=True)
+        complain(outcome.error, style="red")
         return 1
-    for name, table in outcome.tables(planned, rows).items():
-        shown_table = Table(*table.schema.names, title=name, title_justify="left")
-        for row in table.to_pylist():
-            shown_table.add_row(*[str(v) for v in row.values()])
-        out().print(shown_table)
+    for name, result in outcome.tables(planned, rows).items():
+        shown = table(result.schema.names, (map(str, row.values()) for row in result.to_pylist()))
+        shown.title, shown.title_justify = name, "left"
+        out().print(shown)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import islice
@@ -10,87 +9,85 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
-from dagster_unified.cli.terminal import out
+from dagster_unified.cli.terminal import Json, out, say, table, write
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from dagster_unified.state import Operator, Savepoint
     from dagster_unified.state.diff import OperatorDiff
     from dagster_unified.state.manifest import Feedback
 
 state = App(name="state", help="Look into savepoints: list what they hold, show keys, compare two.")
 
-Keys = Annotated[list[str], Parameter(name="--key", negative="")]
+Folder = Annotated[str, Parameter(help="A savepoint's folder, also one of a streaming deployment.")]
 
 
 @state.command
-def ls(path: str, /, *, json: bool = False) -> int:
-    """List the operators that have state in a savepoint, and what was read of its sources.
-
-    Parameters
-    ----------
-    path
-        A savepoint's folder, also one of a streaming deployment.
-    json
-        As JSON, for tools.
-    """
+def ls(path: Folder, /, *, json: Json = False) -> int:
+    """List the operators that have state in a savepoint, and what was read of its sources."""
     from dagster_unified.state import Savepoint
 
     savepoint = Savepoint.read(path)
+    manifest = savepoint.manifest
     if json:
         _print_json(_described(savepoint))
         return 0
-    by = savepoint.manifest.reason or f"{savepoint.mode} run {savepoint.manifest.run}".strip()
-    partition = f", after partition {savepoint.manifest.partition}" if savepoint.manifest.partition else ""
-    console = out()
-    console.print(
+    by = manifest.reason or f"{savepoint.mode} run {manifest.run}".strip()
+    partition = f", after partition {manifest.partition}" if manifest.partition else ""
+    say(
         f"{savepoint.pipeline}: taken {savepoint.taken:%Y-%m-%d %H:%M:%S} UTC ({by}{partition}), by version"
-        f" {savepoint.manifest.library}",
-        highlight=False,
-        soft_wrap=True,
+        f" {manifest.library}"
     )
-    operators = _table("operator", "name", "rows", "bytes", "key", "states", "watermark")
-    for one in savepoint.operators:
-        states = "\n".join(f"{column.state}: {_short_type(column.type)}" for column in one.states)
-        watermark = savepoint.watermarks.get(one.uid)
-        reached = "" if watermark is None else _moment(watermark)
-        _add(operators, one.uid, one.name, f"{one.rows:,}", f"{one.bytes:,}", ", ".join(one.key), states, reached)
-    console.print(operators)
+    operators = [_operator(savepoint, operator) for operator in savepoint.operators]
+    out().print(table(("operator", "name", "rows", "bytes", "key", "states", "watermark"), operators))
     if savepoint.iterations:
-        iterations = _table("iteration", "name", "last round", "records that wait")
-        for loop in savepoint.iterations:
-            last = "none yet" if loop.bounded else f"{loop.round:,}"
-            _add(iterations, loop.uid, loop.name, last, "\n".join(map(_waiting, loop.feedback)))
-        console.print(iterations)
-    if savepoint.manifest.handed_on:
-        handed_on = _table("handed on by", "stream", "records not read")
-        for table in savepoint.manifest.handed_on:
-            _add(handed_on, table.name, table.uid, f"{table.rows:,}")
-        console.print(handed_on)
-    sources = _table("source", "what was read")
-    for uid, position in savepoint.positions.items():
-        _add(sources, uid, position.describe())
-    console.print(sources)
+        iterations = [
+            (
+                loop.uid,
+                loop.name,
+                "none yet" if loop.bounded else f"{loop.round:,}",
+                "\n".join(map(_waiting, loop.feedback)),
+            )
+            for loop in savepoint.iterations
+        ]
+        out().print(table(("iteration", "name", "last round", "records that wait"), iterations))
+    if manifest.handed_on:
+        unread = [(stream.name, stream.uid, f"{stream.rows:,}") for stream in manifest.handed_on]
+        out().print(table(("handed on by", "stream", "records not read"), unread))
+    sources = [(uid, position.describe()) for uid, position in savepoint.positions.items()]
+    out().print(table(("source", "what was read"), sources))
     return 0
 
 
+def _operator(savepoint: Savepoint, operator: Operator) -> Sequence[str]:
+    states = "\n".join(f"{column.state}: {_short_type(column.type)}" for column in operator.states)
+    watermark = savepoint.watermarks.get(operator.uid)
+    reached = "" if watermark is None else _moment(watermark)
+    rows, size, key = f"{operator.rows:,}", f"{operator.bytes:,}", ", ".join(operator.key)
+    return (operator.uid, operator.name, rows, size, key, states, reached)
+
+
 @state.command
-def show(path: str, uid: str, /, *, key: Keys = [], rows: int = 20, json: bool = False) -> int:  # noqa: B006
+def show(
+    path: Folder,
+    uid: str,
+    /,
+    *,
+    key: Annotated[list[str], Parameter(name="--key", negative="")] = [],
+    rows: int = 20,
+    json: Json = False,
+) -> int:
     """Show the state of one operator, key by key: its states, its timers, the elements that are held back.
+
+    With --json it prints one line for each key.
 
     Parameters
     ----------
-    path
-        A savepoint's folder, also one of a streaming deployment.
     uid
         The operator.
     key
         Only the state of this key, all of it; once for each column of the key.
     rows
         How many keys are shown.
-    json
-        As JSON, for tools: one line for each key.
     """
     from dagster_unified.errors import StateError
     from dagster_unified.state import Savepoint
@@ -100,83 +97,62 @@ def show(path: str, uid: str, /, *, key: Keys = [], rows: int = 20, json: bool =
     if key and len(key) != len(operator.key):
         columns = ", ".join(operator.key)
         raise StateError(f"'{uid}' is keyed by {columns}: give --key once for each of them, not {len(key)} times")
-    found = list(islice(_matching(savepoint, operator, key), 1 if key else rows))
-    if key and not found:
+    shown = list(islice(_matching(savepoint, operator, key), 1 if key else rows))
+    if key and not shown:
         raise StateError(f"'{uid}' has no state of key {', '.join(key)} in {savepoint.path}")
     if json:
-        for row in found:
+        for row in shown:
             _print_json(row, indent=0)
         return 0
-    console = out()
+    readable = [_readable(operator, row) for row in shown]
     if key:
-        for name, value in _readable(operator, found[0]).items():
-            console.print(f"{name} = {value}", highlight=False, markup=False, soft_wrap=True)
+        say(*(f"{name} = {value}" for name, value in readable[0].items()))
         return 0
-    readable = [_readable(operator, row) for row in found]
     names = list(dict.fromkeys([*operator.key, *(name for row in readable for name in row)]))
-    table = _table(*names)
-    for row in readable:
-        _add(table, *(_shortened(row.get(name, "")) for name in names))
-    console.print(table)
-    console.print(f"{len(found):,} of {operator.rows:,} rows", highlight=False)
+    out().print(table(names, ([_shortened(row.get(name, "")) for name in names] for row in readable)))
+    say(f"{len(shown):,} of {operator.rows:,} rows")
     return 0
 
 
 @state.command
-def diff(path_a: str, path_b: str, /, *, uid: str | None = None, rows: int = 10, json: bool = False) -> int:
+def diff(path_a: Folder, path_b: Folder, /, *, uid: str | None = None, rows: int = 10, json: Json = False) -> int:
     """Compare two savepoints: which keys, and records that wait, are in one of them only, and whose state differs.
 
     The exit code is 1 where they differ.
 
     Parameters
     ----------
-    path_a
-        The folder of one savepoint.
-    path_b
-        The folder of the other.
     uid
         Only the state of this operator.
     rows
         How many keys of each kind are shown for each operator.
-    json
-        As JSON, for tools.
     """
     from dagster_unified.state import Savepoint
     from dagster_unified.state.diff import diff as compare
 
     a, b = Savepoint.read(path_a), Savepoint.read(path_b)
-    found = compare(a, b, [] if uid is None else [uid], rows)
+    differences = compare(a, b, [] if uid is None else [uid], rows)
     if json:
-        _print_json(found)
+        _print_json(differences)
     else:
-        for one in found:
-            _print_diff(one)
-    return int(any(one.only_a or one.only_b or one.changed for one in found))
+        for difference in differences:
+            _print_diff(difference)
+    return int(any(of.only_a or of.only_b or of.changed for of in differences))
 
 
-def _print_diff(one: OperatorDiff) -> None:
-    console = out()
-    console.print(
-        f"{one.uid}: {one.same:,} {one.what} are the same, {one.changed:,} changed, {one.only_a:,} only in A,"
-        f" {one.only_b:,} only in B",
-        highlight=False,
-        soft_wrap=True,
+def _print_diff(of: OperatorDiff) -> None:
+    say(
+        f"{of.uid}: {of.same:,} {of.what} are the same, {of.changed:,} changed, {of.only_a:,} only in A,"
+        f" {of.only_b:,} only in B"
     )
-    for key in one.first_only_a:
-        console.print(f"- {_key(key)}", highlight=False, markup=False, soft_wrap=True)
-    for key in one.first_only_b:
-        console.print(f"+ {_key(key)}", highlight=False, markup=False, soft_wrap=True)
-    for changed in one.first_changed:
+    say(*(f"- {_key(key)}" for key in of.first_only_a))
+    say(*(f"+ {_key(key)}" for key in of.first_only_b))
+    for changed in of.first_changed:
         for name in dict.fromkeys([*changed.before, *changed.after]):
             before, after = (
                 _value(name, row[name]) if name in row else "none" for row in (changed.before, changed.after)
             )
-            text = f"~ {_key(changed.key)}: {_heading(name)}: {_shortened(before)} -> {_shortened(after)}"
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _changed_value(name: str, row: dict[str, Any]) -> str:
-    return _shortened(_value(name, row[name])) if name in row else "none"
+            say(f"~ {_key(changed.key)}: {_heading(name)}: {_shortened(before)} -> {_shortened(after)}")
 
 
 def _key(key: dict[str, Any]) -> str:
@@ -253,22 +229,6 @@ def _short_type(kind: str) -> str:
     return _shortened(kind.replace(" not null", ""), 60)
 
 
-def _table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _add(table: Table, *cells: str) -> None:
-    """Add a row of texts as they are: a `[` in them is no markup."""
-    from rich.text import Text
-
-    table.add_row(*map(Text, cells))
-
-
 # JSON
 
 
@@ -330,7 +290,7 @@ def _print_json(value: Any, indent: int = 2) -> None:
     import msgspec
 
     text = msgspec.json.encode(_keyed_by_text(value), enc_hook=str)
-    sys.stdout.write((msgspec.json.format(text, indent=indent) if indent else text).decode() + "\n")
+    write((msgspec.json.format(text, indent=indent) if indent else text).decode())
 
 
 def _keyed_by_text(value: Any) -> Any:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
+from dagster_unified.arrow_types import with_nulls_declared
 from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields, widened
@@ -59,7 +60,6 @@ from dagster_unified.errors import MalformedInputError, PipelineError, SourceErr
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.slices import Slice
-from dagster_unified.nulls import with_nulls_declared
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import record_type

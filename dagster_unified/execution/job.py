@@ -11,17 +11,22 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 from uuid import uuid4
 
+import pyarrow.parquet as pq
 from rich.console import Console
 
 from dagster_unified import settings
+from dagster_unified.connectors.file_sink import FileSink
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine import session
 from dagster_unified.engine.addresses import reach_master
@@ -36,13 +41,18 @@ from dagster_unified.engine.session import check_java
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import CancelledError, UnifiedError
 from dagster_unified.execution.progress import ShownProgress
+from dagster_unified.graph.connectors import Sink
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.operators.functions.type_variables import T
+from dagster_unified.operators.layout import declared
 from dagster_unified.operators.metrics import GaugeRange, Histogram, Metrics, Totals
+from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 JobStatus = Literal["RUNNING", "FINISHED", "FAILED", "CANCELED"]
 
@@ -355,3 +365,73 @@ def execute(
     environment.check()
     shown = ShownProgress(planned, console) if progress else None
     return JobHandle(planned, configuration, environment, shown, daemon)
+
+
+_CHECKPOINTS = "execution.checkpointing.dir"
+
+
+class CollectedRecords(Generic[T]):
+    """An iterator over the records that a job emits (PyFlink: `CloseableIterator`). Closing it cancels the job."""
+
+    def __init__(self, job: JobHandle, records: RecordType, folder: TemporaryDirectory[str]) -> None:
+        self.job = job
+        self._records, self._folder = records, folder
+        self._iterator = self._all()
+
+    def __iter__(self) -> Iterator[T]:
+        return self._iterator
+
+    def __next__(self) -> T:
+        return next(self._iterator)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels the job where it still runs, and forgets what has not been read."""
+        self.job.cancel()
+        self.job.await_termination()
+        self._iterator.close()
+        self._folder.cleanup()
+
+    def _all(self) -> Generator[T, None, None]:
+        ended = False
+        while not ended:
+            ended = self.job.await_termination(timedelta(seconds=POLL))
+            for file in self._arrived():
+                for batch in pq.ParquetFile(file).iter_batches():
+                    yield from self._records.from_batch(declared(batch.columns, self._records.schema))
+                file.unlink()  # a stream that never ends would fill the disk
+        try:
+            self.job.result()
+        except CancelledError:
+            return
+        self._folder.cleanup()
+
+    def _arrived(self) -> list[Path]:
+        """Files that were committed and have not been read, in the order of their epochs."""
+        return sorted(Path(self._folder.name, "records").glob("*.parquet"))
+
+
+def collect(
+    graph_with: Callable[[Sink[Any]], Graph],
+    records: RecordType,
+    options: Mapping[str, Any] | None,
+    spark: SparkSession | None,
+    master: str,
+) -> CollectedRecords[Any]:
+    """Runs a pipeline with a sink more, which holds the records of a stream until they are read."""
+    folder = TemporaryDirectory(prefix="dagster-unified-")
+    try:
+        sink = FileSink(f"{folder.name}/records", name="collected")
+        given = {_CHECKPOINTS: f"{folder.name}/checkpoints", **(options or {})}
+        job = execute(graph_with(sink), given, Environment(spark, master), daemon=True)
+    except BaseException:
+        folder.cleanup()
+        raise
+    return CollectedRecords(job, records, folder)

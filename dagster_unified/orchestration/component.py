@@ -26,7 +26,6 @@ from dagster import (
 )
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from dagster_unified import example
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.errors import ConfigurationError, nearest
 from dagster_unified.graph.options import Option
@@ -44,6 +43,7 @@ from dagster_unified.orchestration.deployments import BatchDeployment, Streaming
 from dagster_unified.orchestration.janitor import Retention
 from dagster_unified.orchestration.schedules import BatchSchedule
 from dagster_unified.records import type_name
+from dagster_unified.templates import pipeline_over_literals
 
 Wanted = TypeVar("Wanted")
 
@@ -326,7 +326,7 @@ class PipelineScaffolder(Scaffolder[ScaffoldParams]):
     def scaffold(self, request: ScaffoldRequest[ScaffoldParams]) -> None:
         reference = request.params.pipeline
         if reference is None:
-            (request.target_path / "pipeline.py").write_text(example.over_literals(request.target_path.name))
+            (request.target_path / "pipeline.py").write_text(pipeline_over_literals(request.target_path.name))
             reference = f"{_module_of(request)}.pipeline:pipeline"
         scaffold_component(request, {"pipeline": reference})
 

@@ -31,7 +31,7 @@ from dagster_unified.orchestration.moments import as_text
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
-from dagster_unified.state.skew import keys_per_group
+from dagster_unified.state.tables import keys_per_group
 
 START = "execution.state-recovery.path"
 

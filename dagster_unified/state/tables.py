@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -21,13 +22,15 @@ from msgspec.structs import replace
 
 from dagster_unified.connectors.paths import is_data, load, sizes
 from dagster_unified.errors import StateError
+from dagster_unified.operators.keys import key_hashes, key_values
 from dagster_unified.state.files import open_input, open_output
 from dagster_unified.state.manifest import DataFile, OperatorState
-from dagster_unified.state.schemas import table_schema
+from dagster_unified.state.schemas import SUBTASK_ROLES, table_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
+
 
 CODEC = "zstd"
 """Written once, and kept."""
@@ -257,3 +260,28 @@ def copy_files(state: OperatorState, source: UPath, folder: str, root: UPath) ->
             shutil.copyfileobj(old, new, 1 << 20)
         copied.append(replace(file, path=name))
     return copied
+
+
+SAMPLE = 1_000_000
+"""Keys that are looked at; of more, evenly spaced ones."""
+
+
+def keys_per_group(folder: UPath, state: OperatorState, groups: int, sample: int = SAMPLE) -> list[int] | None:
+    """How many keys each of `groups` key groups has; None where a key's columns do not tell, and for operator state.
+
+    Of more than `sample` keys it is an estimate.
+    """
+    if any(column.role in SUBTASK_ROLES for column in state.columns):
+        return None
+    key = [column.name for column in state.columns if column.role == "key"]
+    every = max(1, -(-state.rows // sample))
+    found: Counter[int] = Counter()
+    offset = 0
+    for batch in read_batches(folder, state, key):
+        if not key or any(pa.types.is_nested(column.type) for column in batch.columns):
+            return None
+        rows = range(offset, batch.num_rows, every)
+        offset = (offset - batch.num_rows) % every
+        picked = batch.take(pa.array(rows, pa.int64())).drop_null()  # the row of broadcast state has no key
+        found.update(h % groups for h in key_hashes(key_values(picked.columns)))
+    return [found[group] * every for group in range(groups)]

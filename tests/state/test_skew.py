@@ -8,7 +8,7 @@ import pytest
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.state import Savepoint
 from dagster_unified.state import manifest as manifests
-from dagster_unified.state.skew import keys_per_group
+from dagster_unified.state.tables import keys_per_group
 
 SHOPS = [f"shop {n}" for n in range(1000)]
 DAYS = [datetime(2024, 1, 1 + n % 28, tzinfo=timezone.utc) for n in range(1000)]

@@ -13,9 +13,8 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect as mi
 
-from dagster_unified.arrow_types import has, python_values
+from dagster_unified.arrow_types import has, parts, python_values
 from dagster_unified.errors import RecordTypeError, StateError
-from dagster_unified.nulls import parts
 from dagster_unified.operators.state.migration import FILL_IN, Convert, migration
 from dagster_unified.records import arrow_of, decoder, encoder, holds, type_name
 

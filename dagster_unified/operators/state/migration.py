@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect as mi
 
-from dagster_unified.nulls import takes_none
+from dagster_unified.arrow_types import takes_none
 from dagster_unified.records import decoder_of
 
 Convert = Callable[[Any], Any]

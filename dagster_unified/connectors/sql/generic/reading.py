@@ -18,11 +18,11 @@ import msgspec
 import pyarrow as pa
 from msgspec import inspect as mi
 
+from dagster_unified.arrow_types import forbidden_null
 from dagster_unified.connectors.exact_times import check_microseconds, python_times
 from dagster_unified.connectors.nested import from_json, json_type
 from dagster_unified.connectors.plain_values import NO_FLOAT
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.nulls import forbidden_null
 from dagster_unified.records import RecordType, shorten
 
 Column = Sequence[Any]
