@@ -171,8 +171,31 @@ def _changes(function: types.FunctionType) -> list[_Change]:
     for node in nodes:
         shared = {n for one in ast.walk(node) if isinstance(one, ast.Global | ast.Nonlocal) for n in one.names}
         first = _self(function)
-        local = own_names(node) - shared - {first}
-        found += [change for change in _in_text(node, shared) if change.root not in local]
+        aliases = _aliases(node, first)
+        local = own_names(node) - shared - {first} - set(aliases)
+        for change in _in_text(node, shared):
+            if change.root in aliases:
+                found.append(_Change(first, aliases[change.root], change.is_call))
+            elif change.root not in local:
+                found.append(change)
+    return found
+
+
+def _aliases(function: _Node, first: str) -> dict[str, str]:
+    """The names that stand for an attribute of the object throughout a function: `cache = self.cache`."""
+    nodes = list(ast.walk(function))
+    arguments = {one.arg for one in nodes if isinstance(one, ast.arg)}
+    stored = Counter(one.id for one in nodes if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load))
+    found = {}
+    for node in nodes:
+        if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute)):
+            continue
+        held = node.value
+        if not (isinstance(held.value, ast.Name) and held.value.id == first):
+            continue
+        for target in node.targets:
+            if isinstance(target, ast.Name) and stored[target.id] == 1 and target.id not in arguments:
+                found[target.id] = held.attr
     return found
 
 

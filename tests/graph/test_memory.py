@@ -135,6 +135,20 @@ class InNested(Base):
         return value
 
 
+class AppendsToAlias(Base):
+    def map(self, value):
+        cache = self.cache
+        cache.append(value)
+        return len(cache)
+
+
+class SetsItemOfAlias(Base):
+    def map(self, value):
+        d = self.d
+        d[value] = 1
+        return value
+
+
 class ChangesGlobals(Base):
     def map(self, value):
         global CALLS
@@ -159,6 +173,8 @@ class ChangesGlobals(Base):
         (Unpacks, ["self.n"]),
         (ByHelper, ["self.n"]),
         (InNested, ["self.cache"]),
+        (AppendsToAlias, ["self.cache"]),
+        (SetsItemOfAlias, ["self.d"]),
         (ChangesGlobals, ["CALLS", "SEEN", "TOTALS"]),
     ],
 )
@@ -255,7 +271,24 @@ class Calls(MapFunction):
         self.client = None
 
 
-@pytest.mark.parametrize("function", [Base, WithState, Pairs, Calls])
+class ChangesCopies(Base):
+    def open(self, runtime_context):
+        self.total = runtime_context.get_state(ValueStateDescriptor("total", int))
+
+    def map(self, value):
+        total, d = self.total, self.d
+        total.update(value)
+        state = self.total
+        state.update(value)
+        count = self.n
+        count += value
+        cache = self.cache
+        cache = [*cache, value]
+        cache.append(d)
+        return count
+
+
+@pytest.mark.parametrize("function", [Base, WithState, Pairs, Calls, ChangesCopies])
 def test_state_metrics_and_what_is_made_before_records_are_not_lost(function):
     assert kept_by(function()) == []
 
