@@ -510,6 +510,14 @@ def shorten(value: object, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
+def is_column(value: object) -> bool:
+    """Whether it is an expression on columns: a recorded one, or one of Spark's."""
+    return any(
+        base.__name__ == "Column" and base.__module__.startswith(("pyspark.sql.", "dagster_unified.graph."))
+        for base in type(value).__mro__
+    )
+
+
 def not_in_a_key(info: mi.Type) -> str | None:
     """The part of a type which no key has, since it can change or has no fixed length; None where there is none."""
     parts: Iterable[mi.Type] = ()

@@ -22,7 +22,7 @@ from dagster_unified.arrow_types import has, is_number
 from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import Source
-from dagster_unified.graph.expressions import Column, alias_of, columns_read, is_column, makes_column
+from dagster_unified.graph.expressions import Column, alias_of, columns_read, makes_column
 from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Node, Partitioning
 from dagster_unified.operators.functions.base import Function, OutputTag
 from dagster_unified.operators.functions.type_variables import KeyOut, T
@@ -32,6 +32,7 @@ from dagster_unified.records import (
     arrow_type,
     equal_by_more,
     inspected,
+    is_column,
     not_in_a_key,
     return_type,
     type_name,

@@ -12,6 +12,8 @@ from enum import Enum
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from dagster_unified.records import is_column
+
 if TYPE_CHECKING:
     from sqlglot.expressions import Expr
 
@@ -99,14 +101,6 @@ def _recorder(name: str) -> Callable[..., Column]:
 
 for _name in SYMBOLS:
     setattr(Column, _name, _recorder(_name))
-
-
-def is_column(value: object) -> bool:
-    """Whether it is an expression on columns: a recorded one, or one of Spark's."""
-    return any(
-        base is Column or (base.__name__ == "Column" and base.__module__.startswith("pyspark.sql."))
-        for base in type(value).__mro__
-    )
 
 
 def makes_column(value: object) -> bool:

@@ -19,6 +19,11 @@ _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RAISED = (Exception, SystemExit)
 """What is a failure of the function that raised it: `sys.exit()` does not end a worker, and not a test either."""
 
+_OF_COLUMNS = (
+    "it calls a function of pyspark.sql.functions, which makes an expression on columns, and it is a function of a"
+    " record; compute with the record's fields in Python"
+)
+
 _ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio")
 
 
@@ -46,10 +51,19 @@ def user_failure(error: BaseException, where: str, function: Any, record: Any) -
     if isinstance(error, UnifiedError):
         return type(error)(f"{where}: {error}" + (f" (at {line})" if line else ""))
     at = f", at {line}" if line else ""
+    said = _OF_COLUMNS if _is_for_columns(error) else f"{type(error).__name__}: {error}"
     shown = shorten(_of_its_stream(record))
-    return UserFunctionError(
-        f"{where}: {type(error).__name__}: {error}{at}, on {shown}", operator=where, record=shown, location=line
-    )
+    return UserFunctionError(f"{where}: {said}{at}, on {shown}", operator=where, record=shown, location=line)
+
+
+def _is_for_columns(error: BaseException) -> bool:
+    """Whether one of PySpark's functions on columns raised it for want of a session, which no worker has."""
+    trace = error.__traceback__
+    while trace is not None and type(error).__name__ in ("AssertionError", "PySparkRuntimeError"):
+        if str(trace.tb_frame.f_globals.get("__name__")).startswith("pyspark.sql.functions"):
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def computed_from(

@@ -18,7 +18,7 @@ import pyarrow as pa
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.state.columns import same_type
-from dagster_unified.records import RecordType, record_type, shorten
+from dagster_unified.records import RecordType, is_column, record_type, shorten
 
 TIMESTAMP = "__ts"
 """Event time, milliseconds since the epoch; null where a record has none."""
@@ -83,6 +83,12 @@ class ComputedKey:
         except RAISED as error:
             where, own = self._told(record)
             raise user_failure(error, where, None if isinstance(get, DelegatingKey) else get, own) from error
+        if keys and is_column(keys[0]):
+            where, own = self._told(records[0])
+            raise RecordTypeError(
+                f"{where}: the key is {shorten(keys[0])} for {shorten(own)}, which is an expression on columns; compute"
+                " it from the record's fields with Python, or give key_by the names of fields"
+            )
         if None in keys:
             where, own = self._told(records[keys.index(None)])
             raise RecordTypeError(

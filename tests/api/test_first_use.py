@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import functions as spark_functions
 
 from dagster_unified import api
 from dagster_unified.api import Pipeline
@@ -154,6 +155,14 @@ def one_text(n: int) -> Iterator[str]:
         (lambda s: s.flat_map(one_text), "'one_text': TypeError: it returned the text 'abc', whose letters would be"),
         (lambda s: s.filter(lambda n: F.col("value") > 1), "'filter': TypeError: a column has no truth value"),
         (
+            lambda s: s.map(lambda n: spark_functions.col("value"), int),
+            "'map': it calls a function of pyspark.sql.functions, which makes an expression on columns, and",
+        ),
+        (
+            lambda s: s.key_by(lambda n: spark_functions.upper("value"), key_type=str).reduce(max),
+            r"key_by\(function\): it calls a function of pyspark.sql.functions, which makes an expression on columns",
+        ),
+        (
             lambda s: s.map(lambda n: n + 1, int).filter(lambda n: np.array([1, 2])),
             "'filter': ValueError: The truth val",
         ),
@@ -162,6 +171,13 @@ def one_text(n: int) -> Iterator[str]:
 def test_a_result_that_is_none_or_no_answer_is_an_error_with_the_record(build, words, mode):
     with pytest.raises(UserFunctionError, match=rf"{words}.*, on [12]$"):
         run(build(stream()), mode)
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_a_key_that_is_an_expression_on_columns_is_an_error_that_says_what_to_do(mode):
+    words = r"key_by\(function\): the key is .* for 1, which is an expression on columns; compute it from the record's"
+    with pytest.raises(RecordTypeError, match=words):
+        run(stream().key_by(lambda n: F.col("value"), key_type=int).reduce(max), mode)
 
 
 def test_what_a_filter_gives_besides_none_counts_by_its_truth():
