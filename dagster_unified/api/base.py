@@ -22,7 +22,7 @@ from dagster_unified.arrow_types import has, is_number
 from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import Source
-from dagster_unified.graph.expressions import Column, alias_of, columns_read, makes_column
+from dagster_unified.graph.expressions import Column, alias_of, columns_read, is_unnamed, makes_column
 from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Node, Partitioning
 from dagster_unified.operators.functions.base import Function, OutputTag
 from dagster_unified.operators.functions.type_variables import KeyOut, T
@@ -134,6 +134,11 @@ class BaseStream(ABC, Generic[T]):
         """What an author called a function of records; raises for an expression on columns."""
         if makes_column(function):
             raise PipelineError(f"{self._where(kind)}: {_on_columns(function)}")
+        if isinstance(function, str):
+            raise PipelineError(
+                f"{self._where(kind)}: {function!r} is a text, and no function of a record; a condition in SQL goes"
+                " into where, expressions into select, with_columns or agg"
+            )
         return name_of(function, kind)
 
     def _check_function(self, name: str, function: Any) -> None:
@@ -354,7 +359,30 @@ class BaseStream(ABC, Generic[T]):
                 f"aggregates, and output_type is {records.describe()}"
                 + (f", which has no field '{missing[0]}'" if missing else "")
             )
+        self._check_named(columns, records, [name for name in records.names if name not in (*keys, *named)])
         return records
+
+    def _check_named(self, columns: tuple[str | Column, ...], records: RecordType, fields: Sequence[str]) -> None:
+        """Raise where an aggregate does not have the name of a field of its own; Spark ignores case."""
+        given, known = [alias_of(column) for column in columns], {name.lower() for name in fields}
+        for column, name in zip(columns, given, strict=True):
+            if name is None and is_unnamed(column):
+                alias = f'.alias("{fields[0]}"), or AS {fields[0]} in SQL'
+                raise RecordTypeError(
+                    f"{self._where('agg')}: {column!r} has no name; name the field of {records.describe()} that it is,"
+                    f" such as '{fields[0]}', with {alias}"
+                )
+            if name is not None and name.lower() not in known:
+                what = "no field of its own" if name in records.names else "no field"
+                raise RecordTypeError(
+                    f"{self._where('agg')}: '{name}' is {what} of {records.describe()}; the aggregates are"
+                    f" {', '.join(fields)}{nearest(name, fields)}"
+                )
+        missing = [name for name in fields if name.lower() not in {one.lower() for one in given if one is not None}]
+        if missing and None not in given:
+            raise RecordTypeError(
+                f"{self._where('agg')}: no aggregate is named '{missing[0]}', which is a field of {records.describe()}"
+            )
 
 
 def check_parallelism(parallelism: int, where: str) -> None:

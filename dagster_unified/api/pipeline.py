@@ -11,6 +11,7 @@ from dagster_unified.api.stream import DataStream
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.connectors.literals import records_of, type_of
 from dagster_unified.errors import PipelineError
+from dagster_unified.graph.connectors import Source, check_is_one
 from dagster_unified.graph.nodes import Naming, SourceNode
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.type_variables import T
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from dagster_unified.api.watermarks import WatermarkStrategy
     from dagster_unified.execution.job import JobHandle
-    from dagster_unified.graph.connectors import Source
 
 
 class Pipeline(GraphBuilder):
@@ -37,6 +37,10 @@ class Pipeline(GraphBuilder):
         source_name: str | None = None,
     ) -> DataStream[T]:
         """A stream of a source's records, with event times where a strategy is given."""
+        try:
+            check_is_one(source, Source, "source")
+        except PipelineError as error:
+            raise PipelineError(f"{self.name}: from_source: {error}") from None
         naming = Naming.AUTHOR if source_name else Naming.SOURCE
         node = self._add(
             SourceNode, [], source_name or source.name, naming=naming, records=source.records, source=source

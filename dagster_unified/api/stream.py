@@ -36,7 +36,7 @@ from dagster_unified.api.windowed import Windows
 from dagster_unified.connectors.printing import PrintSink
 from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph import nodes
-from dagster_unified.graph.connectors import Boundedness, Sink, Source
+from dagster_unified.graph.connectors import Boundedness, Sink, Source, check_is_one
 from dagster_unified.graph.expressions import Column
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Graph, Key, Naming, Node, Partitioning
 from dagster_unified.operators.broadcast import BroadcastProcessFunction, KeyedBroadcastProcessFunction
@@ -641,6 +641,10 @@ class DataStream(BaseStream[T]):
             >>> [sale.amount for sale in run_pipeline(pipeline, "BATCH").sinks["sales table"]]
             [3, 4, 5]
         """
+        try:
+            check_is_one(sink, Sink, "sink")
+        except PipelineError as error:
+            raise PipelineError(f"{self._where('sink_to')}: {error}") from None
         try:
             bound = sink.bound_to(self._records(sink.name))
         except PipelineError as error:

@@ -65,6 +65,8 @@ def _slip(collection: object, type_info: object) -> str | None:
     if isinstance(collection, (str, bytes, bytearray)):
         items = "letters" if isinstance(collection, str) else "bytes"
         return f"{shorten(collection)} is one value, whose {items} would be the records; give [value], or list(value)"
+    if isinstance(collection, tuple) and hasattr(collection, "_fields"):
+        return f"{shorten(collection)} is one record, whose fields would be the records; give [record]"
     if isinstance(collection, Mapping):
         return f"a {kind} gives only its keys; give list(given.items()), list(given.values()) or list(given)"
     if isinstance(collection, (set, frozenset)):

@@ -6,10 +6,11 @@ A value is a string, or an object with `get_value()`, such as Dagster's `EnvVar`
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from dagster_unified.errors import ConfigurationError
+from dagster_unified.errors import ConfigurationError, PipelineError
 
 
 @runtime_checkable
@@ -59,3 +60,13 @@ def shown(value: Value) -> str:
     if isinstance(value, str):
         return value
     return repr(value) if isinstance(value, Environment) else "(looked up)"
+
+
+def check_is_no_url(table: object) -> None:
+    """Raise `PipelineError` where a URL is given in a table's place, without what it says: it may hold a password."""
+    scheme = re.match(r"[\w+.-]+://", table) if isinstance(table, str) else None
+    if scheme is not None:
+        raise PipelineError(
+            f"the table comes first, and the connection after it, and the first argument is a URL, {scheme.group()}...;"
+            " exchange them"
+        )

@@ -14,7 +14,7 @@ from typing import Generic, Self
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.slices import Dimensions, Slice
 from dagster_unified.operators.functions.type_variables import In, Out
-from dagster_unified.records import RecordType
+from dagster_unified.records import RecordType, shorten
 
 
 class Boundedness(Enum):
@@ -88,6 +88,21 @@ class Target:
 
     place: str
     shared: bool = False
+
+
+def check_is_one(given: object, base: type, what: str) -> None:
+    """Raise `PipelineError` where what an author gives is no source, or no sink."""
+    if isinstance(given, base):
+        return
+    if isinstance(given, type) and issubclass(given, base):
+        raise PipelineError(f"{given.__name__} is a class; give an instance of it, {given.__name__}(...)")
+    raise PipelineError(f"{shorten(given)} is no {what}; give one, such as {_EXAMPLES[what]}")
+
+
+_EXAMPLES = {
+    "source": "CsvSource(path, Record), or use from_collection for a list of records",
+    "sink": "DeltaSink(path) or FileSink(path)",
+}
 
 
 class Source(ABC, Generic[Out]):

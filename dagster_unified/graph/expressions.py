@@ -129,6 +129,17 @@ def alias_of(expression: object) -> str | None:
     return parsed.alias or None if parsed is not None else None
 
 
+def is_unnamed(expression: object) -> bool:
+    """Whether an expression certainly gives its column no name; one of Spark's, and SQL that only Spark parses, may."""
+    if isinstance(expression, Column):
+        target: Column | None = expression
+        while target is not None and target.name not in ("alias", "name"):
+            target = target.target
+        return target is None
+    parsed = _parsed(expression) if isinstance(expression, str) else None
+    return parsed is not None and not parsed.alias
+
+
 def read_by_sql(text: str) -> set[str]:
     """The columns that a SQL expression reads; none where only Spark can parse it."""
     if text.isidentifier():

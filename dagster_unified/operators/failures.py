@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any
 
 from dagster_unified.errors import RecordTypeError, UnifiedError, UserFunctionError
 from dagster_unified.records import UNITED, RecordType, shorten
+from dagster_unified.values import FOLD
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RAISED = (Exception, SystemExit)
@@ -48,11 +50,13 @@ def user_failure(error: BaseException, where: str, function: Any, record: Any) -
     if isinstance(error, UnifiedError) and str(error).startswith(where):
         return error
     line = _user_line(error.__traceback__, function)
+    if isinstance(error, UnifiedError) and not line and _is_in_fold(error.__traceback__):
+        return type(error)(f"{where}: {error} (computed from {_shown(record)})")
     if isinstance(error, UnifiedError):
         return type(error)(f"{where}: {error}" + (f" (at {line})" if line else ""))
     at = f", at {line}" if line else ""
     said = _OF_COLUMNS if _is_for_columns(error) else f"{type(error).__name__}: {error}"
-    shown = shorten(_of_its_stream(record))
+    shown = _shown(record)
     return UserFunctionError(f"{where}: {said}{at}, on {shown}", operator=where, record=shown, location=line)
 
 
@@ -78,11 +82,20 @@ def computed_from(
             made.check(run(record))
         except RecordTypeError as own:
             if str(error).endswith(str(own)):
-                return RecordTypeError(f"{error} (computed from {shorten(_of_its_stream(record))})")
+                return RecordTypeError(f"{error} (computed from {_shown(record)})")
             return error
         except RAISED:
             return error
     return error
+
+
+def _shown(record: Any) -> str:
+    return shorten(_of_its_stream(record))
+
+
+def _is_in_fold(trace: TracebackType | None) -> bool:
+    """Whether it was raised where what a function returned is looked at, in the loop that combines values."""
+    return any(frame.f_code.co_filename == FOLD for frame, _ in walk_tb(trace))
 
 
 def _of_its_stream(record: Any) -> Any:
@@ -98,7 +111,7 @@ def _user_line(trace: TracebackType | None, function: Any) -> str:
     own, first = "", ""
     while trace is not None:
         frame = trace.tb_frame.f_code
-        if not frame.co_filename.startswith((_LIBRARY, _ASYNCIO, "<fused")):
+        if not frame.co_filename.startswith((_LIBRARY, _ASYNCIO, "<fused", FOLD)):
             line = f"{frame.co_filename}:{trace.tb_lineno} in {frame.co_name}"
             first = first or line
             if code is not None and frame.co_filename == code.co_filename:

@@ -139,7 +139,7 @@ ERRORS = {
     ),
     "None as output": (lambda: rows().map(unannotated, output_type=type(None)), "None is not a record type"),
     "not a function, map": (lambda: rows().map(3, int), "expected a function.*, got 3"),
-    "not a function, filter": (lambda: rows().filter("amount > 1"), "expected a function"),
+    "not a function, filter": (lambda: rows().filter("amount > 1"), "no function of a record"),
     "not a function, reduce": (lambda: rows().key_by("shop").reduce(3), "expected a function"),
     "not a function, map_batches": (lambda: rows().map_batches(3, Row), "expected a function"),
     "a class instead of an instance": (lambda: rows().map(Double), r"Double.*(instance|Double\(\))"),

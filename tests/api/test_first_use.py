@@ -16,8 +16,15 @@ from pyspark.sql import functions as spark_functions
 from dagster_unified import api
 from dagster_unified.api import Pipeline
 from dagster_unified.api import functions as F
-from dagster_unified.connectors import CollectionSource
-from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
+from dagster_unified.connectors import (
+    CollectionSource,
+    DatabaseSink,
+    DatabaseSource,
+    FileSink,
+    PostgresSink,
+    PostgresSource,
+)
+from dagster_unified.errors import PipelineError, RecordTypeError, StateError, UserFunctionError
 from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
 
 
@@ -56,6 +63,7 @@ NO_RECORDS = {
     "a text": ("abc", r"'abc' is one value, whose letters would be the records; give \[value\]"),
     "bytes": (b"abc", "whose bytes would be the records"),
     "a set": ({1, 2}, r"a set has no order.*give sorted\(given\)"),
+    "one record": (Row(1, "a"), r"Row\(a=1, b='a'\) is one record, whose fields would be the records; give \[record\]"),
     "a number": (5, r"5 \(int\) is no collection; give a list of records"),
     "nothing": (None, r"None \(NoneType\) is no collection"),
     "a function": (lambda: [1], "is no collection; call it"),
@@ -211,11 +219,98 @@ ON_COLUMNS = "on columns, and no function of a record; a condition goes into whe
         (lambda s: s.key_by("b").sum(F.col("a")), r"operator 'sum': it takes the name of a field, .*F\.sum\('a'\)"),
         (lambda s: s.where(lambda row: row.a > 1), "operator 'where': it takes SQL text and expressions of dagster_un"),
         (lambda s: s.select(lambda row: row.a), "operator 'select': it takes SQL text and expressions"),
+        (
+            lambda s: s.filter("a > 1"),
+            "operator 'filter': 'a > 1' is a text, and no function of a record; .* in SQL goes into where",
+        ),
+        (lambda s: s.map("a + 1", int), r"operator 'map': 'a \+ 1' is a text, and no function"),
     ],
 )
 def test_an_expression_on_columns_is_no_function_and_a_function_no_expression(build, words):
     with pytest.raises(PipelineError, match=f"^p: {words}"):
         build(stream([Row(1)]))
+
+
+@pytest.mark.parametrize("given", [CollectionSource, [1], "in.csv", None])
+def test_what_is_no_source_and_no_sink_is_refused_with_what_to_give(given):
+    said = "CollectionSource is a class" if isinstance(given, type) else f"{re.escape(repr(given))} is no source"
+    with pytest.raises(PipelineError, match=f"^p: from_source: {said}"):
+        Pipeline("p").from_source(given)
+    with pytest.raises(PipelineError, match=r"^p: operator 'sink_to': .* is no sink; .*DeltaSink\(path\)"):
+        stream().sink_to(given)
+    with pytest.raises(PipelineError, match=r"^p: operator 'sink_to': FileSink is a class; .*FileSink\(\.\.\.\)"):
+        stream().sink_to(FileSink)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "db.example", "db"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda url: PostgresSource(url, Row, "rows"),
+        lambda url: PostgresSink(url, "rows"),
+        lambda url: DatabaseSource(url, Row, "rows"),
+        lambda url: DatabaseSink(url, "rows"),
+    ],
+)
+def test_a_url_in_the_place_of_a_table_is_told_without_its_password(build, host):
+    with pytest.raises(PipelineError, match=r"the table comes first, .* is a URL, postgresql://\.\.\.") as caught:
+        build(f"postgresql://user:hidden@{host}/shop")
+    assert "hidden" not in str(caught.value)
+
+
+class Totals(NamedTuple):
+    b: str
+    total: int
+    most: int
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ([F.sum("a"), F.max("a").alias("most")], r"sum\('a'\) has no name; .*such as 'total', with \.alias\(.*AS"),
+        (["sum(a)", "max(a) AS most"], r"'sum\(a\)' has no name"),
+        ([F.sum("a").alias("totl"), F.max("a").alias("most")], "'totl' is no field .*; did you mean 'total'"),
+        ([F.sum("a").alias("total"), F.max("a").alias("b")], "'b' is no field of its own"),
+        ([F.sum("a").alias("total"), F.max("a").alias("total")], "no aggregate is named 'most'"),
+    ],
+)
+def test_an_aggregate_that_is_no_field_of_the_result_is_refused_where_it_is_written(columns, words):
+    with pytest.raises(RecordTypeError, match=f"^p: operator 'agg': .*{words}"):
+        stream([Row(1)]).key_by("b").agg(*columns, output_type=Totals)
+
+
+def test_the_name_of_an_aggregate_is_found_as_spark_finds_it():
+    named = [F.sum("a").alias("TOTAL"), "max(a) most"]
+    assert run(stream([Row(1), Row(3)]).key_by("b").agg(*named, output_type=Totals)) == [Totals("x", 4, 3)]
+
+
+class Adds(api.AggregateFunction):
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: Row, accumulator: int) -> int:
+        return f"{accumulator}{value.a}"
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+    def merge(self, one: int, other: int) -> int:
+        return one + other
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda keyed: keyed.reduce(lambda one, other: one.a + other.a),
+        lambda keyed: keyed.count_window(2).reduce(lambda one, other: one.a + other.a),
+        lambda keyed: keyed.count_window(2).aggregate(Adds()),
+    ],
+)
+def test_a_wrong_result_of_a_combination_names_what_it_was_computed_from(build, mode):
+    with pytest.raises((RecordTypeError, StateError), match=r"computed from .*Row\(a=[12], b='x'\)") as caught:
+        run(build(stream([Row(1), Row(2)]).key_by("b")), mode)
+    assert "<fold>" not in str(caught.value)
 
 
 def test_functions_of_pyspark_are_recognized_where_a_function_of_records_goes():

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors.delivery import DeliveryGuarantee
 from dagster_unified.connectors.protocol.commits import WriterTask
-from dagster_unified.connectors.secrets import Value
+from dagster_unified.connectors.secrets import Value, check_is_no_url
 from dagster_unified.connectors.sql.generic.committer import KNOWN, MARKS, DatabaseCommitter, Plan, not_exact
 from dagster_unified.connectors.sql.generic.connection import IN_FILES, Database
 from dagster_unified.connectors.sql.generic.source import DatabaseSource
@@ -63,6 +63,7 @@ class DatabaseSink(TableSink[In, StagedRows]):
         schema: str | None = None,
         delivery_guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE,
     ) -> None:
+        check_is_no_url(table)
         super().__init__(name or table, mode, key, partition_column)
         exactly_once = delivery_guarantee is DeliveryGuarantee.EXACTLY_ONCE
         self.capabilities = replace(self.capabilities, transactional=exactly_once)

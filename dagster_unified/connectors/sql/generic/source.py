@@ -13,7 +13,7 @@ from dagster_unified.connectors.protocol.bounds import in_any_zone, whole_number
 from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.connectors.protocol.offsets import Offsets, cuts
 from dagster_unified.connectors.protocol.splits import SplitSource
-from dagster_unified.connectors.secrets import Value
+from dagster_unified.connectors.secrets import Value, check_is_no_url
 from dagster_unified.connectors.sql.generic.connection import OF_MYSQL, Database
 from dagster_unified.connectors.sql.generic.fetching import fetched
 from dagster_unified.connectors.sql.generic.reading import ReadField, converted
@@ -85,6 +85,7 @@ class DatabaseSource(SplitSource[Out]):
         parallelism: int = 8,
         on_malformed: Literal["fail", "drop", "divert"] = "fail",
     ) -> None:
+        check_is_no_url(table)
         self.table, self.schema = table, schema
         self.query = None if query is None else query.strip().rstrip(";")
         self.name = name or table or "query"

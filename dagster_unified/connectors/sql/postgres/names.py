@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dagster_unified.connectors.secrets import check_is_no_url
 from dagster_unified.errors import PipelineError
 
 _LONGEST = 63
@@ -30,6 +31,7 @@ class TableName:
     @classmethod
     def of(cls, written: str) -> TableName:
         """`table` or `schema.table`, each as it is called, in its case; raises `PipelineError` for anything else."""
+        check_is_no_url(written)
         parts = written.split(".") if isinstance(written, str) else []
         if len(parts) not in (1, 2):
             raise PipelineError(f"{written!r} is no table of PostgreSQL: write 'table' or 'schema.table'")
