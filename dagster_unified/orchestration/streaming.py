@@ -155,9 +155,16 @@ def _run(
     if outcome == "finished" and planned.execution.savepoint.path is not None:
         context.log_event(left(assets.savepoint, planned.execution.savepoint.path, context.log))
     if asked.received:
-        context.log.info("stopped: the last epoch is committed, and the lease is released")
+        context.log.info(stopped(directory))
     asked.check()
     context.log.info(f"{planned.name} has {outcome}" + (f": {watcher.reason}" if watcher.reason else ""))
+
+
+def stopped(directory: CheckpointDirectory) -> str:
+    """What a job leaves that was asked to stop, perhaps in the middle of an epoch."""
+    if not directory.has_epoch():
+        return "stopped before the first epoch was committed, and the lease is released; the next run starts over"
+    return "stopped, and the lease is released; the next run goes on behind the last epoch that is committed"
 
 
 class _Watcher:

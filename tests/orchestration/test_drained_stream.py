@@ -94,7 +94,7 @@ def test_the_event_log_says_what_the_job_does_until_its_first_epoch(drained):
         "starting Spark",
         "restoring state: there is none yet",
         "starting query main",
-        "main is working on epoch 0",
+        "query main is working on epoch 0",
     ]
     assert [message for message in messages if message in phases] == phases
 

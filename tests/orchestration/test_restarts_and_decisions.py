@@ -29,7 +29,7 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration import ExecutionConfig, Retention
 from dagster_unified.orchestration.deployments import StreamingDeployment
 from dagster_unified.orchestration.outcomes import as_failure, error_of, log_of, why_it_failed
-from dagster_unified.orchestration.streaming import JobAssets, streaming_job
+from dagster_unified.orchestration.streaming import JobAssets, stopped, streaming_job
 from dagster_unified.orchestration.streaming_sensor import LOADED, Seen, SeenRun, next_step, streaming_sensor
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -430,3 +430,13 @@ def test_the_restart_strategy_is_an_option_like_any_other():
         ]
         == "fixed-delay"
     )
+
+
+def test_a_job_that_was_asked_to_stop_says_an_epoch_is_committed_only_where_one_is(tmp_path):
+    directory = CheckpointDirectory(str(tmp_path), "sales")
+    assert stopped(directory).startswith("stopped before the first epoch was committed, ")
+    assert "starts over" in stopped(directory)
+    commits = directory.path / "spark/main/commits"
+    commits.mkdir(parents=True)
+    (commits / "0").write_text("v1")
+    assert "goes on behind the last epoch that is committed" in stopped(directory)

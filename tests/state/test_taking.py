@@ -309,7 +309,7 @@ def test_a_job_says_what_it_does_until_its_first_epoch_and_a_savepoint_what_its_
     first = next(number for number, event in enumerate(job.events) if isinstance(event, EpochCommitted))
     phases = [event.phase for event in job.events[:first]]
     assert phases[:2] == ["restoring state: there is none yet", "starting query main"]
-    assert "main is working on epoch 0" in phases
+    assert "query main is working on epoch 0" in phases
     with shops.running() as job:
         shops.arrive([2])
         job.until_epochs(1)

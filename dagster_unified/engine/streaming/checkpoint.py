@@ -205,7 +205,7 @@ class CheckpointDirectory:
             tasks=held.tasks if held and held.id else wanted.tasks,
             finished=False,
             timeline=held.timeline if held else 0,
-            start=held.start if held and self._has_epoch() else wanted.start,
+            start=held.start if held and self.has_epoch() else wanted.start,
             undone=held.undone if held and held.id else [],
             upgrades=(held.upgrades if held and held.loaded == wanted.loaded else 0) + (changed and held is not None),
         )
@@ -264,7 +264,7 @@ class CheckpointDirectory:
         """The last epoch that Spark has logged as committed of a query; None before the first."""
         return last_number(self.path / "spark" / query / "commits")
 
-    def _has_epoch(self) -> bool:
+    def has_epoch(self) -> bool:
         """Whether any query has committed one."""
         return any(self.last_epoch(query) is not None for query in children(self.path / "spark"))
 

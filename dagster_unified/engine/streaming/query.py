@@ -329,10 +329,10 @@ class Query(ABC):
                 message = self.query.status["message"]
         if "Processing" in message:
             committed = self.directory.last_epoch(self.name)
-            return f"{self.name} is working on epoch {0 if committed is None else committed + 1}"
+            return f"query {self.name} is working on epoch {0 if committed is None else committed + 1}"
         if "offsets" in message or "Initializing" in message:
-            return f"{self.name} is reading its sources"
-        return f"{self.name} waits for records" if "Waiting" in message else None
+            return f"query {self.name} is reading its sources"
+        return f"query {self.name} waits for records" if "Waiting" in message else None
 
     def progress(self) -> Any:
         """What Spark reported of the micro-batch before, or None before the first."""
