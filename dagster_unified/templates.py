@@ -75,6 +75,9 @@ version = "0.1.0"
 requires-python = ">=3.11"
 dependencies = ["dagster-unified", "dagster-webserver"]
 
+[dependency-groups]
+dev = ["pytest"]
+
 [tool.dagster]
 module_name = "{name}.definitions"
 
@@ -91,6 +94,8 @@ _README = """# {project}
 | `dagster-unified run {name}.pipeline -D execution.runtime-mode=STREAMING` | runs it as a stream, to its end |
 | `dagster dev` | shows it in Dagster's UI |
 | `pytest` | tests it, with no JVM |
+
+The last two are packages of their own: `pip install dagster-webserver pytest`.
 """
 
 _SALES = "shop,amount\nnorth,3\nsouth,5\nnorth,4\n"
