@@ -27,11 +27,11 @@ from dagster_unified.connectors.listing import last_chunk, last_chunk_found, nam
 from dagster_unified.connectors.misfits import UNREADABLE, CsvRows, JsonRows, Rows, explained
 from dagster_unified.connectors.path_template import PathTemplate
 from dagster_unified.connectors.paths import (
-    LITERAL,
     STRICT,
     for_spark,
     is_local,
     load,
+    load_one,
     name_of,
     path_text,
     storage_path,
@@ -215,7 +215,7 @@ class _FileSource(SparkSource[Out]):
         # each "file" that Spark finds in the listing is a chunk of files, of which it can take one at a time
         reader = reader.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
         # and of which it would not find any that are not in the chunk's folder
-        frame = reader.option("recursiveFileLookup", True).options(**STRICT, **LITERAL).load(listing)
+        frame = load_one(reader.option("recursiveFileLookup", True).options(**STRICT), listing)
         from_path = {field.name: _from_path(field) for field in in_path}
         return frame.withColumns(from_path) if from_path else frame
 
@@ -544,7 +544,7 @@ class TextSource(_FileSource[Out]):
 
         file = unquote(file)
         first = row.splitlines()[0] if row else row
-        text = spark.read.format("text").options(**LITERAL).load(file)
+        text = load_one(spark.read.format("text"), file)
         lines = text.coalesce(1).select("value", (F.monotonically_increasing_id() + 1).alias("line"))
         found = lines.where(F.regexp_replace("value", SQUEEZED, "") == squeezed(first)).limit(1).collect()
         line = f", line {found[0].line}" if found else ""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.paths import LITERAL, for_spark
+from dagster_unified.connectors.paths import for_spark, load_one
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +39,7 @@ def first_lines(spark: SparkSession, files: Sequence[UPath]) -> Iterator[str | N
 
 def _first_line(spark: SparkSession, file: UPath) -> str | None:
     if file.suffix in _COMPRESSED:
-        rows = spark.read.format("text").options(**LITERAL).load(for_spark(file))
+        rows = load_one(spark.read.format("text"), for_spark(file))
         lines = rows.where(rows.value.rlike(r"[^\x00-\x20]")).limit(1).collect()
         return lines[0].value if lines else None
     for size in _BYTES:

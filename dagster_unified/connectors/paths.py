@@ -7,17 +7,21 @@ import os
 import posixpath
 import re
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import quote
 from uuid import uuid4
 
+from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.errors import ConfigurationError, SinkError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import DataFrame, DataFrameReader
+    from pyspark.sql.streaming.readwriter import DataStreamReader
     from upath import UPath
+
+    Reader: TypeAlias = DataFrameReader | DataStreamReader
 
 _FIELD = re.compile(r"\{[^}]*\}")
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://")
@@ -71,8 +75,8 @@ STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 """Options of Spark's readers: a file that is gone or damaged is an error, whatever the session's settings say."""
 
 
-LITERAL = {"__globPaths__": "false"}
-"""Options of Spark's readers of one path: it is no pattern."""
+_LITERAL = {"__globPaths__": "false"}
+"""Options of Spark's readers of one path: it is no pattern. Connect loses them on the way to its server."""
 
 
 def load(reader: DataFrameReader, paths: Sequence[UPath]) -> DataFrame:
@@ -81,17 +85,28 @@ def load(reader: DataFrameReader, paths: Sequence[UPath]) -> DataFrame:
     Raises `SourceError` for a path that Hadoop cannot be told among several.
     """
     if len(paths) == 1:  # with several, Spark 4.3 reads all of them again for each that would be a pattern
-        return reader.options(**STRICT, **LITERAL).load(for_spark(paths[0]))
+        return load_one(reader.options(**STRICT), for_spark(paths[0]))
     return reader.options(**STRICT).load(list(map(as_pattern, paths)))
+
+
+def load_one(reader: Reader, path: str) -> DataFrame:
+    """Read one file or folder by its path as Spark has it, which stands for itself; raises as `load` does."""
+    if is_connect(reader):
+        return reader.load(_literally(path))
+    return reader.options(**_LITERAL).load(path)
 
 
 def as_pattern(path: UPath) -> str:
     """The path for Spark's readers, which take patterns: it stands for itself, whatever characters it has."""
-    text = for_spark(path)
-    if escaped(text) != text and is_local(path) and ":" in path_text(path):
+    return _literally(for_spark(path))
+
+
+def _literally(text: str) -> str:
+    local = text.removeprefix("file:") if text.startswith("file:") else ""
+    if escaped(text) != text and ":" in local:
         raise SourceError(
-            f"{path} has a colon and one of []{{}}?*\\ in it, and Hadoop does not find such a path beside others;"
-            " rename its folder or the file"
+            f"{text.removeprefix('file://')} has a colon and one of []{{}}?*\\ in it, and Hadoop finds such a path"
+            " neither beside others nor through Spark Connect; rename its folder or the file"
         )
     return escaped(text)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from upath import UPath
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, JsonSource, ParquetSource, patterns
+from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, JsonSource, ParquetSource, paths, patterns
 from dagster_unified.connectors.folder import Folder
 from dagster_unified.connectors.protocol.positions import FilesRead
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
@@ -87,6 +87,36 @@ def test_a_file_is_read_by_its_name_and_no_other_one(spark, tmp_path, format, so
     assert read_batch(spark, rest) == [1, 2, 2, 2, 2, 2]
     pattern = source(f"{folder}/*.{format}", Sale, name="sales").after(root)
     assert read_batch(spark, pattern) == [1, 2, 2, 2, 2, 2]
+
+
+class ConnectReader:
+    """Notes what a reader of Spark Connect's is asked for, whose server is not told of the option for patterns."""
+
+    __module__ = "pyspark.sql.connect.readwriter"
+
+    def __init__(self):
+        self.asked = {}
+
+    def options(self, **options):
+        self.asked.update(options)
+        return self
+
+    def load(self, path):
+        self.asked["path"] = path
+        return self
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_through_connect_a_path_is_told_as_a_pattern_of_itself(tmp_path, name):
+    asked = paths.load(ConnectReader(), [UPath(tmp_path / name)]).asked
+    assert "__globPaths__" not in asked
+    assert asked["path"] == f"file://{tmp_path}/" + re.sub(r"([\\{}\[\]*?])", r"\\\1", name)
+
+
+def test_through_connect_a_colon_beside_what_would_be_a_pattern_is_refused():
+    with pytest.raises(SourceError, match=r"/in/a:\[1\] has a colon .* nor through Spark Connect"):
+        paths.load(ConnectReader(), [UPath("/in/a:[1]")])
+    assert paths.load(ConnectReader(), [UPath("/in/a:1")]).asked["path"] == "file:///in/a:1"
 
 
 def test_a_stream_reads_a_file_by_its_name(spark, tmp_path):

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Row
 
 from dagster_unified.by_value import sent
-from dagster_unified.connectors.paths import storage_path
+from dagster_unified.connectors.paths import children, storage_path
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.streaming.control import event_of
@@ -45,6 +45,9 @@ from dagster_unified.operators.program.closing import close_each
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.operators.watermarks import Kept
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _row = Row("lane", "group", "seq", "data")
@@ -329,8 +332,8 @@ class _Pass:
     def _watermark(self, uid: str) -> int:
         """How far event time is for an operator, as Spark has logged it: an epoch that runs again sees the same."""
         if self._ahead not in self._events:
-            epoch = this_epoch() - self._ahead
             log = storage_path(self._log, "checkpoint directory")
+            epoch = _epoch(log) - self._ahead
             self._events[self._ahead] = event_of(log / str(epoch)) if epoch >= 0 else ControlEvent()
         return self._events[self._ahead].watermarks.get(uid, MIN_TIMESTAMP)
 
@@ -360,6 +363,18 @@ class _Pass:
             self.report.metrics.add(report)
             self.report.mark(running.end_of_batch())
         yield from _reported(self.report, self.subtask.number)
+
+
+def _epoch(log: UPath) -> int:
+    """The epoch that this task works on, by Spark's log of offsets where Spark does not tell it.
+
+    Through Connect it tells no task, since an epoch's jobs are not started by the query's thread. Spark logs an epoch
+    before it runs, and runs one after another: the epoch is the last one in the log.
+    """
+    told = this_epoch()
+    if told >= 0:
+        return told
+    return max((int(name) for name in children(log) if name.isdigit()), default=told)
 
 
 def _remembered() -> Mapping[str, Kept]:

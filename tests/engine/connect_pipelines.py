@@ -1,0 +1,74 @@
+"""What pipelines give through Spark Connect: of files with odd names, and to functions without a key.
+
+A process of its own: one that has a classic session cannot have one of Connect. Prints what it has found as JSON.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource, FileSink, ParquetSource
+from dagster_unified.engine import session
+from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+from tests.connectors.test_paths import Sale, as_path
+from tests.engine.test_unkeyed_watermarks import PARTS, STREAMS, Row, timed
+
+
+def execute(spark, pipeline, mode, folder):
+    options = {"execution.runtime-mode": mode, "execution.checkpointing.dir": str(folder / "checkpoints")}
+    plan = pipeline.plan({**options, "pipeline.max-parallelism": 4})
+    if mode == "STREAMING":
+        StreamingJob(plan, spark, Start("test")).run()
+    else:
+        run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), "run", "run"))
+
+
+def written(folder):
+    table = pa.concat_tables(pq.read_table(file) for file in folder.glob("*.parquet"))
+    return sorted(tuple(row.values()) for row in table.to_pylist())
+
+
+def named(spark, folder, mode):
+    """The amounts in files of odd names, each read by its own."""
+    (folder / "in").mkdir(parents=True)
+    names = {"a[1]": 1, "a1": 100, "a?": 2, "ab": 200, "a b": 3, "{a,b}": 4}
+    for name, amount in names.items():
+        (folder / "in" / f"{name}.csv").write_text(f"amount\n{amount}\n")
+    pipeline = Pipeline("named")
+    for number, name in enumerate(["a[1]", "a?", "a b", "{a,b}"]):
+        source = CsvSource(f"{folder}/in/{as_path(name)}.csv", Sale, name=f"sales {number}")
+        pipeline.from_source(source).sink_to(FileSink(str(folder / f"out{number}"), name=f"out {number}"))
+    execute(spark, pipeline, mode, folder)
+    return [written(folder / f"out{number}") for number in range(4)]
+
+
+def unkeyed(spark, folder):
+    """Which watermark functions without a key meet."""
+    (folder / "in").mkdir(parents=True)
+    for number, part in enumerate(PARTS):
+        pq.write_table(pa.Table.from_pylist([Row("a", at)._asdict() for at in part]), folder / f"in/{number}.parquet")
+        os.utime(folder / f"in/{number}.parquet", (number, number))
+    pipeline = Pipeline("unkeyed")
+    rows = timed(pipeline.from_source(ParquetSource(str(folder / "in"), Row, max_files_per_trigger=1)))
+    for name in ("plain", "exchanged", "broadcast"):
+        STREAMS[name](rows).sink_to(FileSink(str(folder / name), name=name))
+    execute(spark, pipeline, "STREAMING", folder)
+    return {name: written(folder / name) for name in ("plain", "exchanged", "broadcast")}
+
+
+def main(folder):
+    spark = session.start()
+    found = {mode: named(spark, folder / mode, mode) for mode in ("BATCH", "STREAMING")}
+    print(json.dumps({**found, "unkeyed": unkeyed(spark, folder / "unkeyed")}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
