@@ -51,6 +51,9 @@ _COLON = re.compile(r"while reading file (\S+?)\. .*?URISyntaxException: Relativ
 
 _OF_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
 
+_ENDED_EARLY = re.compile(r"Error from python worker:\n((?:[ \t].*\n)+)PYTHONPATH was:\n")
+"""What a process of Spark's wrote that ended before it was a worker, which Spark indents."""
+
 _AWAY = {
     "botocore": ("ConnectionError", "HTTPClientError"),
     "aiohttp": ("ClientConnectionError", "ClientPayloadError"),
@@ -331,6 +334,9 @@ def _sentence(error: Exception, text: str) -> str:
     Of an error in a Python worker it is the last one of its trace; of a Java error the exception's own, and its
     innermost cause's.
     """
+    early = _ENDED_EARLY.search(text)
+    if early is not None:
+        return f"a Python process of Spark's ended as it started: {early.group(1).strip().splitlines()[-1].strip()}"
     raised = _OF_PYTHON.findall(text)
     if raised and not raised[-1].startswith("py4j."):
         return str(raised[-1])

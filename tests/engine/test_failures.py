@@ -50,6 +50,20 @@ ModuleNotFoundError: No module named 'shops'
 """
 
 
+STARTING = """org.apache.spark.SparkException: Job aborted due to stage failure: org.apache.spark.SparkException:
+Error from python worker:
+  Traceback (most recent call last):
+    File "<frozen runpy>", line 198, in _run_module_as_main
+    File "shops.py", line 1, in <module>
+  ModuleNotFoundError: No module named 'shops'
+PYTHONPATH was:
+  /work/python/lib/pyspark.zip:/work
+org.apache.spark.SparkException: No port number in pyspark.daemon's stdout
+\tat org.apache.spark.api.python.PythonWorkerFactory.startDaemon(PythonWorkerFactory.scala:284)
+"""
+"""Of a process that ended before it was a worker: Spark indents its trace, and says its path after it."""
+
+
 CUT = "An exception was thrown\nTraceback (most recent call last):\n" + "    | a line of a group\n" * 60
 """A trace without its last line, as of an `ExceptionGroup`, whose lines are all indented."""
 
@@ -65,6 +79,7 @@ CUT = "An exception was thrown\nTraceback (most recent call last):\n" + "    | a
         ("An error occurred while calling o1.load", "An error occurred while calling o1.load"),
         (CUT, "ValueError: An exception was thrown"),
         (PYTHON, "ModuleNotFoundError: No module named 'shops'"),
+        (STARTING, "a Python process of Spark's ended as it started: ModuleNotFoundError: No module named 'shops'"),
         ("something else\nand more", "ValueError: something else"),
         ("", "ValueError: "),
     ],
