@@ -238,7 +238,7 @@ def test_columns_give_their_output_type() -> None:
     assert_type(sales().where("amount > 1").select("shop", "amount", output_type=Total), DataStream[Total])
     assert_type(sales().select("shop"), DataStream[Any])
     assert_type(sales().with_columns({"amount": "amount + 1"}, output_type=Sale), DataStream[Sale])
-    assert_type(sales().key_by("shop").agg("sum(amount)", output_type=Total), DataStream[Total])
+    assert_type(sales().key_by("shop").agg("sum(amount) AS amount", output_type=Total), DataStream[Total])
     shops = CollectionSource([Total("a", 1)], Total, "shops")
     looked_up = sales().lookup_join(shops, "shop", {"rank": "amount"}, tuple_of_four())
     assert_type(looked_up, DataStream[Ranked])

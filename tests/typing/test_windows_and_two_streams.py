@@ -208,7 +208,7 @@ def test_what_a_window_gives() -> None:
     assert_type(named, DataStream[tuple[str, float]])
     assert runs_with(named, tuple[str, float])
     assert_type(windowed().reduce(lambda a, b: a, Spread()), DataStream[Total])
-    assert_type(windowed().agg("sum(amount)", output_type=Total), DataStream[Total])
+    assert_type(windowed().agg("sum(amount) AS amount", output_type=Total), DataStream[Total])
 
 
 def test_connected_streams() -> None:
