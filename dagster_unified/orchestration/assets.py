@@ -471,7 +471,7 @@ def _observer(
         elif isinstance(event, (IterationResumed, RoundCommitted)):
             context.log.info(f"{event.describe()}{of}")
         elif isinstance(event, (SinkHeld, RecordsWait)):
-            context.log.warning(f"{event.describe()}{of}")
+            context.log.warning(event.describe() if slice_ is None else f"partition {slice_.key}: {event.describe()}")
         elif isinstance(event, (ExecutorLost, MasterAway, MasterBack)):
             context.log.warning(event.describe())
         elif isinstance(event, StageFinished):

@@ -1,6 +1,7 @@
 """Where a run leaves its state to another one, an idle source holds nobody back, and what waits is told."""
 
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pyarrow.parquet as pq
@@ -24,6 +25,7 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.graph.slices import Slice, TimeRange
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.orchestration.assets import _observer
 from dagster_unified.orchestration.metadata import stage_metadata
 from dagster_unified.orchestration.translator import StageTranslator
 from tests.engine.test_carried_state import DAYS, Days, table
@@ -205,3 +207,12 @@ def test_days_with_a_sparse_stream_give_their_own_records_and_in_the_end_what_on
     run_on_spark(ruled(tmp_path / "once"))
     for field in ("at", "day"):
         assert table(str(tmp_path / "days" / field)) == table(str(tmp_path / "once" / field))
+
+
+def test_the_log_of_a_partition_says_first_of_which_partition_records_wait():
+    told = []
+    log = SimpleNamespace(warning=told.append)
+    waits = RecordsWait("checked", "checked", 9, 0, ("rules",), BEGIN)
+    _observer(SimpleNamespace(log=log), DAY, {})(waits)
+    _observer(SimpleNamespace(log=log), None, {})(waits)
+    assert told == [f"partition 2024-01-01: {waits.describe()}", waits.describe()]
