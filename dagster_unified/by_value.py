@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.code import is_installed
+from dagster_unified.graph.fingerprint import is_installed
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -133,7 +133,7 @@ def test_what_is_installed_is_known_where_the_environment_is_reached_by_a_link(t
     """The path of `pyspark.zip` is one without links, since the JVM resolves them."""
     (tmp_path / "current").symlink_to(sys.prefix)
     program = (
-        "import os, msgspec; from dagster_unified.graph.code import is_installed_file;"
+        "import os, msgspec; from dagster_unified.graph.fingerprint import is_installed_file;"
         " print(*map(is_installed_file, (msgspec.__file__, os.path.realpath(msgspec.__file__), '/home/author.py')))"
     )
     command = [str(tmp_path / "current/bin/python"), "-c", program]

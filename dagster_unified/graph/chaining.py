@@ -34,14 +34,16 @@ def resolve_forward(graph: Graph) -> Graph:
     nodes = list(graph.nodes)
     for node in graph.nodes:
         forwarded = [
-            nodes[e.source].parallelism for e in graph.inputs(node.id) if e.partitioning.kind is ExchangeKind.FORWARD
+            nodes[e.source].parallelism
+            for e in graph.edges
+            if e.target == node.id and e.partitioning.kind is ExchangeKind.FORWARD
         ]
         if node.parallelism is None and len(set(forwarded)) == 1:
             nodes[node.id] = replace(node, parallelism=forwarded[0])
     graph = replace(graph, nodes=tuple(nodes))
     edges = []
     for edge in graph.edges:
-        source, target = graph.node(edge.source), graph.node(edge.target)
+        source, target = nodes[edge.source], nodes[edge.target]
         differs = target.parallelism is not None and None is not source.parallelism != target.parallelism
         if edge.partitioning.kind is ExchangeKind.FORWARD and differs:
             if edge.partitioning.explicit:
@@ -56,7 +58,7 @@ def resolve_forward(graph: Graph) -> Graph:
 
 def chainable(graph: Graph, edge: Edge, enabled: bool) -> bool:
     """Whether the two operators of an edge run in one task."""
-    upstream, downstream = graph.node(edge.source), graph.node(edge.target)
+    upstream, downstream = graph.nodes[edge.source], graph.nodes[edge.target]
     return (
         enabled
         and len(graph.inputs(edge.target)) == 1

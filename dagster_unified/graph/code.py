@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import dis
-import os
-import sys
-import sysconfig
 import types
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Set
+from functools import lru_cache
 from typing import Any
 
-_OWN = str(Path(__file__).parents[1])
-_FOLDERS = {_OWN, *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
-_INSTALLED = tuple(_FOLDERS | {os.path.realpath(folder) for folder in _FOLDERS})
-"""Where installed code is; the JVM resolves the links in the path of the pyspark that it gives its Python processes."""
+from dagster_unified.graph.fingerprint import is_installed, nested_code
 
 
 def names_used(value: Any) -> set[str]:
@@ -30,8 +24,13 @@ def reads_watermark(value: Any) -> bool:
     return not names_used(value).isdisjoint(("current_watermark", "get_current_watermark"))
 
 
-def _names(function: types.FunctionType) -> set[str]:
-    return {name for code in nested_code(function.__code__) for name in code.co_names}
+def _names(function: types.FunctionType) -> frozenset[str]:
+    return _names_in(function.__code__)
+
+
+@lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    return frozenset(name for part in nested_code(code) for name in part.co_names)
 
 
 def authors(value: Any) -> Iterator[Any]:
@@ -94,7 +93,7 @@ def reads_from_outside(value: Any) -> str | None:
     return None
 
 
-def _used_globals(function: types.FunctionType, names: set[str]) -> Iterator[tuple[str, set[str]]]:
+def _used_globals(function: types.FunctionType, names: Set[str]) -> Iterator[tuple[str, Set[str]]]:
     """The module that each used global is, or is from, and the names that may be used of it."""
     for name in sorted(names & set(function.__globals__)):
         used = function.__globals__[name]
@@ -172,27 +171,6 @@ def _functions(value: Any) -> Iterator[types.FunctionType]:
     for cls in type(value).__mro__:
         if not is_installed(cls.__module__):
             yield from (member for member in vars(cls).values() if isinstance(member, types.FunctionType))
-
-
-def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from nested_code(constant)
-
-
-def is_installed(module: str) -> bool:
-    """Whether a module belongs to this library, the standard library or an installed package: not to the author."""
-    if module.split(".")[0] in ("dagster_unified", "builtins") or module in sys.builtin_module_names:
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return bool(file) and is_installed_file(str(file))
-
-
-def is_installed_file(file: str) -> bool:
-    """Whether a file of code belongs to this library, the standard library or an installed package."""
-    return file.startswith((*_INSTALLED, "<frozen"))
 
 
 def _closed_over(function: types.FunctionType) -> Iterator[Any]:

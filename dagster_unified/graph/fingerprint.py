@@ -17,19 +17,21 @@ import enum
 import functools
 import hashlib
 import inspect
+import os
 import random
 import sys
+import sysconfig
 import types
 import typing
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.graph.code import is_installed, is_installed_file, nested_code
 from dagster_unified.graph.source import SELF, ModuleText, absolute, file_digest, text_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range, slice)
@@ -563,3 +565,30 @@ def _reduced(value: Any, kind: type) -> Any:
             OrderedDict(pairs or ()) if kind is OrderedDict else dict(pairs or ()),
         )
     return found
+
+
+_OWN = str(Path(__file__).parents[1])
+_FOLDERS = {_OWN, *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
+_INSTALLED = tuple(_FOLDERS | {os.path.realpath(folder) for folder in _FOLDERS})
+"""Where installed code is; the JVM resolves the links in the path of the pyspark that it gives its Python processes."""
+
+
+def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from nested_code(constant)
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module belongs to this library, the standard library or an installed package: not to the author."""
+    if module.split(".")[0] in ("dagster_unified", "builtins") or module in sys.builtin_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return bool(file) and is_installed_file(str(file))
+
+
+def is_installed_file(file: str) -> bool:
+    """Whether a file of code belongs to this library, the standard library or an installed package."""
+    return file.startswith((*_INSTALLED, "<frozen"))

@@ -14,7 +14,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from dagster_unified.graph.code import authors, held_by, is_installed
+from dagster_unified.graph.code import authors, held_by
+from dagster_unified.graph.fingerprint import is_installed
 from dagster_unified.operators.state.descriptors import StateDescriptor
 
 

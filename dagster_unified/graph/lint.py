@@ -51,7 +51,7 @@ def _rolling_upstream(graph: Graph, node: Node) -> Node | None:
     """The nearest rolling operation upstream whose updates reach this node as they are."""
     pending = [e.source for e in graph.inputs(node.id) if e.tag is None]
     while pending:
-        upstream = graph.node(pending.pop())
+        upstream = graph.nodes[pending.pop()]
         if upstream.emits_updates:
             return upstream
         pending += [e.source for e in graph.inputs(upstream.id)]
@@ -300,7 +300,7 @@ def _broadcast(graph: Graph, node: Node, execution: Execution) -> list[tuple[str
 
 
 def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    if isinstance(node, SinkNode) or graph.outputs(node.id):
+    if isinstance(node, SinkNode) or any(edge.source == node.id for edge in graph.edges):
         return []
     return [("note", f"its {node.product} not used: '{node.name}' leads to no sink, and it does not run")]
 

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_unified.graph.code import authors, is_installed, nested_code
+from dagster_unified.graph.code import authors
+from dagster_unified.graph.fingerprint import is_installed, nested_code
 from dagster_unified.graph.source import CHANGING, own_names, root_of
 
 _CONTAINERS = (list, dict, set, bytearray, deque)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -76,7 +76,7 @@ class Plan:
     regions: tuple[Region, ...]
     findings: tuple[Finding, ...]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The pipeline's name."""
         return self.graph.name
@@ -93,6 +93,10 @@ class Plan:
     def region(self, name: str) -> Region:
         """The region with this name."""
         return next(r for r in self.regions if r.name == name)
+
+    def nodes_of(self, region: Region) -> list[Node]:
+        """The nodes that run in a region."""
+        return [self.graph.nodes[n] for n in region.nodes]
 
     def upstream(self, *nodes: int) -> set[int]:
         """Some nodes and everything upstream of them."""
@@ -218,7 +222,7 @@ def _used(graph: Graph) -> dict[int, int]:
     """The nodes that lead to a sink, with the numbers that they have in the plan."""
     needed = {n.id for n in graph.sinks}
     for node in reversed(graph.nodes):
-        if any(e.target in needed for e in graph.outputs(node.id)):
+        if any(e.source == node.id and e.target in needed for e in graph.edges):
             needed.add(node.id)
     return {old.id: new for new, old in enumerate(n for n in graph.nodes if n.id in needed)}
 
@@ -269,7 +273,8 @@ def _stage_name(
     stage has is taken.
     """
     on_the_way = _on_the_way(graph, nodes, outputs[0].node if outputs else sinks[0])
-    named = [(node.naming, word) for node in on_the_way if (word := _word(_called(graph, node)))]
+    sources = {_word(source.name) for source in graph.sources}
+    named = [(node.naming, word) for node in on_the_way if (word := _word(_called(node, sources)))]
     best = max((naming for naming, _ in named), default=Naming.LIBRARY)
     words = [word for naming, word in reversed(named) if naming is best] or ["stage"]
     base = next((word for word in words if word not in taken), words[0])
@@ -280,13 +285,12 @@ def _stage_name(
     return name
 
 
-def _called(graph: Graph, node: Node) -> str:
+def _called(node: Node, sources: Collection[str]) -> str:
     """What a stage calls an operator: its name, with the number that its uid has behind that of a source's name.
 
-    So its state, its stage and its asset are told from the source in one way.
+    So its state, its stage and its asset are told from the source in one way. `sources` are the words of their names.
     """
-    of_source = _word(node.name) in {_word(source.name) for source in graph.sources}
-    numbered = of_source and not node.given_uid and not isinstance(node, SourceNode | SinkNode)
+    numbered = _word(node.name) in sources and not node.given_uid and not isinstance(node, SourceNode | SinkNode)
     return node.uid if numbered else node.name
 
 
@@ -303,14 +307,14 @@ def _on_the_way(graph: Graph, nodes: tuple[int, ...], last: int) -> list[Node]:
         before = {e.source for e in graph.inputs(pending.pop())} & set(nodes) - found
         found |= before
         pending += before
-    return [graph.node(n) for n in sorted(found)]
+    return [graph.nodes[n] for n in sorted(found)]
 
 
 def _fingerprint(
     graph: Graph, execution: Execution, nodes: tuple[int, ...], outputs: tuple[Port, ...], upstream: list[str]
 ) -> str:
     own = set(nodes)
-    parts = [_describe_node(graph.node(n)) for n in nodes]
+    parts = [_describe_node(graph.nodes[n]) for n in nodes]
     edges = [_describe_edge(e) for e in graph.edges if e.source in own or e.target in own]
     return digest(library_version(), execution, *parts, *edges, *outputs, *upstream)
 

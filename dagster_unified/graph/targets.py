@@ -5,7 +5,7 @@ Knows what sinks say of their targets; reads no storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -27,9 +27,9 @@ class Written:
         return f"sink '{self.sink}' of {self.pipeline} ({self.description})"
 
 
-def written(graph: Graph) -> list[Written]:
-    """The places that a pipeline writes to."""
-    targets = [(node, node.sink.target()) for node in graph.sinks]
+def written(graph: Graph, sinks: Collection[int] | None = None) -> list[Written]:
+    """The places that a pipeline writes to, or that some of its sinks do."""
+    targets = [(node, node.sink.target()) for node in graph.sinks if sinks is None or node.id in sinks]
     return [Written(graph.name, n.name, _described(n), target) for n, target in targets if target is not None]
 
 

@@ -22,6 +22,7 @@ from dagster_unified.engine.malformed import diverting
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.mode import boundedness
+from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.targets import check_targets, written
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep, without_warning
@@ -140,9 +141,14 @@ class _Deployed:
         if self.batch is not None:
             return self.batch.loaded()
         assert self.streaming is not None
-        return plan(self.pipeline.graph(), configuration_of(self.streaming))
+        return plan(self.graph, configuration_of(self.streaming))
 
-    @property
+    @cached_property
+    def graph(self) -> Graph:
+        """The pipeline's graph."""
+        return self.pipeline.graph()
+
+    @cached_property
     def has_savepoints(self) -> bool:
         """Whether it leaves savepoints, or one can be taken of it."""
         return has_savepoints(self.plan, self.batch, self.streaming)
@@ -199,11 +205,11 @@ def _by_pipeline(given: Sequence[Pipeline | BatchDeployment | StreamingDeploymen
             setattr(deployed, kind, one)
     for pipeline in (one for one in given if isinstance(one, Pipeline)):
         deployed = found[pipeline.name]
-        if boundedness(pipeline.graph()) is Boundedness.BOUNDED:
+        if boundedness(deployed.graph) is Boundedness.BOUNDED:
             deployed.batch = deployed.batch or BatchDeployment(pipeline)
         else:
             deployed.streaming = deployed.streaming or StreamingDeployment(pipeline)
-    check_targets(target for one in found.values() for target in written(one.pipeline.graph()))
+    check_targets(target for one in found.values() for target in written(one.graph))
     return list(found.values())
 
 
@@ -229,7 +235,7 @@ def _build(
     else:
         found.append(Definitions(assets=sink_specs(loaded, deployed.upstream, start, translator)))
     if deployed.checks is not None:
-        found.append(_checks(deployed.pipeline, loaded, deployed.checks, translator, executor))
+        found.append(_checks(deployed.graph, loaded, deployed.checks, translator, executor))
     if deployed.streaming is not None:
         found.append(_streaming(deployed, deployed.streaming, start, translator))
     return Definitions.merge(*found)
@@ -271,14 +277,14 @@ def _batch(
 
 
 def _checks(
-    pipeline: Pipeline, loaded: Plan, checks: Checks, translator: StageTranslator, executor: ExecutorDefinition | None
+    graph: Graph, loaded: Plan, checks: Checks, translator: StageTranslator, executor: ExecutorDefinition | None
 ) -> Definitions:
-    found = sink_checks(pipeline.graph(), loaded, checks, sink_assets(loaded, translator))
+    found = sink_checks(graph, loaded, checks, sink_assets(loaded, translator))
     job = define_asset_job(
-        f"{pipeline.name}_checks",
+        f"{loaded.name}_checks",
         selection=AssetSelection.checks(*found),
         executor_def=executor,
-        description=f"Checks what the sinks of {pipeline.name} hold.",
+        description=f"Checks what the sinks of {loaded.name} hold.",
     )
     return Definitions(asset_checks=found, jobs=[job])
 

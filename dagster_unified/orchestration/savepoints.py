@@ -38,14 +38,15 @@ START = "execution.state-recovery.path"
 
 def has_savepoints(plan: Plan, batch: BatchDeployment | None, streaming: StreamingDeployment | None) -> bool:
     """Whether a pipeline is deployed so that it leaves savepoints, or so that one can be taken of it."""
-    keeps = any(node.runs_by_key or isinstance(node, IterationNode) for node in plan.graph.nodes)
-    return keeps and (streaming is not None or (batch is not None and _left_at(batch) is not None))
+    if streaming is None and (batch is None or _left_at(batch) is None):
+        return False
+    return any(node.runs_by_key or isinstance(node, IterationNode) for node in plan.graph.nodes)
 
 
 def savepoint_spec(plan: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: StageTranslator) -> AssetSpec:
     """The asset of a pipeline's savepoints: it depends on the keyed stages or, of a stream, on its sources."""
     staged = plan.execution.mode == "BATCH"
-    keyed = [r for r in plan.regions if any(plan.graph.node(n).runs_by_key for n in r.nodes)]
+    keyed = [r for r in plan.regions if any(node.runs_by_key for node in plan.nodes_of(r))]
     stages = [AssetDep(translator.get_asset_key(plan, region)) for region in keyed]
     return AssetSpec(
         translator.get_savepoint_key(plan),

@@ -25,9 +25,8 @@ WRITES = "writes to"
 
 def targets_metadata(plan: Plan, sinks: Iterable[int]) -> Mapping[str, Any]:
     """The places that some of a pipeline's sinks write to."""
-    names = {plan.graph.node(number).name for number in sinks}
-    found = [asdict(one) for one in written(plan.graph) if one.sink in names]
-    return {WRITES: MetadataValue.json(found)} if found else {}
+    places = [asdict(place) for place in written(plan.graph, set(sinks))]
+    return {WRITES: MetadataValue.json(places)} if places else {}
 
 
 def check_location(assets: BaseAssetGraph[Any]) -> None:

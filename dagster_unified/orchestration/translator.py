@@ -55,13 +55,13 @@ class StageTranslator:
         kinds = {"spark"}
         kinds |= {n.sink.kind for n in plan.graph.sinks if n.id in region.sinks and n.sink.kind}
         kinds |= {n.source.kind for n in plan.graph.readers if n.id in region.nodes and n.source.kind}
-        if any(plan.graph.node(n).holds_state for n in region.nodes):
+        if any(node.holds_state for node in plan.nodes_of(region)):
             kinds.add("stateful")
         return kinds
 
     def get_description(self, plan: Plan, region: Region) -> str:
         """The stage's operators, and why it begins where it does."""
-        names = " → ".join(plan.graph.node(n).name for n in region.nodes)
+        names = " → ".join(node.name for node in plan.nodes_of(region))
         barriers = "; ".join(dict.fromkeys(e.reason for e in plan.exchanges if e.blocking and e.target in region.tasks))
         return f"{names}\n\nStage {region.id + 1} of {len(plan.regions)}." + (
             f" Begins at a barrier: {barriers}." if barriers else ""

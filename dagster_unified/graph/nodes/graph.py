@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 from dagster_unified.errors import PipelineError
@@ -41,34 +42,34 @@ class Graph:
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
 
-    @property
+    @cached_property
     def sources(self) -> list[SourceNode]:
         """Its sources."""
         return [n for n in self.nodes if isinstance(n, SourceNode)]
 
-    @property
+    @cached_property
     def sinks(self) -> list[SinkNode]:
         """Its sinks."""
         return [n for n in self.nodes if isinstance(n, SinkNode)]
 
-    @property
+    @cached_property
     def ends(self) -> list[SinkNode | RelayNode]:
         """Where streams leave it: its sinks, and what it hands on to other queries."""
         return [n for n in self.nodes if isinstance(n, SinkNode | RelayNode)]
 
-    @property
+    @cached_property
     def timed(self) -> list[TimedNode]:
         """What the event times of its records come from."""
         return [
             n for n in self.nodes if isinstance(n, AssignTimestampsNode) or (isinstance(n, RelayedNode) and n.is_timed)
         ]
 
-    @property
+    @cached_property
     def assigners(self) -> list[AssignTimestampsNode]:
         """Its timestamp assigners."""
         return [n for n in self.nodes if isinstance(n, AssignTimestampsNode)]
 
-    @property
+    @cached_property
     def readers(self) -> list[ReadingNode]:
         """The operators that read a source: its sources, and lookups."""
         return [n for n in self.nodes if isinstance(n, ReadingNode)]
