@@ -46,6 +46,9 @@ _STATE = re.compile(r"\s*SQLSTATE: [0-9A-Z]{5}$")
 """What Spark puts behind a message."""
 
 
+_DETAIL = re.compile(r'"(source|file|reason|row)":"((?:[^"\\]|\\.)*)')
+"""A member of the JSON in which an expression says of a row that it is malformed; the last may be cut short."""
+
 _COLON = re.compile(r"while reading file (\S+?)\. .*?URISyntaxException: Relative path in absolute URI", re.DOTALL)
 """What Hadoop says of a file on a disk whose name has a colon."""
 
@@ -375,17 +378,28 @@ def _reads(source: ParquetSource[Any], file: str) -> bool:
 
 
 def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedError:
-    try:
-        details = json.loads(message[message.find("{") : message.rfind("}") + 1])
-    except json.JSONDecodeError:
-        details = {}
-    if not {"source", "file", "row", "reason"} <= set(details):  # raised by an author's function, or cut short
+    details, is_whole = _details(message)
+    if "source" not in details or details.keys().isdisjoint(("reason", "row")):  # raised by an author's function
         return errors.MalformedInputError(f"{plan.name}: {message}")
-    source = next((n.source for n in plan.graph.sources if n.source.name == details["source"]), None)
-    if isinstance(source, TextSource) and details["file"]:
-        return errors.MalformedInputError(
-            f"{plan.name}: {source.locate(spark, details['file'], details['row'], details['reason'])}"
-        )
-    return errors.MalformedInputError(
-        f"{plan.name}: source '{details['source']}': {details['reason']}: {details['row'][:200]}"
-    )
+    name, file, row = details["source"], details.get("file"), details.get("row", "")
+    reason = details.get("reason", "a row does not fit its record type")
+    source = next((n.source for n in plan.graph.sources if n.source.name == name), None)
+    if isinstance(source, TextSource) and file and is_whole:
+        return errors.MalformedInputError(f"{plan.name}: {source.locate(spark, file, row, reason)}")
+    where = f"{unquote(file).removeprefix('file://')}: " if file else ""
+    return errors.MalformedInputError(f"{plan.name}: source '{name}': {where}{reason}: {row[:200]}")
+
+
+def _details(message: str) -> tuple[dict[str, str], bool]:
+    """What a message says of a malformed row, and whether all of it is there: Spark cuts long ones."""
+    try:
+        return json.loads(message[message.find("{") : message.rfind("}") + 1]), True
+    except json.JSONDecodeError:
+        pass
+    found = {}
+    for name, text in _DETAIL.findall(message) if message.startswith('{"source":') else ():
+        try:
+            found[name] = json.loads(f'"{text}"')
+        except json.JSONDecodeError:  # cut within an escape
+            found[name] = text
+    return found, False

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -13,6 +14,7 @@ from dagster_unified.api import functions as F
 from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.errors import (
     ConfigurationError,
+    MalformedInputError,
     RecordTypeError,
     SlowStartError,
     SourceError,
@@ -123,6 +125,32 @@ def test_what_spark_says_of_a_query_is_not_in_a_sentence_of_the_librarys():
     )
     with pytest.raises(SourceError, match=r"^p: source 't': table t has no column 'v'$"):
         raise translated(ValueError(text), Plan(), "s", None)
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            '{"source":"sales","file":"file:///in/a%20b.json","reason":"field \'n\' is \\"x\\"","row":"{\\"n\\": \\u00',
+            "p: source 'sales': /in/a b.json: field 'n' is \"x\": {\\\"n\\\": \\u00",
+        ),
+        (
+            '{"source":"sales","file":"file:///a.json","reason":"field \'n\' is missing","row":"{\\"t\\": \\"long...',
+            "p: source 'sales': /a.json: field 'n' is missing: {\"t\": \"long...",
+        ),
+        (
+            '{"source":"sales","file":"file:///a.json","row":"{\\"n\\": ',
+            "p: source 'sales': /a.json: a row does not fit its record type: {\"n\":",
+        ),
+        ('{"source":"sales","reason":"it is late","row":"1"}', "p: source 'sales': it is late: 1"),
+        ("an author's own {", "p: an author's own {"),
+    ],
+)
+def test_a_malformed_row_whose_message_spark_has_cut_is_a_sentence(said, sentence):
+    plan = SimpleNamespace(name="p", graph=SimpleNamespace(sources=(), readers=()))
+    error = translated(ValueError(f"dagster_unified.errors.MalformedInputError: {said}"), plan, "s", None)
+    assert isinstance(error, MalformedInputError)
+    assert str(error) == sentence
 
 
 def test_a_connection_of_another_kind_that_is_refused_is_not_the_stores():
