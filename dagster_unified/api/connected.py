@@ -18,8 +18,8 @@ from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Node
 from dagster_unified.graph.subtasks import CHOOSING
+from dagster_unified.operators.arrow_functions import TABLE
 from dagster_unified.operators.broadcast import Broadcasting
-from dagster_unified.operators.broadcast_table import TABLE
 from dagster_unified.operators.connected import (
     CoFlatMap,
     CoMap,

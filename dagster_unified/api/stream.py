@@ -39,8 +39,8 @@ from dagster_unified.graph import nodes
 from dagster_unified.graph.connectors import Boundedness, Sink, Source, check_is_one
 from dagster_unified.graph.expressions import Column
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Graph, Key, Naming, Node, Partitioning
+from dagster_unified.operators.arrow_functions import OfBatches
 from dagster_unified.operators.broadcast import BroadcastProcessFunction, KeyedBroadcastProcessFunction
-from dagster_unified.operators.checkpointed_batches import OfBatches
 from dagster_unified.operators.connected import (
     CoFlatMap,
     CoFlatMapFunction,

@@ -7,22 +7,20 @@ once and read from where it lies.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.errors import PipelineError, RecordTypeError
-from dagster_unified.operators.deltas import REDUCE, SOLUTION, WORK, DeltaOperator, Solutions, own_rows
+from dagster_unified.operators.arrow_functions import checked
+from dagster_unified.operators.deltas import REDUCE, SOLUTION, WORK, Solutions, own_rows
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import RuntimeContext
 from dagster_unified.operators.functions.deltas import BatchDeltaFunction
 from dagster_unified.operators.keys import alike
 from dagster_unified.operators.layout import in_declared_types
-from dagster_unified.operators.map_batches import checked
 from dagster_unified.operators.numbers import COLUMNS
-from dagster_unified.operators.operator import KeyedOperator, KeyedOptions, PageStore
-from dagster_unified.operators.program.step import KeyedStep, Place
+from dagster_unified.operators.operator import KeyedOperator, OperatorContext, PageStore
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.records import shorten
 
@@ -33,15 +31,8 @@ class BatchDeltaOperator(KeyedOperator):
     takes_batches = True
     ends_iterations = True
 
-    def __init__(
-        self,
-        where: str,
-        function: BatchDeltaFunction,
-        types: Solutions,
-        options: KeyedOptions,
-        clock: Callable[[], int],
-    ) -> None:
-        super().__init__(where, options, clock)
+    def __init__(self, function: BatchDeltaFunction, context: OperatorContext, types: Solutions) -> None:
+        super().__init__(function, context)
         self.function, self.types = function, types
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
@@ -213,15 +204,3 @@ def places(keys: Sequence[pa.Array], held: Sequence[pa.Array]) -> pa.Array:
 
 def _arrays(batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
     return [alike(batch.column(name)) for name in names]
-
-
-@dataclass(frozen=True)
-class DeltaStep(KeyedStep):
-    """The join of workset and solution set in a delta iteration."""
-
-    types: Solutions = field(kw_only=True)
-
-    def operator(self, place: Place) -> KeyedOperator:
-        if isinstance(self.function, BatchDeltaFunction):
-            return BatchDeltaOperator(place.where, self.function, self.types, place.options, place.clock)
-        return DeltaOperator(place.where, self.function, self.types, place.options, place.clock)

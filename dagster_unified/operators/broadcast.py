@@ -25,10 +25,9 @@ from dagster_unified.operators.functions.type_variables import In1, In2, K, Key,
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.operator import OperatorContext
 from dagster_unified.operators.program.blocks import Collector
 from dagster_unified.operators.program.epochs import Emitting
-from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import Declared, KeyedStateBackend
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.map import MapStateDescriptor
@@ -283,13 +282,9 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
     Without a keyed stream it is driven as with one key, and has neither keyed state nor timers.
     """
 
-    def __init__(
-        self, where: str, spec: Broadcasting, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
-    ) -> None:
-        function: Any = (
-            spec.function
-        )  # on_timer is called for timers only, which a stream that is not keyed has none of
-        super().__init__(where, function, options, clock, metrics)
+    def __init__(self, spec: Broadcasting, context: OperatorContext) -> None:
+        function: Any = spec.function  # on_timer is called for timers only, of which a stream without a key has none
+        super().__init__(function, context)
         self.broadcast: dict[str, dict[Any, Any]] = {}
         """The broadcast maps by name, of the instance that is current."""
 
@@ -410,13 +405,6 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
                 "there is no key; call key_by before connect, and use a KeyedBroadcastProcessFunction"
             )
         return self.key
-
-
-class BroadcastStep(KeyedStep):
-    """A function with broadcast state, behind `connect`."""
-
-    def operator(self, place: Place) -> BroadcastOperator:
-        return BroadcastOperator(place.where, self.function, place.options, place.clock, place.metrics)
 
 
 class _BroadcastContext(KeyedBroadcastProcessFunction.Context):

@@ -20,7 +20,7 @@ from dagster_unified.operators.functions.base import OutputTag, RuntimeContext
 from dagster_unified.operators.functions.deltas import DeltaFunction
 from dagster_unified.operators.keys import key_part
 from dagster_unified.operators.layout import ComputedKey, StreamLayout, declared
-from dagster_unified.operators.operator import KeyedOperator, KeyedOptions
+from dagster_unified.operators.operator import KeyedOperator, OperatorContext
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.records import RecordType, shorten
@@ -121,15 +121,8 @@ class DeltaOperator(KeyedOperator):
 
     ends_iterations = True
 
-    def __init__(
-        self,
-        where: str,
-        function: DeltaFunction[Any, Any],
-        types: Solutions,
-        options: KeyedOptions,
-        clock: Callable[[], int],
-    ) -> None:
-        super().__init__(where, options, clock)
+    def __init__(self, function: DeltaFunction[Any, Any], context: OperatorContext, types: Solutions) -> None:
+        super().__init__(function, context)
         self.function, self.types = function, types
         self._has_initial = False
         """Whether what was read last has records of the initial solution set."""

@@ -8,39 +8,27 @@ FLIP-134, FLIP-140.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
-from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.operator import KeyedOperator, KeyedOptions
+from dagster_unified.operators.operator import KeyedOperator, OperatorContext
 from dagster_unified.operators.program.epochs import Emitting, tell
-from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.operators.time import TimeDomain
 from dagster_unified.operators.timers import timer_time
-from dagster_unified.records import record_type
 from dagster_unified.values import FOLD
 
 
 class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[Any], TimerService):
     """Runs a `KeyedProcessFunction`; is itself the context and the timer service that the function is given."""
 
-    def __init__(
-        self,
-        where: str,
-        function: KeyedProcessFunction[Any, Any, Any],
-        options: KeyedOptions,
-        clock: Callable[[], int],
-        metrics: Metrics,
-    ) -> None:
-        super().__init__(where, options, clock)
-        self.function = function
-        self._metrics = metrics
+    def __init__(self, function: KeyedProcessFunction[Any, Any, Any], context: OperatorContext) -> None:
+        super().__init__(function, context)
+        self._metrics = context.metrics
         self._timestamp: int | None = None
         self._domain: TimeDomain | None = None
         self._generation = -1
@@ -160,13 +148,6 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
         self.processing_timers.delete(self.key, timer_time(timestamp))
 
 
-class KeyedProcessStep(KeyedStep):
-    """`process` on a keyed stream."""
-
-    def operator(self, place: Place) -> KeyedOperator:
-        return KeyedProcessOperator(place.where, self.function, place.options, place.clock, place.metrics)
-
-
 class ReduceOperator(KeyedOperator):
     """Combines a key's records. One update per record with incremental updates, else one result at the end of a bundle.
 
@@ -179,22 +160,20 @@ class ReduceOperator(KeyedOperator):
         return "value" if plain else None
 
     def __init__(
-        self,
-        where: str,
-        function: Callable[[Any, Any], Any],
-        user_function: Any,
-        records: Any,
-        options: KeyedOptions,
-        clock: Callable[[], int],
+        self, function: Any, context: OperatorContext, builtin: tuple[str, str | int | None] | None = None
     ) -> None:
-        super().__init__(where, options, clock)
-        self.state.register(ValueStateDescriptor("value", records))
-        self.function = function
-        self.user_function = user_function
-        type_of_records = record_type(records)
-        self._normal = type_of_records.normal
-        self._fold = type_of_records.fit.fold("function(held, value)")
-        self._fold_emitting = type_of_records.fit.fold("function(held, value)", emits=True)
+        """`builtin` is the kind and the field of a combination of the library's, instead of a function."""
+        super().__init__(function, context)
+        records = context.output
+        assert records is not None
+        self.state.register(ValueStateDescriptor("value", records.python))
+        self.function: Callable[[Any, Any], Any] = (
+            rolling(*builtin) if builtin is not None else getattr(function, "reduce", function)
+        )
+        self.user_function = function
+        self._normal = records.normal
+        self._fold = records.fit.fold("function(held, value)")
+        self._fold_emitting = records.fit.fold("function(held, value)", emits=True)
         self._last: dict[Hashable, int | None] = {}
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
@@ -265,19 +244,6 @@ class ReduceOperator(KeyedOperator):
     def finish_bundle(self) -> None:
         if not self.options.incremental_updates and "value" in self.state.current:
             self.out.emit(self.state.current["value"], self._last.pop(self.key, None))
-
-
-@dataclass(frozen=True)
-class ReduceStep(KeyedStep):
-    """`reduce`, and the built-in combinations."""
-
-    rolling: tuple[str, str | int | None] | None = None
-    """The kind and the field of a built-in combination, instead of a function."""
-
-    def operator(self, place: Place) -> KeyedOperator:
-        combine = rolling(*self.rolling) if self.rolling else getattr(self.function, "reduce", self.function)
-        assert self.output is not None
-        return ReduceOperator(place.where, combine, self.function, self.output.python, place.options, place.clock)
 
 
 def _operands(error: BaseException, records: Sequence[Any]) -> Any:

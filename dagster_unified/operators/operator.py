@@ -8,8 +8,7 @@ FLIP-134, FLIP-140.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -18,10 +17,12 @@ from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.operators.functions.base import RuntimeContext
 from dagster_unified.operators.functions.iterations import IterationListener
 from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.blocks import Collector, Copies
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain
 from dagster_unified.operators.timers import TimerQueue
+from dagster_unified.records import Copy, RecordType
 
 
 @dataclass(frozen=True)
@@ -63,17 +64,39 @@ class PageStore(Protocol):
     def write_page(self, number: int, data: bytes) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class OperatorContext:
+    """What surrounds an operator that runs."""
+
+    where: str
+    """How an error names it."""
+
+    options: KeyedOptions = field(default_factory=KeyedOptions)
+    clock: Callable[[], int]
+    metrics: Metrics
+    input: RecordType | None = None
+    output: RecordType | None = None
+    broadcast: StreamLayout | None = None
+    """The columns of the broadcast stream of a head that has one."""
+
+    copy: Copy | None = None
+    """What copies a record that it is given; None where it cannot change."""
+
+    copies: Copies = field(default_factory=dict)
+    """What copies the records that it emits."""
+
+
 class KeyedOperator:
     """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the current key."""
-
-    copies: Copies = MappingProxyType({})
-    """What copies what it emits."""
 
     takes_batches = False
     """Whether it takes records as an Arrow batch of many keys, and keeps state in pages of its own."""
 
     ends_iterations = False
     """Whether it does something of its own at the end of an iteration."""
+
+    tells_listeners = False
+    """Whether it tells `CheckpointListener`s itself, so that its driver need not."""
 
     @property
     def subtask_key(self) -> Hashable | None:
@@ -85,10 +108,13 @@ class KeyedOperator:
         """The name of its only state, if that is one value for each key, which `process_runs` takes and puts."""
         return None
 
-    def __init__(self, where: str, options: KeyedOptions, clock: Callable[[], int]) -> None:
-        self.where = where
+    def __init__(self, function: Any, context: OperatorContext) -> None:
+        self.function = function
+        options, clock = context.options, context.clock
+        self.where = context.where
         self.options = options
         self.clock = clock
+        self.copies = context.copies
         self.read_clock = options.readable(clock)
         """The clock, as the author's function may read it."""
 
@@ -97,7 +123,7 @@ class KeyedOperator:
         self.state = KeyedStateBackend(clock, options.expiry)
         self.event_timers = TimerQueue()
         self.processing_timers = TimerQueue()
-        self.out = Collector()
+        self.out = self.collector()
         self.at_end = False
         self.ended = False
         self.last_event_time = options.last_event_time
@@ -127,11 +153,6 @@ class KeyedOperator:
         """Makes `key` current."""
         self.key = key
         self.state.select(key)
-
-    def copy_with(self, copies: Copies) -> None:
-        """Called once before `open`, with what copies the records that it emits."""
-        self.copies = copies
-        self.out = self.collector()
 
     def collector(self) -> Collector:
         """A new one for what it emits."""

@@ -15,7 +15,6 @@ from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function, NoTimers, RuntimeContext
 from dagster_unified.operators.functions.checkpoints import (
     CheckpointedFunction,
-    CheckpointListener,
     FunctionInitializationContext,
     FunctionSnapshotContext,
     OperatorStateStore,
@@ -24,10 +23,8 @@ from dagster_unified.operators.functions.checkpoints import (
 )
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.keyed import KeyedProcessOperator
-from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.operator import OperatorContext
 from dagster_unified.operators.program.epochs import Emitting
-from dagster_unified.operators.program.step import KeyedStep, Place
 from dagster_unified.operators.state.arrow_list import ArrowListStateDescriptor
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.descriptors import StateDescriptor
@@ -43,10 +40,10 @@ KEY, RESTORED = 0, 1
 class CheckpointedOperator(NoTimers, KeyedProcessOperator):
     """Runs a function with operator state."""
 
-    def __init__(
-        self, where: str, function: Any, options: KeyedOptions, clock: Callable[[], int], metrics: Metrics
-    ) -> None:
-        super().__init__(where, function, options, clock, metrics)
+    tells_listeners = True  # the copies of its function hear of an epoch when they are opened
+
+    def __init__(self, function: Any, context: OperatorContext) -> None:
+        super().__init__(function, context)
         self.state.by_key = False
         self.kinds: dict[str, str] = {}
         """The states that the function has, `LIST` or `UNION` by name."""
@@ -242,14 +239,3 @@ class _Snapshot(FunctionSnapshotContext):
 
     def get_checkpoint_id(self) -> int:
         return self._epoch
-
-
-class CheckpointedStep(KeyedStep):
-    """A function with operator state."""
-
-    def operator(self, place: Place) -> CheckpointedOperator:
-        return CheckpointedOperator(place.where, self.function, place.options, place.clock, place.metrics)
-
-    def listeners(self) -> tuple[CheckpointListener, ...]:
-        """None: the copies of its function hear of an epoch when they are opened."""
-        return ()

@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.functions.base import ReduceFunction
-from dagster_unified.operators.keyed import ReduceOperator, ReduceStep, add, greatest, least
+from dagster_unified.operators.keyed import ReduceOperator, add, greatest, least
 from dagster_unified.operators.keys import key_part
 from dagster_unified.operators.layout import TIMESTAMP
-from dagster_unified.operators.operator import KeyedOperator
+from dagster_unified.operators.operator import OperatorContext
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.step import BlockStep, Place
 from dagster_unified.operators.time import to_datetime
@@ -363,7 +363,10 @@ class MergePartials(ReduceFunction[Any]):
 
 
 class MergeOperator(ReduceOperator):
-    """Merges the partials of a key, one result for each run of them."""
+    """Merges the partials of a key: one result in each micro-batch, and in BATCH at its end."""
+
+    def __init__(self, function: Any, context: OperatorContext) -> None:
+        super().__init__(function, replace(context, options=replace(context.options, incremental_updates=False)))
 
     @property
     def one_value(self) -> str | None:
@@ -391,16 +394,6 @@ class MergeOperator(ReduceOperator):
         self.out.emit_records(updates)
         self.out.timestamps += [None] * len(keys)
         after()
-
-
-class MergeStep(ReduceStep):
-    """Merges partials: one result for a key in each micro-batch, and in BATCH at its end."""
-
-    def operator(self, place: Place) -> KeyedOperator:
-        assert self.output is not None
-        once = replace(place.options, incremental_updates=False)
-        merge = self.function.reduce
-        return MergeOperator(place.where, merge, self.function, self.output.python, once, place.clock)
 
 
 class WindowResult(WindowFunction[Any, Any, Any, TimeWindow]):

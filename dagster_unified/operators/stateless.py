@@ -19,6 +19,7 @@ from dagster_unified.records import shorten
 class Map(Clause):
     """A function of the record that gives another."""
 
+    method = "map"
     one_to_one = True
 
     def lines(self, call: str, value: str, result: str) -> list[str]:
@@ -28,6 +29,7 @@ class Map(Clause):
 class Filter(Clause):
     """A function of the record that says whether it goes on."""
 
+    method = "filter"
     gives_records = False
 
     def lines(self, call: str, value: str, result: str) -> list[str]:
@@ -37,6 +39,7 @@ class Filter(Clause):
 class FlatMap(Clause):
     """A function of the record that gives any number of others."""
 
+    method = "flat_map"
     iterates = True
 
     def lines(self, call: str, value: str, result: str) -> list[str]:
@@ -52,30 +55,6 @@ class Assign(Clause):
 
     def lines(self, call: str, value: str, result: str) -> list[str]:
         return [f"for t in ({call}({value}, t),)"]
-
-
-class MapStep(FusedStep):
-    """`map`."""
-
-    def clause(self, place: Place) -> Clause:
-        place.open(self.function)
-        return Map(getattr(self.function, "map", self.function))
-
-
-class FilterStep(FusedStep):
-    """`filter`."""
-
-    def clause(self, place: Place) -> Clause:
-        place.open(self.function)
-        return Filter(getattr(self.function, "filter", self.function))
-
-
-class FlatMapStep(FusedStep):
-    """`flat_map`."""
-
-    def clause(self, place: Place) -> Clause:
-        place.open(self.function)
-        return FlatMap(getattr(self.function, "flat_map", self.function))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from dagster_unified.operators.drivers.grouped import GroupedOperator
 from dagster_unified.operators.functions.base import FIRST, KeyedProcessFunction, RuntimeContext
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.metrics import Metrics, Registry
-from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.operator import KeyedOptions, OperatorContext
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.testing.shared import InTheTest
 
@@ -128,7 +128,8 @@ class KeyedHarness:
     def _opened(self) -> Iterator[tuple[GroupedOperator, Group]]:
         """Opens the function for one call, which is a micro-batch: a new object each time, as on Spark."""
         registry = Registry()
-        operator = KeyedProcessOperator(self._name, self._shipped.load(), self._options, self.clock, registry.metrics)
+        context = OperatorContext(where=self._name, options=self._options, clock=self.clock, metrics=registry.metrics)
+        operator = KeyedProcessOperator(self._shipped.load(), context)
         if operator.time_sorted:
             raise PipelineError(
                 f"{self._name}: requires_time_sorted_input makes elements wait in state until the watermark passes"

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.drivers.batch import run_batch
-from dagster_unified.operators.keyed import KeyedProcessStep
+from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program.spec import Output, Program
+from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.records import record_type
 
 
@@ -47,7 +48,7 @@ def program(function, layout=ROWS, key="key"):
         "p",
         "s",
         layout,
-        (KeyedProcessStep("op", function, output=TEXTS.records),),
+        (KeyedStep("op", function, output=TEXTS.records, operator=KeyedProcessOperator),),
         (Output(0, TEXTS),),
         KeyedInput((key,), str),
     )
@@ -125,7 +126,7 @@ def test_keys_of_two_columns_are_tuples():
         "p",
         "s",
         layout,
-        (KeyedProcessStep("op", Keys(), output=TEXTS.records),),
+        (KeyedStep("op", Keys(), output=TEXTS.records, operator=KeyedProcessOperator),),
         (Output(0, TEXTS),),
         KeyedInput(("f0", "f1"), tuple[str, str]),
     )

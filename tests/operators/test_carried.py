@@ -13,11 +13,12 @@ from dagster_unified.operators.drivers import carried
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.drivers.key_groups import ControlEvent
-from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
+from dagster_unified.operators.keyed import KeyedProcessOperator, ReduceOperator
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.program.spec import CarryOver, Output, Program
+from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 
@@ -46,7 +47,7 @@ class Remember(KeyedProcessFunction):
 
 
 def program(step, event, begins):
-    outputs = (Output(0, TEXTS if isinstance(step, KeyedProcessStep) else ROWS), Output(0, CARRIED_LAYOUT, CARRIED))
+    outputs = (Output(0, TEXTS if step.operator is KeyedProcessOperator else ROWS), Output(0, CARRIED_LAYOUT, CARRIED))
     return Program(
         "p",
         "s",
@@ -58,8 +59,10 @@ def program(step, event, begins):
     )
 
 
-REMEMBER = KeyedProcessStep("op", Remember(), uid="op", output=TEXTS.records)
-ADD = ReduceStep("op", lambda a, b: Row(a.key, a.value + b.value), uid="op", output=ROWS.records)
+REMEMBER = KeyedStep("op", Remember(), uid="op", output=TEXTS.records, operator=KeyedProcessOperator)
+ADD = KeyedStep(
+    "op", lambda a, b: Row(a.key, a.value + b.value), uid="op", output=ROWS.records, operator=ReduceOperator
+)
 
 
 def batches(rows, state, size):
@@ -77,7 +80,7 @@ def batches(rows, state, size):
 def partition(step, rows, state=(), event=None, size=1000, begins=MIN_TIMESTAMP):
     """What a partition emits, and the state that it leaves."""
     emitted, left = [], []
-    own = TEXTS if isinstance(step, KeyedProcessStep) else ROWS
+    own = TEXTS if step.operator is KeyedProcessOperator else ROWS
     for output, batch, _ in run_batch(program(step, event or ControlEvent(), begins), batches(rows, state, size)):
         if output == 1:
             left += CARRIED_LAYOUT.records.from_batch(batch)
@@ -101,7 +104,7 @@ def test_groups_that_hold_nothing_leave_nothing():
         def process_element(self, value, ctx):
             yield value.key
 
-    step = KeyedProcessStep("op", Nothing(), uid="op", output=TEXTS.records)
+    step = KeyedStep("op", Nothing(), uid="op", output=TEXTS.records, operator=KeyedProcessOperator)
     assert partition(step, [Row("a", 1), Row("z", 3)]) == (["a", "z"], [])
 
 
@@ -141,7 +144,7 @@ def test_what_is_counted_as_functions_open_and_close_is_reported():
         def close(self):
             self.context.count("closed")
 
-    step = KeyedProcessStep("op", Opened(), uid="op", output=TEXTS.records)
+    step = KeyedStep("op", Opened(), uid="op", output=TEXTS.records, operator=KeyedProcessOperator)
     for rows in ([Row("a", 1)], []):
         run = run_batch(program(step, ControlEvent(), MIN_TIMESTAMP), batches(rows, [], 10))
         list(run)
@@ -153,5 +156,5 @@ def test_a_group_that_holds_nothing_begins_where_the_partition_before_it_ended()
         def process_element(self, value, ctx):
             yield str(ctx.timer_service().current_watermark())
 
-    step = KeyedProcessStep("op", Clock(), uid="op", output=TEXTS.records)
+    step = KeyedStep("op", Clock(), uid="op", output=TEXTS.records, operator=KeyedProcessOperator)
     assert partition(step, [Row("a", 1)], begins=15)[0] == ["15"]

@@ -18,8 +18,9 @@ from dagster_unified.api import (
 )
 from dagster_unified.api.windows import CountWindow
 from dagster_unified.errors import PipelineError
+from dagster_unified.operators.program.step import KeyedStep
+from dagster_unified.operators.windows.operator import WindowOperator
 from dagster_unified.operators.windows.spec import Windowing
-from dagster_unified.operators.windows.step import WindowStep
 from dagster_unified.testing import run_pipeline
 from tests.operators.test_key_groups import TEXTS, Memory, ran
 from tests.operators.test_key_groups import Row as Element
@@ -97,7 +98,7 @@ def test_the_assigners_say_the_same_as_count_window(rows, size, slide, mode):
 def test_the_count_and_the_open_windows_outlive_a_restart_and_full_windows_leave_nothing():
     assigner = CountTumblingWindowAssigner.of(3)
     spec = Windowing(assigner, assigner.get_default_trigger(), Element, function=Dump())
-    step = WindowStep("op", spec, uid="op", output=TEXTS.records)
+    step = KeyedStep("op", spec, uid="op", output=TEXTS.records, operator=WindowOperator)
     stores = defaultdict(Memory)
     rows = [Element("a", i, i) for i in range(300)]
     assert ran(step, [(rows[:2], None)], stores=stores) == []

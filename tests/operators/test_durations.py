@@ -24,6 +24,7 @@ from dagster_unified.api import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WatermarkStrategy,
+    types,
 )
 from dagster_unified.connectors import GeneratorSource, KafkaSink, KafkaSource, PostgresSource
 from dagster_unified.errors import ConfigurationError, PipelineError, UnifiedError
@@ -162,7 +163,7 @@ BESIDES = {
 def taken():
     """Every argument of the public classes and functions that takes a length of time."""
     found = set()
-    for module in (api, connectors, orchestration, testing):
+    for module in (api, types, connectors, orchestration, testing):
         for name in module.__all__:
             given = getattr(module, name)
             members = {n: getattr(given, n) for n in dir(given) if n == "__init__" or not n.startswith("_")}

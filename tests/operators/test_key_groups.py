@@ -28,11 +28,12 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import StateError
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
-from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
+from dagster_unified.operators.keyed import KeyedProcessOperator, ReduceOperator
 from dagster_unified.operators.keys import KeyedInput, key_hash
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.spec import Output, Program
+from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.operators.state.pages import BYTES_PER_PAGE, KEYS_PER_PAGE, decode_page, encode_page
 from dagster_unified.records import record_type
 
@@ -115,7 +116,7 @@ def program(step, updates=True):
 
 
 def process(function):
-    return KeyedProcessStep("op", function, uid="op", output=TEXTS.records)
+    return KeyedStep("op", function, uid="op", output=TEXTS.records, operator=KeyedProcessOperator)
 
 
 def batch(rows):
@@ -186,7 +187,13 @@ def test_keys_are_found_again_however_many_pages_and_blocks_they_fill(records, c
 
 
 def test_a_rolling_reduce_emits_per_record_or_per_micro_batch():
-    step = ReduceStep("op", lambda a, b: b._replace(amount=a.amount + b.amount), uid="op", output=ROWS.records)
+    step = KeyedStep(
+        "op",
+        lambda a, b: b._replace(amount=a.amount + b.amount),
+        uid="op",
+        output=ROWS.records,
+        operator=ReduceOperator,
+    )
     one, two, three = Row("a", 1, 1), Row("a", 2, 2), Row("a", 3, 4)
     assert [r.amount for r in ran(step, [([one, two], None), ([three], None)])] == [1, 3, 7]
     assert [r.amount for r in ran(step, [([one, two], None), ([three], None)], updates=False)] == [3, 7]
@@ -213,7 +220,13 @@ def test_the_control_event_comes_before_the_records_behind_it_and_the_end_of_inp
 
 
 def test_a_batch_reads_and_writes_only_the_pages_it_touches():
-    step = ReduceStep("op", lambda a, b: b._replace(amount=a.amount + b.amount), uid="op", output=ROWS.records)
+    step = KeyedStep(
+        "op",
+        lambda a, b: b._replace(amount=a.amount + b.amount),
+        uid="op",
+        output=ROWS.records,
+        operator=ReduceOperator,
+    )
     store = defaultdict(Memory)
     ran(step, [([Row(f"k{i}", 1, 1) for i in range(200)], None)], groups=1, stores=store, keys_per_page=4)
     assert len(store[0].pages) == 64
@@ -228,7 +241,7 @@ def added(a, b):
 
 @given(rows, st.lists(st.integers(0, 30), max_size=5), st.sampled_from([1, 2, 32, KEYS_PER_PAGE]))
 def test_a_rolling_reduce_goes_on_whatever_its_pages_and_blocks(records, cuts, keys_per_page):
-    step, stores = ReduceStep("op", added, uid="op", output=ROWS.records), defaultdict(Memory)
+    step, stores = KeyedStep("op", added, uid="op", output=ROWS.records, operator=ReduceOperator), defaultdict(Memory)
     parts = [(part, None) for part in cut(records, cuts)]
     expected, totals = [], defaultdict(int)
     for row in records:
@@ -243,7 +256,7 @@ def test_a_rolling_reduce_goes_on_whatever_its_pages_and_blocks(records, cuts, k
 @given(rows, rows, st.integers(0, 20))
 def test_state_in_a_column_and_in_dicts_is_the_same(first, second, watermark):
     """One that gives each key a dict, because it gathers a micro-batch, goes on from one that does not."""
-    step, stores = ReduceStep("op", added, uid="op", output=ROWS.records), defaultdict(Memory)
+    step, stores = KeyedStep("op", added, uid="op", output=ROWS.records, operator=ReduceOperator), defaultdict(Memory)
     ran(step, [(first, None)], stores=stores, keys_per_page=2)
     ran(step, [(second, watermark)], stores=stores, keys_per_page=2, updates=False)
     ran(step, [(first, watermark)], stores=stores, keys_per_page=2)
@@ -256,7 +269,7 @@ def test_state_in_a_column_and_in_dicts_is_the_same(first, second, watermark):
 
 
 def test_of_a_page_only_the_blocks_that_a_batch_touches_are_decoded_and_encoded():
-    step, stores = ReduceStep("op", added, uid="op", output=ROWS.records), defaultdict(Memory)
+    step, stores = KeyedStep("op", added, uid="op", output=ROWS.records, operator=ReduceOperator), defaultdict(Memory)
     ran(step, [([Row(f"k{i}", 1, 1) for i in range(300)], None)], groups=1, stores=stores, keys_per_page=256)
     number = (key_hash("k7") >> 12) & 1
     page = decode_page(stores[0].pages[number])
@@ -274,7 +287,7 @@ def test_of_a_page_only_the_blocks_that_a_batch_touches_are_decoded_and_encoded(
 
 
 def test_pages_of_many_bytes_are_split_and_one_large_key_does_not_split_them():
-    step, stores = ReduceStep("op", added, uid="op", output=ROWS.records), defaultdict(Memory)
+    step, stores = KeyedStep("op", added, uid="op", output=ROWS.records, operator=ReduceOperator), defaultdict(Memory)
     large = [Row("k" * 500 + str(i), 1, 1) for i in range(1000)]
     ran(step, [(large, None), (large[:1], None)], groups=1, stores=stores)
     assert len(stores[0].pages) == 8  # of 125 keys, where a page of 4,096 would have a megabyte
@@ -287,7 +300,7 @@ def test_pages_of_many_bytes_are_split_and_one_large_key_does_not_split_them():
 
 
 def test_a_batch_that_changes_nothing_writes_nothing():
-    step, stores = ReduceStep("op", max, uid="op", output=ROWS.records), defaultdict(Memory)
+    step, stores = KeyedStep("op", max, uid="op", output=ROWS.records, operator=ReduceOperator), defaultdict(Memory)
     some = [Row(f"k{i}", 1, 1) for i in range(200)]
     ran(step, [(some, None)], groups=1, stores=stores, keys_per_page=4)
     stores[0].written.clear()
@@ -305,7 +318,7 @@ def test_a_rolling_reduce_with_state_of_its_own_sees_that_of_its_key():
             self.count.update((self.count.value() or 0) + 1)
             return value2._replace(amount=self.count.value())
 
-    step = ReduceStep("op", Counting(), uid="op", output=ROWS.records)
+    step = KeyedStep("op", Counting(), uid="op", output=ROWS.records, operator=ReduceOperator)
     parts = [([Row("a", 1, 9), Row("a", 2, 9), Row("b", 1, 9), Row("b", 2, 9), Row("b", 3, 9)], None)] * 2
     found = ran(step, parts, groups=1)
     assert sorted((r.key, r.amount) for r in found) == sorted(

@@ -12,10 +12,11 @@ from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.ranges import run_range
-from dagster_unified.operators.keyed import KeyedProcessStep
+from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PARTITION_INDEX, StreamLayout
 from dagster_unified.operators.program.spec import CarryOver, Output, Program
+from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 
@@ -49,7 +50,7 @@ class Remember(KeyedProcessFunction):
 
 
 def program(**attributes):
-    step = KeyedProcessStep("op", Remember(), uid="op", output=ROWS.records)
+    step = KeyedStep("op", Remember(), uid="op", output=ROWS.records, operator=KeyedProcessOperator)
     outputs = (Output(0, ROWS), *([Output(0, CARRIED_LAYOUT, CARRIED)] if attributes.get("carry") else []))
     return Program("p", "s", ROWS, (step,), outputs, KeyedInput(("key",), str), **attributes)
 

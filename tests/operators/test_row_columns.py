@@ -9,7 +9,7 @@ import pytest
 
 from dagster_unified.api import ArrowListStateDescriptor, ListStateDescriptor
 from dagster_unified.errors import StateError
-from dagster_unified.operators.broadcast_table import TableDescriptor
+from dagster_unified.operators.arrow_functions import TableDescriptor
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.state import chunks, row_columns, table
 from dagster_unified.operators.state.arrow_rows import ArrowRows

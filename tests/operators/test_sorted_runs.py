@@ -13,11 +13,12 @@ from dagster_unified.api import Pipeline
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
-from dagster_unified.operators.keyed import ReduceStep
+from dagster_unified.operators.keyed import ReduceOperator
 from dagster_unified.operators.keys import KeyedInput, key_groups, sorted_runs
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.spec import Output, Program
+from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 
@@ -76,7 +77,13 @@ def test_each_key_comes_once_with_all_its_records_in_their_order(records, column
 
 @given(rows)
 def test_keys_that_are_equal_numbers_lose_no_update(records):
-    step = ReduceStep("op", lambda a, b: b._replace(number=a.number + b.number), uid="op", output=ROWS.records)
+    step = KeyedStep(
+        "op",
+        lambda a, b: b._replace(number=a.number + b.number),
+        uid="op",
+        output=ROWS.records,
+        operator=ReduceOperator,
+    )
     options = KeyedOptions(incremental_updates=True)
     program = Program("p", "s", ROWS, (step,), (Output(0, ROWS),), KeyedInput(("real",), float), options)
     out = []

@@ -39,10 +39,11 @@ from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, 
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.spec import Output, Program
+from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.operators.state.pages import decode_index
 from dagster_unified.operators.windows.assigners import SlidingEventTimeWindows as Sliding
+from dagster_unified.operators.windows.operator import WindowOperator
 from dagster_unified.operators.windows.spec import Windowing
-from dagster_unified.operators.windows.step import WindowStep
 from dagster_unified.testing import run_pipeline
 from dagster_unified.testing.harness import ManualClock
 from tests.operators.test_key_groups import ROWS, TEXTS, Memory, batch
@@ -303,7 +304,12 @@ def by_the_clock(assigner):
     out, store = [], Memory()
     driver = KeyGroups(
         Program(
-            "p", "s", ROWS, (WindowStep("op", spec, uid="op", output=TEXTS.records),), (Output(0, TEXTS),), *layouts
+            "p",
+            "s",
+            ROWS,
+            (KeyedStep("op", spec, uid="op", output=TEXTS.records, operator=WindowOperator),),
+            (Output(0, TEXTS),),
+            *layouts,
         ),
         lambda _, b: out.extend(TEXTS.records.from_batch(b)),
         clock,
@@ -527,7 +533,7 @@ def test_a_window_that_is_over_leaves_no_state():
         "p",
         "s",
         ROWS,
-        (WindowStep("op", spec, uid="op", output=TEXTS.records),),
+        (KeyedStep("op", spec, uid="op", output=TEXTS.records, operator=WindowOperator),),
         (Output(0, TEXTS),),
         KeyedInput(("key",), str),
         KeyedOptions(),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dagster_unified.graph.code import classes_used, reads_watermark
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.memory import kept_by_objects_of
 from dagster_unified.graph.nodes.base import Node
+from dagster_unified.operators.arrow_functions import BroadcastBatchesStep, MapBatchesStep
 from dagster_unified.operators.async_io import AsyncStep
 from dagster_unified.operators.functions.event_time import (
     CallableTimestamp,
@@ -16,9 +17,10 @@ from dagster_unified.operators.functions.event_time import (
     IngestionTimeAssigner,
     WatermarkGenerator,
 )
-from dagster_unified.operators.map_batches import BroadcastBatchesStep, MapBatchesStep
 from dagster_unified.operators.process import ProcessStep
-from dagster_unified.operators.stateless import AssignTimestampsStep, FilterStep, FlatMapStep, MapStep
+from dagster_unified.operators.program.fusion import Clause
+from dagster_unified.operators.program.step import FusedStep
+from dagster_unified.operators.stateless import AssignTimestampsStep, Filter, FlatMap, Map
 from dagster_unified.operators.watermarks import Supplier
 
 
@@ -119,25 +121,36 @@ class FunctionNode(Node):
         return self.function
 
 
-class MapNode(FunctionNode):
+class FusedNode(FunctionNode):
+    """A function of single records, which its neighbours are fused with."""
+
+    step = FusedStep
+    clause: ClassVar[type[Clause]]
+    """The code that it becomes."""
+
+    def step_arguments(self) -> dict[str, Any]:
+        return {"operator": self.clause}
+
+
+class MapNode(FusedNode):
     """One record in, one out."""
 
-    step = MapStep
+    clause = Map
     keyed_form = "map"
     counts_records = False
 
 
-class FlatMapNode(FunctionNode):
+class FlatMapNode(FusedNode):
     """One record in, any number out."""
 
-    step = FlatMapStep
+    clause = FlatMap
     keyed_form = "flat_map"
 
 
-class FilterNode(FunctionNode):
+class FilterNode(FusedNode):
     """Keeps or drops a record."""
 
-    step = FilterStep
+    clause = Filter
     keyed_form = "filter"
     keeps_records = True
 

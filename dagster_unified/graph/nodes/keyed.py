@@ -9,18 +9,22 @@ from dagster_unified.graph.code import names_used, reads_watermark
 from dagster_unified.graph.findings import Finding
 from dagster_unified.graph.keyed_state import declared_lists, declared_states
 from dagster_unified.graph.nodes.base import Chaining, Key, Lineage, Node
-from dagster_unified.operators.batch_deltas import DeltaStep
-from dagster_unified.operators.broadcast import BroadcastStep
-from dagster_unified.operators.broadcast_table import BroadcastTableStep
-from dagster_unified.operators.checkpointed_batches import CheckpointedBatchesStep
-from dagster_unified.operators.deltas import SOLUTION, Solutions
-from dagster_unified.operators.keyed import KeyedProcessStep, ReduceStep
-from dagster_unified.operators.keyed_batches import KeyedBatchesStep
-from dagster_unified.operators.operator_state import CheckpointedStep
-from dagster_unified.operators.program.step import Step
+from dagster_unified.operators.arrow_functions import (
+    BroadcastTableOperator,
+    CheckpointedBatchOperator,
+    KeyedBatchOperator,
+)
+from dagster_unified.operators.batch_deltas import BatchDeltaOperator
+from dagster_unified.operators.broadcast import BroadcastOperator
+from dagster_unified.operators.deltas import SOLUTION, DeltaOperator, Solutions
+from dagster_unified.operators.functions.deltas import BatchDeltaFunction
+from dagster_unified.operators.keyed import KeyedProcessOperator, ReduceOperator
+from dagster_unified.operators.operator import KeyedOperator
+from dagster_unified.operators.operator_state import CheckpointedOperator
+from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.operators.windows import Firing
+from dagster_unified.operators.windows.operator import WindowOperator
 from dagster_unified.operators.windows.spec import CONTENTS
-from dagster_unified.operators.windows.step import WindowStep
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,6 +33,16 @@ class KeyedNode(Node):
 
     key: Key = field()
 
+    operator: ClassVar[type[KeyedOperator]]
+    """What its step creates."""
+
+    def operator_arguments(self) -> dict[str, Any]:
+        """What its operator is created with, beyond what all are."""
+        return {}
+
+    def step_arguments(self) -> dict[str, Any]:
+        return {"operator": self.operator, "arguments": self.operator_arguments()}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeyedProcessNode(KeyedNode):
@@ -36,7 +50,8 @@ class KeyedProcessNode(KeyedNode):
 
     function: Any
 
-    step: ClassVar[type[Step] | None] = KeyedProcessStep
+    step = KeyedStep
+    operator: ClassVar[type[KeyedOperator]] = KeyedProcessOperator
     has_side_outputs = True
     has_timers = True
 
@@ -59,7 +74,7 @@ class KeyedProcessNode(KeyedNode):
 class KeyedBatchesNode(KeyedProcessNode):
     """A `KeyedBatchFunction`."""
 
-    step = KeyedBatchesStep
+    operator = KeyedBatchOperator
 
 
 class BroadcastNode(KeyedProcessNode):
@@ -68,7 +83,7 @@ class BroadcastNode(KeyedProcessNode):
     With a key of no fields its stream is not keyed. What comes over BROADCAST exchanges is its broadcast stream.
     """
 
-    step: ClassVar[type[Step] | None] = BroadcastStep
+    operator = BroadcastOperator
     has_broadcast_input = True
 
     sees_all_partitions = True  # its broadcast records travel with the program
@@ -100,7 +115,7 @@ class BroadcastNode(KeyedProcessNode):
 class BroadcastTableNode(BroadcastNode):
     """`map_batches` with the records of a broadcast stream at hand, which is not in the body of an iteration."""
 
-    step = BroadcastTableStep
+    operator = BroadcastTableOperator
     has_side_outputs = False
     has_timers = False
 
@@ -113,7 +128,7 @@ class CheckpointedNode(KeyedProcessNode):
 
     chaining: Chaining = Chaining.HEAD  # a driver runs it, so that it stands at the head of its task
 
-    step: ClassVar[type[Step] | None] = CheckpointedStep
+    operator = CheckpointedOperator
     holds_subtask_state = True
     has_timers = False
 
@@ -139,13 +154,13 @@ class CheckpointedNode(KeyedProcessNode):
 class CheckpointedBatchesNode(CheckpointedNode):
     """`map_batches` with operator state."""
 
-    step = CheckpointedBatchesStep
+    operator = CheckpointedBatchOperator
 
 
 class WindowNode(KeyedProcessNode):
     """Windows; `function` is their `Windowing`."""
 
-    step = WindowStep
+    operator = WindowOperator
 
     depends_on_order = False  # each kind of window says itself what it depends on
 
@@ -216,15 +231,16 @@ class ReduceNode(KeyedNode):
     function: Any = None
     rolling: tuple[str, str | int | None] | None = None
 
-    step: ClassVar[type[Step] | None] = ReduceStep
+    step = KeyedStep
+    operator: ClassVar[type[KeyedOperator]] = ReduceOperator
     emits_updates = True
 
     @property
     def user_function(self) -> Any:
         return self.function
 
-    def step_arguments(self) -> dict[str, Any]:
-        return {"rolling": self.rolling}
+    def operator_arguments(self) -> dict[str, Any]:
+        return {} if self.rolling is None else {"builtin": self.rolling}
 
     def describe(self) -> str:
         if self.rolling is None:
@@ -265,14 +281,18 @@ class DeltaNode(KeyedNode):
     function: Any
     types: Solutions
 
-    step: ClassVar[type[Step] | None] = DeltaStep
+    step = KeyedStep
     has_side_outputs = True
 
     @property
     def user_function(self) -> Any:
         return self.function
 
-    def step_arguments(self) -> dict[str, Any]:
+    @property
+    def operator(self) -> type[KeyedOperator]:  # type: ignore[override]
+        return BatchDeltaOperator if isinstance(self.function, BatchDeltaFunction) else DeltaOperator
+
+    def operator_arguments(self) -> dict[str, Any]:
         return {"types": self.types}
 
     def code(self) -> tuple[Any, ...]:

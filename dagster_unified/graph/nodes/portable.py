@@ -7,7 +7,7 @@ from typing import Any
 
 from dagster_unified.graph.nodes.base import Lineage, Node
 from dagster_unified.graph.nodes.keyed import ReduceNode, WindowNode
-from dagster_unified.operators.partials import MergeStep, Partial, PartialsStep
+from dagster_unified.operators.partials import MergeOperator, Partial, PartialsStep
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,7 +36,7 @@ class PartialsNode(Node):
 class MergeNode(ReduceNode):
     """Merges the partials of a key."""
 
-    step = MergeStep
+    operator = MergeOperator
     merges_partials = True
 
     def lineage(self, before: Lineage) -> Lineage | None:

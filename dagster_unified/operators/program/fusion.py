@@ -41,6 +41,9 @@ class Clause(ABC):
     fit: Fit | None = None
     """The type of what the function gives, where there is `normal`."""
 
+    method: ClassVar[str]
+    """What of a function object is called."""
+
     one_to_one: ClassVar[bool] = False
     """Whether each record becomes what the function returns for it."""
 

@@ -293,6 +293,8 @@ class RunningProgram:
             clock=self._clock,
             watermark=partial(self._watermark, step.uid),
             metrics=self.metrics,
+            input=step.input,
+            output=step.output,
             context=context,
             closing=self._closing,
             flushing=self._flushing,
@@ -307,8 +309,7 @@ class RunningProgram:
         )
 
     def _open_keyed(self, step: KeyedStep, place: Place) -> None:
-        self.keyed = step.operator(place)
-        self.keyed.copy_with(place.copies)
+        self.keyed = step.created(place)
         self._closing.append((place.where, self.keyed))
         try:
             self.keyed.open(place.context)

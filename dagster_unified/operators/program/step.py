@@ -1,12 +1,13 @@
 """A step: one operator of a program, as it ships, and how it is opened where it runs.
 
-Each kind of step is a class of its own, next to its operator. A program knows the three families below and no kind.
+A step names its operator and says what that is created with; one of whole blocks is a class of its own, next to its
+node's other code. A program knows the three families below and no kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -14,32 +15,24 @@ import pyarrow as pa
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function, RuntimeContext
 from dagster_unified.operators.functions.checkpoints import CheckpointListener, listeners
-from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.operator import KeyedOperator, KeyedOptions
-from dagster_unified.operators.program.blocks import Block, Consumer, Copies
+from dagster_unified.operators.operator import KeyedOperator, OperatorContext
+from dagster_unified.operators.program.blocks import Block, Consumer
 from dagster_unified.operators.program.fusion import Clause
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.watermarks import Generated, Kept
-from dagster_unified.records import Copy, RecordType
+from dagster_unified.records import RecordType
 
 
-@dataclass(frozen=True)
-class Place:
+@dataclass(frozen=True, kw_only=True)
+class Place(OperatorContext):
     """Where a step stands in a running program, and what it is opened with."""
-
-    where: str
-    """How an error names the step."""
 
     before: str
     """How an error names the operator whose function emitted the records that reach the step."""
 
-    options: KeyedOptions
-    clock: Callable[[], int]
     watermark: Callable[[], int]
     """How far event time is."""
 
-    metrics: Metrics
     context: Callable[[KeyedStateBackend | None], RuntimeContext]
     """Creates the context that a function is opened with."""
 
@@ -48,9 +41,6 @@ class Place:
 
     flushing: list[Callable[[], None]]
     """What is called where a micro-batch or a partition ends, the first first: steps emit what they hold of it."""
-
-    copy: Copy | None
-    """What copies a record that the step is given; None where it cannot change."""
 
     generated: list[tuple[str, Generated]] | None
     """Takes the watermark generators that run, by the uid of their assigner; None where no driver asks them."""
@@ -61,14 +51,8 @@ class Place:
     subtask: int
     """The number of the parallel instance."""
 
-    broadcast: StreamLayout | None
-    """The columns of the broadcast stream of a head that has one."""
-
     table: Callable[[], pa.Table]
     """The broadcast records of a head that takes them as a table."""
-
-    copies: Copies
-    """What copies the records that the step emits."""
 
     send: Callable[[str | None, Block], None]
     """Takes what the step emits: on its main output (None), or on the side output of this tag."""
@@ -111,12 +95,17 @@ class Step:
         return Block(collected, None, timestamps, None)
 
 
+@dataclass(frozen=True)
 class FusedStep(Step):
     """An operator of single records without state: neighbours become one function."""
 
+    operator: type[Clause] | None = None
+
     def clause(self, place: Place) -> Clause:
         """Opens the step, as a clause of the function that it becomes part of."""
-        raise NotImplementedError
+        assert self.operator is not None
+        place.open(self.function)
+        return self.operator(getattr(self.function, self.operator.method, self.function))
 
     def times_of(self, batch: pa.RecordBatch) -> list[int] | None:
         """The event times of records in columns, where that is all that the step does and needs; else None."""
@@ -131,9 +120,19 @@ class BlockStep(Step):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
 class KeyedStep(Step):
-    """An operator with state and timers, which a driver drives. It stands at the head of its program."""
+    """An operator with state and timers, which a driver drives. It stands at the head of its program.
 
-    def operator(self, place: Place) -> KeyedOperator:
+    `operator` is created with the function, with its context, and with `arguments`.
+    """
+
+    operator: type[KeyedOperator] = KeyedOperator
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def created(self, context: OperatorContext) -> KeyedOperator:
         """The operator, not yet open."""
-        raise NotImplementedError
+        return self.operator(self.function, context, **self.arguments)
+
+    def listeners(self) -> Iterable[CheckpointListener]:
+        return () if self.operator.tells_listeners else super().listeners()

@@ -14,8 +14,7 @@ from typing import Any
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import RuntimeContext
 from dagster_unified.operators.keyed import KeyedProcessOperator
-from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.operator import OperatorContext
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, TimeDomain
@@ -32,7 +31,6 @@ from dagster_unified.operators.windows.merging import MergingWindows
 from dagster_unified.operators.windows.spec import CONTENTS, TIMERS, Windowing
 from dagster_unified.operators.windows.strategies import strategy_of
 from dagster_unified.operators.windows.triggers import TriggerResult
-from dagster_unified.records import Copy
 
 
 class WindowOperator(KeyedProcessOperator):
@@ -41,21 +39,13 @@ class WindowOperator(KeyedProcessOperator):
     assigning: WindowAssignerContext
     """What the assigner is given."""
 
-    def __init__(
-        self,
-        where: str,
-        spec: Windowing,
-        options: KeyedOptions,
-        clock: Callable[[], int],
-        metrics: Metrics,
-        copy: Copy | None = None,
-    ) -> None:
-        super().__init__(where, spec, options, clock, metrics)  # type: ignore[arg-type]
+    def __init__(self, spec: Windowing, context: OperatorContext) -> None:
+        super().__init__(spec, context)  # type: ignore[arg-type]
         self.spec = spec
-        self.copy = copy
+        self.copy = context.copy
         """What copies an element for each of several windows; None where it cannot change."""
 
-        self.contents = contents_of(spec, where, self.state)
+        self.contents = contents_of(spec, self.where, self.state)
         self._evicted = self.contents if isinstance(self.contents, Evicted) else None
         window: Any = spec.assigner.window_type
         self.state.register(MapStateDescriptor(CONTENTS, window, self.contents.stored_type))
