@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.graph.fingerprint import is_installed
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -268,9 +269,6 @@ def _authors_modules() -> list[ModuleType]:
 
 
 def _belongs_to_the_author(name: str, module: ModuleType | None) -> bool:
-    # Not at the top: a Python process of Spark's that only reads what was shipped does without.
-    from dagster_unified.graph.fingerprint import is_installed
-
     return (
         name != "__main__"
         and getattr(module, "__file__", None) is not None

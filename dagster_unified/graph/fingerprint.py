@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from dagster_unified.graph.source import SELF, ModuleText, absolute, file_digest, text_of
 
@@ -51,7 +50,6 @@ _OF_THE_PROCESS = frozenset({"weakref", "_weakref", "_weakrefset", "random", "nu
 """The modules whose objects hold what a process has come to."""
 
 _IMPORT = dis.opmap["IMPORT_NAME"]
-_ARROW = (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)
 
 
 @dataclass(frozen=True)
@@ -332,6 +330,20 @@ class _Walk:
 
     # Objects
 
+    def _arrow(self, value: Any, kind: type, place: str) -> bool:
+        """Put an array, a table, a schema or a type of Arrow; False for what else Arrow has."""
+        import pyarrow as pa  # not at the top: a process of Spark's that shows its state loads this module without it
+
+        if isinstance(value, (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)):
+            columns = value.schema.to_string() if isinstance(value, (pa.RecordBatch, pa.Table)) else value.type
+            self._put(place, f"{kind.__name__} {columns}")
+            self.value(value.to_pylist(), place)
+        elif isinstance(value, (pa.Schema, pa.Field, pa.DataType)):
+            self._put(place, f"{kind.__name__} {value} {getattr(value, 'metadata', None)}")
+        else:
+            return False
+        return True
+
     def _object(self, value: Any, kind: type, place: str, without: frozenset[str]) -> None:
         if isinstance(value, enum.Enum):
             self.value(kind, place)
@@ -345,15 +357,8 @@ class _Walk:
         ):  # functools.cache, lru_cache
             self._put(place, f"{_type_name(kind)} around")
             self.value(value.__wrapped__, place)
-        elif isinstance(value, _ARROW):
-            self._put(
-                place,
-                f"{kind.__name__}"
-                f" {value.type if isinstance(value, (pa.Array, pa.ChunkedArray)) else value.schema.to_string()}",
-            )
-            self.value(value.to_pylist(), place)
-        elif isinstance(value, (pa.Schema, pa.Field, pa.DataType)):
-            self._put(place, f"{kind.__name__} {value} {getattr(value, 'metadata', None)}")
+        elif any(base.__module__ == "pyarrow.lib" for base in kind.__mro__) and self._arrow(value, kind, place):
+            return
         elif isinstance(value, (typing.TypeVar, typing.ParamSpec)):
             self._put(place, f"type variable {value.__name__}")
         elif isinstance(value, typing.NewType):
