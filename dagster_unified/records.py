@@ -19,7 +19,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property, lru_cache
-from itertools import repeat
+from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -92,7 +92,7 @@ class RecordType:
     def _construct(self, rows: Iterable[tuple[Any, ...]]) -> Iterable[Any]:
         if issubclass(self.python, tuple):
             # The generated `_make` is a Python call per record; this stays in C.
-            return map(tuple.__new__, repeat(self.python), rows)
+            return starmap(tuple.__new__, zip(repeat(self.python), rows, strict=False))
         names = self.names
         return (self.python(**dict(zip(names, row, strict=True))) for row in rows)
 

@@ -170,7 +170,7 @@ class Fit(ABC):
         self.name = f"{name} | None" if nullable else name
         self.nullable = nullable
         self.exact = frozenset(exact) | ({NoneType} if nullable else set())
-        self._folds: dict[tuple[str, bool], Callable[..., Any]] = {}
+        self._loops: dict[str, Callable[..., Any]] = {}
 
     def misfit(self, values: Collection[Any]) -> Misfit | None:
         """The first of these values that is not of the type, or None."""
@@ -225,35 +225,49 @@ class Fit(ABC):
         """As `test`, of a value that is not None."""
         return "False"
 
-    def fold(self, call: str, emits: bool = False) -> Callable[..., Any]:
+    def clause_test(self, value: str, names: dict[str, Any]) -> str:
+        """As `test` without ranges, for a clause of a comprehension: it assigns no variable, and calls nothing."""
+        return self.test(value, names, ranges=False) if self.scalar else "False"
+
+    def fold(self, call: str) -> Callable[..., Any]:
         """A loop that combines values, and makes the normal form of each result, before the next one and of the last.
 
         `call` is how it combines what is held with a value: `function(held, value)`. The loop takes what is held, the
-        values, the function, and what makes a normal form; with `emits`, also what is called with each result.
+        values, the function, and what makes a normal form.
         """
-        known = self._folds.get((call, emits))
-        if known is not None:
-            return known
-        names: dict[str, Any] = {"UnfitError": UnfitError}
-        # What grows and is the same object was looked at, and is looked at again when it is not changed any more.
-        test = "made is held" if self.grows else self.test("made", names)
-        step = [f"made = {call}", f"held = made if {test} else normal(made)"]
-        if emits:
-            step.append("emit(held)")
-        parameters = "held, values, function, normal" + (", emit" if emits else "")
-        lines = [
-            f"def fold({parameters}):",
-            "    try:",
-            "        for value in values:",
-            *(f"            {line}" for line in step),
-            "    except UnfitError:",  # of a part of it; what makes a normal form says whose
-            "        normal(made)",
-            "        raise",
-            "    return held",
+        if call not in self._loops:
+            names: dict[str, Any] = {}
+            body = ["for value in values:", f"    made = {call}", f"    held = {self._kept(names, ranges=True)}"]
+            self._loops[call] = _loop("held, values, function, normal", body, names)
+        return self._loops[call]
+
+    @cached_property
+    def scan(self) -> Callable[..., Any]:
+        """A loop over the values of some keys, key after key, that emits each result of combining them.
+
+        It takes the values, and before each of them what its key holds, None for nothing, or `same` for the result
+        before; then `same`, the function, what makes a normal form, and what is called with each result. It does not
+        ask whether the type can hold a result: whoever takes what it emits does.
+        """
+        names: dict[str, Any] = {}
+        body = [
+            "for value, own in zip(values, before):",
+            "    if own is None:",
+            "        held = value",
+            "    else:",
+            "        if own is not same:",
+            "            held = own",
+            "        made = function(held, value)",
+            f"        held = {self._kept(names, ranges=False)}",
+            "    emit(held)",
         ]
-        exec(compile("\n".join(lines), FOLD, "exec"), names)
-        made: Callable[..., Any] = names["fold"]
-        return self._folds.setdefault((call, emits), made)
+        return _loop("values, before, same, function, normal, emit", body, names)
+
+    def _kept(self, names: dict[str, Any], ranges: bool) -> str:
+        """The code of the normal form of what a loop has made."""
+        # What grows and is the same object was looked at, and is looked at again when it is not changed any more.
+        test = "made is held" if self.grows else self.test("made", names, ranges)
+        return f"made if {test} else normal(made)"
 
     def _or_none(self, value: str, test: str) -> str:
         return f"({value} is None or {test})" if self.nullable and test != "False" else test
@@ -377,6 +391,13 @@ _PLAIN = {int, float, str, bool, bytes, dt.date}
 """Types whose values have one form: those of the very type."""
 
 
+def _is_text(value: str) -> bool:
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 @dataclass(frozen=True)
 class _Test:
     """How to see that a value of a type is in normal form: it is of this class, and an expression is true of it."""
@@ -390,9 +411,9 @@ class _Test:
 
 
 _TESTS: dict[type | None, _Test] = {
-    int: _Test(int, f"{_LEAST} <= {{0}} <= {_MOST}", True),
+    int: _Test(int, "{0}.bit_length() < 64", True),  # which is not so of the least one
     float: _Test(float),
-    str: _Test(str, "{0}.isascii()", True),
+    str: _Test(str, "({0}.isascii() or is_text({0}))", True, {"is_text": _is_text}),
     bool: _Test(bool),
     bytes: _Test(bytes),
     dt.date: _Test(dt.date),
@@ -415,13 +436,6 @@ def _whole(value: int) -> int:
 def _text(value: str) -> str:
     value.encode()  # which a half of a surrogate pair cannot be
     return value
-
-
-def _is_text(value: str) -> bool:
-    try:
-        return value.isascii() or bool(value.encode())
-    except UnicodeEncodeError:
-        return False
 
 
 def _span(value: dt.timedelta) -> dt.timedelta:
@@ -512,9 +526,9 @@ class _ItemsFit(Fit):
         return None if found is None else found.at("[]")
 
     def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
-        names[f"items_{value}"] = self.item.are_normal
         names[self._container.__name__] = self._container
-        return f"{value}.__class__ is {self._container.__name__} and items_{value}({value})"
+        items_are_normal = _named(self.item.are_normal, names)
+        return f"{value}.__class__ is {self._container.__name__} and {items_are_normal}({value})"
 
     def _form(self, value: Any) -> Any:
         if not isinstance(value, self._container):
@@ -553,8 +567,8 @@ class _DictFit(Fit):
         return None if found is None else found.at(".values()")
 
     def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
-        names |= {f"keys_{value}": self._key.are_normal, f"values_{value}": self._value.are_normal, "dict": dict}
-        return f"{value}.__class__ is dict and keys_{value}({value}) and values_{value}({value}.values())"
+        keys, values = _named(self._key.are_normal, names), _named(self._value.are_normal, names)
+        return f"{value}.__class__ is dict and {keys}({value}) and {values}({value}.values())"
 
     def _form(self, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -642,30 +656,37 @@ class RecordFit(Fit):
         return self.remade_misfit(values)
 
     def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
-        names["Record"] = self._python
-        return " and ".join([f"{value}.__class__ is Record", *self._tests(value, names)])
-
-    def _tests(self, value: str, names: dict[str, Any]) -> list[str]:
-        """Of each field, and that there is nothing but fields."""
-        tests = []
-        if self.by_position:
-            tests = [f"len({value}) == {len(self._names)}"] if self._python is tuple else []
-        elif self._does_more:
-            names["remade_misfit"] = self.remade_misfit
-        elif not self._frozen and self._python.__dictoffset__:
-            tests = [f"len({value}.__dict__) == {len(self._names)}"]
-        for number, (name, (_, fit)) in enumerate(zip(self._names, self.fields, strict=True)):
-            variable, read = f"x{number}", f"{value}[{number}]" if self.by_position else f"{value}.{name}"
-            test = fit.test(variable, names)
+        tests = [f"{value}.__class__ is {_named(self._python, names)}", *self._shape_tests(value)]
+        for number, (read, fit) in enumerate(self._reads(value)):
+            variable = f"x{number}"
+            test = fit.test(variable, names, ranges)
             if not fit.scalar or test == "False":
-                names[f"fit{number}"] = fit
-                test = f"fit{number}.normal({variable}) is {variable}".replace(
-                    f"({variable})", f"({variable} := {read})", 1
-                )
-            else:
-                test = test.replace(variable, f"({variable} := {read})", 1)
-            tests.append(test)
-        return [*tests, f"remade_misfit(({value},)) is None"] if self._does_more else tests
+                test = f"{_named(fit, names)}.normal({variable}) is {variable}"
+            first, rest = test.split(variable, 1)
+            tests.append(f"{first}({variable} := {read}){rest}" if variable in rest else f"{first}{read}{rest}")
+        if self._does_more:
+            tests.append(f"{_named(self.remade_misfit, names)}(({value},)) is None")
+        return " and ".join(tests)
+
+    def clause_test(self, value: str, names: dict[str, Any]) -> str:
+        fields = [fit.clause_test(read, names) if fit.scalar else "False" for read, fit in self._reads(value)]
+        if self._does_more or "False" in fields:
+            return "False"
+        of_class = f"{value}.__class__ is {_named(self._python, names)}"
+        return self._or_none(value, " and ".join([of_class, *self._shape_tests(value), *fields]))
+
+    def _reads(self, value: str) -> list[tuple[str, Fit]]:
+        """The code that reads each field."""
+        reads = [f"{value}[{i}]" if self.by_position else f"{value}.{name}" for i, name in enumerate(self._names)]
+        return list(zip(reads, (fit for _, fit in self.fields), strict=True))
+
+    def _shape_tests(self, value: str) -> list[str]:
+        """That there is nothing but fields."""
+        count = len(self._names)
+        if self.by_position:
+            return [f"len({value}) == {count}"] if self._python is tuple else []
+        more = not self._does_more and not self._frozen and self._python.__dictoffset__
+        return [f"len({value}.__dict__) == {count}"] if more else []
 
     def are_normal(self, values: Collection[Any]) -> bool:
         if self._does_more or set(map(type, values)) != {self._python}:
@@ -741,6 +762,30 @@ class RecordFit(Fit):
         return tuple.__new__(type(value), items)
 
 
+def _loop(parameters: str, body: list[str], names: dict[str, Any]) -> Callable[..., Any]:
+    """A loop that combines values; `names` are those that its body uses."""
+    lines = [
+        f"def loop({parameters}):",
+        "    try:",
+        *(f"        {line}" for line in body),
+        "    except UnfitError:",  # of a part of what was made; what makes a normal form says whose
+        "        normal(made)",
+        "        raise",
+        "    return held",
+    ]
+    names["UnfitError"] = UnfitError
+    exec(compile("\n".join(lines), FOLD, "exec"), names)
+    made: Callable[..., Any] = names["loop"]
+    return made
+
+
+def _named(thing: Any, names: dict[str, Any]) -> str:
+    """A name for what an expression uses, which is added to `names`."""
+    name = f"_{len(names)}"
+    names[name] = thing
+    return name
+
+
 @lru_cache(maxsize=1024)
 def _shallow(kind: type) -> Callable[[Any], Any]:
     """What makes a record of this class with the same values; its `__init__` is not called."""
@@ -806,8 +851,7 @@ class _EnumFit(Fit):
         self._cls = cls
 
     def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
-        names[f"enum_{value}"] = self._cls
-        return f"{value}.__class__ is enum_{value}"
+        return f"{value}.__class__ is {_named(self._cls, names)}"
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         found = self._refused(values, kinds - self.exact)

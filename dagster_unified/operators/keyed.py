@@ -8,6 +8,7 @@ FLIP-134, FLIP-140.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import chain, repeat
 from typing import Any
 
 from dagster_unified.errors import UnsupportedError
@@ -148,6 +149,10 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
         self.processing_timers.delete(self.key, timer_time(timestamp))
 
 
+_SAME_KEY = object()
+"""In the place of what a key holds, before each of its records but the first."""
+
+
 class ReduceOperator(KeyedOperator):
     """Combines a key's records. One update per record with incremental updates, else one result at the end of a bundle.
 
@@ -173,7 +178,7 @@ class ReduceOperator(KeyedOperator):
         self.user_function = function
         self._normal = records.normal
         self._fold = records.fit.fold("function(held, value)")
-        self._fold_emitting = records.fit.fold("function(held, value)", emits=True)
+        self._scan = records.fit.scan
         self._last: dict[Hashable, int | None] = {}
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
@@ -208,32 +213,26 @@ class ReduceOperator(KeyedOperator):
 
     def _update(self, held: Sequence[Any], starts: Sequence[int], records: Sequence[Any]) -> None:
         """Emit one update for each record; `held` are the values of the keys, and `starts` where their runs begin."""
-        fold, function, normal, emit = self._fold_emitting, self.function, self._normal, self.out.records.append
-        start, end = 0, 0
+        before: list[Any] = [_SAME_KEY] * len(records)
+        for start, value in zip(starts, held, strict=True):
+            before[start] = value
         try:
-            for value, start, end in zip(held, starts, (*starts[1:], len(records)), strict=True):
-                if value is None:
-                    value = records[start]
-                    start += 1
-                    emit(value)
-                if start < end:
-                    fold(value, records[start:end], function, normal, emit)
+            self._scan(records, before, _SAME_KEY, self.function, self._normal, self.out.records.append)
         except RAISED as error:
-            raise self._failed(error, records[start:end]) from error
+            raise self._failed(error, records) from error
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         state, out = self.state.current, self.out
-        held, rest = state.get("value"), iter(records)
+        held = state.get("value")
         try:
             if not self.options.incremental_updates:
+                rest = iter(records)
                 state["value"] = self._fold(next(rest) if held is None else held, rest, self.function, self._normal)
                 self._last[self.key] = timestamps[-1]
                 return
-            if held is None:
-                held = next(rest)
-                out.emit_records((held,))
             emit = out.records.append if self.copies.get(None) is None else lambda record: out.emit_records((record,))
-            state["value"] = self._fold_emitting(held, rest, self.function, self._normal, emit)
+            before = chain((held,), repeat(_SAME_KEY))
+            state["value"] = self._scan(records, before, _SAME_KEY, self.function, self._normal, emit)
             out.timestamps += timestamps
         except RAISED as error:
             raise self._failed(error, records) from error

@@ -180,7 +180,7 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
 def _formed(clause: Clause, i: int, element: str, names: dict[str, Any]) -> str:
     """The code of a record's normal form, which calls nothing for a plain value that has it."""
     names[f"n{i}"] = clause.normal
-    test = "False" if clause.fit is None or not clause.fit.scalar else clause.fit.test(element, names, ranges=False)
+    test = "False" if clause.fit is None else clause.fit.clause_test(element, names)
     return f"n{i}({element})" if test == "False" else f"{element} if {test} else n{i}({element})"
 
 
