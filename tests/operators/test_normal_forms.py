@@ -277,6 +277,54 @@ def test_a_record_of_a_chain_is_of_its_class(mode):
     assert run_pipeline(built._pipeline, mode).only() == [seen(one)]
 
 
+class Item(NamedTuple):
+    name: str
+    count: int | None
+    color: Color
+
+
+@dataclass
+class Count:
+    count: int
+    at: datetime | None = None
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_records_of_plain_fields_have_their_normal_form_within_a_chain(mode):
+    built = stream().map(lambda v: Item(Word.YES, Size.SMALL, Color.RED), Item)
+    built = built.map(lambda item: Count(item.count, EVENING) if type(item.name) is str else Count(0), Count)
+    built = built.filter(lambda count: type(count.count) is int).map(seen, str)
+    built.print("out")
+    assert run_pipeline(built._pipeline, mode).only() == [seen(Count(1, IN_UTC))]
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (Item(1, 1, Color.RED), r"field 'name' of Item is declared str, and is 1 \(int\)"),
+        (Item("x", True, Color.RED), r"field 'count' of Item is declared int \| None, and is True \(bool\)"),
+        (Item("x", None, "red"), r"field 'color' of Item is declared Color, and is 'red' \(str\)"),
+        (("x", None), r"expected a Item.*, got \('x', None\) \(tuple\)"),
+        (Count(1), r"expected a Item.*, got Count"),
+        (None, r"expected a Item.*, got None"),
+    ],
+)
+def test_a_record_of_plain_fields_within_a_chain_is_held_to_its_types(made, words, mode):
+    built = stream().map(lambda v: made, Item).name("wrong").map(lambda item: 1, int)
+    built.print("out")
+    with pytest.raises(RecordTypeError, match=f"operator 'wrong': {words}"):
+        run_pipeline(built._pipeline, mode)
+
+
+@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+def test_the_least_int_and_text_in_any_script_are_accumulated(mode):
+    pairs = [("Zürich", -(2**62)), ("Århus", -(2**62)), ("東京", 0)]
+    built = Pipeline("p").from_collection(pairs, tuple[str, int]).key_by(lambda pair: 0, key_type=int)
+    built.reduce(lambda a, b: (b[0], a[1] + b[1])).print("out")
+    assert run_pipeline(built._pipeline, mode, seed=None).only()[-1] == ("東京", -(2**63))
+
+
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 def test_what_a_record_has_besides_its_fields_is_not_emitted(mode):
     def noted(v: int) -> Sale:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.state.backend import Declared, KeyedStateBackend
 from dagster_unified.operators.windows.spec import Windowing
+from dagster_unified.values import UnfitError
 
 
 class Contents(ABC):
@@ -94,12 +95,20 @@ class _OneValue(Contents):
         self.stored_type = python | None
         self._spec, self._where, self._look = spec, where, state.look
         self._declared = Declared(what, "", python)
-        self._normal = partial(state.normal, self._declared)
+        self._mutable = self._declared.fit.mutable
+        self._form, self._refuse = self._declared.fit.normal, partial(state.normal, self._declared)
         self._merge = self._declared.fit.fold("function(held, value)")
+
+    def _normal(self, value: Any) -> Any:
+        """The normal form of a value; raises `StateError` for one that does not fit."""
+        try:
+            return self._form(value)
+        except UnfitError:
+            return self._refuse(value)
 
     def _kept(self, held: Any) -> Any:
         """Passes on what a window holds now, which is looked at again where it can be changed."""
-        if self._declared.fit.mutable:
+        if self._mutable:
             self._look(self._declared, held)
         return held
 
