@@ -6,10 +6,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dagster_unified.arrow_types import is_number
 from dagster_unified.errors import PipelineError, RecordTypeError
+from dagster_unified.operators.arrow_aggregate import GroupBy
 from dagster_unified.operators.functions.base import FlatMapFunction, Function, ReduceFunction, RuntimeContext
 from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext, IterationListener
 from dagster_unified.operators.functions.type_variables import T
@@ -88,15 +88,13 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
     def combined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         """One row for each key."""
         table = pa.Table.from_batches([self._with_keys_alike(batch) for batch in batches], self._schema)
-        for number, name in enumerate(self._schema.names):
-            if self._kinds.get(name) == "sum":
-                table = table.set_column(number, name, _wide_enough(table.column(number)))
-        places = {name: f"c{number}" for number, name in enumerate(self._schema.names)}
-        table = table.rename_columns(list(places.values()))
-        wanted = [(places[name], kind) for name, kind in self._kinds.items()]
-        found = table.group_by([places[name] for name in self._key], use_threads=False).aggregate(wanted)
-        names = [place + (f"_{self._kinds[name]}" if name in self._kinds else "") for name, place in places.items()]
-        columns = [self._in_type(found.column(name), field) for name, field in zip(names, self._schema, strict=True)]
+        work = GroupBy(table.select(self._key))
+        names = {name: name for name in self._key}
+        for name, kind in self._kinds.items():
+            values = table.column(name)
+            names[name] = work.add_sum(values) if kind == "sum" else work.add(values, kind)
+        found = work.result()
+        columns = [self._in_type(found.column(names[field.name]), field) for field in self._schema]
         combined = pa.Table.from_arrays(columns, schema=self._schema)
         return pa.concat_batches([self._nothing, *combined.to_batches()])
 
@@ -117,17 +115,6 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
                 f"{self._where}: combine: a sum of column '{field.name}' is larger than its type, {field.type}, holds:"
                 f" {error}; use a column of a larger type"
             ) from error
-
-
-def _wide_enough(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column whose sums Arrow does not let overflow: as a decimal, where a sum might."""
-    if pa.types.is_decimal(column.type):
-        return column.cast(pa.decimal256(76, column.type.scale))
-    if not pa.types.is_integer(column.type):
-        return column
-    ends = pc.min_max(column).as_py()
-    most = max(abs(ends["min"] or 0), abs(ends["max"] or 0))
-    return column.cast(pa.decimal128(38)) if most * len(column) >= 1 << 63 else column
 
 
 class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):

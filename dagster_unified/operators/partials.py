@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.arrow_aggregate import GroupBy
 from dagster_unified.operators.functions.base import ReduceFunction
 from dagster_unified.operators.keyed import ReduceOperator, add, greatest, least
 from dagster_unified.operators.keys import key_part
@@ -182,23 +183,30 @@ class _Holding:
     def _grouped(self, table: pa.Table, wanted: Sequence[tuple[Partial, str | None, str]]) -> pa.Table:
         step = self._step
         keys = [*step.keys, *([PANE] if step.panes is not None else [])]
-        work = _Work(table.select(keys))
-        finish = [work.add(table, column, kind, p, self._place.where) for p, column, kind in wanted]
+        work = GroupBy(table.select(keys))
+        sums: dict[str, str] = {}
+        finish: list[Made] = []
+        for partial, column, kind in wanted:
+            if kind == "sum" and column is not None:
+                sums[partial.name] = work.add_sum(_countable(table.column(column)))
+                finish.append(_sum(sums[partial.name], partial, self._place.where))
+            else:
+                finish.append(_made(work, table, column, kind))
         if step.panes is not None:
-            latest = work.column(table.column(TIMESTAMP), "max")
+            latest = work.add(table.column(TIMESTAMP), "max")
         held = {p.name: p.carry for p in step.partials if p.carry is not None and p.carry in table.column_names}
-        carries = {name: work.column(table.column(carry), "sum") for name, carry in held.items()}
-        grouped = work.table.group_by(keys, use_threads=False).aggregate(work.aggregates)
+        carries = {name: work.add(table.column(carry), "sum") for name, carry in held.items()}
+        grouped = work.result()
         columns = {name: _cast(name)(grouped, self._output.schema.field(name).type) for name in step.keys}
         if step.panes is not None:
             columns[PANE] = grouped.column(PANE)
         for partial, made in zip(step.partials, finish, strict=True):
-            kind = self._output.schema.field(partial.name).type
+            of = self._output.schema.field(partial.name).type
             if partial.carry is None:
-                columns[partial.name] = made(grouped, kind)
+                columns[partial.name] = made(grouped, of)
             else:
                 before = grouped.column(carries[partial.name]) if partial.name in carries else None
-                rest, times = _with_carry(grouped.column(work.sums[partial.name]), kind, before)
+                rest, times = _with_carry(grouped.column(sums[partial.name]), of, before)
                 columns[partial.name], columns[partial.carry] = rest, times
         if step.panes is not None:
             columns[TIMESTAMP] = grouped.column(latest)
@@ -230,61 +238,36 @@ Made = Callable[[pa.Table, pa.DataType], pa.ChunkedArray]
 """Takes an aggregate out of what Arrow has grouped, as a column of a type."""
 
 
-class _Work:
-    """The table that Arrow groups, and the aggregates of its columns."""
+def _made(work: GroupBy, table: pa.Table, column: str | None, kind: str) -> Made:
+    """Add what a count, a least or a greatest value needs."""
+    if column is None:
+        ones = pa.chunked_array([pa.repeat(pa.scalar(1, pa.int64()), table.num_rows)])
+        return _cast(work.add(ones, "sum"))
+    values = table.column(column)
+    if kind == "count":
+        return _cast(work.add(values, "count"))
+    values = _countable(values)
+    largest = work.add(values, kind)
+    if kind == "max" and pa.types.is_floating(values.type):
+        unknown = pc.is_nan(values)
+        if pc.any(unknown).as_py():
+            return _or_nan(largest, work.add(unknown, "max"))
+    return _cast(largest)
 
-    def __init__(self, keys: pa.Table) -> None:
-        self.table = keys
-        self.aggregates: list[tuple[Any, ...]] = []
-        self.sums: dict[str, str] = {}
-        """What Arrow calls the sum of a partial."""
 
-    def column(self, values: pa.ChunkedArray, function: str) -> str:
-        """Add a column and an aggregate of it; return the name of its result."""
-        name = f"__{len(self.aggregates)}"
-        self.table = self.table.append_column(name, values)
-        self.aggregates.append((name, function))
-        return f"{name}_{function}"
+def _countable(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column as Arrow aggregates it: durations as numbers."""
+    return values.cast(pa.int64()) if pa.types.is_duration(values.type) else values
 
-    def add(self, table: pa.Table, column: str | None, kind: str, partial: Partial, where: str) -> Made:
-        """Add what one partial needs."""
-        if column is None:
-            ones = pa.chunked_array([pa.repeat(pa.scalar(1, pa.int64()), table.num_rows)])
-            return _cast(self.column(ones, "sum"))
-        values = table.column(column)
-        if kind == "count":
-            return _cast(self.column(values, "count"))
-        if pa.types.is_duration(values.type):  # which Arrow does not aggregate
-            values = values.cast(pa.int64())
-        if kind == "sum":
-            return self._sum(values, partial, where)
-        largest = self.column(values, kind)
-        if kind == "max" and pa.types.is_floating(values.type):
-            unknown = pc.is_nan(values)
-            if pc.any(unknown).as_py():
-                return _or_nan(largest, self.column(unknown, "max"))
-        return _cast(largest)
 
-    def _sum(self, values: pa.ChunkedArray, partial: Partial, where: str) -> Made:
-        """A sum that cannot wrap around: where it might, Arrow adds wider numbers."""
-        kind = values.type
-        if pa.types.is_floating(kind):
-            return _cast(self.column(values, "sum"))
-        low, high = (value.as_py() or 0 for value in pc.min_max(values).values())
-        largest = max(abs(low), abs(high)) * len(values)
-        if pa.types.is_integer(kind) and largest >= 1 << 63:
-            values = values.cast(pa.decimal128(38, 0))
-        elif pa.types.is_decimal(kind) and largest >= 10 ** (kind.precision - kind.scale):
-            values = values.cast(pa.decimal256(76, kind.scale))
-        name = self.sums[partial.name] = self.column(values, "sum")
+def _sum(name: str, partial: Partial, where: str) -> Made:
+    def made(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
+        try:
+            return _cast(name)(grouped, wanted)
+        except pa.ArrowInvalid as error:
+            raise RecordTypeError(f"{where}: {partial.shown} {TOO_LARGE}") from error
 
-        def made(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
-            try:
-                return _cast(name)(grouped, wanted)
-            except pa.ArrowInvalid as error:
-                raise RecordTypeError(f"{where}: {partial.shown} {TOO_LARGE}") from error
-
-        return made
+    return made
 
 
 def _with_carry(
