@@ -25,7 +25,7 @@ from dagster_unified.operators.operator import OperatorContext
 from dagster_unified.operators.operator_state import CheckpointedOperator
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.epochs import Emitting
-from dagster_unified.operators.program.step import BlockStep, Place
+from dagster_unified.operators.program.step import BlockStep, StepContext
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.arrow_rows import ArrowRows
 from dagster_unified.operators.state.backend import KeyedStateBackend
@@ -48,28 +48,28 @@ class MapBatchesStep(BlockStep):
         batch = pa.concat_batches(batches)
         return Block(None, batch, [None] * batch.num_rows, output)
 
-    def applied(self, place: Place) -> Callable[[pa.RecordBatch], Any]:
+    def applied(self, context: StepContext) -> Callable[[pa.RecordBatch], Any]:
         """Its function, as it is called with a batch."""
         function: Callable[[pa.RecordBatch], Any] = self.function
         return function
 
-    def consumer(self, place: Place) -> Consumer:
+    def consumer(self, context: StepContext) -> Consumer:
         function, records, output = self.function, self.input, self.output
         assert records is not None
         assert output is not None
-        place.open(function)
-        call = self.applied(place)
+        context.open(function)
+        call = self.applied(context)
 
         def consume(block: Block) -> None:
-            given = encoded(block, records, place.before)
+            given = encoded(block, records, context.before)
             if block.timestamps is not None:
                 given = given.append_column(TIMESTAMP, pa.array(block.timestamps, pa.int64()))
             try:
                 result = call(given)
             except RAISED as error:
-                raise user_failure(error, place.where, function, given.slice(0, 3).to_pylist()) from error
-            batch, timestamps = checked(result, output, block.timestamps, place.where)
-            place.send(None, Block(None, batch, timestamps, output))
+                raise user_failure(error, context.where, function, given.slice(0, 3).to_pylist()) from error
+            batch, timestamps = checked(result, output, block.timestamps, context.where)
+            context.send(None, Block(None, batch, timestamps, output))
 
         return consume
 
@@ -77,8 +77,8 @@ class MapBatchesStep(BlockStep):
 class BroadcastBatchesStep(MapBatchesStep):
     """`map_batches` of a stream and a broadcast one: the function has all records of the latter at hand, as a table."""
 
-    def applied(self, place: Place) -> Callable[[pa.RecordBatch], Any]:
-        return lambda given: self.function(given, place.table())
+    def applied(self, context: StepContext) -> Callable[[pa.RecordBatch], Any]:
+        return lambda given: self.function(given, context.table())
 
 
 def checked(

@@ -12,7 +12,7 @@ from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function
 from dagster_unified.operators.functions.type_variables import In, Out
 from dagster_unified.operators.program.blocks import Block, Collector, Consumer
-from dagster_unified.operators.program.step import BlockStep, Place
+from dagster_unified.operators.program.step import BlockStep, StepContext
 from dagster_unified.operators.time import checked_span
 from dagster_unified.records import shorten
 from dagster_unified.values import check_count
@@ -202,24 +202,24 @@ def _records(found: Any, method: str) -> list[Any]:
 class AsyncStep(BlockStep):
     """`AsyncDataStream`'s operators: the calls of a block's records wait together."""
 
-    def consumer(self, place: Place) -> Consumer:
+    def consumer(self, context: StepContext) -> Consumer:
         import asyncio
 
         calls: AsyncCalls = self.function
         loop = asyncio.new_event_loop()
-        place.closing.append((place.where, loop))
-        place.open(calls.function)
+        context.closing.append((context.where, loop))
+        context.open(calls.function)
 
         def failed(error: BaseException, record: Any) -> Exception:
-            return user_failure(error, place.where, calls.function.async_invoke, record)
+            return user_failure(error, context.where, calls.function.async_invoke, record)
 
         def consume(block: Block) -> None:
-            out = Collector(place.copies)
+            out = Collector(context.copies)
             timestamps = block.timestamps or [None] * block.size
             loop.run_until_complete(
                 calls.run(block.records(), lambda number, found: out.emit_all(found, timestamps[number]), failed)
             )
             for tag, emitted in out.blocks():
-                place.send(tag, emitted)
+                context.send(tag, emitted)
 
         return consume

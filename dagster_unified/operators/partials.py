@@ -24,7 +24,7 @@ from dagster_unified.operators.keys import key_part
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.operator import OperatorContext
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
-from dagster_unified.operators.program.step import BlockStep, Place
+from dagster_unified.operators.program.step import BlockStep, StepContext
 from dagster_unified.operators.time import to_datetime
 from dagster_unified.operators.windows.functions import WindowFunction
 from dagster_unified.operators.windows.window import TimeWindow
@@ -114,19 +114,19 @@ class PartialsStep(BlockStep):
     partials: tuple[Partial, ...] = ()
     panes: tuple[int, int] | None = None
 
-    def consumer(self, place: Place) -> Consumer:
+    def consumer(self, context: StepContext) -> Consumer:
         assert self.input is not None
         assert self.output is not None
-        holding = _Holding(self, self.input, self.output, place)
-        place.flushing.append(holding.flush)
+        holding = _Holding(self, self.input, self.output, context)
+        context.flushing.append(holding.flush)
         return holding.take
 
 
 class _Holding:
     """What has come of a micro-batch, and is not emitted yet."""
 
-    def __init__(self, step: PartialsStep, records: RecordType, output: RecordType, place: Place) -> None:
-        self._step, self._records, self._output, self._place = step, records, output, place
+    def __init__(self, step: PartialsStep, records: RecordType, output: RecordType, context: StepContext) -> None:
+        self._step, self._records, self._output, self._step_context = step, records, output, context
         read = [*step.keys, *(partial.column for partial in step.partials if partial.column is not None)]
         self._columns = list(dict.fromkeys(read))
         self._came: list[pa.RecordBatch] = []
@@ -134,9 +134,9 @@ class _Holding:
         self._partials: list[pa.Table] = []
 
     def take(self, block: Block) -> None:
-        batch = encoded(block, self._records, self._place.before)
+        batch = encoded(block, self._records, self._step_context.before)
         for name in self._step.keys:
-            key = key_part(name, batch.column(name), batch, self._records.names, self._place.where)
+            key = key_part(name, batch.column(name), batch, self._records.names, self._step_context.where)
             batch = batch.set_column(batch.schema.get_field_index(name), batch.schema.field(name), key)
         batch = batch.select(self._columns)
         if self._step.panes is not None:
@@ -189,7 +189,7 @@ class _Holding:
         for partial, column, kind in wanted:
             if kind == "sum" and column is not None:
                 sums[partial.name] = work.add_sum(_countable(table.column(column)))
-                finish.append(_sum(sums[partial.name], partial, self._place.where))
+                finish.append(_sum(sums[partial.name], partial, self._step_context.where))
             else:
                 finish.append(_made(work, table, column, kind))
         if step.panes is not None:
@@ -219,7 +219,7 @@ class _Holding:
             arrays = [_whole(whole.column(name)) for name in names]
             times = _whole(whole.column(TIMESTAMP)).to_pylist() if self._step.panes is not None else None
             batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-            self._place.send(None, Block(None, batch, times, self._output))
+            self._step_context.send(None, Block(None, batch, times, self._output))
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -8,29 +8,29 @@ from typing import Any
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import NoTimers, OutputTag, ProcessFunction, TimerService
 from dagster_unified.operators.program.blocks import Block, Collector, Consumer
-from dagster_unified.operators.program.step import BlockStep, Place
+from dagster_unified.operators.program.step import BlockStep, StepContext
 
 
 class ProcessStep(BlockStep):
     """`process`."""
 
-    def consumer(self, place: Place) -> Consumer:
+    def consumer(self, context: StepContext) -> Consumer:
         function: ProcessFunction[Any, Any] = self.function
-        place.open(function)
-        context = _Context(place.options.readable(place.clock), place.watermark, Collector(place.copies))
+        context.open(function)
+        runtime = _Context(context.options.readable(context.clock), context.watermark, Collector(context.copies))
 
         def consume(block: Block) -> None:
-            out = context.out = Collector(place.copies)
+            out = runtime.out = Collector(context.copies)
             timestamps = block.timestamps or [None] * block.size
             record = None
             try:
                 for record, timestamp in zip(block.records(), timestamps, strict=True):
-                    context.current = timestamp
-                    out.emit_all(function.process_element(record, context), timestamp)
+                    runtime.current = timestamp
+                    out.emit_all(function.process_element(record, runtime), timestamp)
             except RAISED as error:
-                raise user_failure(error, place.where, function.process_element, record) from error
+                raise user_failure(error, context.where, function.process_element, record) from error
             for tag, emitted in out.blocks():
-                place.send(tag, emitted)
+                context.send(tag, emitted)
 
         return consume
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
 from dagster_unified.operators.program.fusion import Clause
-from dagster_unified.operators.program.step import FusedStep, Place
+from dagster_unified.operators.program.step import FusedStep, StepContext
 from dagster_unified.operators.time import to_millis
 from dagster_unified.operators.watermarks import Generated, Memory, Supplier
 from dagster_unified.records import shorten
@@ -75,17 +75,17 @@ class AssignTimestampsStep(FusedStep):
             return None  # left to the function: what is no moment is its error
         return _millis_of(moments)
 
-    def clause(self, place: Place) -> Clause:
+    def clause(self, context: StepContext) -> Clause:
         assigner = self.function
-        place.open(assigner)
+        context.open(assigner)
         if isinstance(assigner, IngestionTimeAssigner):
-            assigner = assigner.reading(place.options.readable(place.clock))
+            assigner = assigner.reading(context.options.readable(context.clock))
         extract = getattr(assigner, "extract_timestamp", assigner)
-        if self.generator is None or place.generated is None:
+        if self.generator is None or context.generated is None:
             return Assign(lambda value, timestamp: _event_time(extract(value, timestamp), value))
-        memory = Memory(self.remembers, place.remembered.get(self.uid, {}), place.subtask)
-        generated = Generated(place.where, self.generator, memory)
-        place.generated.append((self.uid, generated))
+        memory = Memory(self.remembers, context.remembered.get(self.uid, {}), context.subtask)
+        generated = Generated(context.where, self.generator, memory)
+        context.generated.append((self.uid, generated))
 
         def assign(value: Any, timestamp: int | None) -> int:
             moment = _event_time(extract(value, timestamp), value)

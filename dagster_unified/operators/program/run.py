@@ -27,7 +27,7 @@ from dagster_unified.operators.program.closing import Closing, close_each
 from dagster_unified.operators.program.epochs import Emitting, tell
 from dagster_unified.operators.program.fusion import Clause, FusedChain, fuse
 from dagster_unified.operators.program.spec import Output, Program
-from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, Place
+from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, StepContext
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import Generated, Kept, Mark, slowest
@@ -223,9 +223,9 @@ class RunningProgram:
             step = self.program.steps[index]
             last = index
             if isinstance(step, KeyedStep):
-                self._open_keyed(step, self._place(index))
+                self._open_keyed(step, self._step_context(index))
             elif isinstance(step, BlockStep):
-                self._consumers.setdefault((parent, step.tag), []).append(step.consumer(self._place(index)))
+                self._consumers.setdefault((parent, step.tag), []).append(step.consumer(self._step_context(index)))
                 self._listen(index)
             elif isinstance(step, FusedStep):
                 chain = self._fusable_from(index, step)
@@ -280,13 +280,13 @@ class RunningProgram:
     def _listen(self, index: int) -> None:
         self._listening += [(index, one) for one in iteration_listeners(self.program.steps[index].function)]
 
-    def _place(self, index: int) -> Place:
+    def _step_context(self, index: int) -> StepContext:
         step = self.program.steps[index]
 
-        def context(state: KeyedStateBackend | None) -> RuntimeContext:
+        def runtime_context(state: KeyedStateBackend | None) -> RuntimeContext:
             return RuntimeContext(step.name, self._subtask, step.parallelism, self.registry, state)
 
-        return Place(
+        return StepContext(
             where=self.program.where(step),
             before=self._made_by(step.parent, step.tag),
             options=self.program.options,
@@ -295,7 +295,7 @@ class RunningProgram:
             metrics=self.metrics,
             input=step.input,
             output=step.output,
-            context=context,
+            runtime_context=runtime_context,
             closing=self._closing,
             flushing=self._flushing,
             copy=None if step.input is None else self._copier(step.input),
@@ -308,13 +308,13 @@ class RunningProgram:
             send=partial(self._send, index),
         )
 
-    def _open_keyed(self, step: KeyedStep, place: Place) -> None:
-        self.keyed = step.created(place)
-        self._closing.append((place.where, self.keyed))
+    def _open_keyed(self, step: KeyedStep, context: StepContext) -> None:
+        self.keyed = step.created(context)
+        self._closing.append((context.where, self.keyed))
         try:
-            self.keyed.open(place.context)
+            self.keyed.open(context.runtime_context)
         except RAISED as error:
-            raise user_failure(error, place.where, getattr(step.function, "open", None), "open()") from error
+            raise user_failure(error, context.where, getattr(step.function, "open", None), "open()") from error
 
     def _fusable_from(self, index: int, step: FusedStep) -> dict[int, FusedStep]:
         """The longest chain of fusable steps from `index` in which no one but the next step reads what is between.
@@ -380,7 +380,7 @@ class RunningProgram:
 
     def _clause(self, index: int, step: FusedStep, is_last: bool) -> Clause:
         """A step's clause. What only the chain's own functions take has its normal form made there."""
-        clause = replace(step.clause(self._place(index)), copy=self._copies(index).get(None))
+        clause = replace(step.clause(self._step_context(index)), copy=self._copies(index).get(None))
         if is_last or step.output is None or not self._makes(index, None):
             return clause
         copy = None if clause.copy is None else step.output.fit.copied

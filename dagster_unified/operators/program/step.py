@@ -24,7 +24,7 @@ from dagster_unified.records import RecordType
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place(OperatorContext):
+class StepContext(OperatorContext):
     """Where a step stands in a running program, and what it is opened with."""
 
     before: str
@@ -33,7 +33,7 @@ class Place(OperatorContext):
     watermark: Callable[[], int]
     """How far event time is."""
 
-    context: Callable[[KeyedStateBackend | None], RuntimeContext]
+    runtime_context: Callable[[KeyedStateBackend | None], RuntimeContext]
     """Creates the context that a function is opened with."""
 
     closing: list[tuple[str, Any]]
@@ -62,7 +62,7 @@ class Place(OperatorContext):
         if isinstance(function, Function):
             self.closing.append((self.where, function))
             try:
-                function.open(self.context(None))
+                function.open(self.runtime_context(None))
             except RAISED as error:
                 raise user_failure(error, self.where, function.open, "open()") from error
 
@@ -101,10 +101,10 @@ class FusedStep(Step):
 
     operator: type[Clause] | None = None
 
-    def clause(self, place: Place) -> Clause:
+    def clause(self, context: StepContext) -> Clause:
         """Opens the step, as a clause of the function that it becomes part of."""
         assert self.operator is not None
-        place.open(self.function)
+        context.open(self.function)
         return self.operator(getattr(self.function, self.operator.method, self.function))
 
     def times_of(self, batch: pa.RecordBatch) -> list[int] | None:
@@ -115,7 +115,7 @@ class FusedStep(Step):
 class BlockStep(Step):
     """An operator that takes whole blocks of records, and has no state."""
 
-    def consumer(self, place: Place) -> Consumer:
+    def consumer(self, context: StepContext) -> Consumer:
         """Opens the step."""
         raise NotImplementedError
 
