@@ -417,7 +417,7 @@ _TESTS: dict[type | None, _Test] = {
     bool: _Test(bool),
     bytes: _Test(bytes),
     dt.date: _Test(dt.date),
-    dt.datetime: _Test(dt.datetime, "{0}.tzinfo is UTC", names={"UTC": _UTC}),
+    dt.datetime: _Test(dt.datetime, "{0}.tzinfo is UTC and not {0}.fold", names={"UTC": _UTC}),
     Decimal: _Test(
         Decimal,
         "{0}.same_quantum(UNIT) and -LIMIT < {0} < LIMIT and ({0} or not {0}.is_signed())",
@@ -483,7 +483,7 @@ class _MomentFit(_ScalarFit):
             (value,) = self._codec(self._info, [value])
         if self._aware is False:
             return value.replace(fold=0)
-        return value.replace(tzinfo=_UTC, fold=0) if value.tzinfo is None else value.astimezone(_UTC)
+        return (value.replace(tzinfo=_UTC) if value.tzinfo is None else value.astimezone(_UTC)).replace(fold=0)
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         return super()._misfit(values, kinds) or self._unfit_moment(values)

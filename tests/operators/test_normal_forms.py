@@ -76,6 +76,7 @@ HALF = Decimal("1.500000000000000000")
 
 FORMS: dict[str, tuple[Any, Any, Any]] = {
     "zone": (datetime, EVENING, IN_UTC),
+    "fold": (datetime, IN_UTC.replace(fold=1), IN_UTC),
     "naive": (datetime, datetime(2024, 7, 1, 20, 30), datetime(2024, 7, 1, 20, 30, tzinfo=timezone.utc)),
     "int for float": (float, 3, 3.0),
     "int for Decimal": (Decimal, 2, Decimal("2.000000000000000000")),
