@@ -13,7 +13,6 @@ from typing import Any
 
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.engine import handshake
-from dagster_unified.graph.memory import kept_by
 
 T = typing.TypeVar("T")
 
@@ -42,6 +41,8 @@ class Payload:
 
 def _may_keep(function: Any) -> bool:
     """Whether a function may know at a call what it was given before; a plain one is never opened."""
+    from dagster_unified.graph.memory import kept_by  # where what was shipped is only opened, pyarrow is not loaded
+
     return function is not None and (not isinstance(function, types.FunctionType) or bool(kept_by(function)))
 
 
