@@ -5,19 +5,7 @@ from dagster_unified.api.columns import functions
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.api.stream import DataStream, KeyedStream
 from dagster_unified.api.watermarks import WatermarkStrategy
-from dagster_unified.operators.async_io import AsyncFunction, AsyncRetryStrategy
-from dagster_unified.operators.broadcast import (
-    BroadcastProcessFunction,
-    BroadcastState,
-    KeyedBroadcastProcessFunction,
-    ReadOnlyBroadcastState,
-)
-from dagster_unified.operators.connected import (
-    CoFlatMapFunction,
-    CoMapFunction,
-    CoProcessFunction,
-    KeyedCoProcessFunction,
-)
+from dagster_unified.operators.functions.async_io import AsyncFunction, AsyncRetryStrategy
 from dagster_unified.operators.functions.base import (
     AggregateFunction,
     FilterFunction,
@@ -34,6 +22,12 @@ from dagster_unified.operators.functions.base import (
     TimestampAssigner,
 )
 from dagster_unified.operators.functions.batches import KeyedBatchFunction
+from dagster_unified.operators.functions.broadcast import (
+    BroadcastProcessFunction,
+    BroadcastState,
+    KeyedBroadcastProcessFunction,
+    ReadOnlyBroadcastState,
+)
 from dagster_unified.operators.functions.checkpoints import (
     CheckpointedFunction,
     CheckpointListener,
@@ -42,7 +36,16 @@ from dagster_unified.operators.functions.checkpoints import (
     OperatorStateStore,
 )
 from dagster_unified.operators.functions.event_time import IngestionTimeAssigner, WatermarkGenerator, WatermarkOutput
-from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
+from dagster_unified.operators.functions.two_streams import (
+    CoFlatMapFunction,
+    CoGroupFunction,
+    CoMapFunction,
+    CoProcessFunction,
+    FlatJoinFunction,
+    JoinFunction,
+    KeyedCoProcessFunction,
+    ProcessJoinFunction,
+)
 from dagster_unified.operators.metrics import Counter as Counter  # not in __all__: `collections` has one as well
 from dagster_unified.operators.metrics import Distribution, Meter
 from dagster_unified.operators.state.aggregating import AggregatingState, AggregatingStateDescriptor

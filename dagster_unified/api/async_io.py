@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from dagster_unified.api.record_types import NOT_GIVEN, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
-from dagster_unified.operators.async_io import AsyncCalls, AsyncFunction, AsyncRetryStrategy
+from dagster_unified.operators.async_io import AsyncCalls
+from dagster_unified.operators.functions.async_io import AsyncFunction, AsyncRetryStrategy
 from dagster_unified.operators.functions.type_variables import R, T
 from dagster_unified.operators.time import checked_span
 from dagster_unified.values import check_count

@@ -11,12 +11,8 @@ from dagster_unified.api.record_types import agreed_output, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Node, Partitioning
-from dagster_unified.operators.broadcast import (
-    Broadcasting,
-    BroadcastProcessFunction,
-    KeyedBroadcastProcessFunction,
-    checked,
-)
+from dagster_unified.operators.broadcast import Broadcasting, checked
+from dagster_unified.operators.functions.broadcast import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from dagster_unified.operators.functions.type_variables import A, B, T
 from dagster_unified.operators.state.map import MapStateDescriptor
 

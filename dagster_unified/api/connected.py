@@ -25,20 +25,16 @@ from dagster_unified.operators.connected import (
     CoMap,
     CoProcess,
     EitherKey,
-    KeyedCoProcessFunction,
     OneSidesKey,
     OwnKey,
     Tag,
     either_type,
 )
 from dagster_unified.operators.functions.base import KeySelector, OutputTag
-from dagster_unified.operators.functions.keyed import KEYED_FORMS, PartlyKeyed
+from dagster_unified.operators.functions.two_streams import KeyedCoProcessFunction, ProcessJoinFunction
 from dagster_unified.operators.functions.type_variables import A, B
-from dagster_unified.operators.joins import (
-    IntervalJoin,
-    ProcessJoinFunction,
-    WindowedPairs,
-)
+from dagster_unified.operators.joins import IntervalJoin, WindowedPairs
+from dagster_unified.operators.keyed_forms import KEYED_FORMS, PartlyKeyed
 from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
 from dagster_unified.records import return_type, type_name

@@ -40,16 +40,7 @@ from dagster_unified.graph.connectors import Boundedness, Sink, Source, check_is
 from dagster_unified.graph.expressions import Column
 from dagster_unified.graph.nodes import Chaining, ExchangeKind, Graph, Key, Naming, Node, Partitioning
 from dagster_unified.operators.arrow_functions import OfBatches
-from dagster_unified.operators.broadcast import BroadcastProcessFunction, KeyedBroadcastProcessFunction
-from dagster_unified.operators.connected import (
-    CoFlatMap,
-    CoFlatMapFunction,
-    CoMap,
-    CoMapFunction,
-    CoProcess,
-    CoProcessFunction,
-    KeyedCoProcessFunction,
-)
+from dagster_unified.operators.connected import CoFlatMap, CoMap, CoProcess
 from dagster_unified.operators.functions.base import (
     AggregateFunction,
     FilterFunction,
@@ -63,11 +54,21 @@ from dagster_unified.operators.functions.base import (
     ReduceFunction,
 )
 from dagster_unified.operators.functions.batches import KeyedBatchFunction
+from dagster_unified.operators.functions.broadcast import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from dagster_unified.operators.functions.checkpoints import checkpointed
 from dagster_unified.operators.functions.iterations import hears_of_epochs
-from dagster_unified.operators.functions.keyed import KEYED_FORMS, may_hold_state
+from dagster_unified.operators.functions.two_streams import (
+    CoFlatMapFunction,
+    CoGroupFunction,
+    CoMapFunction,
+    CoProcessFunction,
+    FlatJoinFunction,
+    JoinFunction,
+    KeyedCoProcessFunction,
+    ProcessJoinFunction,
+)
 from dagster_unified.operators.functions.type_variables import OUT, A, B, K, R, T, W
-from dagster_unified.operators.joins import CoGroupFunction, FlatJoinFunction, JoinFunction, ProcessJoinFunction
+from dagster_unified.operators.keyed_forms import KEYED_FORMS, may_hold_state
 from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import (

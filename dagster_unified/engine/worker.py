@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from dagster_unified.by_value import by_value_bytes, sent
 from dagster_unified.operators.drivers.batch import run_batch, spare_the_garbage_collector
-from dagster_unified.operators.drivers.emitted import Emitted
 from dagster_unified.operators.drivers.ranges import run_range
+from dagster_unified.operators.drivers.report import Emitted
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.layout import PARTITION_INDEX_FIELD, SUBTASK, combine, combined_schema, metrics_row
 from dagster_unified.operators.program.run import FLUSH

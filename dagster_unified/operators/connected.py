@@ -7,107 +7,17 @@ in the order of time in BATCH.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from dagster_unified.operators.functions.base import (
-    Function,
     KeyedProcessFunction,
     ProcessFunction,
-    SideOutput,
     Wrapping,
 )
-from dagster_unified.operators.functions.type_variables import In1, In2, Key, KeyOut, Out
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.layout import DelegatingKey
 from dagster_unified.records import UNITED, type_name
-
-
-class CoMapFunction(Function, ABC, Generic[In1, In2, Out]):
-    """One record in, of either stream, one record out; there is an example at `DataStream.connect`."""
-
-    @abstractmethod
-    def map1(self, value: In1) -> Out:
-        """What a record of the first stream becomes."""
-
-    @abstractmethod
-    def map2(self, value: In2) -> Out:
-        """What a record of the second stream becomes."""
-
-
-class CoFlatMapFunction(Function, ABC, Generic[In1, In2, Out]):
-    """One record in, of either stream, any number out; there is an example at `ConnectedStreams.flat_map`."""
-
-    @abstractmethod
-    def flat_map1(self, value: In1) -> Iterable[Out]:
-        """What a record of the first stream becomes."""
-
-    @abstractmethod
-    def flat_map2(self, value: In2) -> Iterable[Out]:
-        """What a record of the second stream becomes."""
-
-
-class CoProcessFunction(Function, ABC, Generic[In1, In2, Out]):
-    """A process function over two streams (Flink: *Process Function*, "Low-level Joins").
-
-    Where both are keyed, it has state and timers of the key that both share. Where one of them is keyed, there is state
-    for its records, and there are no timers. In BATCH the order of the two streams is as at `ConnectedStreams`; in
-    STREAMING records come as they arrive.
-
-    Examples:
-        >>> class Amounts(CoProcessFunction[Sale, int, int]):
-        ...     def process_element1(self, value: Sale, ctx: CoProcessFunction.Context) -> list[int]:
-        ...         return [value.amount]
-        ...     def process_element2(self, value: int, ctx: CoProcessFunction.Context) -> list[int]:
-        ...         return [10 * value]
-        >>> sorted(collect(sales.connect(numbers).process(Amounts())))
-        [3, 4, 5, 10, 20, 30]
-    """
-
-    Context: TypeAlias = ProcessFunction.Context
-
-    @abstractmethod
-    def process_element1(self, value: In1, ctx: ProcessFunction.Context) -> Iterable[Out | SideOutput] | None:
-        """What a record of the first stream leads to."""
-
-    @abstractmethod
-    def process_element2(self, value: In2, ctx: ProcessFunction.Context) -> Iterable[Out | SideOutput] | None:
-        """What a record of the second stream leads to."""
-
-    def on_timer(
-        self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]
-    ) -> Iterable[Out | SideOutput] | None:
-        """A timer has come; only where both streams are keyed."""
-        return None
-
-
-class KeyedCoProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
-    """A process function over two keyed streams, with state and timers of the key that both share.
-
-    In BATCH all records of a key from both come before the next key, sorted by event time; in STREAMING they come as
-    they arrive. There is an example at `KeyedConnectedStreams.process`.
-    """
-
-    class Context(KeyedProcessFunction.Context[KeyOut]):
-        """The context that `process_element1` and `process_element2` get with a record."""
-
-    class OnTimerContext(Context[KeyOut], KeyedProcessFunction.OnTimerContext[KeyOut]):
-        """The context that `on_timer` gets with a timestamp."""
-
-    requires_time_sorted_input: bool = False
-
-    @abstractmethod
-    def process_element1(self, value: In1, ctx: Context[Key]) -> Iterable[Out | SideOutput] | None:
-        """What a record of the first stream leads to."""
-
-    @abstractmethod
-    def process_element2(self, value: In2, ctx: Context[Key]) -> Iterable[Out | SideOutput] | None:
-        """What a record of the second stream leads to."""
-
-    def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
-        """A timer has come."""
-        return ()
 
 
 def either_type(first: Any, second: Any) -> Any:

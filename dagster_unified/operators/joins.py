@@ -5,112 +5,21 @@ A window join is a window over both streams' records as `Either`; an interval jo
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Generic
+from typing import Any
 
-from dagster_unified.operators.connected import KeyedCoProcessFunction
 from dagster_unified.operators.functions.base import (
-    Function,
     KeyedProcessFunction,
     OutputTag,
     RuntimeContext,
-    SideOutput,
     Wrapping,
 )
-from dagster_unified.operators.functions.type_variables import In1, In2, Out, R
+from dagster_unified.operators.functions.two_streams import (
+    KeyedCoProcessFunction,
+    ProcessJoinFunction,
+)
+from dagster_unified.operators.functions.windows import WindowFunction
 from dagster_unified.operators.state.map import MapStateDescriptor
-from dagster_unified.operators.windows.functions import WindowFunction
-
-
-class JoinFunction(Function, ABC, Generic[In1, In2, Out]):
-    """Returns one record for each pair of one key and window (Flink: *Joining*).
-
-    In BATCH it is called when a key is over, in STREAMING when the window fires.
-
-    Examples:
-        >>> class Pair(JoinFunction[Sale, Sale, str]):
-        ...     def join(self, first: Sale, second: Sale) -> str:
-        ...         return f"{first.shop}: {first.amount} and {second.amount}"
-        >>> days = TumblingEventTimeWindows.of(timedelta(days=1))
-        >>> pairs = timed.join(timed.where("amount > 4")).where("shop").equal_to("shop").window(days)
-        >>> sorted(collect(pairs.apply(Pair())))
-        ['north: 3 and 5', 'north: 5 and 5']
-    """
-
-    @abstractmethod
-    def join(self, first: In1, second: In2) -> Out:
-        """The pair as one record."""
-
-
-class FlatJoinFunction(Function, ABC, Generic[In1, In2, Out]):
-    """Returns any number of records for each pair of one key and window (Flink: *Joining*).
-
-    In BATCH it is called when a key is over, in STREAMING when the window fires.
-
-    Examples:
-        >>> class Larger(FlatJoinFunction[Sale, Sale, int]):
-        ...     def join(self, first: Sale, second: Sale) -> list[int]:
-        ...         return [second.amount] if second.amount > first.amount else []
-        >>> days = TumblingEventTimeWindows.of(timedelta(days=1))
-        >>> pairs = timed.join(timed).where("shop").equal_to("shop").window(days)
-        >>> collect(pairs.apply(Larger()))
-        [5]
-    """
-
-    @abstractmethod
-    def join(self, first: In1, second: In2) -> Iterable[Out] | None:
-        """What the pair gives."""
-
-
-class CoGroupFunction(Function, ABC, Generic[In1, In2, Out]):
-    """Returns any number of records for all records of one key and window; one of the two lists may be empty.
-
-    In BATCH it is called when a key is over, in STREAMING when the window fires.
-
-    Examples:
-        >>> class Unmatched(CoGroupFunction[Sale, Sale, str]):
-        ...     def co_group(self, first: list[Sale], second: list[Sale]) -> list[str]:
-        ...         return [sale.shop for sale in first] if not second else []
-        >>> days = TumblingEventTimeWindows.of(timedelta(days=1))
-        >>> groups = timed.co_group(timed.where("amount > 4")).where("shop").equal_to("shop").window(days)
-        >>> collect(groups.apply(Unmatched()))
-        ['south']
-    """
-
-    @abstractmethod
-    def co_group(self, first: list[In1], second: list[In2]) -> Iterable[Out] | None:
-        """What the two groups give."""
-
-
-class ProcessJoinFunction(Function, ABC, Generic[In1, In2, Out]):
-    """Returns any number of records for each pair of an interval join (Flink: *Joining*, "Interval Join").
-
-    Records are paired in the order of event time, in both modes. There is an example at `KeyedStream.interval_join`.
-    """
-
-    class Context(ABC):
-        """The context that `process_element` gets with a pair."""
-
-        @abstractmethod
-        def get_left_timestamp(self) -> int:
-            """The left record's event time."""
-
-        @abstractmethod
-        def get_right_timestamp(self) -> int:
-            """The right record's event time."""
-
-        @abstractmethod
-        def get_timestamp(self) -> int:
-            """The later of the two, which the results carry."""
-
-        @abstractmethod
-        def output(self, tag: OutputTag[R], value: R) -> None:
-            """Emits to a side output."""
-
-    @abstractmethod
-    def process_element(self, left: In1, right: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
-        """What the pair gives."""
 
 
 class WindowedPairs(Wrapping, WindowFunction[Any, Any, Any, Any]):

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.arrow_aggregate import GroupBy
 from dagster_unified.operators.functions.base import ReduceFunction
+from dagster_unified.operators.functions.windows import WindowFunction
 from dagster_unified.operators.keyed import ReduceOperator, add, greatest, least
 from dagster_unified.operators.keys import key_part
 from dagster_unified.operators.layout import TIMESTAMP
@@ -26,7 +27,6 @@ from dagster_unified.operators.operator import OperatorContext
 from dagster_unified.operators.program.blocks import Block, Consumer, encoded
 from dagster_unified.operators.program.step import BlockStep, StepContext
 from dagster_unified.operators.time import to_datetime
-from dagster_unified.operators.windows.functions import WindowFunction
 from dagster_unified.operators.windows.window import TimeWindow
 from dagster_unified.records import RecordType
 from dagster_unified.values import TOO_LARGE

@@ -19,7 +19,7 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.functions.base import OutputTag
-from dagster_unified.operators.functions.keyed import PartlyKeyed
+from dagster_unified.operators.keyed_forms import PartlyKeyed
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.operator_state import KEY

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.engine.state_tables import left, worker
-from dagster_unified.operators.drivers.emitted import Emitted
+from dagster_unified.operators.drivers.report import Emitted
 from dagster_unified.operators.layout import CARRIED_LAYOUT
 
 ROWS = pa.RecordBatch.from_pydict({"key": list(range(10)), "value": [None, *range(9)]})

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from dagster_unified.operators.drivers.emitted import Emitted
+from dagster_unified.operators.drivers.report import Emitted
 from dagster_unified.operators.layout import CARRIED_LAYOUT
 from dagster_unified.state.tables import file_of
 

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_unified.operators.drivers.carried import carried
-from dagster_unified.operators.drivers.emitted import Emitted, Emitting, Run
 from dagster_unified.operators.drivers.export import exported
+from dagster_unified.operators.drivers.report import Emitted, Emitting, Run
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import runs

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 import pyarrow as pa
 
 from dagster_unified.operators.drivers.carried import MOST_WAITING
-from dagster_unified.operators.drivers.emitted import Emitted, Emitting
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
+from dagster_unified.operators.drivers.report import Emitted, Emitting
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import last_run
 from dagster_unified.operators.program.spec import CarryOver, Program

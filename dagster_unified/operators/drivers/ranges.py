@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.carried import carried
-from dagster_unified.operators.drivers.emitted import Emitting, Run
+from dagster_unified.operators.drivers.report import Emitting, Run
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import grouped_stretches
 from dagster_unified.operators.layout import PARTITION_INDEX

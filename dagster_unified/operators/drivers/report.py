@@ -1,13 +1,15 @@
-"""What a partition of a STREAMING micro-batch reports to the driver.
+"""What drivers give their engine: in BATCH what they emit and its metrics, in STREAMING a partition's report.
 
-These are its metrics, and when its processing-time timers are due.
+A report has the metrics of a partition of a micro-batch, and says when its processing-time timers are due.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
+import pyarrow as pa
 
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.watermarks import Mark, slowest
@@ -66,3 +68,27 @@ def merge_reports(reports: Iterable[bytes]) -> Report:
             for part, moment in times.items():
                 merged.saw_part(part, {uid: moment})
     return merged
+
+
+class Emitted(NamedTuple):
+    """A batch of one of a program's outputs, and the index of the partition that it belongs to."""
+
+    output: int
+    batch: pa.RecordBatch
+    partition: int = 0
+
+
+Emitting = Generator[Emitted, None, dict[int, Metrics]]
+"""A driver at work; it returns the metrics of each partition."""
+
+
+class Run:
+    """A driver's run, which goes on while it is iterated."""
+
+    def __init__(self, emitting: Emitting) -> None:
+        self._emitting = emitting
+        self.metrics: dict[int, Metrics] = {}
+        """Of each partition by its index, at the end of the run."""
+
+    def __iter__(self) -> Iterator[Emitted]:
+        self.metrics = yield from self._emitting

@@ -4,6 +4,7 @@ Assigners say which windows an element is in, triggers when a window gives its r
 `operator.py` drives them, over the keyed state and timers that every keyed operator has. Names are PyFlink's.
 """
 
+from dagster_unified.operators.functions.windows import ProcessWindowFunction, WindowFunction
 from dagster_unified.operators.windows.assigners import (
     CountSlidingWindowAssigner,
     CountTumblingWindowAssigner,
@@ -18,7 +19,6 @@ from dagster_unified.operators.windows.assigners import (
     WindowAssigner,
 )
 from dagster_unified.operators.windows.evictors import CountEvictor, DeltaEvictor, Evictor, TimeEvictor
-from dagster_unified.operators.windows.functions import ProcessWindowFunction, WindowFunction
 from dagster_unified.operators.windows.triggers import (
     ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,

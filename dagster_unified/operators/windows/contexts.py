@@ -7,13 +7,13 @@ from typing import Any
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.functions.base import OutputTag, RuntimeContext
+from dagster_unified.operators.functions.windows import ProcessWindowFunction
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.handles import State
 from dagster_unified.operators.state.store import BackendStore, KeyedStateStore
 from dagster_unified.operators.time import TimeDomain
 from dagster_unified.operators.timers import timer_time
 from dagster_unified.operators.windows.context import WindowAssignerContext
-from dagster_unified.operators.windows.functions import ProcessWindowFunction
 from dagster_unified.operators.windows.scope import WindowingOperator, WindowScope
 from dagster_unified.operators.windows.triggers import OnMergeContext
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import RuntimeContext
+from dagster_unified.operators.functions.windows import ProcessWindowFunction
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.operator import OperatorContext
 from dagster_unified.operators.state.backend import KeyedStateBackend
@@ -26,7 +27,6 @@ from dagster_unified.operators.windows.contexts import (
     OperatorFunctionContext,
     OperatorTriggerContext,
 )
-from dagster_unified.operators.windows.functions import ProcessWindowFunction
 from dagster_unified.operators.windows.merging import MergingWindows
 from dagster_unified.operators.windows.spec import CONTENTS, TIMERS, Windowing
 from dagster_unified.operators.windows.strategies import strategy_of

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_unified.operators.functions.base import AggregateFunction, Function, OutputTag
+from dagster_unified.operators.functions.windows import ProcessWindowFunction, WindowFunction
 from dagster_unified.operators.time import TimeDomain
 from dagster_unified.operators.windows.assigners import WindowAssigner
 from dagster_unified.operators.windows.evictors import Evictor
-from dagster_unified.operators.windows.functions import ProcessWindowFunction, WindowFunction
 from dagster_unified.operators.windows.triggers import Trigger
 
 CONTENTS = "window contents"
