@@ -1,14 +1,14 @@
-"""What MariaDB would do with rows that a sink does not promise: refused before it does. Knows no commits."""
+"""MariaDB and MySQL: strict sessions, and what they would do with rows that a sink does not promise."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dagster_unified.connectors.sql.generic.types import EXACT
+from dagster_unified.connectors.sql.generic.dialect import LOCK_SECONDS, Dialect
 from dagster_unified.errors import SinkError
 
 if TYPE_CHECKING:
@@ -26,34 +26,121 @@ _STATEMENT = 1 << 21
 _OF_TABLE = "table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
 
 
-def check_table(
-    connection: sa.Connection,
-    table: str,
-    schema: str | None,
-    key: Sequence[str],
-    partition_column: str | None,
-    where: str,
-) -> None:
-    """Raises `SinkError` where a table has no transactions, or compares keys in another way than a sink does."""
-    import sqlalchemy as sa
+_PASSING = {1021, 1026, 1030, 1040, 1053, 1114, 1152, *range(1158, 1162), 1203, 1226, 1290, 1836, 1927, 4031}
+"""Numbers of what another attempt may not meet: no room, no connection free, a server that ends or only reads. Those
+from 2000 to 2999 are of a client that does not reach it."""
 
-    given = {"schema": schema, "table": table}
-    asked = sa.text(f"SELECT engine FROM information_schema.tables WHERE {_OF_TABLE}")
-    engine = connection.execute(asked, given).scalar()
-    if engine != "InnoDB":
-        raise SinkError(
-            f"{where}: table {table} is in the engine {engine}, which has no transactions; change it by"
-            " ALTER TABLE … ENGINE = InnoDB"
-        )
-    asked = sa.text(f"SELECT column_name, collation_name FROM information_schema.columns WHERE {_OF_TABLE}")
-    for name, collation in connection.execute(asked, given):
-        if (name in key or name == partition_column) and collation is not None and not collation.endswith(EXACT):
+_FLOAT = 4
+"""The number of FLOAT in the protocol of MySQL."""
+
+EXACT = "_nopad_bin"
+"""How collations of MariaDB end that compare texts as they are."""
+
+TABLE_OPTIONS: dict[str, Any] = {
+    f"{dialect}_{name}": value
+    for dialect in ("mariadb", "mysql")
+    for name, value in (("engine", "InnoDB"), ("charset", "utf8mb4"))
+}
+"""How a table is made."""
+
+
+class MySql(Dialect):
+    """MySQL. It compares texts but for blanks at their end, so that nothing is promised of keys."""
+
+    title = "MySQL"
+    # it cuts off what is too long for a column unless it is strict
+    session = (
+        "SET time_zone = '+00:00', sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'),"
+        f" innodb_lock_wait_timeout = {LOCK_SECONDS:.0f}"
+    )
+    isolation = "READ COMMITTED"
+    has_nan = False
+    has_infinity = False
+    has_zones = False
+
+    def is_lasting(self, error: BaseException | None, said: str) -> bool:
+        number = _number(error)  # PyMySQL calls everything operational that it does not know
+        if number is None:
+            return super().is_lasting(error, said)
+        return not 2000 <= number < 3000 and number not in _PASSING
+
+    def said(self, error: BaseException | None) -> object:
+        return error if error is None or _number(error) is None else error.args[1]
+
+    def is_coarse(self, held: Any) -> bool:
+        return getattr(held, "fsp", None) != 6
+
+    def check_rows(self, connection: sa.Connection, table: str, schema: str | None, rows: pa.Table, where: str) -> None:
+        """Blanks that a column would cut off, and rows that are longer than the server takes.
+
+        The latter would end the connection, as if the server were away.
+        """
+        long = [column for column in rows.columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
+        if long and rows.num_rows:
+            _check_blanks(connection, table, schema, rows, where)
+            _check_sizes(connection, long, where)
+
+    def exact(self, connection: sa.Connection, asked: sa.Select[Any], schema: pa.Schema) -> sa.Select[Any]:
+        """Numbers of single precision are made double: only six digits of them are sent."""
+        import sqlalchemy as sa
+
+        floats = [field.name for field in schema if field.type == pa.float64()]
+        described = connection.execute(asked.limit(0)).cursor.description if floats else ()
+        single = {name for name, code, *_ in described if code == _FLOAT}
+        if not single:
+            return asked
+        columns: list[Any] = list(asked.selected_columns)
+        exact = [column * sa.literal_column("1e0") if column.name in single else column for column in columns]
+        return asked.with_only_columns(*[one.label(c.name) for one, c in zip(exact, columns, strict=True)])
+
+
+class MariaDb(MySql):
+    """MariaDB."""
+
+    title = "MariaDB"
+    exactly_once = True
+
+    def check_table(
+        self,
+        connection: sa.Connection,
+        table: str,
+        schema: str | None,
+        key: Sequence[str],
+        partition_column: str | None,
+        where: str,
+    ) -> None:
+        """A table that has no transactions, or compares keys in another way than a sink does."""
+        import sqlalchemy as sa
+
+        given = {"schema": schema, "table": table}
+        asked = sa.text(f"SELECT engine FROM information_schema.tables WHERE {_OF_TABLE}")
+        engine = connection.execute(asked, given).scalar()
+        if engine != "InnoDB":
             raise SinkError(
-                f"{where}: column '{name}' of {table} has the collation {collation}, by which texts that differ are one"
-                f" key ('A' and 'a', or 'a' and 'a '); give it utf8mb4{EXACT}"
+                f"{where}: table {table} is in the engine {engine}, which has no transactions; change it by"
+                " ALTER TABLE … ENGINE = InnoDB"
             )
-    if key:
-        _check_unique(sa.inspect(connection), table, schema, key, where)
+        asked = sa.text(f"SELECT column_name, collation_name FROM information_schema.columns WHERE {_OF_TABLE}")
+        for name, collation in connection.execute(asked, given):
+            if (name in key or name == partition_column) and collation is not None and not collation.endswith(EXACT):
+                raise SinkError(
+                    f"{where}: column '{name}' of {table} has the collation {collation}, by which texts that differ are"
+                    f" one key ('A' and 'a', or 'a' and 'a '); give it utf8mb4{EXACT}"
+                )
+        if key:
+            _check_unique(sa.inspect(connection), table, schema, key, where)
+
+    def upsert(self, table: sa.Table, key: Sequence[str], further: Sequence[str]) -> Any:
+        from sqlalchemy.dialects import mysql
+
+        inserting = mysql.insert(table)
+        replaced = further or key  # a key that is there stays what it is
+        return inserting.on_duplicate_key_update({name: inserting.inserted[name] for name in replaced})
+
+
+def _number(error: BaseException | None) -> int | None:
+    """The number that PyMySQL gives before what the server says."""
+    return error.args[0] if error is not None and len(error.args) == 2 and isinstance(error.args[0], int) else None
 
 
 def _check_unique(found: sa.Inspector, table: str, schema: str | None, key: Sequence[str], where: str) -> None:
@@ -66,17 +153,6 @@ def _check_unique(found: sa.Inspector, table: str, schema: str | None, key: Sequ
             f"{where}: table {table} has unique columns beside the key ({', '.join(others)}): MariaDB would replace a"
             " row of another key that has the same there; upsert by these, or drop them"
         )
-
-
-def check_lengths(connection: sa.Connection, table: str, schema: str | None, rows: pa.Table, where: str) -> None:
-    """Raises `SinkError` for blanks that a column would cut off, and for rows that are longer than the server takes.
-
-    The latter would end the connection, as if the server were away.
-    """
-    long = [column for column in rows.columns if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
-    if long and rows.num_rows:
-        _check_blanks(connection, table, schema, rows, where)
-        _check_sizes(connection, long, where)
 
 
 def _check_blanks(connection: sa.Connection, table: str, schema: str | None, rows: pa.Table, where: str) -> None:

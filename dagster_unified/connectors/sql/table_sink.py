@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors.protocol.commits import C
 from dagster_unified.connectors.protocol.sink import SparkSink
-from dagster_unified.errors import PipelineError, SinkError, nearest
+from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
@@ -28,15 +28,6 @@ class ReadsRows(Protocol):
 
     def rows(self, most: int | None = None) -> pa.Table:
         """The rows that fit, or the first of them, read here and at once."""
-
-
-def partition_repeated(where: str, partition: str) -> SinkError:
-    """The error of a run for a partition that was written before, where its rows cannot be told from others."""
-    return SinkError(
-        f"{where}: partition '{partition}' was written before, and its rows cannot be told from others, so they would"
-        " be there twice; name a column that says what partition wrote a row, with partition_column=..., or use"
-        " mode='upsert'"
-    )
 
 
 class TableSink(SparkSink[In, C]):

@@ -10,10 +10,11 @@ import pyarrow as pa
 from dagster_unified.connectors.delivery import DeliveryGuarantee
 from dagster_unified.connectors.protocol.commits import WriterTask
 from dagster_unified.connectors.secrets import Value, check_is_no_url
-from dagster_unified.connectors.sql.generic.committer import KNOWN, MARKS, DatabaseCommitter, Plan, not_exact
-from dagster_unified.connectors.sql.generic.connection import IN_FILES, Database
+from dagster_unified.connectors.sql.generic.committer import DatabaseCommitter, not_exact
+from dagster_unified.connectors.sql.generic.connection import Database
 from dagster_unified.connectors.sql.generic.source import DatabaseSource
 from dagster_unified.connectors.sql.generic.staging import StagedRows, StagingWriter
+from dagster_unified.connectors.sql.generic.transaction import MARKS, WritePlan
 from dagster_unified.connectors.sql.table_sink import Mode, TableSink
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import In
@@ -73,7 +74,7 @@ class DatabaseSink(TableSink[In, StagedRows]):
         if not table or table == MARKS or "\0" in table:
             raise PipelineError(f"sink '{self.name}': {table!r} cannot be the name of a table; choose another")
         dialect = self.database.dialect
-        if self._exactly_once and dialect is not None and dialect not in KNOWN:
+        if self._exactly_once and dialect is not None and not dialect.exactly_once:
             raise PipelineError(not_exact(self._where, dialect))
 
     def place(self) -> tuple[str, str]:
@@ -81,14 +82,14 @@ class DatabaseSink(TableSink[In, StagedRows]):
         return table, self.database.describe()
 
     def target_place(self) -> str:
-        database, (table, _) = self.database.place(), self.place()
-        if database.startswith(IN_FILES):
+        database, dialect, (table, _) = self.database.place(), self.database.dialect, self.place()
+        if dialect is not None and dialect.is_file:
             table = (self.table if self.schema == "main" else table).lower()
         return f"{database}/{table}"
 
     def committer(self, schema: pa.Schema) -> DatabaseCommitter:
         return DatabaseCommitter(
-            Plan(
+            WritePlan(
                 self.database, self.table, self.schema, self.records.schema, self.mode, self.key,
                 self.partition_column, self._exactly_once, self._where,
             )

@@ -14,10 +14,11 @@ from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.connectors.protocol.offsets import Offsets, cuts
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.secrets import Value, check_is_no_url
-from dagster_unified.connectors.sql.generic.connection import OF_MYSQL, Database
-from dagster_unified.connectors.sql.generic.fetching import fetched
-from dagster_unified.connectors.sql.generic.reading import ReadField, converted
-from dagster_unified.connectors.sql.generic.types import fits, spelled
+from dagster_unified.connectors.sql.dialects import dialect_of
+from dagster_unified.connectors.sql.generic.connection import Database, driver_errors
+from dagster_unified.connectors.sql.generic.dialect import Dialect
+from dagster_unified.connectors.sql.generic.types import spelled
+from dagster_unified.connectors.sql.reading import ReadField, converted
 from dagster_unified.errors import PipelineError, SourceError, nearest
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.slices import TimeRange
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 _PART = "rows"
 """The one part of a table, with offset 0 before and 1 after it was read."""
-
-_FLOAT = 4
-"""The number of FLOAT in the protocol of MySQL."""
 
 
 class DatabaseSplit(msgspec.Struct, frozen=True):
@@ -159,15 +157,16 @@ class DatabaseSource(SplitSource[Out]):
     def _read(self, split: DatabaseSplit, most: int | None = None) -> Iterator[pa.RecordBatch | Malformed]:
         fields = ReadField.of(self.records)
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
-            asked = self._statement(split, self._held(connection), connection.dialect.name)
-            if connection.dialect.name in OF_MYSQL:
-                asked = self._in_double(connection, asked)
-            for columns in fetched(connection, asked.limit(most)):
-                yield from converted(columns, fields, self._place)
+            dialect = dialect_of(connection.dialect.name)
+            asked = self._statement(split, self._held(connection), dialect)
+            asked = dialect.exact(connection, asked, self.records.schema).limit(most)
+            with driver_errors(connection):
+                for columns in dialect.fetched(connection, asked):
+                    yield from converted(columns, fields, self._place)
 
     # The statement
 
-    def _statement(self, split: DatabaseSplit, held: dict[str, Any], dialect: str) -> sa.Select[Any]:
+    def _statement(self, split: DatabaseSplit, held: dict[str, Any], dialect: Dialect) -> sa.Select[Any]:
         import sqlalchemy as sa
 
         asked = sa.select(*[self._column(name) for name in self.records.names]).select_from(self._from())
@@ -182,20 +181,7 @@ class DatabaseSource(SplitSource[Out]):
                 asked = asked.where(column < split.high)
         return asked.where(*pushed)
 
-    def _in_double(self, connection: sa.Connection, asked: sa.Select[Any]) -> sa.Select[Any]:
-        """The statement with numbers of single precision made double: MariaDB sends only six digits of them."""
-        import sqlalchemy as sa
-
-        floats = [field.name for field in self.records.schema if field.type == pa.float64()]
-        described = connection.execute(asked.limit(0)).cursor.description if floats else ()
-        single = {name for name, code, *_ in described if code == _FLOAT}
-        if not single:
-            return asked
-        columns = [self._column(name) for name in self.records.names]
-        exact = [c * sa.literal_column("1e0") if c.name in single else c for c in columns]
-        return asked.with_only_columns(*[one.label(c.name) for one, c in zip(exact, columns, strict=True)])
-
-    def _pushed(self, held: dict[str, Any], dialect: str) -> list[Any]:
+    def _pushed(self, held: dict[str, Any], dialect: Dialect) -> list[Any]:
         """What a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
         import sqlalchemy as sa
 
@@ -204,10 +190,8 @@ class DatabaseSource(SplitSource[Out]):
             column = sa.column(self._column(name).name, held.get(name))
             inside = _within(column, bounds)
             if inside is not None:
-                either = [column.is_(None), inside]
-                if dialect == "sqlite":  # any column holds anything; what does not fit is for the reader to refuse
-                    either.append(_is_odd(self._column(name), held[name]))
-                found.append(sa.or_(*either))
+                odd = dialect.is_odd(self._column(name), held[name])  # for the reader to refuse
+                found.append(sa.or_(column.is_(None), inside, *(() if odd is None else (odd,))))
         return found
 
     def _held(self, connection: sa.Connection) -> dict[str, Any]:
@@ -251,13 +235,14 @@ class DatabaseSource(SplitSource[Out]):
                     f"{self._where}: {self.database.describe()} has no {self._place}; check the name, or create it"
                 )
             held = {one["name"]: one["type"] for one in inspector.get_columns(self.table, self.schema)}
+        dialect = dialect_of(connection.dialect.name)
         for field in self.records.schema:
             if field.name not in held:
                 raise SourceError(
                     f"{self._where}: {self._place} has no column '{field.name}'{nearest(field.name, held)}; the record"
                     " has a field of this name"
                 )
-            if not fits(field.type, held[field.name], connection.dialect.name, reading=True):
+            if not dialect.reads(field.type, held[field.name]):
                 raise SourceError(
                     f"{self._where}: column '{field.name}' of {self._place} is {spelled(held[field.name])}, and cannot"
                     f" be read as the field's {field.type}; declare another type, or cast it in a query"
@@ -296,12 +281,3 @@ def _within(column: sa.ColumnClause[Any], bounds: TimeRange | frozenset[str]) ->
 
     meant = in_any_zone(bounds)
     return column.between(bound(meant.start), bound(meant.end))
-
-
-def _is_odd(column: sa.ColumnClause[Any], kind: Any) -> Any:
-    """Whether a value of SQLite is of another type than its column, or is a text that is no time."""
-    import sqlalchemy as sa
-
-    if isinstance(kind, (sa.DateTime, sa.Date)):
-        return sa.not_(column.op("GLOB")("[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*"))
-    return sa.func.typeof(column) != ("integer" if isinstance(kind, sa.Integer) else "text")

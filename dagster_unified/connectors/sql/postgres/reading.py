@@ -17,8 +17,8 @@ from dagster_unified.arrow_types import forbidden_null, has
 from dagster_unified.connectors.exact_times import python_times
 from dagster_unified.connectors.nested import from_json
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.sql.generic.reading import MONTHS, REFUSED, exact_floats, first
 from dagster_unified.connectors.sql.postgres.names import quoted
+from dagster_unified.connectors.sql.reading import MONTHS, REFUSED, exact_floats, first
 from dagster_unified.records import RecordType, shorten
 
 _READ_FROM: dict[str, tuple[str, ...]] = {

@@ -9,12 +9,13 @@ import pyarrow as pa
 
 from dagster_unified.connectors.protocol.commits import WriterTask
 from dagster_unified.connectors.secrets import Value
-from dagster_unified.connectors.sql.postgres.committer import Plan, PostgresCommitter
+from dagster_unified.connectors.sql.postgres.committer import PostgresCommitter
 from dagster_unified.connectors.sql.postgres.connection import GivesConnection, PostgresConnection
 from dagster_unified.connectors.sql.postgres.names import TableName, quoted
 from dagster_unified.connectors.sql.postgres.source import PostgresSource
 from dagster_unified.connectors.sql.postgres.staging import PostgresCommittable, Staging, StagingWriter
 from dagster_unified.connectors.sql.postgres.tables import Wanted
+from dagster_unified.connectors.sql.postgres.transaction import WritePlan
 from dagster_unified.connectors.sql.postgres.types import staged_column
 from dagster_unified.connectors.sql.table_sink import Mode, TableSink
 from dagster_unified.operators.functions.type_variables import In
@@ -90,7 +91,7 @@ class PostgresSink(TableSink[In, PostgresCommittable]):
         staging = self._staging()
         privileges = _PRIVILEGES["overwrite" if self.partition_column else self.mode]
         wanted = Wanted(self.name, self.table, staging.columns, self.key, self.partition_column, privileges)
-        return PostgresCommitter(Plan(staging, wanted, self.mode, f"sink '{self.name}'"))
+        return PostgresCommitter(WritePlan(staging, wanted, self.mode, f"sink '{self.name}'"))
 
     def writer(self, task: WriterTask) -> StagingWriter:
         return self._staging().writer(task, f"sink '{self.name}'")

@@ -17,9 +17,10 @@ from sqlalchemy.dialects import mssql, mysql, oracle, registry
 from dagster_unified.connectors import DatabaseSink, DeliveryGuarantee
 from dagster_unified.connectors.protocol.commits import WriteAttempt, WriterTask
 from dagster_unified.connectors.secrets import Environment
+from dagster_unified.connectors.sql.dialects import dialect_of
 from dagster_unified.connectors.sql.generic.connection import Database
 from dagster_unified.connectors.sql.generic.staging import StagedRows
-from dagster_unified.connectors.sql.generic.types import column_type, fits
+from dagster_unified.connectors.sql.generic.types import column_type
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import (
     ConfigurationError,
@@ -271,13 +272,13 @@ def test_columns_of_databases_that_cannot_be_had_here():
         kinds = column_type(pa.string(), True), column_type(pa.timestamp("us", "UTC")), column_type(pa.string())
         assert tuple(kind.compile(dialect=dialect).lower() for kind in kinds) == columns
     at = pa.timestamp("us", "UTC")
-    assert not fits(at, mysql.DATETIME(), "mysql")
-    assert not fits(at, mssql.DATETIME(), "mssql")
-    assert not fits(at, oracle.DATE(), "oracle")
-    assert fits(at, oracle.TIMESTAMP(timezone=True), "oracle")
-    assert fits(at, mssql.DATETIMEOFFSET(), "mssql")
-    assert fits(pa.float64(), mssql.FLOAT(53), "mssql")
-    assert not fits(pa.float64(), mssql.FLOAT(24), "mssql")
+    assert not dialect_of("mysql").holds(at, mysql.DATETIME())
+    assert not dialect_of("mssql").holds(at, mssql.DATETIME())
+    assert not dialect_of("oracle").holds(at, oracle.DATE())
+    assert dialect_of("oracle").holds(at, oracle.TIMESTAMP(timezone=True))
+    assert dialect_of("mssql").holds(at, mssql.DATETIMEOFFSET())
+    assert dialect_of("mssql").holds(pa.float64(), mssql.FLOAT(53))
+    assert not dialect_of("mssql").holds(pa.float64(), mssql.FLOAT(24))
 
 
 class Price(NamedTuple):
