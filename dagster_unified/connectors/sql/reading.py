@@ -30,7 +30,7 @@ Column = Sequence[Any]
 
 _Convert = Callable[[Any], Any]
 
-REFUSED = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, pa.ArrowException)
+_REFUSED = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, pa.ArrowException)
 """What is raised for a value that does not fit."""
 
 _PLAIN: dict[pa.DataType, type] = {
@@ -68,16 +68,17 @@ class ReadField:
         return [cls(field, info, _converter(field.type)) for field, info in columns]
 
     def array(self, column: Column) -> pa.Array:
-        """The values in the field's Arrow type; raises one of `REFUSED` for what it does not hold."""
+        """The values in the field's Arrow type; raises one of `_REFUSED` for what it does not hold."""
         try:
             found = self._of_arrow(column) if isinstance(column, pa.Array) else self._of_values(column)
         except UnicodeEncodeError as error:
             raise ValueError(f"field '{self.field.name}': {error.object!a} has bytes that are not UTF-8") from error
-        except REFUSED as error:
-            raise ValueError(f"field '{self.field.name}': {error}") from error
+        except _REFUSED as error:
+            raise ValueError(f"field '{self.field.name}': {shorten(str(error))[1:-1]}") from error
         path = forbidden_null(found, self.type)
         if path is not None:
-            raise ValueError(f"field '{self.field.name}{path}': it is null, and its type does not allow None")
+            null, there = (f"has a null at '{path}'", " there") if path else ("is null", "")
+            raise ValueError(f"field '{self.field.name}': it {null}, and its type does not allow None{there}")
         return found
 
     def _of_values(self, values: Sequence[Any]) -> pa.Array:
@@ -94,26 +95,43 @@ class ReadField:
 
     def _of_arrow(self, column: pa.Array) -> pa.Array:
         kind = self.field.type
+        if pa.types.is_string(column.type) and (pa.types.is_decimal(kind) or pa.types.is_duration(kind)):
+            return self._of_texts(column)
         if not _holds(kind, column.type):
             return self._of_values(column.to_pylist())
         if pa.types.is_temporal(column.type):
             column = python_times(column)
+        if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
+            exact_floats(column.flatten())
         return exact_floats(column) if pa.types.is_floating(kind) else column.cast(kind)
+
+    def _of_texts(self, column: pa.Array) -> pa.Array:
+        """Decimals, and durations in microseconds, all at once; one by one where one is written in another way."""
+        try:
+            counted = column.cast(pa.int64()) if pa.types.is_duration(self.field.type) else column
+            return counted.cast(self.field.type)
+        except pa.ArrowInvalid:
+            return self._of_values(column.to_pylist())
 
 
 def converted(
-    columns: Sequence[Column], fields: Sequence[ReadField], place: str
+    columns: Sequence[Column], fields: Sequence[ReadField], place: str, refused: pa.Array | None = None
 ) -> Iterator[pa.RecordBatch | Malformed]:
-    """Some rows, by column, in the columns of the records; and those that do not fit."""
+    """Some rows, by column, in the columns of the records; and those that do not fit.
+
+    `refused` says of a row why the server could not give one of its values; null where it gave all.
+    """
     try:
+        if refused is not None and refused.null_count < len(refused):
+            raise ValueError(refused.drop_null()[0].as_py())
         arrays = [field.array(column) for field, column in zip(fields, columns, strict=True)]
-    except REFUSED as error:
+    except _REFUSED as error:
         size = len(columns[0])
         if size > 1:
-            yield from converted([column[: size // 2] for column in columns], fields, place)
-            yield from converted([column[size // 2 :] for column in columns], fields, place)
+            for half in (slice(None, size // 2), slice(size // 2, None)):
+                yield from converted([c[half] for c in columns], fields, place, refused and refused[half])
         else:
-            yield Malformed(place, _content(columns, fields), shorten(str(error))[1:-1])
+            yield Malformed(place, _content(columns, fields), str(error))
     else:
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema([field.field for field in fields]))
 
@@ -183,6 +201,8 @@ def _holds(field: pa.DataType, column: pa.DataType) -> bool:
     if pa.types.is_string(field):
         is_text = pa.types.is_dictionary(column) and pa.types.is_string(column.value_type)
         return bool(is_text or column == field)
+    if pa.types.is_list(field) and pa.types.is_list(column):
+        return not pa.types.is_nested(field.value_type) and _holds(field.value_type, column.value_type)
     return bool(column == field)
 
 
@@ -228,6 +248,8 @@ def _refuse(value: Any, what: str) -> Any:
 
 def _nested(kind: pa.DataType) -> _Convert:
     python, decode = json_type(kind), from_json(kind)
+    if pa.types.is_list(kind) and pa.types.is_duration(kind.value_type):
+        return lambda v: decode(v) if isinstance(v, (str, bytes)) else [one and _duration(one) for one in v]
     return lambda v: decode(v) if isinstance(v, (str, bytes)) else msgspec.convert(v, python)
 
 

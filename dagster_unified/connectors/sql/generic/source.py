@@ -6,26 +6,24 @@ from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.protocol.bounds import in_any_zone, whole_numbers
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.protocol.offsets import Offsets, cuts
-from dagster_unified.connectors.protocol.splits import SplitSource
+from dagster_unified.connectors.protocol.offsets import Offsets
 from dagster_unified.connectors.secrets import Value, check_is_no_url
 from dagster_unified.connectors.sql.dialects import dialect_of
 from dagster_unified.connectors.sql.generic.connection import Database, driver_errors
 from dagster_unified.connectors.sql.generic.dialect import Dialect
 from dagster_unified.connectors.sql.generic.types import spelled
 from dagster_unified.connectors.sql.reading import ReadField, converted
-from dagster_unified.errors import PipelineError, SourceError, nearest
+from dagster_unified.connectors.sql.table_source import KeyRange, TableSource, key_ranges
+from dagster_unified.errors import PipelineError, SourceError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.slices import TimeRange
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import to_millis
 from dagster_unified.records import record_type
-from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -37,15 +35,7 @@ _PART = "rows"
 """The one part of a table, with offset 0 before and 1 after it was read."""
 
 
-class DatabaseSplit(msgspec.Struct, frozen=True):
-    """What one task reads: all rows, those of a range of `split_by`, or those without a value in it."""
-
-    low: int | None = None
-    high: int | None = None
-    nulls: bool = False
-
-
-class DatabaseSource(SplitSource[Out]):
+class DatabaseSource(TableSource[Out]):
     """Reads a table of DuckDB, SQLite, MariaDB, MySQL or another database of SQLAlchemy's, or a query.
 
     In BATCH one task reads it, or with `split_by`, a column of whole numbers, up to `parallelism` tasks read ranges of
@@ -92,13 +82,7 @@ class DatabaseSource(SplitSource[Out]):
         self.split_by, self.parallelism, self.on_malformed = split_by, parallelism, on_malformed
         if bool(table) == bool(self.query):
             raise PipelineError(f"source '{self.name}': give either a table or query=...")
-        if split_by is not None and split_by not in self.records.names:
-            raise PipelineError(
-                f"source '{self.name}': the records have no field '{split_by}'{nearest(split_by, self.records.names)}"
-            )
-        if split_by is not None and self.records.schema.field(split_by).type != pa.int64():
-            raise PipelineError(f"source '{self.name}': split_by='{split_by}' has to be an int")
-        check_count(f"source '{self.name}': parallelism", parallelism)
+        self._check_split_by()
 
     def describe(self) -> str:
         return f"{self._place} at {self.database.describe()}{self.of_partition()}"
@@ -125,7 +109,7 @@ class DatabaseSource(SplitSource[Out]):
             raise self._positionless()  # rows may come and go at any place
         return super().batch_position(spark)
 
-    def splits(self, start: Offsets, end: Offsets) -> Sequence[DatabaseSplit]:
+    def splits(self, start: Offsets, end: Offsets) -> Sequence[KeyRange]:
         if start[_PART] == end[_PART]:
             return []
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
@@ -133,28 +117,21 @@ class DatabaseSource(SplitSource[Out]):
 
             self._check(connection)
             if self.split_by is None:
-                return [DatabaseSplit()]
+                return [KeyRange()]
             column = self._column(self.split_by)
             found = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).select_from(self._from()))
             low, high = found.one()
-        if low is None:
-            return [DatabaseSplit()]
-        pieces = cuts(int(low), int(high) + 1, self.parallelism)
-        # what is written meanwhile at either end belongs to the first and the last
-        lows = [None, *[low for low, _ in pieces[1:]]]
-        highs = [*[high for _, high in pieces[:-1]], None]
-        ranges = [DatabaseSplit(low, high) for low, high in zip(lows, highs, strict=True)]
-        return ranges if ranges == [DatabaseSplit()] else [*ranges, DatabaseSplit(nulls=True)]
+        return key_ranges(low, high, self.parallelism)
 
-    def read_split(self, split: DatabaseSplit) -> Iterator[pa.RecordBatch | Malformed]:
+    def read_split(self, split: KeyRange) -> Iterator[pa.RecordBatch | Malformed]:
         return self._read(split)
 
     def rows(self, most: int | None = None) -> pa.Table:
         """The rows that fit, or the first of them, read here and at once."""
-        found = self._read(DatabaseSplit(), most)
+        found = self._read(KeyRange(), most)
         return pa.Table.from_batches([one for one in found if isinstance(one, pa.RecordBatch)], self.records.schema)
 
-    def _read(self, split: DatabaseSplit, most: int | None = None) -> Iterator[pa.RecordBatch | Malformed]:
+    def _read(self, split: KeyRange, most: int | None = None) -> Iterator[pa.RecordBatch | Malformed]:
         fields = ReadField.of(self.records)
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
             dialect = dialect_of(connection.dialect.name)
@@ -166,7 +143,7 @@ class DatabaseSource(SplitSource[Out]):
 
     # The statement
 
-    def _statement(self, split: DatabaseSplit, held: dict[str, Any], dialect: Dialect) -> sa.Select[Any]:
+    def _statement(self, split: KeyRange, held: dict[str, Any], dialect: Dialect) -> sa.Select[Any]:
         import sqlalchemy as sa
 
         asked = sa.select(*[self._column(name) for name in self.records.names]).select_from(self._from())
@@ -236,27 +213,18 @@ class DatabaseSource(SplitSource[Out]):
                 )
             held = {one["name"]: one["type"] for one in inspector.get_columns(self.table, self.schema)}
         dialect = dialect_of(connection.dialect.name)
-        for field in self.records.schema:
-            if field.name not in held:
-                raise SourceError(
-                    f"{self._where}: {self._place} has no column '{field.name}'{nearest(field.name, held)}; the record"
-                    " has a field of this name"
-                )
-            if not dialect.reads(field.type, held[field.name]):
-                raise SourceError(
-                    f"{self._where}: column '{field.name}' of {self._place} is {spelled(held[field.name])}, and cannot"
-                    f" be read as the field's {field.type}; declare another type, or cast it in a query"
-                )
+
+        def unfit(field: pa.Field) -> tuple[str, str] | None:
+            column = held[field.name]
+            return None if dialect.reads(field.type, column) else (spelled(column), str(field.type))
+
+        self._check_columns(held, unfit)
 
     @property
     def _place(self) -> str:
         if self.table is None:
             return "the query"
         return f"table {self.table}" if self.schema is None else f"table {self.schema}.{self.table}"
-
-    @property
-    def _where(self) -> str:
-        return f"source '{self.name}'"
 
 
 def _within(column: sa.ColumnClause[Any], bounds: TimeRange | frozenset[str]) -> Any:

@@ -17,18 +17,20 @@ import pyarrow as pa
 from dagster_unified.connectors.protocol.bounds import in_any_zone, whole_numbers
 from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.connectors.protocol.offsets import Offsets, Range, cuts
-from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.secrets import Value
+from dagster_unified.connectors.sql.postgres.asking import AskedField, misfits
 from dagster_unified.connectors.sql.postgres.connection import GivesConnection, PostgresConnection, errors_of
 from dagster_unified.connectors.sql.postgres.names import TableName, quoted
-from dagster_unified.connectors.sql.postgres.reading import ReadField, converted, misfits
 from dagster_unified.connectors.sql.postgres.snapshots import Snapshot, export, keep
-from dagster_unified.errors import PipelineError, SourceError, UnavailableError, nearest
+from dagster_unified.connectors.sql.reading import ReadField, converted
+from dagster_unified.connectors.sql.table_source import TableSource, key_ranges
+from dagster_unified.errors import PipelineError, SourceError, UnavailableError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.slices import TimeRange
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import checked_span, to_millis
 from dagster_unified.records import record_type
+from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
     import psycopg
@@ -87,7 +89,7 @@ class PostgresSplit(msgspec.Struct, frozen=True):
     snapshot: Snapshot | None = None
 
 
-class PostgresSource(SplitSource[Out]):
+class PostgresSource(TableSource[Out]):
     """Reads a table of PostgreSQL, or a query that begins with SELECT or WITH.
 
     In BATCH all tasks read one snapshot: a table in ranges of its pages, anything else in ranges of `split_by`, a
@@ -150,24 +152,15 @@ class PostgresSource(SplitSource[Out]):
 
     def _check(self) -> None:
         checked_span(f"source '{self.name}': lag", self.lag, 0)
-        for column in (self.follow, self.split_by):
-            if column is not None and column not in self.records.names:
-                raise PipelineError(
-                    f"source '{self.name}': the records have no field '{column}'{nearest(column, self.records.names)}"
-                )
-        if self.follow is not None and self.records.schema.field(self.follow).type not in (
-            pa.int64(),
-            pa.timestamp("us", "UTC"),
-        ):
+        self._check_split_by()
+        if self.follow is not None and self._check_field(self.follow) not in (pa.int64(), pa.timestamp("us", "UTC")):
             raise PipelineError(f"source '{self.name}': follow='{self.follow}' has to be an int or a datetime")
-        if self.split_by is not None and self.records.schema.field(self.split_by).type != pa.int64():
-            raise PipelineError(f"source '{self.name}': split_by='{self.split_by}' has to be an int")
         if self.boundedness is Boundedness.UNBOUNDED and self.follow is None:
             raise PipelineError(
                 f"source '{self.name}': STREAMING reads new rows by a column that only grows; name it with follow=..."
             )
-        if min(self.parallelism, self.max_records_per_trigger or 1) < 1:
-            raise PipelineError(f"source '{self.name}': parallelism and max_records_per_trigger have to be at least 1")
+        if self.max_records_per_trigger is not None:
+            check_count(f"source '{self.name}': max_records_per_trigger", self.max_records_per_trigger)
 
     def describe(self) -> str:
         what = f"table {self.table}" if self.table else "a query"
@@ -357,7 +350,9 @@ class PostgresSource(SplitSource[Out]):
                     batch = next(batches, None)
                 if batch is None:
                     return
-                yield from converted(_plain(batch), fields, split.place)
+                columns = _plain(batch)
+                refused = columns[-1] if len(columns) > len(fields) else None  # see `misfits`
+                yield from converted(columns[: len(fields)], fields, split.place, refused)
 
     def rows(self, most: int | None = None) -> pa.Table:
         """The rows that fit, or the first of them, read here and at once."""
@@ -438,11 +433,14 @@ class PostgresSource(SplitSource[Out]):
         assert self.split_by is not None
         column = quoted(self.split_by)
         row = client.execute(f"SELECT min({column}), max({column}) FROM {self._from}".encode()).fetchone()
-        if row is None or row[0] is None:
-            return [(self._from, [])]
-        pieces = cuts(row[0], row[1] + 1, self.parallelism)
-        ranges = [(self._from, [f"{column} >= {low} AND {column} < {high}"]) for low, high in pieces]
-        return [*ranges, (self._from, [f"{column} IS NULL"])]
+        assert row is not None
+        found = []
+        for piece in key_ranges(row[0], row[1], self.parallelism):
+            conditions = [f"{column} >= {piece.low}"] if piece.low is not None else []
+            conditions += [f"{column} < {piece.high}"] if piece.high is not None else []
+            conditions += [f"{column} IS NULL"] if piece.nulls else []
+            found.append((self._from, conditions))
+        return found
 
     def _bases(self, client: psycopg.Connection[tuple[Any, ...]]) -> dict[str, str]:
         """The catalog's names of the columns' types; raises `SourceError` where they do not fit the record."""
@@ -458,22 +456,16 @@ class PostgresSource(SplitSource[Out]):
         ).fetchall()
         types = {oid: (base, shown) for oid, base, shown in rows}
         held = {column.name: types[column.type_code] for column in described}
-        for field in ReadField.of(self.records):
-            if field.name not in held:
-                raise SourceError(
-                    f"{self._where}: {self._place} has no column '{field.name}'{nearest(field.name, held)}; the record"
-                    " has a field of this name"
-                )
-            base, shown = held[field.name]
-            if not field.reads(base):
-                raise SourceError(
-                    f"{self._where}: column '{field.name}' of {self._place} is {shown}, and cannot be read as the"
-                    f" field's {field.type}; declare another type, or cast it in a query"
-                )
+
+        def unfit(field: pa.Field) -> tuple[str, str] | None:
+            (base, shown), asked = held[field.name], AskedField(field.name, field.type)
+            return None if asked.reads(base) else (shown, asked.type)
+
+        self._check_columns(held, unfit)
         return {name: base for name, (base, _) in held.items()}
 
     def _columns(self, bases: dict[str, str]) -> str:
-        fields = ReadField.of(self.records)
+        fields = AskedField.of(self.records)
         return ", ".join([*(field.expression(bases[field.name]) for field in fields), *misfits(fields, bases)])
 
     @property
@@ -483,10 +475,6 @@ class PostgresSource(SplitSource[Out]):
     @property
     def _place(self) -> str:
         return f"table {self.table}" if self.table else "the query"
-
-    @property
-    def _where(self) -> str:
-        return f"source '{self.name}'"
 
     def _errors(self) -> AbstractContextManager[None]:
         return errors_of(self.connection, self._where, SourceError)
@@ -535,7 +523,6 @@ def _literal(moment: datetime) -> str:
     return f"'{moment.astimezone(timezone.utc).isoformat()}'::timestamptz"
 
 
-def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch without ADBC's extension types, whose values are as PostgreSQL writes them."""
-    columns = [c.storage if isinstance(c, pa.ExtensionArray) else c for c in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+def _plain(batch: pa.RecordBatch) -> list[pa.Array]:
+    """The columns without ADBC's extension types, whose values are as PostgreSQL writes them."""
+    return [column.storage if isinstance(column, pa.ExtensionArray) else column for column in batch.columns]

@@ -1,4 +1,4 @@
-"""Reads rows as Arrow batches of a record type: what is asked of the server for each field, and what becomes of it.
+"""What is asked of the server for each field of a record.
 
 The server casts a column to the type that its field has, so that a batch needs little work in a worker. Knows neither
 splits nor positions.
@@ -6,20 +6,14 @@ splits nor positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import msgspec
 import pyarrow as pa
-from msgspec import inspect as mi
 
-from dagster_unified.arrow_types import forbidden_null, has
-from dagster_unified.connectors.exact_times import python_times
-from dagster_unified.connectors.nested import from_json
-from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.arrow_types import has
 from dagster_unified.connectors.sql.postgres.names import quoted
-from dagster_unified.connectors.sql.reading import MONTHS, REFUSED, exact_floats, first
-from dagster_unified.records import RecordType, shorten
+from dagster_unified.records import RecordType
 
 _READ_FROM: dict[str, tuple[str, ...]] = {
     "bool": ("bool",),
@@ -53,17 +47,16 @@ _JSON = ("json", "jsonb")
 
 
 @dataclass(frozen=True)
-class ReadField:
-    """A field of a record, as it is read."""
+class AskedField:
+    """A field of a record, as it is asked for."""
 
     name: str
     arrow: pa.DataType
-    info: mi.Type
 
     @classmethod
-    def of(cls, records: RecordType) -> list[ReadField]:
+    def of(cls, records: RecordType) -> list[AskedField]:
         """The fields of a record type."""
-        return [cls(f.name, f.type, info) for f, info in zip(records.schema, records.types, strict=True)]
+        return [cls(field.name, field.type) for field in records.schema]
 
     @property
     def type(self) -> str:
@@ -112,52 +105,20 @@ class ReadField:
         """Whether the column has numbers that no float holds, at which a cast would end the statement."""
         return self.type.startswith("float8") and base.removeprefix("_") == "numeric"
 
-    def misfit(self, base: str, place: int) -> str | None:
-        """Of a row whose value the server cannot give, the place of the field and what is wrong; None if it gives all.
+    def misfit(self, base: str) -> str | None:
+        """Of a row whose value the server cannot give, what is wrong; None if it gives all.
 
         Of an array of several dimensions it would give one list.
         """
-        name = quoted(self.name)
-        cases = []
+        name, cases = quoted(self.name), []
+        field = f"field '{self.name}':".replace("'", "''")
         if self.type.endswith("[]"):
-            cases.append(f"WHEN array_ndims({name}) > 1 THEN '{place} {_FLAT}'")
+            cases.append(f"WHEN array_ndims({name}) > 1 THEN '{field} {_FLAT}'")
         if self._narrows(base):
             exists = f"EXISTS (SELECT FROM unnest({name}) AS each WHERE NOT {_is_float('each')})"
-            problem = f"'{place} it has ' || left({name}::text, 100) || '{_TOO_LARGE}'"
+            problem = f"'{field} it has ' || left({name}::text, 100) || '{_TOO_LARGE}'"
             cases.append(f"WHEN {exists if base.startswith('_') else f'NOT {_is_float(name)}'} THEN {problem}")
         return " ".join(cases) or None
-
-    def converted(self, column: pa.Array) -> pa.Array:
-        """The values in the field's Arrow type; raises a `ValueError` for what it does not hold."""
-        found = self._cast(column)
-        path = forbidden_null(found, self.info)
-        if path is not None:
-            raise ValueError(
-                f"it has a null at '{path}', and its type does not allow None there"
-                if path
-                else "it is null, and its type does not allow None"
-            )
-        return found
-
-    def _cast(self, column: pa.Array) -> pa.Array:
-        if self.type == "json":
-            decode = from_json(self.arrow)
-            return pa.array([None if text is None else decode(text) for text in column.to_pylist()], self.arrow)
-        if self.type == "interval":
-            return _durations(column)
-        if self.type == "interval[]":
-            try:
-                lists = [None if row is None else [t and int(t) for t in row] for row in column.to_pylist()]
-            except ValueError:
-                raise ValueError(MONTHS) from None
-            return pa.array(lists, pa.list_(pa.int64())).cast(self.arrow)
-        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
-            column = python_times(column)
-        if self.type == "float8":
-            return exact_floats(column)
-        if self.type == "float8[]":
-            exact_floats(column.flatten())
-        return column if column.type == self.arrow else column.cast(self.arrow)
 
     @staticmethod
     def _simple(kind: pa.DataType) -> str | None:
@@ -169,13 +130,6 @@ def _length(interval: str) -> str:
     months = f"EXTRACT(YEAR FROM {interval}) <> 0 OR EXTRACT(MONTH FROM {interval}) <> 0"
     micros = f"trunc(EXTRACT(EPOCH FROM {interval})::numeric * 1000000)::text"
     return f"CASE WHEN {months} THEN {interval}::text ELSE {micros} END"
-
-
-def _durations(column: pa.Array) -> pa.Array:
-    try:
-        return column.cast(pa.int64()).cast(pa.duration("us"))
-    except pa.ArrowInvalid:
-        raise ValueError(MONTHS) from None
 
 
 def _is_binary(kind: pa.DataType) -> bool:
@@ -196,52 +150,7 @@ def _is_float(numeric: str) -> str:
     return f"(abs({numeric}) <= 1.7976931348623157e308 OR {numeric}::text IN ('NaN', 'Infinity', '-Infinity'))"
 
 
-def misfits(fields: Iterable[ReadField], bases: Mapping[str, str]) -> list[str]:
+def misfits(fields: Iterable[AskedField], bases: Mapping[str, str]) -> list[str]:
     """A column that says of a row which value the server cannot give, where there may be such rows."""
-    cases = [misfit for place, field in enumerate(fields) if (misfit := field.misfit(bases[field.name], place))]
+    cases = [misfit for field in fields if (misfit := field.misfit(bases[field.name]))]
     return [f"CASE {' '.join(cases)} END AS misfit"] if cases else []
-
-
-def _check_misfits(batch: pa.RecordBatch, fields: Sequence[ReadField]) -> None:
-    if batch.num_columns == len(fields):
-        return
-    told = batch.columns[-1].drop_null()
-    if len(told):
-        place, _, problem = told[0].as_py().partition(" ")
-        raise ValueError(f"field '{fields[int(place)].name}': {problem}")
-
-
-def _by_field(batch: pa.RecordBatch, fields: Sequence[ReadField]) -> Iterator[tuple[ReadField, pa.Array]]:
-    return zip(fields, batch.columns[: len(fields)], strict=True)
-
-
-def converted(batch: pa.RecordBatch, fields: list[ReadField], place: str) -> Iterator[pa.RecordBatch | Malformed]:
-    """A batch in the columns of the records, and the rows of it that do not fit."""
-    try:
-        _check_misfits(batch, fields)
-        columns = [field.converted(column) for field, column in _by_field(batch, fields)]
-    except REFUSED as error:
-        if batch.num_rows > 1:
-            half = batch.num_rows // 2
-            yield from converted(batch.slice(0, half), fields, place)
-            yield from converted(batch.slice(half), fields, place)
-        else:
-            yield _malformed(batch, fields, place, error)
-    else:
-        yield pa.RecordBatch.from_arrays(columns, [field.name for field in fields])
-
-
-def _malformed(batch: pa.RecordBatch, fields: list[ReadField], place: str, error: Exception) -> Malformed:
-    """A row that does not fit, and the first of its fields that does not."""
-    row = {field.name: first(column) for field, column in _by_field(batch, fields)}
-    content = msgspec.json.encode(row, enc_hook=str).decode()
-    try:
-        _check_misfits(batch, fields)  # what the server could not give is null here
-    except ValueError as misfit:
-        return Malformed(place, content, str(misfit))
-    for field, column in _by_field(batch, fields):
-        try:
-            field.converted(column)
-        except REFUSED as found:
-            return Malformed(place, content, f"field '{field.name}': {shorten(str(found))[1:-1]}")
-    return Malformed(place, content, str(error))
