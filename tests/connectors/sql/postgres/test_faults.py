@@ -18,6 +18,7 @@ import pytest
 
 from dagster_unified.connectors.protocol.commits import Commit, CommitUncertainError, WriteAttempt
 from dagster_unified.connectors.sql.postgres import PostgresSink, committer
+from dagster_unified.connectors.sql.postgres.transaction import PostgresWrite
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import UnavailableError
 from tests.connectors.sql.postgres.support import LocalCommits, execute, identity, rows, stage, staging_tables, write
@@ -119,7 +120,8 @@ def _write_and_fall(url, moment, how, pipe):
     sink = PostgresSink("sales", url)
     with closing(LocalCommits(sink, Sale)) as commits:
         made = commits._open(None)
-        original = getattr(made, moment, None)
+        owner = made if hasattr(made, moment) else PostgresWrite
+        original = getattr(owner, moment, None)
         if moment == "staged":
             fall_at = fall
         else:
@@ -130,7 +132,7 @@ def _write_and_fall(url, moment, how, pipe):
                 fall()
                 return found
 
-            setattr(made, moment, falls)
+            setattr(owner, moment, falls)
         try:
             commits.write([MANY, FEW], [WriteContext(identity(epoch=0), "stage", fall_at)])
             pipe.send("committed")
@@ -138,7 +140,7 @@ def _write_and_fall(url, moment, how, pipe):
             pipe.send(type(error).__name__)
 
 
-MOMENTS = ["begin", "staged", "_copy_inline", "_mark", "_clear", "_insert", "_merge", "commit", "clean_up"]
+MOMENTS = ["begin", "staged", "_copy_inline", "_mark", "_clear", "_insert", "write", "commit", "clean_up"]
 
 
 def _fallen(url, moment, how):
