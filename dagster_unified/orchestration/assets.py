@@ -50,12 +50,12 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.slices import Slice
 from dagster_unified.operators.time import to_millis
-from dagster_unified.orchestration._dagster_compat import AllDepsCondition, CoercibleToAssetDep, has_allow_ignore
+from dagster_unified.orchestration._dagster_compat import AllDepsCondition, has_allow_ignore
 from dagster_unified.orchestration.checks import carried_state_result, carried_state_spec
 from dagster_unified.orchestration.external_assets import (
-    materialized,
-    materialized_sinks,
-    name_of,
+    Upstream,
+    malformed_materialization,
+    stage_sink_materializations,
     upstream_dep,
     upstream_deps,
 )
@@ -86,29 +86,22 @@ _STARTS: "dict[tuple[str, str, str], StartingState]" = {}
 
 
 def stage_asset(
-    batch: "BatchDeployment",
-    loaded: Plan,
-    region: Region,
-    upstream: Mapping[str, CoercibleToAssetDep],
-    translator: "StageTranslator",
+    batch: "BatchDeployment", loaded: Plan, region: Region, upstream: Upstream, translator: "StageTranslator"
 ) -> AssetsDefinition:
-    """Build the asset of one stage.
-
-    `upstream` are the user's own assets that some sources read, by the names of the sources.
-    """
+    """Build the asset of one stage."""
     inputs = [AssetDep(translator.get_asset_key(loaded, loaded.regions[r])) for r in region.inputs]
-    own, condition = translator.get_asset_key(loaded, region), batch.automation_condition
-    before = [partition_before(own)] if batch.carry_state else []
-    read = [n for n in loaded.graph.readers if n.id in region.nodes]
+    key, condition = translator.get_asset_key(loaded, region), batch.automation_condition
+    before = [partition_before(key)] if batch.carry_state else []
+    readers = [node for node in loaded.graph.readers if node.id in region.nodes]
     carries = batch.carry_state and bool(region.carried)
     # Of an asset that depends on itself and has a check, Dagster's automation requests the partition before as well
     # (AutomationConditionEvaluator._handle_execution_set).
     checked = carries and condition is None
-    placeholders = [translator.get_source_key(loaded, n) for n in read if name_of(n) not in upstream]
+    stand_ins = [translator.get_source_key(loaded, node) for node in readers if node.source.name not in upstream]
 
     @asset(
-        key=own,
-        deps=[*inputs, *upstream_deps(loaded, read, upstream, translator), *before],
+        key=key,
+        deps=[*inputs, *upstream_deps(loaded, readers, upstream, translator), *before],
         partitions_def=batch.partitions,
         backfill_policy=batch.backfill_policy,
         group_name=translator.get_group_name(loaded, region),
@@ -119,9 +112,9 @@ def stage_asset(
         code_version=region.fingerprint,
         retry_policy=batch.retry_policy,
         freshness_policy=batch.freshness_policy,
-        automation_condition=None if condition is None else condition_of(condition, placeholders, own),
+        automation_condition=None if condition is None else condition_of(condition, stand_ins, key),
         pool=batch.pool,
-        check_specs=[carried_state_spec(own)] if checked else [],
+        check_specs=[carried_state_spec(key)] if checked else [],
         required_resource_keys={"spark", "execution", "intermediates"},
     )
     def stage(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
@@ -146,17 +139,17 @@ def stage_asset(
                 f"{loaded.name}: the deployment is partitioned, and the run is of no partition; choose one where you"
                 ' launch it, such as `dagster asset materialize --partition …`, or tags {"dagster/partition": …}'
             )
+        slices = [slice_of(batch.partitions, partition) for partition in context.partition_keys]
         steps = [
-            _Step(context, batch, loaded, region, options, translator, upstream, chain, slice_of(batch.partitions, key))
-            for key in context.partition_keys
+            _Step(context, batch, loaded, region, options, translator, upstream, chain, slice_) for slice_ in slices
         ]
-        before = [step.finished() for step in steps]
-        anew = all(before) and context.retry_number == 0  # somebody wants it again; a retry only what was not finished
+        finished = [step.finished() for step in steps]
+        anew = all(finished) and context.retry_number == 0  # somebody wants it again; a retry only what is missing
         shown: dict[str, dict[str, Any]] = {}
         due: list[_Step] = []
-        for step, found in zip(steps, before, strict=True):
-            if found is not None and not anew:
-                shown[step.key] = step.shown(found)
+        for step, manifest in zip(steps, finished, strict=True):
+            if manifest is not None and not anew:
+                shown[step.key] = step.shown(manifest)
                 continue
             anew = anew or batch.carry_state  # what comes after it goes on from another state
             reused = step.reused() if not (due and batch.carry_state) else None
@@ -166,42 +159,43 @@ def stage_asset(
                 due.append(step)
         # What fails twice may do so because it is many: an analysis too deep, a worker out of memory.
         size = options["execution.batch.partitions-per-job"] if context.retry_number < 2 else 1
-        for together in batched(due, size):
+        for first in range(0, len(due), size):
+            together = due[first : first + size]
             shown |= zip([step.key for step in together], run_steps(together, together[-1] is due[-1]), strict=True)
         return result(context, {step.key: shown[step.key] for step in steps})
 
     def result(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
         assert batch.partitions is not None
-        keys = batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance)
-        known: dict[str, Mapping[str, Any]] = {**latest_metadata(context.instance, own), **shown} if carries else {}
-        found = carried_state_result(own, keys, known) if carries else None
-        counted = [of for of, metadata in shown.items() if ROWS in metadata]
+        partitions = batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance)
+        known: dict[str, Mapping[str, Any]] = {**latest_metadata(context.instance, key), **shown} if carries else {}
+        check = carried_state_result(key, partitions, known) if carries else None
+        counted = [partition for partition, metadata in shown.items() if ROWS in metadata]
         if counted:
             try:
-                known = known or {**latest_metadata(context.instance, own, around(keys, shown)), **shown}
-                shown[counted[-1]]["rows per partition"] = rows_per_partition(keys, known, counted)
+                known = known or {**latest_metadata(context.instance, key, around(partitions, shown)), **shown}
+                shown[counted[-1]]["rows per partition"] = rows_per_partition(partitions, known, counted)
             except Exception as error:  # no picture is worth a stage
                 context.log.warning(f"rows per partition could not be drawn: {type(error).__name__}: {error}")
-        for of, metadata in shown.items():
-            context.add_asset_metadata(metadata, partition_key=of)
-        if found is not None and not found.passed:
-            context.log.warning(f"stage '{region.name}': {found.description}")
-        return MaterializeResult(check_results=[found] if found is not None and checked else [])
+        for partition, metadata in shown.items():
+            context.add_asset_metadata(metadata, partition_key=partition)
+        if check is not None and not check.passed:
+            context.log.warning(f"stage '{region.name}': {check.description}")
+        return MaterializeResult(check_results=[check] if check is not None and checked else [])
 
     return stage
 
 
 def _launched_regions(loaded: Plan, launched: Plan, region: Region) -> list[Region]:
     """The regions of the launched plan that have operators of a region of the loaded one."""
-    uids = {loaded.graph.node(n).uid for n in region.nodes}
-    return [r for r in launched.regions if any(launched.graph.node(n).uid in uids for n in r.nodes)]
+    uids = {node.uid for node in loaded.nodes_of(region)}
+    return [r for r in launched.regions if any(node.uid in uids for node in launched.nodes_of(r))]
 
 
 def _launched_region(loaded: Plan, launched: Plan, region: Region) -> Region | None:
     """The region that this step has to run; None where a later stage's step runs it."""
     wanted = _launched_regions(loaded, launched, region)[-1]
-    members = {launched.graph.node(n).uid for n in wanted.nodes}
-    last = max(r.id for r in loaded.regions if any(loaded.graph.node(n).uid in members for n in r.nodes))
+    members = {node.uid for node in launched.nodes_of(wanted)}
+    last = max(r.id for r in loaded.regions if any(node.uid in members for node in loaded.nodes_of(r)))
     return wanted if last == region.id else None
 
 
@@ -215,7 +209,7 @@ class _Step:
     region: Region
     options: Configuration
     translator: "StageTranslator"
-    upstream: Mapping[str, CoercibleToAssetDep]
+    upstream: Upstream
     chain: Chain
     slice: Slice | None = None
     recomputed: dict[str, str] = field(default_factory=dict)
@@ -252,32 +246,35 @@ class _Step:
         region = self.launched_region
         if region is None:
             return None
-        found = self.producers.own(region.name)
-        return found if found is not None and found.fingerprint == region.fingerprint else None
+        manifest = self.producers.of_chain(region.name)
+        return manifest if manifest is not None and manifest.fingerprint == region.fingerprint else None
 
-    def shown(self, found: "Manifest") -> dict[str, Any]:
+    def shown(self, manifest: "Manifest") -> dict[str, Any]:
         """The metadata of what stands already.
 
         A run that keeps it materializes it as well: its materialization is the partition's latest.
         """
-        self.producers.store.link(
-            Address(self.launched.name, found.stage, self.context.run.run_id, self.producers.partition), found
-        )
+        self._link(manifest)
         self.context.log.info(
-            f"stage '{found.stage}' of partition {found.partition} was finished by run {found.run[:8]} before"
+            f"stage '{manifest.stage}' of partition {manifest.partition} was finished by run {manifest.run[:8]} before"
         )
-        return stage_metadata(
-            self.launched,
-            self.launched.region(found.stage),
-            found,
-            self.producers.store.data(found),
-            self.asset_of,
-            {},
-        )
+        return self._metadata(self.launched, manifest)
+
+    def _link(self, manifest: "Manifest") -> None:
+        """Let what another run has materialized be this run's as well."""
+        run_id = self.context.run.run_id
+        address = Address(self.launched.name, manifest.stage, run_id, self.producers.partition)
+        self.producers.store.link(address, manifest)
+
+    def _metadata(
+        self, plan: Plan, manifest: "Manifest", previews: "Mapping[str, pa.Table] | None" = None
+    ) -> dict[str, Any]:
+        region, data = plan.region(manifest.stage), self.producers.store.data(manifest)
+        return stage_metadata(self.launched, region, manifest, data, self.asset_of, previews or {})
 
     def asset_of(self, node: Node) -> AssetKey | None:
         """The asset that holds what an operator of the launched plan produces; None where it is this stage's own."""
-        known = next(own for own in self.loaded.graph.nodes if own.uid == node.uid)
+        known = next(planned for planned in self.loaded.graph.nodes if planned.uid == node.uid)
         if isinstance(known, ReadingNode) and known.id in self.region.nodes:
             return upstream_dep(self.loaded, known, self.upstream, self.translator).asset_key
         holder = self.loaded.region_of(known.id)
@@ -285,27 +282,28 @@ class _Step:
 
     def find(self, wanted: Region) -> "Manifest | None":
         """The intermediate of a stage that this one may read."""
-        found = self.producers.find(wanted.name, self.translator.get_asset_key(self.launched, wanted))
-        if found is not None and found.fingerprint != wanted.fingerprint:
+        manifest = self.producers.find(wanted.name, self.translator.get_asset_key(self.launched, wanted))
+        if manifest is not None and manifest.fingerprint != wanted.fingerprint:
             self.context.log.warning(
                 f"the intermediate of stage '{wanted.name}' comes from other code or other input, and is not used"
             )
             return None
-        return found
+        return manifest
 
     def stands(self, wanted: Region) -> "Manifest | None":
         """What this run wrote of a stage or, if that ran in a run of its own, what the latest run wrote.
 
         None where that was made of other code, or before what it read was made anew.
         """
-        own = self.producers.own(wanted.name)
-        if own is not None:
-            return own
-        found = self.producers.store.newest(self.loaded.name, wanted.name, self.producers.partition, wanted.fingerprint)
-        if found is None:
+        written = self.producers.of_chain(wanted.name)
+        if written is not None:
+            return written
+        store, partition = self.producers.store, self.producers.partition
+        newest = store.newest(self.loaded.name, wanted.name, partition, wanted.fingerprint)
+        if newest is None:
             return None
-        read = [self.stands(self.launched.regions[number]) for number in wanted.inputs]
-        return found if all(one is not None and one.created <= found.created for one in read) else None
+        inputs = [self.stands(self.launched.regions[number]) for number in wanted.inputs]
+        return newest if all(read is not None and read.created <= newest.created for read in inputs) else None
 
     def reused(self) -> dict[str, Any] | None:
         """The metadata of a stage that need not run, where an earlier run's output becomes this run's."""
@@ -319,11 +317,8 @@ class _Step:
             f"stage '{region.name}' need not run: run {reused.run[:8]} materialized it from the same code,"
             " configuration and input"
         )
-        self.producers.store.link(
-            Address(self.launched.name, region.name, self.context.run.run_id, self.producers.partition), reused
-        )
-        shown = stage_metadata(self.launched, region, reused, self.producers.store.data(reused), self.asset_of, {})
-        return {**shown, "reused from run": MetadataValue.dagster_run(reused.run)}
+        self._link(reused)
+        return {**self._metadata(self.launched, reused), "reused from run": MetadataValue.dagster_run(reused.run)}
 
     def as_run(self, spark: "SparkSession", asked: Interrupts) -> Run:
         """How the engine is to run it, and until when."""
@@ -342,35 +337,25 @@ class _Step:
             check=asked.check,
         )
         identity = (self.loaded.name, run.run_id, run.partition)
-        found = begun(run, _STARTS.get(identity))
-        if found.carry is not None and found.carry.start is not None:
+        run = begun(run, _STARTS.get(identity))
+        if run.carry is not None and run.carry.start is not None:
             _STARTS.clear()
-            _STARTS[identity] = found.carry.start
-        return found
+            _STARTS[identity] = run.carry.start
+        return run
 
     def materialized(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
-        """The metadata of what the engine has materialized; logs the malformed rows."""
-        shown = stage_metadata(
-            self.launched,
-            run.plan.region(manifest.stage),
-            manifest,
-            run.store.data(manifest),
-            self.asset_of,
-            previews,
-        )
+        """The metadata of what the engine has materialized; reports malformed rows and what several sinks got."""
+        partition = None if self.slice is None else self.slice.key
         for node in diverting(self.launched):
             if node.uid in manifest.diverted:
-                found = in_batch(run.store, run.plan.name, node)
+                diverted = in_batch(run.store, run.plan.name, node)
                 key = self.translator.get_malformed_key(self.launched, node)
-                self.context.log_event(
-                    materialized(
-                        key, found, manifest.diverted[node.uid], None if self.slice is None else self.slice.key
-                    )
-                )
-        partition = None if self.slice is None else self.slice.key
-        for one in materialized_sinks(self.loaded, manifest, partition, self.translator):
-            self.context.log_event(one)
-        return {**shown, **{f"recomputed {stage}": reason for stage, reason in self.recomputed.items()}}
+                rows = manifest.diverted[node.uid]
+                self.context.log_event(malformed_materialization(key, diverted, rows, partition))
+        for event in stage_sink_materializations(self.loaded, manifest, partition, self.translator):
+            self.context.log_event(event)
+        recomputed = {f"recomputed {stage}": reason for stage, reason in self.recomputed.items()}
+        return {**self._metadata(run.plan, manifest, previews), **recomputed}
 
     def report_savepoint(self) -> None:
         """Report the savepoint that the run has left."""
@@ -390,15 +375,15 @@ class _Step:
             or not self.launched.identifies_input(region)
         ):
             return None
-        found = self.producers.materialized(region.name, self.translator.get_asset_key(self.launched, region))
-        if found is None or found.fingerprint != region.fingerprint:
+        manifest = self.producers.materialized(region.name, self.translator.get_asset_key(self.launched, region))
+        if manifest is None or manifest.fingerprint != region.fingerprint:
             return None
-        sinks = [n.sink for n in self.launched.graph.sinks if n.id in region.sinks]
-        if not all(s.exists() for s in sinks if isinstance(s, SparkSink)):
+        sinks = [node.sink for node in self.launched.graph.sinks if node.id in region.sinks]
+        if not all(sink.exists() for sink in sinks if isinstance(sink, SparkSink)):
             return None
         carry = self._carrying()
         before = carry.manifest(self.launched, region) if carry is not None else None
-        return found if before is None or before.run == found.carried_from else None
+        return manifest if before is None or before.run == manifest.carried_from else None
 
     def _carrying(self) -> Carrying | None:
         """The state of the partition before: what this run left, or else its latest."""
@@ -418,8 +403,8 @@ class _Step:
         def before(region: Region) -> "Manifest | None":
             asset_key = self.translator.get_asset_key(self.launched, region)
             state = {(self.launched.graph.node(port.node).uid, port.tag) for port in region.carried}
-            found = producers.latest(region.name, asset_key)
-            return producers.holding(asset_key, state) if found is None and state else found
+            latest = producers.latest(region.name, asset_key)
+            return producers.holding(asset_key, state) if latest is None and state else latest
 
         return Carrying(before, key, last)
 
@@ -484,36 +469,31 @@ def _observer(
     return observe
 
 
-def batched(steps: "Sequence[_Step]", size: int) -> "Iterator[Sequence[_Step]]":
-    """As many at a time as one Spark job is to run."""
-    return (steps[i : i + size] for i in range(0, len(steps), size))
-
-
 def _previews(run: Run, region: Region) -> "dict[str, pa.Table]":
-    found = {}
+    previews = {}
     for node in run.plan.graph.sinks:
         if node.id in region.sinks and isinstance(node.sink, SparkSink):
             table = node.sink.preview(run.spark, PREVIEW_ROWS)
             if table is not None:
-                found[node.name] = table
-    return found
+                previews[node.name] = table
+    return previews
 
 
 Condition = AutomationCondition[AssetKey]
 
 
-def condition_of(given: Condition, sources: Collection[AssetKey], own: AssetKey) -> Condition:
+def condition_of(condition: Condition, sources: Collection[AssetKey], stage: AssetKey) -> Condition:
     """The condition of a stage, from the one that its deployment gives.
 
     It leaves out the assets that stand for `sources`: nobody materializes them, so that a condition that waits for
     them, as `on_cron` and `eager` do, would wait for ever. And what has to be new since a tick is not the stage's own
     partition before, from which it goes on with `carry_state`.
     """
-    if sources and has_allow_ignore(given):
-        given = given.ignore(AssetSelection.assets(*sources))
-    for waiting in dict.fromkeys(_for_all_deps(given)):
-        given = given.replace(waiting, waiting.ignore(AssetSelection.assets(own)))
-    return given
+    if sources and has_allow_ignore(condition):
+        condition = condition.ignore(AssetSelection.assets(*sources))
+    for waiting in dict.fromkeys(_for_all_deps(condition)):
+        condition = condition.replace(waiting, waiting.ignore(AssetSelection.assets(stage)))
+    return condition
 
 
 def _for_all_deps(condition: AutomationCondition[Any]) -> Iterator[AllDepsCondition[Any]]:

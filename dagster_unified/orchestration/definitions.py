@@ -25,19 +25,21 @@ from dagster_unified.graph.mode import boundedness
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.targets import check_targets, written
-from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep, without_warning
+from dagster_unified.orchestration._dagster_compat import without_warning
 from dagster_unified.orchestration.assets import stage_asset
 from dagster_unified.orchestration.checks import Checks, sink_checks
 from dagster_unified.orchestration.control import control_job
 from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment, configuration_of
 from dagster_unified.orchestration.external_assets import (
-    checked_upstream,
+    Upstream,
+    check_upstream,
     malformed_assets,
     malformed_specs,
     sink_assets,
     sink_specs,
     source_specs,
     stage_sink_specs,
+    stage_sinks,
 )
 from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.janitor import janitor_job, janitor_schedule
@@ -56,7 +58,7 @@ _DEFAULTS: dict[str, object] = {
 }
 """The same objects each time, so that the definitions of several calls can be merged."""
 
-Given = TypeVar("Given")
+Value = TypeVar("Value")
 
 
 def unified_definitions(
@@ -91,39 +93,37 @@ def unified_definitions(
     translator = translator or StageTranslator()
     deployed = _by_pipeline(deployments)
     origins = [
-        Origin(translator.get_savepoint_key(one.plan), one.batch, one.streaming)
-        for one in deployed
-        if one.has_savepoints
+        Origin(translator.get_savepoint_key(pipeline.plan), pipeline.batch, pipeline.streaming)
+        for pipeline in deployed
+        if pipeline.has_savepoints
     ]
-    for one in deployed:
-        _check_keys(one, translator)
-    found = [_build(one, origins, translator, executor) for one in deployed]
-    given = {key: resource for key, resource in {**_DEFAULTS, **(resources or {})}.items() if resource is not None}
-    own = Definitions(resources=given, executor=executor)
-    return Definitions.merge(*found, own)
+    for pipeline in deployed:
+        _check_keys(pipeline, translator)
+    built = [_build(pipeline, origins, translator, executor) for pipeline in deployed]
+    all_resources = {**_DEFAULTS, **(resources or {})}
+    ours = {key: resource for key, resource in all_resources.items() if resource is not None}
+    return Definitions.merge(*built, Definitions(resources=ours, executor=executor))
 
 
-def _check_keys(one: _Deployed, translator: StageTranslator) -> None:
-    """Raises where two parts of a pipeline would be one asset, as names that differ in blanks and signs only are."""
-    graph, staged = one.plan.graph, one.plan.execution.mode == "BATCH"
-    named = [(translator.get_source_key(one.plan, n), f"source '{n.reads}'") for n in graph.readers]
-    named += [(translator.get_malformed_key(one.plan, n), f"malformed rows of '{n.name}'") for n in diverting(one.plan)]
-    if one.has_savepoints:
-        named.append((translator.get_savepoint_key(one.plan), "savepoints of the pipeline"))
-    if not staged:
-        named += [(translator.get_sink_key(one.plan, n), f"sink '{n.name}'") for n in graph.sinks]
-    for region in one.plan.regions if staged else ():
-        named.append((translator.get_asset_key(one.plan, region), f"stage '{region.name}'"))
-        several = [n for n in graph.sinks if n.id in region.sinks]
-        if len(several) > 1:
-            named += [(translator.get_stage_sink_key(one.plan, n), f"sink '{n.name}'") for n in several]
+def _check_keys(deployed: _Deployed, translator: StageTranslator) -> None:
+    """Raise where two parts of a pipeline would be one asset, since their names differ in blanks and signs only."""
+    plan = deployed.plan
+    named = [(translator.get_source_key(plan, n), f"source '{n.reads}'") for n in plan.graph.readers]
+    named += [(translator.get_malformed_key(plan, n), f"malformed rows of '{n.name}'") for n in diverting(plan)]
+    if deployed.has_savepoints:
+        named.append((translator.get_savepoint_key(plan), "savepoints of the pipeline"))
+    if plan.execution.mode == "BATCH":
+        named += [(translator.get_asset_key(plan, region), f"stage '{region.name}'") for region in plan.regions]
+        named += [(translator.get_stage_sink_key(plan, n), f"sink '{n.name}'") for _, n in stage_sinks(plan)]
+    else:
+        named += [(translator.get_sink_key(plan, n), f"sink '{n.name}'") for n in plan.graph.sinks]
     owners: dict[AssetKey, str] = {}
-    for key, what in named:
-        other = owners.setdefault(key, what)
-        if other != what:
+    for key, part in named:
+        other = owners.setdefault(key, part)
+        if other != part:
             raise ConfigurationError(
-                f"{one.pipeline.name}: {other} and {what} would both be the asset {key.to_user_string()}; give one of"
-                " them another name"
+                f"{plan.name}: {other} and {part} would both be the asset {key.to_user_string()}; give one of them"
+                " another name"
             )
 
 
@@ -136,17 +136,16 @@ class _Deployed:
     streaming: StreamingDeployment | None = None
 
     @cached_property
+    def graph(self) -> Graph:
+        return self.pipeline.graph()
+
+    @cached_property
     def plan(self) -> Plan:
         """The plan that the assets show."""
         if self.batch is not None:
             return self.batch.loaded()
         assert self.streaming is not None
         return plan(self.graph, configuration_of(self.streaming))
-
-    @cached_property
-    def graph(self) -> Graph:
-        """The pipeline's graph."""
-        return self.pipeline.graph()
 
     @cached_property
     def has_savepoints(self) -> bool:
@@ -156,95 +155,94 @@ class _Deployed:
     @property
     def checks(self) -> Checks | None:
         """The checks of the sinks."""
-        found = self._once("checks", [one.checks for one in self._declared if one.checks is not None])
-        if found is not None and found.rows_within is not None and self.batch is None:
+        checks = self._only("checks", [d.checks for d in self._declared if d.checks is not None])
+        if checks is not None and checks.rows_within is not None and self.batch is None:
             raise ConfigurationError(
                 f"{self.pipeline.name}: rows_within compares the row counts of runs in BATCH, and this pipeline is"
                 " deployed in STREAMING only; leave it out, or see with fresh_within whether rows still come"
             )
-        return found
+        return checks
 
     @property
-    def upstream(self) -> Mapping[str, CoercibleToAssetDep]:
+    def upstream(self) -> Upstream:
         """The user's assets, by the names of the sources that read them."""
-        return self._once("upstream", [one.upstream for one in self._declared if one.upstream]) or {}
+        return self._only("upstream", [d.upstream for d in self._declared if d.upstream]) or {}
 
     @property
     def _declared(self) -> list[BatchDeployment | StreamingDeployment]:
-        return [one for one in (self.batch, self.streaming) if one is not None]
+        return [deployment for deployment in (self.batch, self.streaming) if deployment is not None]
 
-    def _once(self, what: str, given: Sequence[Given]) -> Given | None:
-        if len(given) > 1:
+    def _only(self, argument: str, values: Sequence[Value]) -> Value | None:
+        if len(values) > 1:
             raise ConfigurationError(
-                f"{self.pipeline.name}: both its BatchDeployment and its StreamingDeployment give {what}; they go for"
-                " the assets of both, so give them in one place"
+                f"{self.pipeline.name}: both its BatchDeployment and its StreamingDeployment give {argument}; they go"
+                " for the assets of both, so give them in one place"
             )
-        return given[0] if given else None
+        return values[0] if values else None
 
 
-def _by_pipeline(given: Sequence[Pipeline | BatchDeployment | StreamingDeployment]) -> list[_Deployed]:
-    found: dict[str, _Deployed] = {}
-    for one in given:
-        if not isinstance(one, (Pipeline, BatchDeployment, StreamingDeployment)):
+def _by_pipeline(declared: Sequence[Pipeline | BatchDeployment | StreamingDeployment]) -> list[_Deployed]:
+    by_name: dict[str, _Deployed] = {}
+    for declaration in declared:
+        if not isinstance(declaration, (Pipeline, BatchDeployment, StreamingDeployment)):
             raise ConfigurationError(
-                f"unified_definitions takes pipelines and deployments of pipelines, each by itself, not {one!r}"
+                f"unified_definitions takes pipelines and deployments of pipelines, each by itself, not {declaration!r}"
             )
-        pipeline = one if isinstance(one, Pipeline) else one.pipeline
-        deployed = found.setdefault(pipeline.name, _Deployed(pipeline))
+        pipeline = declaration if isinstance(declaration, Pipeline) else declaration.pipeline
+        deployed = by_name.setdefault(pipeline.name, _Deployed(pipeline))
         if deployed.pipeline is not pipeline:
             raise PipelineError(
                 f"two pipelines are named '{pipeline.name}'; a name is part of asset keys and storage paths"
             )
-        kind = "batch" if isinstance(one, BatchDeployment) else "streaming"
-        if not isinstance(one, Pipeline) and getattr(deployed, kind) is not None:
+        if isinstance(declaration, Pipeline):
+            continue
+        kind = "batch" if isinstance(declaration, BatchDeployment) else "streaming"
+        if getattr(deployed, kind) is not None:
             raise PipelineError(
-                f"{pipeline.name} has two deployments of one kind: {type(one).__name__}; give one, or build a second"
-                " pipeline with another name"
+                f"{pipeline.name} has two deployments of one kind: {type(declaration).__name__}; give one, or build a"
+                " second pipeline with another name"
             )
-        if not isinstance(one, Pipeline):
-            setattr(deployed, kind, one)
-    for pipeline in (one for one in given if isinstance(one, Pipeline)):
-        deployed = found[pipeline.name]
+        setattr(deployed, kind, declaration)
+    for pipeline in (declaration for declaration in declared if isinstance(declaration, Pipeline)):
+        deployed = by_name[pipeline.name]
         if boundedness(deployed.graph) is Boundedness.BOUNDED:
             deployed.batch = deployed.batch or BatchDeployment(pipeline)
         else:
             deployed.streaming = deployed.streaming or StreamingDeployment(pipeline)
-    check_targets(target for one in found.values() for target in written(one.graph))
-    return list(found.values())
+    check_targets(target for deployed in by_name.values() for target in written(deployed.graph))
+    return list(by_name.values())
 
 
 def _build(
     deployed: _Deployed, origins: Sequence[Origin], translator: StageTranslator, executor: ExecutorDefinition | None
 ) -> Definitions:
-    loaded = deployed.plan
+    shown, upstream = deployed.plan, deployed.upstream
     start = None if deployed.streaming is None else start_of(deployed.streaming, origins)
     partitions = None if deployed.batch is None else deployed.batch.partitions
-    checked_upstream(loaded, deployed.upstream)
-    seen = [
-        *source_specs(loaded, deployed.upstream, translator),
-        *malformed_specs(loaded, deployed.upstream, partitions, translator),
-    ]
+    check_upstream(shown, upstream)
+    specs = [*source_specs(shown, upstream, translator), *malformed_specs(shown, upstream, partitions, translator)]
     if deployed.has_savepoints:
-        seen.append(savepoint_spec(loaded, deployed.upstream, translator))
-    if deployed.batch is not None and start is not None:
-        seen.append(stream_spec(loaded, start, translator))
-    found = [Definitions(assets=seen)]
-    if deployed.batch is not None:
-        found.append(Definitions(assets=stage_sink_specs(loaded, partitions, translator)))
-        found.append(_batch(deployed.batch, loaded, deployed.upstream, translator, executor))
+        specs.append(savepoint_spec(shown, upstream, translator))
+    if deployed.batch is None:
+        specs += sink_specs(shown, upstream, start, translator)
     else:
-        found.append(Definitions(assets=sink_specs(loaded, deployed.upstream, start, translator)))
+        specs += stage_sink_specs(shown, partitions, translator)
+        if start is not None:
+            specs.append(stream_spec(shown, start, translator))
+    built = [Definitions(assets=specs)]
+    if deployed.batch is not None:
+        built.append(_batch(deployed.batch, shown, upstream, translator, executor))
     if deployed.checks is not None:
-        found.append(_checks(deployed.graph, loaded, deployed.checks, translator, executor))
+        built.append(_checks(deployed.graph, shown, deployed.checks, translator, executor))
     if deployed.streaming is not None:
-        found.append(_streaming(deployed, deployed.streaming, start, translator))
-    return Definitions.merge(*found)
+        built.append(_streaming(deployed, deployed.streaming, start, translator))
+    return Definitions.merge(*built)
 
 
 def _batch(
     deployment: BatchDeployment,
     loaded: Plan,
-    upstream: Mapping[str, CoercibleToAssetDep],
+    upstream: Upstream,
     translator: StageTranslator,
     executor: ExecutorDefinition | None,
 ) -> Definitions:
@@ -260,33 +258,31 @@ def _batch(
         executor_def=executor,
         description=f"{name} in BATCH: {len(stages)} stages, each materialized before the next begins. {kept}.",
     )
-    found = Definitions(
-        assets=stages, jobs=[job], sensors=[heartbeat_sensor(name, {stage.op.name for stage in stages})]
-    )
+    heartbeat = heartbeat_sensor(name, {stage.op.name for stage in stages})
+    built = [Definitions(assets=stages, jobs=[job], sensors=[heartbeat])]
     if retention is not None:
         carried_over = (
             partitions if deployment.carry_state and isinstance(partitions, TimeWindowPartitionsDefinition) else None
         )
         janitor = janitor_job(name, loaded, retention, carried_over)
-        schedule = janitor_schedule(name, retention, janitor)
-        found = Definitions.merge(found, Definitions(jobs=[janitor], schedules=[schedule]))
+        built.append(Definitions(jobs=[janitor], schedules=[janitor_schedule(name, retention, janitor)]))
     if deployment.schedule is not None:
         tick = batch_schedule(name, deployment.schedule, job, partitions, deployment.carry_state, keys)
-        found = Definitions.merge(found, Definitions(schedules=[tick]))
-    return found
+        built.append(Definitions(schedules=[tick]))
+    return Definitions.merge(*built)
 
 
 def _checks(
     graph: Graph, loaded: Plan, checks: Checks, translator: StageTranslator, executor: ExecutorDefinition | None
 ) -> Definitions:
-    found = sink_checks(graph, loaded, checks, sink_assets(loaded, translator))
+    of_sinks = sink_checks(graph, loaded, checks, sink_assets(loaded, translator))
     job = define_asset_job(
         f"{loaded.name}_checks",
-        selection=AssetSelection.checks(*found),
+        selection=AssetSelection.checks(*of_sinks),
         executor_def=executor,
         description=f"Checks what the sinks of {loaded.name} hold.",
     )
-    return Definitions(asset_checks=found, jobs=[job])
+    return Definitions(asset_checks=of_sinks, jobs=[job])
 
 
 def _streaming(

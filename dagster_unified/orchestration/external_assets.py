@@ -6,7 +6,7 @@ the stage, and the stage's step reports it as materialized. A stream reports wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dagster import (
@@ -29,147 +29,63 @@ from dagster_unified.orchestration.metadata import columns_metadata, preview, ta
 from dagster_unified.orchestration.targets import targets_metadata
 from dagster_unified.orchestration.translator import StageTranslator
 
+PREVIEW_ROWS = 10
+"""Malformed rows in a preview."""
+
+Upstream = Mapping[str, CoercibleToAssetDep]
+"""The user's own assets that sources read, by the names of the sources."""
+
+
+# Sources
+
+
+def source_specs(plan: Plan, upstream: Upstream, translator: StageTranslator) -> list[AssetSpec]:
+    """The external assets that stand for the sources, where there is no asset of the user's."""
+    standing_in = {
+        translator.get_source_key(plan, node): node for node in plan.graph.readers if node.source.name not in upstream
+    }
+    return [
+        AssetSpec(
+            key,
+            group_name=plan.name,
+            description=node.source.describe(),
+            kinds={node.source.kind} - {""},
+            metadata={"boundedness": node.source.boundedness.value, **columns_metadata(node.source.records)},
+        )
+        for key, node in standing_in.items()
+    ]
+
 
 def upstream_deps(
-    loaded: Plan,
-    sources: Sequence[ReadingNode],
-    given: Mapping[str, CoercibleToAssetDep],
-    translator: StageTranslator,
+    plan: Plan, readers: Iterable[ReadingNode], upstream: Upstream, translator: StageTranslator
 ) -> list[AssetDep]:
-    """The assets that a stage depends on through its sources."""
-    found: dict[AssetKey, AssetDep] = {}
-    for node in sources:
-        dep = upstream_dep(loaded, node, given, translator)
-        found.setdefault(dep.asset_key, dep)
-    return list(found.values())
+    """The assets that some nodes read, each once."""
+    deps: dict[AssetKey, AssetDep] = {}
+    for node in readers:
+        dep = upstream_dep(plan, node, upstream, translator)
+        deps.setdefault(dep.asset_key, dep)
+    return list(deps.values())
 
 
-def upstream_dep(
-    loaded: Plan, node: ReadingNode, given: Mapping[str, CoercibleToAssetDep], translator: StageTranslator
-) -> AssetDep:
+def upstream_dep(plan: Plan, node: ReadingNode, upstream: Upstream, translator: StageTranslator) -> AssetDep:
     """The asset that a source reads: the user's own, or the one that stands for it."""
-    if name_of(node) in given:
-        return AssetDep.from_coercible(given[name_of(node)])
-    return AssetDep(translator.get_source_key(loaded, node))
+    if node.source.name in upstream:
+        return AssetDep.from_coercible(upstream[node.source.name])
+    return AssetDep(translator.get_source_key(plan, node))
 
 
-def name_of(node: ReadingNode) -> str:
-    """The name of what a node reads."""
-    return node.source.name
-
-
-def checked_upstream(loaded: Plan, given: Mapping[str, CoercibleToAssetDep]) -> None:
-    """Raises where `upstream` names a source that the pipeline does not have."""
-    names = {name_of(n) for n in loaded.graph.readers}
-    for name in given:
+def check_upstream(plan: Plan, upstream: Upstream) -> None:
+    """Raise `PipelineError` where `upstream` names a source that the pipeline does not have."""
+    names = {node.source.name for node in plan.graph.readers}
+    for name in upstream:
         if name not in names:
             raise PipelineError(
-                f"{loaded.name}: upstream names the source '{name}', and there are"
+                f"{plan.name}: upstream names the source '{name}', and there are"
                 f" {', '.join(sorted(names))}{nearest(name, names)}"
             )
 
 
-def source_specs(
-    loaded: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: StageTranslator
-) -> list[AssetSpec]:
-    """The external assets that stand for the sources, where there is no asset of the user's."""
-    nodes = {translator.get_source_key(loaded, n): n for n in loaded.graph.readers if name_of(n) not in upstream}
-    return [
-        AssetSpec(
-            key,
-            group_name=loaded.name,
-            description=n.source.describe(),
-            kinds={n.source.kind} - {""},
-            metadata={"boundedness": n.source.boundedness.value, **columns_metadata(n.source.records)},
-        )
-        for key, n in nodes.items()
-    ]
-
-
-def sink_assets(planned: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
-    """The asset of each sink, by the sink's name: that of the stage that writes it in BATCH, or one of its own."""
-    found = {}
-    for node in planned.graph.sinks:
-        staged = planned.execution.mode == "BATCH"
-        found[node.name] = (
-            translator.get_asset_key(planned, planned.region_of(node.id))
-            if staged
-            else translator.get_sink_key(planned, node)
-        )
-    return found
-
-
-def sink_specs(
-    planned: Plan, upstream: Mapping[str, CoercibleToAssetDep], start: AssetKey | None, translator: StageTranslator
-) -> list[AssetSpec]:
-    """The external assets that stand for the sinks of a pipeline that has no BATCH stages.
-
-    `start` is the asset of the savepoint that the stream starts from.
-    """
-    before = [] if start is None else [AssetDep(start)]
-
-    def read_by(node: SinkNode) -> list[ReadingNode]:
-        earlier = planned.upstream(node.id)
-        return [n for n in planned.graph.readers if n.id in earlier]
-
-    return [
-        AssetSpec(
-            translator.get_sink_key(planned, node),
-            deps=[*upstream_deps(planned, read_by(node), upstream, translator), *before],
-            group_name=planned.name,
-            description=(
-                f"{node.sink.describe()}, written by {planned.name} in STREAMING ({node.sink.capabilities.describe()})."
-            ),
-            kinds={"spark", "streaming", node.sink.kind} - {""},
-            metadata={
-                **targets_metadata(planned, [node.id]),
-                **columns_metadata(planned.graph.written_to(node.id)),
-            },
-        )
-        for node in planned.graph.sinks
-    ]
-
-
-def stage_sink_specs(
-    plan: Plan, partitions: PartitionsDefinition[str] | None, translator: StageTranslator
-) -> list[AssetSpec]:
-    """The external assets of the sinks of all stages that write several."""
-    return [
-        AssetSpec(
-            translator.get_stage_sink_key(plan, node),
-            deps=[AssetDep(translator.get_asset_key(plan, region))],
-            group_name=translator.get_group_name(plan, region),
-            description=f"{node.sink.describe()}, written by stage '{region.name}' of {plan.name}.",
-            kinds={node.sink.kind} - {""},
-            partitions_def=partitions,
-            metadata=columns_metadata(plan.graph.written_to(node.id)),
-        )
-        for region in plan.regions
-        for node in _several(plan, region)
-    ]
-
-
-def materialized_sinks(
-    plan: Plan, manifest: Manifest, partition: str | None, translator: StageTranslator
-) -> Iterator[AssetMaterialization]:
-    """What was written to those sinks; `plan` is the one whose stages are assets."""
-    for node in (node for region in plan.regions for node in _several(plan, region)):
-        if node.name in manifest.sinks:
-            yield AssetMaterialization(
-                translator.get_stage_sink_key(plan, node),
-                partition=partition,
-                metadata={"written to": MetadataValue.path(manifest.sinks[node.name])},
-            )
-
-
-def _several(plan: Plan, region: Region) -> list[SinkNode]:
-    """The sinks of a stage that has more than one."""
-    found = [node for node in plan.graph.sinks if node.id in region.sinks]
-    return found if len(found) > 1 else []
-
-
-SHOWN = 10
-"""Rows in a preview."""
+# Malformed rows, which the steps that read a source materialize in addition to their own asset
 
 
 def malformed_assets(plan: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
@@ -178,12 +94,9 @@ def malformed_assets(plan: Plan, translator: StageTranslator) -> dict[str, Asset
 
 
 def malformed_specs(
-    plan: Plan,
-    upstream: Mapping[str, CoercibleToAssetDep],
-    partitions: PartitionsDefinition[str] | None,
-    translator: StageTranslator,
+    plan: Plan, upstream: Upstream, partitions: PartitionsDefinition[str] | None, translator: StageTranslator
 ) -> list[AssetSpec]:
-    """Those assets. The steps that read a source materialize them, in addition to their own."""
+    """The external assets of the malformed rows."""
     return [
         AssetSpec(
             translator.get_malformed_key(plan, node),
@@ -201,18 +114,94 @@ def malformed_specs(
     ]
 
 
-def materialized(key: AssetKey, diverted: Diverted, rows: int, partition: str | None) -> AssetMaterialization:
+def malformed_materialization(
+    key: AssetKey, diverted: Diverted, rows: int, partition: str | None
+) -> AssetMaterialization:
     """What a BATCH run has set aside of a partition, or of all input."""
-    return AssetMaterialization(asset_key=key, partition=partition, metadata=_metadata(diverted, rows))
+    return AssetMaterialization(asset_key=key, partition=partition, metadata=_malformed_metadata(diverted, rows))
 
 
-def observation(key: AssetKey, diverted: Diverted) -> AssetObservation:
+def malformed_observation(key: AssetKey, diverted: Diverted) -> AssetObservation:
     """What a STREAMING job has set aside so far."""
-    return AssetObservation(asset_key=key, metadata=_metadata(diverted, diverted.rows()))
+    return AssetObservation(asset_key=key, metadata=_malformed_metadata(diverted, diverted.rows()))
 
 
-def _metadata(diverted: Diverted, rows: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"dagster/row_count": rows, "rows are at": MetadataValue.path(str(diverted.folder))}
+def _malformed_metadata(diverted: Diverted, rows: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"dagster/row_count": rows, "rows are at": MetadataValue.path(str(diverted.folder))}
     if rows:
-        found["latest rows"] = preview(diverted.table(SHOWN))
-    return found
+        metadata["latest rows"] = preview(diverted.table(PREVIEW_ROWS))
+    return metadata
+
+
+# Sinks
+
+
+def sink_assets(plan: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
+    """The asset of each sink, by the sink's name: that of the stage that writes it in BATCH, or one of its own."""
+    if plan.execution.mode == "BATCH":
+        return {node.name: translator.get_asset_key(plan, plan.region_of(node.id)) for node in plan.graph.sinks}
+    return {node.name: translator.get_sink_key(plan, node) for node in plan.graph.sinks}
+
+
+def sink_specs(plan: Plan, upstream: Upstream, start: AssetKey | None, translator: StageTranslator) -> list[AssetSpec]:
+    """The external assets that stand for the sinks of a pipeline that has no BATCH stages.
+
+    `start` is the asset of the savepoint that the stream starts from.
+    """
+    started_from = [] if start is None else [AssetDep(start)]
+
+    def read_by(node: SinkNode) -> list[ReadingNode]:
+        before = plan.upstream(node.id)
+        return [reader for reader in plan.graph.readers if reader.id in before]
+
+    return [
+        AssetSpec(
+            translator.get_sink_key(plan, node),
+            deps=[*upstream_deps(plan, read_by(node), upstream, translator), *started_from],
+            group_name=plan.name,
+            description=(
+                f"{node.sink.describe()}, written by {plan.name} in STREAMING ({node.sink.capabilities.describe()})."
+            ),
+            kinds={"spark", "streaming", node.sink.kind} - {""},
+            metadata={**targets_metadata(plan, [node.id]), **columns_metadata(plan.graph.written_to(node.id))},
+        )
+        for node in plan.graph.sinks
+    ]
+
+
+def stage_sink_specs(
+    plan: Plan, partitions: PartitionsDefinition[str] | None, translator: StageTranslator
+) -> list[AssetSpec]:
+    """The external assets of the sinks of all stages that write several."""
+    return [
+        AssetSpec(
+            translator.get_stage_sink_key(plan, node),
+            deps=[AssetDep(translator.get_asset_key(plan, region))],
+            group_name=translator.get_group_name(plan, region),
+            description=f"{node.sink.describe()}, written by stage '{region.name}' of {plan.name}.",
+            kinds={node.sink.kind} - {""},
+            partitions_def=partitions,
+            metadata=columns_metadata(plan.graph.written_to(node.id)),
+        )
+        for region, node in stage_sinks(plan)
+    ]
+
+
+def stage_sink_materializations(
+    plan: Plan, manifest: Manifest, partition: str | None, translator: StageTranslator
+) -> Iterator[AssetMaterialization]:
+    """What was written to the sinks of a stage that has several; `plan` is the one whose stages are assets."""
+    for _, node in stage_sinks(plan):
+        if node.name in manifest.sinks:
+            yield AssetMaterialization(
+                translator.get_stage_sink_key(plan, node),
+                partition=partition,
+                metadata={"written to": MetadataValue.path(manifest.sinks[node.name])},
+            )
+
+
+def stage_sinks(plan: Plan) -> Iterator[tuple[Region, SinkNode]]:
+    """The sinks of the stages that write several."""
+    for region in plan.regions:
+        if len(region.sinks) > 1:
+            yield from ((region, node) for node in plan.graph.sinks if node.id in region.sinks)

@@ -71,7 +71,7 @@ class Producers:
 
     def latest(self, stage: str, key: AssetKey) -> Manifest | None:
         """What this run or one that it re-executes wrote for a stage, or else its latest materialization."""
-        return self.own(stage) or self.materialized(stage, key)
+        return self.of_chain(stage) or self.materialized(stage, key)
 
     def holding(self, key: AssetKey, state: Set[tuple[str, str | None]]) -> Manifest | None:
         """What a stage left that has had another name since, as stages are named by their operators.
@@ -80,15 +80,15 @@ class Producers:
         """
         return None if self._latest(key) else self.store.newest_holding(self.pipeline, self.partition, state)
 
-    def own(self, stage: str) -> Manifest | None:
+    def of_chain(self, stage: str) -> Manifest | None:
         """What this run, or one that it re-executes, wrote for a stage, if it still stands."""
         return next((m for run_id in self.chain.lineage if (m := self._manifest(stage, run_id)) is not None), None)
 
     def find(self, stage: str, key: AssetKey) -> Manifest | None:
         """What the producing run wrote for a stage, if it still stands."""
-        found = self.own(stage)
-        if found is not None:
-            return found
+        manifest = self.of_chain(stage)
+        if manifest is not None:
+            return manifest
         run = self.chain.run
         if (
             run.parent_run_id is None

@@ -54,7 +54,7 @@ from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.metrics import Totals
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of
-from dagster_unified.orchestration.external_assets import observation
+from dagster_unified.orchestration.external_assets import malformed_observation
 from dagster_unified.orchestration.moments import as_text
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.resources import session_of
@@ -276,7 +276,7 @@ class _Watcher:
         for key, diverted in self._kept:
             if diverted.source in self._diverted:
                 self._diverted.discard(diverted.source)
-                self._context.log_event(observation(key, diverted))
+                self._context.log_event(malformed_observation(key, diverted))
 
     def _report_savepoints(self) -> None:
         while self._left:
