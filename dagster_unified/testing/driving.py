@@ -28,7 +28,7 @@ from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.rounds.spec import Level
-from dagster_unified.operators.state.pages import Columns, Content
+from dagster_unified.operators.state.pages import Block
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import Mark
 
@@ -229,7 +229,7 @@ class Driven:
             around = [to_batch(program.pipeline, program.broadcast.layout, broadcast)]
         return self._run_groups(batches, event, around)
 
-    def contents(self) -> Iterator[Content | Columns]:
+    def contents(self) -> Iterator[Block]:
         """What the state of all keys holds."""
         if self.program.keyed is not None:
             yield from self.groups.contents(self.store)

@@ -96,7 +96,7 @@ def test_keys_with_other_states_than_others_keep_theirs(payload, entries):
 
 def test_columns_are_cut_where_blocks_end():
     timers = [(5, "a", 0), (9, "c", 0), (3, "c", 0)]
-    parts = Columns(("n",), ["a", "b", "c", "d"], [[1, 2, 3, 4]], timers, [], []).cut([1, 1, 3, 4])
+    parts = Columns(("n",), ["a", "b", "c", "d"], [[1, 2, 3, 4]], event_timers=timers).cut([1, 1, 3, 4])
     assert [part.keys for part in parts] == [["a"], [], ["b", "c"], ["d"]]
     assert [part.values for part in parts] == [[[1]], [[]], [[2, 3]], [[4]]]
     assert [part.event_timers for part in parts] == [[(5, "a", 0)], [], [(9, "c", 0), (3, "c", 0)], []]

@@ -146,9 +146,9 @@ def cases(draw):
     cells = st.fixed_dictionaries({}, optional=values)
     content = Content(
         draw(st.dictionaries(keys, cells, max_size=4)),
-        draw(timers),
-        draw(timers),
-        draw(st.lists(st.tuples(moments, keys, records), max_size=4)),
+        event_timers=draw(timers),
+        processing_timers=draw(timers),
+        held=draw(st.lists(st.tuples(moments, keys, records), max_size=4)),
     )
     return StateTable("p: operator 'o'", KeyShape(names, key_type), record, states, {}), content
 

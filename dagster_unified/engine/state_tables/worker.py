@@ -26,7 +26,7 @@ from dagster_unified.operators.lanes import decode, encode
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.operator_state import KEY, LIST, CheckpointedOperator, redistributed
 from dagster_unified.operators.program.spec import Program
-from dagster_unified.operators.state.pages import Blocks, Columns, Content, decode_index
+from dagster_unified.operators.state.pages import Block, Blocks, Columns, Content, decode_index
 from dagster_unified.operators.state.table import LARGEST, StateTable
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.state.files import open_output
@@ -184,15 +184,15 @@ def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
                 yield from (rows for rows in table.batches(content) if rows.num_rows)
 
 
-def _of_subtask(number: int, held: Content | Columns) -> Content:
+def _of_subtask(number: int, held: Block) -> Content:
     """What a subtask's group holds, with the number of the subtask as its key."""
     content = held.content()
     return Content({number: content.keys[KEY]} if KEY in content.keys else {}, large=content.large)
 
 
-def _together(contents: Iterable[Content | Columns], most: int) -> Iterator[Content | Columns]:
+def _together(contents: Iterable[Block], most: int) -> Iterator[Block]:
     """What blocks hold, that of several together, up to so many keys."""
-    waiting: Content | Columns | None = None
+    waiting: Block | None = None
     for content in contents:
         match waiting, content:
             case (Columns(), Columns()) if waiting.names == content.names:
@@ -203,7 +203,7 @@ def _together(contents: Iterable[Content | Columns], most: int) -> Iterator[Cont
                 if waiting is not None:
                     yield waiting
                 waiting = content
-        if len(waiting.keys) >= most:
+        if waiting.size >= most:
             yield waiting
             waiting = None
     if waiting is not None:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -28,6 +28,7 @@ from dagster_unified.operators.state.pages import (
     HASH_BITS,
     LARGE_PAGE,
     NOTHING,
+    Block,
     Blocks,
     Columns,
     Content,
@@ -92,7 +93,7 @@ def in_order_of_blocks(pages: pa.ChunkedArray, hashes: pa.ChunkedArray) -> pa.Ch
     return pc.add(pc.shift_left(pages, bits), pc.shift_right(hashes, HASH_BITS - bits))
 
 
-Divided = Callable[[Blocks], "Sequence[Content | Columns]"]
+Divided = Callable[[Blocks], "Sequence[Block]"]
 """Gives what a page holds, block by block."""
 
 
@@ -102,7 +103,7 @@ class _OpenPage:
 
     blocks: Blocks
     contents: dict[int, Content] = field(default_factory=dict)
-    stored: dict[int, _Stored] = field(default_factory=dict)
+    stored: dict[int, Columns] = field(default_factory=dict)
     changed: bool = False
 
     @classmethod
@@ -132,13 +133,6 @@ class _OpenPage:
         if data != self.blocks.data[block]:
             self.blocks.data[block] = data
             self.changed = True
-
-
-class _Stored(NamedTuple):
-    """The keys of a block whose values are in the group's column, also as they are stored."""
-
-    keys: list[Hashable]
-    encoded: msgspec.Raw
 
 
 class Group:
@@ -177,11 +171,12 @@ class Group:
         column = self.column = self.column or KeyedColumn(name)
         for page, blocks in self._places(keys):
             for block in page.missing(blocks):
-                found = self.codec.decode_values(page.blocks.data[block], name)
+                found = self.codec.decode_columns(page.blocks.data[block], only=name)
                 if found is None:
                     return False
-                column.extend(found.keys, found.values)
-                page.stored[block] = _Stored(found.keys, found.stored)
+                if found.keys:
+                    column.extend(found.keys, found.values[0])
+                page.stored[block] = found
         return True
 
     def load(self, keys: Sequence[Hashable]) -> list[Content]:
@@ -203,7 +198,7 @@ class Group:
             (page, [i for i, entry in enumerate(page.blocks.entries) if entry.due(watermark, now)]) for page in pages
         )
 
-    def contents(self) -> Iterator[Content | Columns]:
+    def contents(self) -> Iterator[Block]:
         """What the blocks hold, one after another, without any of it becoming current; by column where they can be."""
         for number in range(len(self.index.pages)):
             for data in self._read_page(number).data:
@@ -325,10 +320,7 @@ class Group:
         for number, keys, divided in pages:
             page = self.pages[number] = _OpenPage(Blocks.empty(self._blocks_for(keys)))
             for block, part in enumerate(divided(page.blocks)):
-                if isinstance(part, Columns):
-                    page.put(block, part.entry(), self.codec.encode_columns(part))
-                else:
-                    self._put(page, block, part)
+                self._put(page, block, part)
             self._store(number, page)
             del self.pages[number]
         self._finish(watermark)
@@ -350,14 +342,21 @@ class Group:
             self._store(number, page)
         self._finish(watermark)
 
-    def left(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> Content | Columns:
+    def left(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> Block:
         """All that the group holds, of which everything has been read; it is not written back."""
         events, moments = list(event_timers.pending()), list(processing_timers.pending())
         held = [(timestamp, key, record) for key, elements in self.held.items() for timestamp, record in elements]
         if self.column is not None:
             values = self.column.values
-            return Columns((self.column.name,), list(values), [list(values.values())], events, moments, held)
-        return Content(self.keys, events, moments, held, large=True)
+            return Columns(
+                (self.column.name,),
+                list(values),
+                [list(values.values())],
+                event_timers=events,
+                processing_timers=moments,
+                held=held,
+            )
+        return Content(self.keys, event_timers=events, processing_timers=moments, held=held, large=True)
 
     def _make_room(self) -> list[Content]:
         """Make pages, and blocks of pages, for the keys that have come; return what was read for it."""
@@ -423,12 +422,12 @@ class Group:
             for block, stored in page.stored.items():
                 more = created.get((number, block), [])
                 keys = stored.keys + more if more else stored.keys
-                data = self.codec.encode_values(column.name, keys if more else stored.encoded, column.held(keys))
-                page.put(block, Page(len(keys)), data)
+                encoded = None if more else stored.encoded_keys
+                self._put(page, block, Columns((column.name,), keys, [column.held(keys)], encoded_keys=encoded))
 
-    def _put(self, page: _OpenPage, block: int, content: Content) -> None:
-        data = self.codec.encode(content, self._write_chunk, self._read_chunk)
-        page.put(block, content.entry(), data)
+    def _put(self, page: _OpenPage, number: int, block: Block) -> None:
+        data = self.codec.encode(block, self._write_chunk, self._read_chunk)
+        page.put(number, block.entry(), data)
 
     def _store(self, number: int, page: _OpenPage) -> None:
         """Write a page, if it has changed."""
@@ -480,7 +479,13 @@ def apart(content: Content, hashes: Mapping[Hashable, int], blocks: Blocks) -> l
         for entries in (content.event_timers, content.processing_timers, content.held)
     )
     return [
-        Content(dict(keys[block]), event_timers[block], processing_timers[block], held[block], content.large)
+        Content(
+            dict(keys[block]),
+            event_timers=event_timers[block],
+            processing_timers=processing_timers[block],
+            held=held[block],
+            large=content.large,
+        )
         for block in range(count)
     ]
 

@@ -14,7 +14,7 @@ from dagster_unified.operators.drivers.group import Group, GroupStore
 from dagster_unified.operators.functions.iterations import IterationListener
 from dagster_unified.operators.operator import KeyedOperator
 from dagster_unified.operators.state.descriptors import StateDescriptor
-from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Columns, Content, PageCodec
+from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Block, Content, PageCodec
 from dagster_unified.operators.state.value import ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
@@ -148,7 +148,7 @@ class GroupedOperator:
         self._settle(group)
         group.save(operator.event_timers, operator.processing_timers, operator.watermark)
 
-    def left(self, group: Group) -> Content | Columns:
+    def left(self, group: Group) -> Block:
         """All that a group holds which is not saved: what else would go back to its pages."""
         operator = self.operator
         if group.column is None:
@@ -164,7 +164,7 @@ class GroupedOperator:
         """Reads all that has not been read."""
         self._load(group, group.load_all())
 
-    def contents(self, store: GroupStore) -> Iterator[Content | Columns]:
+    def contents(self, store: GroupStore) -> Iterator[Block]:
         """What a group's blocks hold, one after another, by column where they can be."""
         return Group(store, self.codec, self.keys_per_page).contents()
 

@@ -26,7 +26,7 @@ from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.operator_state import CheckpointedOperator
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.spec import Program
-from dagster_unified.operators.state.pages import KEYS_PER_PAGE, BroadcastCodec, Columns, Content
+from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Block, BroadcastCodec
 from dagster_unified.operators.state.table import SUBTASK_KEY, KeyShape, StateTable
 from dagster_unified.operators.time import MIN_TIMESTAMP
 
@@ -162,7 +162,7 @@ class KeyGroups:
             self.grouped.save(group)
         return min((p.processing_timer for p in group.index.pages if p.processing_timer is not None), default=None)
 
-    def run_and_leave(self, store: GroupStore, given: MicroBatch, watermark: int) -> Content | Columns:
+    def run_and_leave(self, store: GroupStore, given: MicroBatch, watermark: int) -> Block:
         """As `run`, and return what the group then holds instead of writing it to the store."""
         with self._opened(store, watermark) as group:
             self._process(group, given)
@@ -189,7 +189,7 @@ class KeyGroups:
             self.running.flush()
             self.grouped.save(group)
 
-    def contents(self, store: GroupStore) -> Iterator[Content | Columns]:
+    def contents(self, store: GroupStore) -> Iterator[Block]:
         """What a group's blocks hold, one after another, by column where they can be."""
         return self.grouped.contents(store)
 

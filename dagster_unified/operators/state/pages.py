@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -154,30 +154,60 @@ class _Large(msgspec.Struct, array_like=True):
 _moment = itemgetter(0)
 
 
-@dataclass
-class Content:
-    """A page in memory.
+@dataclass(kw_only=True)
+class Block:
+    """Some keys in memory: their timers and held-back elements; `Content` and `Columns` have their state.
 
     Timers are `(timestamp, key, generation)`, held-back elements `(timestamp, key, record)`, in order of arrival.
     """
 
-    keys: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
     event_timers: list[tuple[int, Hashable, int]] = field(default_factory=list)
     processing_timers: list[tuple[int, Hashable, int]] = field(default_factory=list)
     held: list[tuple[int, Hashable, Any]] = field(default_factory=list)
-    large: bool = False
-    """Whether it may have large lists or maps."""
 
-    def add(self, other: Content) -> None:
-        """Takes the keys of another page."""
-        self.keys.update(other.keys)
+    @property
+    def size(self) -> int:
+        """How many keys have state."""
+        raise NotImplementedError
+
+    def content(self) -> Content:
+        """With a dict of its states for each key."""
+        raise NotImplementedError
+
+    def entry(self) -> Page:
+        """What the index says of it."""
+        return Page(
+            self.size,
+            min(map(_moment, self.event_timers), default=None),
+            min(map(_moment, self.processing_timers), default=None),
+            min(map(_moment, self.held), default=None),
+        )
+
+    def _take(self, other: Block) -> None:
         self.event_timers += other.event_timers
         self.processing_timers += other.processing_timers
         self.held += other.held
+
+
+@dataclass
+class Content(Block):
+    """A block with a dict of its states for each key."""
+
+    keys: dict[Hashable, dict[str, Any]] = field(default_factory=dict)
+    large: bool = field(default=False, kw_only=True)
+    """Whether it may have large lists or maps."""
+
+    @property
+    def size(self) -> int:
+        return len(self.keys)
+
+    def add(self, other: Content) -> None:
+        """Takes the keys of another block."""
+        self.keys.update(other.keys)
         self.large = self.large or other.large
+        self._take(other)
 
     def content(self) -> Content:
-        """Itself; so of columns one need not ask what they are."""
         return self
 
     def parts(self) -> set[int]:
@@ -187,9 +217,65 @@ class Content:
         found = (v for state in self.keys.values() for v in state.values() if isinstance(v, Chunked))
         return {number for value in found for number in value.parts if number is not None}
 
-    def entry(self) -> Page:
-        """What the index says of it."""
-        return _entry(self)
+
+@dataclass
+class Columns(Block):
+    """A block by column: its keys have the same declared states, and none is a large list or map."""
+
+    names: tuple[str, ...]
+    keys: list[Hashable]
+    values: list[list[Any]]
+    """Those of each state, in the order of the keys."""
+
+    encoded_keys: msgspec.Raw | None = field(default=None, kw_only=True)
+    """The keys as they are stored, where they are the same."""
+
+    @property
+    def size(self) -> int:
+        return len(self.keys)
+
+    def add(self, other: Columns) -> None:
+        """Takes the keys of another block, which have the same states."""
+        self.keys += other.keys
+        self.encoded_keys = None
+        for values, more in zip(self.values, other.values, strict=True):
+            values += more
+        self._take(other)
+
+    def cut(self, ends: Sequence[int]) -> list[Columns]:
+        """The keys in stretches that end at these places. Timers have to be in the order of their keys.
+
+        None of the keys has held-back elements.
+        """
+        starts = [0, *ends[:-1]]
+        spans = list(zip(starts, ends, strict=True))
+        events, moments = (self._cut(timers, spans) for timers in (self.event_timers, self.processing_timers))
+        return [
+            Columns(
+                self.names,
+                self.keys[start:end],
+                [values[start:end] for values in self.values],
+                event_timers=own,
+                processing_timers=others,
+            )
+            for (start, end), own, others in zip(spans, events, moments, strict=True)
+        ]
+
+    def _cut(
+        self, timers: list[tuple[int, Hashable, int]], spans: Sequence[tuple[int, int]]
+    ) -> list[list[tuple[int, Hashable, int]]]:
+        if len(timers) == len(self.keys) and all(timer[1] is key for timer, key in zip(timers, self.keys, strict=True)):
+            return [timers[start:end] for start, end in spans]
+        if not timers:
+            return [[] for _ in spans]
+        place = {key: number for number, key in enumerate(self.keys)}
+        places = [place[key] for _, key, _ in timers]
+        return [timers[bisect_left(places, start) : bisect_left(places, end)] for start, end in spans]
+
+    def content(self) -> Content:
+        rows = zip(*self.values, strict=True)
+        keys = {key: dict(zip(self.names, row, strict=True)) for key, row in zip(self.keys, rows, strict=True)}
+        return Content(keys, event_timers=self.event_timers, processing_timers=self.processing_timers, held=self.held)
 
 
 _index = msgspec.msgpack.Decoder(Index)
@@ -275,80 +361,6 @@ class BroadcastCodec:
         return found
 
 
-@dataclass
-class Columns:
-    """Blocks as columns: their keys have the same declared states, and none is a large list or map."""
-
-    names: tuple[str, ...]
-    keys: list[Hashable]
-    values: list[list[Any]]
-    """Those of each state, in the order of the keys."""
-
-    event_timers: list[tuple[int, Hashable, int]]
-    processing_timers: list[tuple[int, Hashable, int]]
-    held: list[tuple[int, Hashable, Any]]
-
-    def add(self, other: Columns) -> None:
-        """Takes the keys of another block, which have the same states."""
-        self.keys += other.keys
-        for values, more in zip(self.values, other.values, strict=True):
-            values += more
-        self.event_timers += other.event_timers
-        self.processing_timers += other.processing_timers
-        self.held += other.held
-
-    def entry(self) -> Page:
-        """What the index says of them."""
-        return _entry(self)
-
-    def cut(self, ends: Sequence[int]) -> list[Columns]:
-        """The keys in stretches that end at these places. Timers have to be in the order of their keys.
-
-        None of the keys has held-back elements.
-        """
-        starts = [0, *ends[:-1]]
-        spans = list(zip(starts, ends, strict=True))
-        events, moments = (self._cut(timers, spans) for timers in (self.event_timers, self.processing_timers))
-        return [
-            Columns(self.names, self.keys[start:end], [v[start:end] for v in self.values], own, others, [])
-            for (start, end), own, others in zip(spans, events, moments, strict=True)
-        ]
-
-    def _cut(
-        self, timers: list[tuple[int, Hashable, int]], spans: Sequence[tuple[int, int]]
-    ) -> list[list[tuple[int, Hashable, int]]]:
-        if len(timers) == len(self.keys) and all(timer[1] is key for timer, key in zip(timers, self.keys, strict=True)):
-            return [timers[start:end] for start, end in spans]
-        if not timers:
-            return [[] for _ in spans]
-        place = {key: number for number, key in enumerate(self.keys)}
-        places = [place[key] for _, key, _ in timers]
-        return [timers[bisect_left(places, start) : bisect_left(places, end)] for start, end in spans]
-
-    def content(self) -> Content:
-        """The same with a dict for each key."""
-        rows = zip(*self.values, strict=True)
-        keys = {key: dict(zip(self.names, row, strict=True)) for key, row in zip(self.keys, rows, strict=True)}
-        return Content(keys, self.event_timers, self.processing_timers, self.held)
-
-
-def _entry(block: Content | Columns) -> Page:
-    return Page(
-        len(block.keys),
-        min(map(_moment, block.event_timers), default=None),
-        min(map(_moment, block.processing_timers), default=None),
-        min(map(_moment, block.held), default=None),
-    )
-
-
-class Values(NamedTuple):
-    """A block whose keys have one state and nothing else: the keys, also as they are stored, and their values."""
-
-    keys: list[Hashable]
-    stored: msgspec.Raw
-    values: list[Any]
-
-
 class PageCodec:
     """Encodes and decodes the blocks of one operator's pages.
 
@@ -382,8 +394,11 @@ class PageCodec:
         index.of_keys, index.of_records = self._key_layout, self._record_layout
         index.layouts |= {name: found.stored_layout for name, found in self.declared.items()}
 
-    def encode(self, content: Content, write: Write, read: Callable[[int], bytes]) -> msgspec.Raw:
+    def encode(self, block: Block, write: Write, read: Callable[[int], bytes]) -> msgspec.Raw:
         """A block; large lists and maps are written in parts."""
+        if isinstance(block, Columns):
+            return self.encode_columns(block)
+        content = block.content()
         if not (content.keys or content.event_timers or content.processing_timers or content.held):
             return NOTHING
         large = self._set_apart(content, write, read)
@@ -414,33 +429,18 @@ class PageCodec:
             return NOTHING
         try:
             states = [msgspec.Raw(_encoder.encode(values)) for values in columns.values]
-            section = _Section(list(columns.names), msgspec.Raw(_encoder.encode(columns.keys)), states)
+            keys = columns.encoded_keys or msgspec.Raw(_encoder.encode(columns.keys))
+            section = _Section(list(columns.names), keys, states)
         except (TypeError, ValueError, OverflowError):
             return self._encode(columns.content(), [])  # which says whose value cannot be stored
         return self._stored([section], columns)
 
-    def _stored(self, sections: list[_Section], block: Content | Columns, apart: Sequence[_Large] = ()) -> msgspec.Raw:
+    def _stored(self, sections: list[_Section], block: Block, apart: Sequence[_Large] = ()) -> msgspec.Raw:
         event_timers, processing_timers, waiting = (
             msgspec.Raw(_encoder.encode(part)) if part else _NONE
             for part in (block.event_timers, block.processing_timers, block.held)
         )
         return msgspec.Raw(_encoder.encode(_Stored(sections, event_timers, processing_timers, waiting, list(apart))))
-
-    def encode_values(self, name: str, keys: Sequence[Hashable] | msgspec.Raw, values: list[Any]) -> msgspec.Raw:
-        """A block whose keys have one state, which is no collection, and nothing else."""
-        if not values:
-            return NOTHING
-        try:
-            stored = keys if isinstance(keys, msgspec.Raw) else msgspec.Raw(_encoder.encode(keys))
-            section = _Section([name], stored, [msgspec.Raw(_encoder.encode(values))])
-        except (TypeError, ValueError, OverflowError) as error:
-            content = Content({key: {name: value} for key, value in zip(self._known(keys), values, strict=True)})
-            raise StateError(f"{self.where}: state cannot be stored: {error}; {self._misfit(content)}") from error
-        return msgspec.Raw(_encoder.encode(_Stored([section], _NONE, _NONE, _NONE)))
-
-    def _known(self, keys: Sequence[Hashable] | msgspec.Raw) -> Sequence[Hashable]:
-        found: Sequence[Hashable] = self._keys.decode(keys) if isinstance(keys, msgspec.Raw) else keys
-        return found
 
     def _set_apart(
         self, content: Content, write: Write, read: Callable[[int], bytes]
@@ -497,37 +497,33 @@ class PageCodec:
             self._restore(content, stored.large, read)
         return content
 
-    def decode_columns(self, data: msgspec.Raw) -> Columns | None:
-        """A block as columns; None where its keys have other states one by one, or large or undeclared ones."""
+    def decode_columns(self, data: msgspec.Raw, only: str | None = None) -> Columns | None:
+        """A block as columns; None where its keys have other states one by one, or large or undeclared ones.
+
+        With `only`, also where they have anything but that state.
+        """
         stored = _stored.decode(data)
-        if stored is None or len(stored.sections) != 1 or stored.large:
+        if stored is None:
+            return Columns((), [], [])
+        if len(stored.sections) != 1 or stored.large:
             return None
         (section,) = stored.sections
-        if not self.declared.keys() >= set(section.names):
+        if only is not None:
+            plain = stored.event_timers == stored.processing_timers == stored.held == _NONE
+            if not plain or section.names != [only]:
+                return None
+        elif not self.declared.keys() >= set(section.names):
             return None
         try:
             return Columns(
                 tuple(section.names),
                 self._keys.decode(section.keys),
                 [self._column(n).decode(column) for n, column in zip(section.names, section.columns, strict=True)],
-                _decoded(self._timers, stored.event_timers),
-                _decoded(self._timers, stored.processing_timers),
-                _decoded(self._held, stored.held),
+                event_timers=_decoded(self._timers, stored.event_timers),
+                processing_timers=_decoded(self._timers, stored.processing_timers),
+                held=_decoded(self._held, stored.held),
+                encoded_keys=section.keys,
             )
-        except msgspec.ValidationError as error:
-            raise self._unfit(error, stored) from error
-
-    def decode_values(self, data: msgspec.Raw, name: str) -> Values | None:
-        """A block as the values of one state; None where its keys have another one, or anything else."""
-        stored = _stored.decode(data)
-        if stored is None:
-            return Values([], _NONE, [])
-        plain = stored.event_timers == stored.processing_timers == stored.held == _NONE
-        if not plain or len(stored.sections) != 1 or stored.sections[0].names != [name] or stored.large:
-            return None
-        (section,) = stored.sections
-        try:
-            return Values(self._keys.decode(section.keys), section.keys, self._column(name).decode(section.columns[0]))
         except msgspec.ValidationError as error:
             raise self._unfit(error, stored) from error
 

@@ -19,7 +19,7 @@ from dagster_unified.errors import StateError, nearest
 from dagster_unified.operators.state.chunks import Chunked, LargeList
 from dagster_unified.operators.state.columns import Encoded, TypedColumn, same_type
 from dagster_unified.operators.state.descriptors import StateDescriptor
-from dagster_unified.operators.state.pages import Columns, Content
+from dagster_unified.operators.state.pages import Block, Columns, Content
 from dagster_unified.records import shorten, type_name
 
 EVENT_TIMERS, PROCESSING_TIMERS, HELD, ENCODED = "__event_timers", "__processing_timers", "__held_back", "__encoded"
@@ -105,7 +105,7 @@ class StateTable:
 
     # Pages to rows
 
-    def batches(self, content: Content | Columns) -> Iterator[pa.RecordBatch]:
+    def batches(self, content: Block) -> Iterator[pa.RecordBatch]:
         """A row for each key that has anything, in as many batches as they need.
 
         Raises `StateError` for a key that has more than `LARGEST` bytes.
@@ -126,13 +126,13 @@ class StateTable:
         for half in found:
             yield from self.batches(half)
 
-    def rows(self, content: Content | Columns) -> pa.RecordBatch:
+    def rows(self, content: Block) -> pa.RecordBatch:
         """A row for each key that has anything."""
         apart = Apart()
         if isinstance(content, Columns):
             with_state, columns = content.keys, dict(zip(content.names, content.values, strict=True))
         else:
-            with_state, columns = self._columns_of(content, apart)
+            with_state, columns = self._columns_of(content.content(), apart)
         held = _by_key((key, (timestamp, record)) for timestamp, key, record in content.held)
         without = _keys_without_state(content, with_state, held)
         order = [*with_state, *without] if without else with_state
@@ -331,7 +331,7 @@ class StateTable:
             return None
         keys = self.keys_of(batch)
         events, moments = _timers_of(batch, EVENT_TIMERS, keys), _timers_of(batch, PROCESSING_TIMERS, keys)
-        return Columns(tuple(found), keys, list(found.values()), events, moments, [])
+        return Columns(tuple(found), keys, list(found.values()), event_timers=events, processing_timers=moments)
 
     def broadcast_of(self, batch: pa.RecordBatch) -> dict[str, Any] | None:
         """The operator's broadcast state, if its row is among these."""
@@ -463,15 +463,15 @@ def _halves(content: Content) -> tuple[Content, Content] | None:
 def _of_keys(content: Content, chosen: Callable[[Hashable], bool]) -> Content:
     return Content(
         {key: state for key, state in content.keys.items() if chosen(key)},
-        [timer for timer in content.event_timers if chosen(timer[1])],
-        [timer for timer in content.processing_timers if chosen(timer[1])],
-        [element for element in content.held if chosen(element[1])],
-        content.large,
+        event_timers=[timer for timer in content.event_timers if chosen(timer[1])],
+        processing_timers=[timer for timer in content.processing_timers if chosen(timer[1])],
+        held=[element for element in content.held if chosen(element[1])],
+        large=content.large,
     )
 
 
 def _keys_without_state(
-    content: Content | Columns, with_state: Sequence[Hashable], held: Mapping[Hashable, object]
+    content: Block, with_state: Sequence[Hashable], held: Mapping[Hashable, object]
 ) -> set[Hashable]:
     """The keys that have timers or held-back elements only."""
     owners = [[key for _, key, _ in timers] for timers in (content.event_timers, content.processing_timers)]
