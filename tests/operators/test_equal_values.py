@@ -222,7 +222,7 @@ def test_a_map_in_parts_finds_an_equal_key_that_is_written_in_another_way(of, mo
         ([Row("a", at, 1) for at in range(count)], None),
     ]
     expected = ran(step, batches, groups=1)
-    monkeypatch.setattr(chunks, "PART", 1)
+    monkeypatch.setattr(chunks, "ENTRIES_PER_CHUNK", 1)
     assert ran(step, batches, groups=1, stores=defaultdict(Memory)) == expected
     assert expected[count : 2 * count] == [f"True {count + at} {count}" for at in range(count)]
 

@@ -48,7 +48,7 @@ class Collections(KeyedProcessFunction):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(chunks, "PART", 2)
+    monkeypatch.setattr(chunks, "ENTRIES_PER_CHUNK", 2)
 
 
 steps = st.lists(
@@ -59,9 +59,9 @@ steps = st.lists(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps, st.integers(1, 7))
 def test_parts_change_nothing(monkeypatch, records, size):
-    monkeypatch.setattr(chunks, "PART", 1 << 30)
+    monkeypatch.setattr(chunks, "ENTRIES_PER_CHUNK", 1 << 30)
     expected = ran(process(Collections()), [(records, None)])
-    monkeypatch.setattr(chunks, "PART", 2)
+    monkeypatch.setattr(chunks, "ENTRIES_PER_CHUNK", 2)
     stores = defaultdict(Memory)
     cut = [(records[i : i + size], None) for i in range(0, len(records), size)]
     found = ran(process(Collections()), cut, stores=stores)
@@ -71,7 +71,7 @@ def test_parts_change_nothing(monkeypatch, records, size):
 
 
 def test_a_hot_key_costs_what_a_micro_batch_touches(monkeypatch):
-    monkeypatch.setattr(chunks, "PART", 100)
+    monkeypatch.setattr(chunks, "ENTRIES_PER_CHUNK", 100)
     stores = defaultdict(Memory)
     step, put, add = process(Collections()), ACTIONS.index("put"), ACTIONS.index("add")
     ran(

@@ -23,7 +23,7 @@ from dagster_unified.api import (
 from dagster_unified.api.windows import Trigger, TriggerResult
 from dagster_unified.errors import PipelineError, StateError, UnsupportedError
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
-from dagster_unified.operators.state.chunks import LargeMap
+from dagster_unified.operators.state.chunks import SpilledMap
 from dagster_unified.operators.state.descriptors import OneTypeDescriptor
 from dagster_unified.operators.state.handles import Collection, State
 from dagster_unified.testing import run_pipeline
@@ -69,7 +69,7 @@ class SetState(Collection):
 class SetOf(OneTypeDescriptor[SetState]):
     kind = "set"
     handle_type = SetState
-    chunks = LargeMap
+    spilled = SpilledMap
 
     @property
     def stored_type(self):

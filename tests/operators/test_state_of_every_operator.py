@@ -598,11 +598,11 @@ def micro_batches(draw):
     return draw(st.lists(batch, min_size=1, max_size=5))
 
 
-@pytest.fixture(params=[2, chunks.PART], ids="parts of {}".format)
+@pytest.fixture(params=[2, chunks.ENTRIES_PER_CHUNK], ids="parts of {}".format)
 def part(request, monkeypatch):
     """How large a list or map may be before it is in parts."""
-    if request.param < chunks.PART:
-        monkeypatch.setattr(chunks, "PART", request.param)
+    if request.param < chunks.ENTRIES_PER_CHUNK:
+        monkeypatch.setattr(chunks, "ENTRIES_PER_CHUNK", request.param)
         monkeypatch.setattr(chunks, "SMALL", 600)
         monkeypatch.setattr(chunks, "BYTES", 1200)
 

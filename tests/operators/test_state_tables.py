@@ -24,7 +24,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
 )
 from dagster_unified.errors import StateError
-from dagster_unified.operators.state.chunks import LargeList, LargeMap
+from dagster_unified.operators.state.chunks import SpilledList, SpilledMap
 from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.state.table import ENCODED, HELD, KeyShape, StateTable
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
@@ -231,7 +231,7 @@ def test_lists_and_maps_of_every_kind_of_state_are_columns():
 
 def test_a_large_list_and_a_large_map_are_written_whole():
     table = table_of(values=ListStateDescriptor("values", int), seen=MapStateDescriptor("seen", str, int))
-    values, seen = LargeList([0], 2, [3], lambda _: [1, 2]), LargeMap([0], 1, lambda _: {"x": 1})
+    values, seen = SpilledList([0], 2, [3], lambda _: [1, 2]), SpilledMap([0], 1, lambda _: {"x": 1})
     back = table.content(through_parquet(table.rows(Content({"a": {"values": values, "seen": seen}}))))
     assert back.keys == {"a": {"values": [1, 2, 3], "seen": {"x": 1}}}
 

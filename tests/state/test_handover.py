@@ -52,7 +52,7 @@ from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
-from dagster_unified.operators.state.chunks import PART
+from dagster_unified.operators.state.chunks import ENTRIES_PER_CHUNK
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint, manifest
 from dagster_unified.testing import run_pipeline
@@ -414,7 +414,7 @@ def connected(pipeline, stream):
     return both.process(SixHours(), output_type=Out).uid("connected")
 
 
-MANY = PART * 3 // 5
+MANY = ENTRIES_PER_CHUNK * 3 // 5
 
 
 class Large(KeyedProcessFunction):

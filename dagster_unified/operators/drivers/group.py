@@ -210,7 +210,7 @@ class Group:
         for page, blocks in places:
             for block in page.missing(blocks):
                 content = page.contents[block] = self.codec.decode(page.blocks.data[block], self._read_chunk)
-                self.chunks |= content.parts()
+                self.chunks |= content.chunks()
                 self.keys.update(content.keys)
                 for timestamp, key, record in content.held:
                     self.held.setdefault(key, []).append((timestamp, record))
@@ -410,7 +410,7 @@ class Group:
         for (number, block), content in blocks.items():
             self._put(self.pages[number], block, content)
         if self.chunks:
-            for gone in self.chunks - {number for content in blocks.values() for number in content.parts()}:
+            for gone in self.chunks - {number for content in blocks.values() for number in content.chunks()}:
                 self.store.remove_page(gone)
 
     def _write_column(self, column: KeyedColumn) -> None:
@@ -461,8 +461,8 @@ class Group:
 
     def _write_chunk(self, number: int | None, data: bytes) -> int:
         if number is None:
-            self.index.parts += 1
-            number = -self.index.parts
+            self.index.chunks += 1
+            number = -self.index.chunks
         if self.read.get(number) != data:
             self.store.write_page(number, data)
         return number

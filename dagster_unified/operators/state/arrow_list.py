@@ -13,7 +13,7 @@ from dagster_unified.operators.layout import StreamLayout, in_declared_types
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.arrow_rows import ArrowRows
 from dagster_unified.operators.state.backend import StateBackend
-from dagster_unified.operators.state.chunks import LargeRows
+from dagster_unified.operators.state.chunks import SpilledRows
 from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.descriptors import OneTypeDescriptor, StateDescriptor
 from dagster_unified.operators.state.handles import State
@@ -48,7 +48,7 @@ class ArrowListState(State, Generic[T]):
         if not given.num_rows:
             return
         entries = self._backend.current.setdefault(self._name, [])
-        end = entries.inline if isinstance(entries, LargeRows) else entries
+        end = entries.inline if isinstance(entries, SpilledRows) else entries
         if end and len(end[-1]) < chunks.SMALL:
             given = pa.concat_tables([self._rows.read(end[-1]), given])
             end.pop()
@@ -107,7 +107,7 @@ class ArrowListStateDescriptor(OneTypeDescriptor[ArrowListState[V]], Generic[V])
 
     kind = "arrow list"
     handle_type = ArrowListState
-    chunks = LargeRows
+    spilled = SpilledRows
 
     def __init__(self, name: str, type: TypeForm[V]) -> None:  # noqa: A002
         super().__init__(name, type, None)

@@ -1,9 +1,9 @@
-"""Lists and maps of one key that have grown too large for the page of their key: parts of them, in pages of their own.
+"""Lists and maps of one key that have grown too large for the page of their key: chunks of them, in pages of their own.
 
-They are read when they are used, and written where they have changed: a list grows by parts at its end, a map is spread
-over buckets by its keys' hashes. So one hot key costs a micro-batch what it touches. They stand in for a plain list and
-a plain dict, as far as the state handles use those; a descriptor says which of them its state takes (`chunks`). Knows
-no store: `read` gives a part by its number.
+They are read when they are used, and written where they have changed: a list grows by chunks at its end, a map is
+spread over buckets by its keys' hashes. So one hot key costs a micro-batch what it touches. They stand in for a plain
+list and a plain dict, as far as the state handles use those; a descriptor says which of them its state takes
+(`spilled`). Knows no store: `read` gives a chunk by its number.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from msgspec import Raw
 
 from dagster_unified.operators.keys import key_hash
 
-PART = 1024
-"""Elements of a part; what is not larger stays in its key's page."""
+ENTRIES_PER_CHUNK = 1024
+"""Elements of a chunk; what is not larger stays in its key's page."""
 
 BYTES = 1 << 20
 """Bytes of batches of rows that stay in their key's page."""
@@ -26,14 +26,14 @@ SMALL = 64 << 10
 """Bytes of a batch from which on rows are not added to it any more."""
 
 Read = Callable[[int], Any]
-"""Reads a part by its number."""
+"""Reads a chunk by its number."""
 
 Write = Callable[[int | None, Any], int]
-"""Writes a part under its number, unless it is as it was, or under a new one where that is None; gives the number."""
+"""Writes a chunk under its number, unless it is as it was, or under a new one where that is None; gives the number."""
 
 
-class Chunked(ABC):
-    """The entries of one state of one key, in parts."""
+class SpilledCollection(ABC):
+    """The entries of one state of one key, in chunks."""
 
     kind: ClassVar[str]
     """How a page names it."""
@@ -42,13 +42,13 @@ class Chunked(ABC):
     """What it stands in for."""
 
     undeclared: ClassVar[Any]
-    """What a part is read as that belongs to a state which nobody has declared yet."""
+    """What a chunk is read as that belongs to a state which nobody has declared yet."""
 
-    parts: Sequence[int | None]
-    """The numbers of its parts."""
+    chunks: Sequence[int | None]
+    """The numbers of its chunks."""
 
     size: int
-    """How many entries are in parts."""
+    """How many entries are in chunks."""
 
     inline: Any
     """What is left to the key's page."""
@@ -56,7 +56,7 @@ class Chunked(ABC):
     @classmethod
     def is_large(cls, entries: Any) -> bool:
         """Whether a plain list or dict has become large."""
-        return len(entries) > PART
+        return len(entries) > ENTRIES_PER_CHUNK
 
     @classmethod
     @abstractmethod
@@ -65,7 +65,7 @@ class Chunked(ABC):
 
     @classmethod
     @abstractmethod
-    def restored(cls, parts: list[int | None], size: int, inline: Any, read: Read) -> Self:
+    def restored(cls, chunks: list[int | None], size: int, inline: Any, read: Read) -> Self:
         """What a page says of it."""
 
     @abstractmethod
@@ -77,19 +77,19 @@ class Chunked(ABC):
 
     @abstractmethod
     def save(self, write: Write) -> None:
-        """Writes the parts that have changed."""
+        """Writes the chunks that have changed."""
 
 
-class LargeList(Chunked):
-    """A list whose beginning is in parts, and whose end is in memory."""
+class SpilledList(SpilledCollection):
+    """A list whose beginning is in chunks, and whose end is in memory."""
 
     kind = "list"
     plain = list
     undeclared = list[Raw]
-    parts: list[int]
+    chunks: list[int]
 
-    def __init__(self, parts: list[int], size: int, inline: Any, read: Read) -> None:
-        self.parts, self.size, self.inline = parts, size, inline
+    def __init__(self, chunks: list[int], size: int, inline: Any, read: Read) -> None:
+        self.chunks, self.size, self.inline = chunks, size, inline
         self._read = read
         self._used = False
 
@@ -98,15 +98,15 @@ class LargeList(Chunked):
         return cls([], 0, entries, read)
 
     @classmethod
-    def restored(cls, parts: list[int | None], size: int, inline: Any, read: Read) -> Self:
-        return cls([part for part in parts if part is not None], size, inline, read)
+    def restored(cls, chunks: list[int | None], size: int, inline: Any, read: Read) -> Self:
+        return cls([chunk for chunk in chunks if chunk is not None], size, inline, read)
 
     def __len__(self) -> int:
         return self.size + len(self.inline)
 
     def __iter__(self) -> Iterator[Any]:
         self._used = True
-        for number in self.parts:
+        for number in self.chunks:
             yield from self._read(number)
         yield from self.inline
 
@@ -121,25 +121,25 @@ class LargeList(Chunked):
         self.inline.extend(values)
 
     def forget(self, expired: Callable[[Any], bool]) -> None:
-        """Removes what has expired, if it was used: the beginning, part by part, and of the end what is in memory."""
-        while self._used and self.parts:
-            part = self._read(self.parts[0])
-            if not all(map(expired, part)):
+        """Removes what has expired, if it was used: the beginning, chunk by chunk, and of the end what is in memory."""
+        while self._used and self.chunks:
+            chunk = self._read(self.chunks[0])
+            if not all(map(expired, chunk)):
                 return
-            self.size -= len(part)
-            del self.parts[0]
+            self.size -= len(chunk)
+            del self.chunks[0]
         self.inline = [value for value in self.inline if not expired(value)]
 
     def save(self, write: Write) -> None:
-        """Writes full parts of what was added."""
-        while len(self.inline) > PART:
-            self.parts.append(write(None, self.inline[:PART]))
-            self.size += PART
-            self.inline = self.inline[PART:]
+        """Writes full chunks of what was added."""
+        while len(self.inline) > ENTRIES_PER_CHUNK:
+            self.chunks.append(write(None, self.inline[:ENTRIES_PER_CHUNK]))
+            self.size += ENTRIES_PER_CHUNK
+            self.inline = self.inline[ENTRIES_PER_CHUNK:]
 
 
-class LargeRows(LargeList):
-    """A list of batches of rows, each of which is a part: but for the last, as long as it may grow."""
+class SpilledRows(SpilledList):
+    """A list of batches of rows, each of which is a chunk: but for the last, as long as it may grow."""
 
     kind = "rows"
 
@@ -149,22 +149,22 @@ class LargeRows(LargeList):
 
     def save(self, write: Write) -> None:
         end = len(self.inline) - (bool(self.inline) and len(self.inline[-1]) < SMALL)
-        self.parts += [write(None, [batch]) for batch in self.inline[:end]]
+        self.chunks += [write(None, [batch]) for batch in self.inline[:end]]
         self.size += end
         self.inline = self.inline[end:]
 
 
-class LargeMap(Chunked):
-    """A map in buckets, each of them a part. A bucket that holds nothing has no part."""
+class SpilledMap(SpilledCollection):
+    """A map in buckets, each of them a chunk. A bucket that holds nothing has no chunk."""
 
     kind = "map"
     plain = dict
     undeclared = dict[Any, Raw]
     inline: dict[Any, Any] = {}
-    parts: list[int | None]
+    chunks: list[int | None]
 
-    def __init__(self, parts: list[int | None], size: int, read: Read) -> None:
-        self.parts, self.size = parts, size
+    def __init__(self, chunks: list[int | None], size: int, read: Read) -> None:
+        self.chunks, self.size = chunks, size
         self._read = read
         self._buckets: dict[int, dict[Any, Any]] = {}
 
@@ -176,8 +176,8 @@ class LargeMap(Chunked):
         return made
 
     @classmethod
-    def restored(cls, parts: list[int | None], size: int, inline: Any, read: Read) -> Self:
-        return cls(parts, size, read)
+    def restored(cls, chunks: list[int | None], size: int, inline: Any, read: Read) -> Self:
+        return cls(chunks, size, read)
 
     def __len__(self) -> int:
         return self.size
@@ -187,7 +187,7 @@ class LargeMap(Chunked):
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """All entries, bucket by bucket."""
-        for number in range(len(self.parts)):
+        for number in range(len(self.chunks)):
             yield from list(self._bucket(number).items())
 
     def __contains__(self, key: Hashable) -> bool:
@@ -223,25 +223,25 @@ class LargeMap(Chunked):
 
     def save(self, write: Write) -> None:
         """Writes the buckets that were used, more of them once they are too full."""
-        if self.size > PART * len(self.parts):
+        if self.size > ENTRIES_PER_CHUNK * len(self.chunks):
             entries = list(self.items())
-            while self.size > PART * len(self.parts):
-                self.parts += [None] * len(self.parts)
-            self._buckets = {number: {} for number in range(len(self.parts))}
+            while self.size > ENTRIES_PER_CHUNK * len(self.chunks):
+                self.chunks += [None] * len(self.chunks)
+            self._buckets = {number: {} for number in range(len(self.chunks))}
             for key, value in entries:
                 self._buckets[self._number(key)][key] = value
         for number, bucket in sorted(self._buckets.items()):
-            self.parts[number] = write(self.parts[number], bucket) if bucket else None
+            self.chunks[number] = write(self.chunks[number], bucket) if bucket else None
 
     def _number(self, key: Hashable) -> int:
-        return key_hash(key) & (len(self.parts) - 1)
+        return key_hash(key) & (len(self.chunks) - 1)
 
     def _bucket(self, number: int) -> dict[Any, Any]:
         if number not in self._buckets:
-            part = self.parts[number]
-            self._buckets[number] = {} if part is None else self._read(part)
+            chunk = self.chunks[number]
+            self._buckets[number] = {} if chunk is None else self._read(chunk)
         return self._buckets[number]
 
 
-CHUNKED: dict[str, type[Chunked]] = {kind.kind: kind for kind in (LargeList, LargeMap, LargeRows)}
+SPILLED: dict[str, type[SpilledCollection]] = {kind.kind: kind for kind in (SpilledList, SpilledMap, SpilledRows)}
 """What a page's entries are restored as, also those of states that nobody declares any more."""

@@ -14,7 +14,7 @@ from dagster_unified.operators.state.ttl import Renewed, StateTtlConfig
 from dagster_unified.records import instead_of_model, is_model, shorten, type_name
 
 if TYPE_CHECKING:
-    from dagster_unified.operators.state.chunks import Chunked
+    from dagster_unified.operators.state.chunks import SpilledCollection
 
 
 class StateHandle(Protocol):
@@ -40,7 +40,7 @@ class StateDescriptor(Generic[R]):
 
     handle_type: ClassVar[type[StateHandle]]
 
-    chunks: ClassVar[type[Chunked] | None] = None
+    spilled: ClassVar[type[SpilledCollection] | None] = None
     """What holds the entries of one key once they are many, where a state has many entries."""
 
     trusted = False

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
 from dagster_unified.operators.functions.type_variables import T, V
-from dagster_unified.operators.state.chunks import LargeList
+from dagster_unified.operators.state.chunks import SpilledList
 from dagster_unified.operators.state.descriptors import OneTypeDescriptor
 from dagster_unified.operators.state.handles import Collection
 from dagster_unified.operators.state.ttl import StateTtlConfig
@@ -83,7 +83,7 @@ class ListStateDescriptor(OneTypeDescriptor[ListState[V]], Generic[V]):
 
     kind = "list"
     handle_type = ListState
-    chunks = LargeList
+    spilled = SpilledList
 
     def __init__(self, name: str, type: TypeForm[V], ttl: StateTtlConfig | None = None) -> None:  # noqa: A002
         super().__init__(name, type, ttl)

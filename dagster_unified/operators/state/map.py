@@ -11,7 +11,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.operators.equal_values import OF_ONE_FORM
 from dagster_unified.operators.functions.type_variables import K, V
 from dagster_unified.operators.state.backend import Declared, StateBackend
-from dagster_unified.operators.state.chunks import LargeMap
+from dagster_unified.operators.state.chunks import SpilledMap
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.handles import Collection
 from dagster_unified.operators.state.ttl import StateTtlConfig
@@ -136,7 +136,7 @@ class MapStateDescriptor(StateDescriptor[MapState[K, V]], Generic[K, V]):
 
     kind = "map"
     handle_type = MapState
-    chunks = LargeMap
+    spilled = SpilledMap
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 A group's keys are spread over pages by their hash, so that a micro-batch reads and writes only what it touches; the
 keys of a page over blocks, so that it decodes and encodes only what it touches. A block holds its keys' state, column
-by column, timers and held-back elements; of a list or map that is large it holds where its parts are. Nothing in it is
+by column, timers and held-back elements; of a list or map that is large it holds where its chunks are. Nothing in it is
 executable, and each state is named: one that the operator has not declared (yet) is kept as it is, and one that no
 longer fits its type is an error that names it.
 """
@@ -19,7 +19,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from dagster_unified.errors import StateError
-from dagster_unified.operators.state.chunks import CHUNKED, Chunked, Write
+from dagster_unified.operators.state.chunks import SPILLED, SpilledCollection, Write
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.layouts import can_read, layout_of, shown
 
@@ -46,8 +46,8 @@ class Index(msgspec.Struct, array_like=True):
     pages: list[Page]
     inline: bytes | None = None
     """The content of the only page, where there is but one."""
-    parts: int = 0
-    """How many parts of large lists and maps were ever numbered; they count down from -1, pages up from 0."""
+    chunks: int = 0
+    """How many chunks of large lists and maps were ever numbered; they count down from -1, pages up from 0."""
     wanted: int = 1
     """How many pages there should be, by the bytes of the largest."""
     layouts: dict[str, str] = {}
@@ -142,13 +142,13 @@ class _Stored(msgspec.Struct, array_like=True):
 
 
 class _Large(msgspec.Struct, array_like=True):
-    """A list or map that is in parts: the place of its key in the page, its name, kind and size, and its parts."""
+    """A list or map that is in chunks: the place of its key in the page, its name, kind and size, and its chunks."""
 
     key: int
     name: str
     kind: str
     size: int
-    parts: list[int | None]
+    chunks: list[int | None]
 
 
 _moment = itemgetter(0)
@@ -210,12 +210,12 @@ class Content(Block):
     def content(self) -> Content:
         return self
 
-    def parts(self) -> set[int]:
-        """The parts of its large lists and maps."""
+    def chunks(self) -> set[int]:
+        """The chunks of its large lists and maps."""
         if not self.large:
             return set()
-        found = (v for state in self.keys.values() for v in state.values() if isinstance(v, Chunked))
-        return {number for value in found for number in value.parts if number is not None}
+        found = (v for state in self.keys.values() for v in state.values() if isinstance(v, SpilledCollection))
+        return {number for value in found for number in value.chunks if number is not None}
 
 
 @dataclass
@@ -369,7 +369,7 @@ class PageCodec:
 
     def __init__(self, where: str, key_type: Any, record_type: Any, declared: dict[str, StateDescriptor[Any]]) -> None:
         self.where, self.declared = where, declared
-        self._parts: dict[str, msgspec.msgpack.Decoder[Any]] = {}
+        self._chunk_decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {}
         self._key_layout, self._record_layout = layout_of(key_type), layout_of(record_type)
         self._keys = self._decoder("keys", list[key_type])
         self._timers = self._decoder("timers", list[tuple[int, key_type, int]])
@@ -395,7 +395,7 @@ class PageCodec:
         index.layouts |= {name: found.stored_layout for name, found in self.declared.items()}
 
     def encode(self, block: Block, write: Write, read: Callable[[int], bytes]) -> msgspec.Raw:
-        """A block; large lists and maps are written in parts."""
+        """A block; large lists and maps are written in chunks."""
         if isinstance(block, Columns):
             return self.encode_columns(block)
         content = block.content()
@@ -408,7 +408,7 @@ class PageCodec:
             for state, name, value in large:
                 state[name] = value
 
-    def _encode(self, content: Content, large: list[tuple[dict[str, Any], str, Chunked]]) -> msgspec.Raw:
+    def _encode(self, content: Content, large: list[tuple[dict[str, Any], str, SpilledCollection]]) -> msgspec.Raw:
         for state, name, value in large:
             state[name] = value.inline
         alike = _by_names(content.keys)
@@ -419,7 +419,7 @@ class PageCodec:
         ordered = chain.from_iterable(states.values() for states in alike.values())
         places = {id(state): place for place, state in enumerate(ordered)} if large else {}
         apart = [
-            _Large(places[id(state)], name, value.kind, value.size, list(value.parts)) for state, name, value in large
+            _Large(places[id(state)], name, value.kind, value.size, list(value.chunks)) for state, name, value in large
         ]
         return self._stored(sections, content, apart)
 
@@ -444,10 +444,10 @@ class PageCodec:
 
     def _set_apart(
         self, content: Content, write: Write, read: Callable[[int], bytes]
-    ) -> list[tuple[dict[str, Any], str, Chunked]]:
+    ) -> list[tuple[dict[str, Any], str, SpilledCollection]]:
         """The large lists and maps of a block, with what has changed of them written."""
-        collections = [(name, d.chunks) for name, d in self.declared.items() if d.chunks is not None]
-        found: list[tuple[dict[str, Any], str, Chunked]] = []
+        collections = [(name, d.spilled) for name, d in self.declared.items() if d.spilled is not None]
+        found: list[tuple[dict[str, Any], str, SpilledCollection]] = []
         if not collections and not content.large:
             return found
         for state in content.keys.values():
@@ -455,24 +455,24 @@ class PageCodec:
                 value = state.get(name)
                 if isinstance(value, kind.plain) and kind.is_large(value):
                     value = state[name] = kind.of(value, self._reader(name, kind, read))
-                if isinstance(value, Chunked):
-                    value.save(lambda number, part: write(number, _encoder.encode(part)))
+                if isinstance(value, SpilledCollection):
+                    value.save(lambda number, chunk: write(number, _encoder.encode(chunk)))
                     if not len(value):
                         del state[name]
-            found += [(state, name, value) for name, value in state.items() if isinstance(value, Chunked)]
+            found += [(state, name, value) for name, value in state.items() if isinstance(value, SpilledCollection)]
         content.large = bool(found)
         return found
 
-    def _reader(self, name: str, kind: type[Chunked], read: Callable[[int], bytes]) -> Callable[[int], Any]:
-        return lambda number: self._part(name, kind, read(number))
+    def _reader(self, name: str, kind: type[SpilledCollection], read: Callable[[int], bytes]) -> Callable[[int], Any]:
+        return lambda number: self._chunk(name, kind, read(number))
 
-    def _part(self, name: str, kind: type[Chunked], data: bytes) -> Any:
+    def _chunk(self, name: str, kind: type[SpilledCollection], data: bytes) -> Any:
         if name not in self.declared:
             return msgspec.msgpack.decode(data, type=kind.undeclared)
-        if name not in self._parts:
-            self._parts[name] = self._decoder(name, self.declared[name].stored_type)
+        if name not in self._chunk_decoders:
+            self._chunk_decoders[name] = self._decoder(name, self.declared[name].stored_type)
         try:
-            return self._parts[name].decode(data)
+            return self._chunk_decoders[name].decode(data)
         except msgspec.ValidationError as error:
             raise StateError(
                 f"{self.where}: stored state '{name}' does not fit its declared type: {error}; keep the type as it was,"
@@ -552,15 +552,15 @@ class PageCodec:
         for entry in large:
             state, name = states[entry.key], entry.name
             content.large = True
-            kind = CHUNKED[entry.kind]
-            state[name] = kind.restored(entry.parts, entry.size, state.get(name), self._reader(name, kind, read))
+            kind = SPILLED[entry.kind]
+            state[name] = kind.restored(entry.chunks, entry.size, state.get(name), self._reader(name, kind, read))
 
     def declare(self, descriptor: StateDescriptor[Any], state: dict[str, Any]) -> None:
         """Decodes one state of a key that was read before it was declared."""
         held = state.get(descriptor.name)
         if isinstance(held, msgspec.Raw):
             state[descriptor.name] = self._decoder(descriptor.name, descriptor.stored_type).decode(held)
-        elif isinstance(held, Chunked) and isinstance(held.inline, msgspec.Raw):
+        elif isinstance(held, SpilledCollection) and isinstance(held.inline, msgspec.Raw):
             held.inline = self._decoder(descriptor.name, descriptor.stored_type).decode(held.inline)
 
     def _column(self, name: str) -> msgspec.msgpack.Decoder[Any]:

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.errors import StateError, nearest
-from dagster_unified.operators.state.chunks import Chunked, LargeList
+from dagster_unified.operators.state.chunks import SpilledCollection, SpilledList
 from dagster_unified.operators.state.columns import Encoded, TypedColumn, same_type
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.pages import Block, Columns, Content
@@ -74,7 +74,7 @@ class StateTable:
         self._states = {name: d.column(f"{where}: state '{name}'") for name, d in states.items()}
         self._broadcast = {name: d.column(f"{where}: broadcast state '{name}'") for name, d in broadcast.items()}
         self._held = TypedColumn(f"{where}: held-back element", record)
-        self._large = {name for name, d in states.items() if d.chunks is not None}
+        self._large = {name for name, d in states.items() if d.spilled is not None}
         self._state_columns = {name: self._free(name, "state") for name in states}
         self._broadcast_columns = {name: self._free(name, "broadcast state") for name in broadcast}
         self.schema = self._schema()
@@ -420,9 +420,9 @@ class _TooLargeError(Exception):
 
 def _whole(value: Any) -> Any:
     """A large list or map in one piece, anything else as it is."""
-    if not isinstance(value, Chunked):
+    if not isinstance(value, SpilledCollection):
         return value
-    return list(value) if isinstance(value, LargeList) else dict(value.items())  # type: ignore[attr-defined]
+    return list(value) if isinstance(value, SpilledList) else dict(value.items())  # type: ignore[attr-defined]
 
 
 def _nulls(size: int, kind: pa.DataType) -> pa.Array:
@@ -432,7 +432,7 @@ def _nulls(size: int, kind: pa.DataType) -> pa.Array:
 
 def _as_stored(value: Any) -> bytes:
     """A value of a state that nobody has declared yet, as it was stored."""
-    if isinstance(value, Chunked) and isinstance(value.inline, msgspec.Raw):
+    if isinstance(value, SpilledCollection) and isinstance(value.inline, msgspec.Raw):
         value.inline = msgspec.msgpack.decode(value.inline, type=value.undeclared)
     return msgspec.msgpack.encode(_whole(value))
 
