@@ -484,15 +484,15 @@ class TextSource(_FileSource[Out]):
 
     @abstractmethod
     def _parsed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
-        """What was scanned, with the column of each field, and the row as it stands in its file in `_ROW`."""
+        """What was scanned, with the column of each field."""
 
     @abstractmethod
     def _is_broken(self, told: Collection[str]) -> Column:
-        """Whether the text in `_ROW` is no row, whatever its values are."""
+        """Whether the text of a row is none, whatever its values are."""
 
     @abstractmethod
-    def _misfits(self, field: pa.Field) -> Iterator[Check]:
-        """What may be wrong with the column of a field, but that it is missing."""
+    def _misfits(self, field: pa.Field, value: Column) -> Iterator[Check]:
+        """What may be wrong with the column of a field, but that it is missing; `value` is what `_value` made of it."""
 
     @abstractmethod
     def _value(self, field: pa.Field) -> Column:
@@ -503,40 +503,67 @@ class TextSource(_FileSource[Out]):
     def rows(self) -> Rows:
         """What rows look like."""
 
-    def _checked(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
-        """Each row with what is wrong with it; or, where a malformed row is to fail the run, only rows that fit."""
+    def _row(self, told: Collection[str]) -> Column:
+        """The row as it stands in its file."""
         from pyspark.sql import functions as F
 
-        frame = self._parsed(frame, told)
-        reason = F.when(self._is_broken(told), F.lit(f"{UNREADABLE} {self.records.describe()}"))
-        for field, info in zip(self.records.schema, self.records.types, strict=True):
-            column = F.col(field.name)
-            declared = field.with_type(with_nulls_declared(field.type, info))
-            for absent, test in within(declared, field.name, _missing):
-                reason = reason.when(test(column), F.lit(absent))
-            for misfit, test in misfits_of_text(field) if field.name in told else self._misfits(field):
-                reason = reason.when(test(column), _with_value(misfit, column, field.type))
-        for name, enum in self.records.members().items():
-            values = [member.value for member in enum]
-            listed = ", ".join(map(repr, values))
-            unknown = f"field '{name}' is not a value of {enum.__name__}, which has {listed}"
-            kind = self.records.schema.field(name).type
-            reason = reason.when(~F.col(name).isin(values), _with_value(unknown, F.col(name), kind))
+        return F.col(_ROW)
+
+    def _checked(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
+        """Each row with what is wrong with it; or, where a malformed row is to fail the run, only rows that fit.
+
+        What is used more than once gets a projection of its own, which Catalyst then computes once.
+        """
+        from pyspark.sql import functions as F
+
+        names = self.records.names
+        # Catalyst reads all that it knows of a file where this is asked for behind a parser
+        frame = self._parsed(frame.withColumn(_FILE, F.col("_metadata.file_path")), told)
+        values = {f"{_CONVERTED}{place}": name for place, name in enumerate(names)}
+        fields = dict(zip(names, self.records.schema, strict=True))
+        frame = frame.withColumns(
+            {
+                column: of_text(F.col(name), fields[name]) if name in told else self._value(fields[name])
+                for column, name in values.items()
+            }
+        )
+        checks = list(self._checks(told, {name: F.col(column) for column, name in values.items()}))
+        first, reason = F.when(checks[0][0], F.lit(0)), F.when(F.col(_FIRST) == 0, checks[0][1])
+        for place, (is_so, found) in enumerate(checks[1:], 1):
+            first, reason = first.when(is_so, F.lit(place)), reason.when(F.col(_FIRST) == place, found)
         problem = F.when(
-            reason.isNotNull(),
+            F.col(_FIRST).isNotNull(),
             F.struct(
-                F.col("_metadata.file_path").alias("file"),
-                F.col(_ROW).alias("row"),
+                F.col(_FILE).alias("file"),
+                self._row(told).alias("row"),
                 non_deterministic(reason).alias("reason"),
             ),
         )
-        values = [
-            of_text(F.col(field.name), field) if field.name in told else self._value(field)
-            for field in self.records.schema
-        ]
+        frame = frame.withColumn(_FIRST, first)
+        columns = [F.col(column).alias(name) for column, name in values.items()]
         if self.on_malformed != "fail":
-            return frame.select(*values, problem.alias(MALFORMED))
-        return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*values)
+            return frame.select(*columns, problem.alias(MALFORMED))
+        return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*columns)
+
+    def _checks(self, told: Collection[str], values: Mapping[str, Column]) -> Iterator[tuple[Column, Column]]:
+        """What may be wrong with a row, in the order in which it is looked at: whether it is, and the reason."""
+        from pyspark.sql import functions as F
+
+        yield self._is_broken(told), F.lit(f"{UNREADABLE} {self.records.describe()}")
+        for field, info in zip(self.records.schema, self.records.types, strict=True):
+            column, value = F.col(field.name), values[field.name]
+            declared = field.with_type(with_nulls_declared(field.type, info))
+            for absent, test in within(declared, field.name, _missing):
+                yield test(column), F.lit(absent)
+            misfits = misfits_of_text(field, value) if field.name in told else self._misfits(field, value)
+            for misfit, test in misfits:
+                yield test(column), _with_value(misfit, column, field.type)
+        for name, enum in self.records.members().items():
+            members = [member.value for member in enum]
+            listed = ", ".join(map(repr, members))
+            unknown = f"field '{name}' is not a value of {enum.__name__}, which has {listed}"
+            kind = self.records.schema.field(name).type
+            yield ~F.col(name).isin(members), _with_value(unknown, F.col(name), kind)
 
     def locate(self, spark: SparkSession, file: str, row: str, reason: str) -> MalformedInputError:
         """The error for a malformed row, with its line looked up in its file."""
@@ -564,7 +591,14 @@ _UNDECODED = "\ufffd"
 _NO_CHARACTER, _NO_DELIMITER = "\uffff", "\ufffe"
 """No characters. One stands before quotes that are escaped by themselves; by default NUL does, and is lost."""
 
-_PARSED = "__parsed"
+_FILE, _PARSED, _CONVERTED, _FIRST = "__file", "__parsed", "__value", "__first"
+"""Columns: a row's file, what a parser made of it, its fields' values by their places, what is wrong with it first."""
+
+_SCANNED = "__field"
+"""Columns: what lies between the delimiters of a line, by place, with the quotes that are there."""
+
+_NO_VALUE = f"{_NO_DELIMITER}{_NO_CHARACTER}{_NO_DELIMITER}"
+"""Stands for a missing value where none is to be taken for one."""
 
 
 class CsvSource(TextSource[Out]):
@@ -661,20 +695,28 @@ class CsvSource(TextSource[Out]):
         return CsvRows(tuple(self._own(told).names), self.delimiter, self.escape)
 
     def _scanned(self, told: Collection[str]) -> tuple[StructType, dict[str, Any]]:
-        """A column too many makes Spark give each row as it stands in the file, which tells what its quotes say."""
+        """Lines, with what lies between their delimiters and no regard of quotes.
+
+        Spark then gives a line as it stands in the file where it has more or fewer fields; of the others the fields
+        tell. With `multi_line` quotes say where a row ends: a column too many makes Spark give each row as it stands.
+        """
         if self._scans_lines:
             return super()._scanned(told)
         if self._scans_whole:
             lines = {"sep": _NO_DELIMITER, "quote": _NO_CHARACTER, "header": True, "multiLine": True}
             return self._texts([_VALUE], told), lines
-        return self._texts([*self._own(told).names, _MORE, _ROW], told), {
-            **self._dialect(),
+        own = self._own(told).names
+        options = {
             "mode": "PERMISSIVE",
             "columnNameOfCorruptRecord": _ROW,
             "columnPruning": "false",
             "header": self.header,
             "multiLine": self.multi_line,
         }
+        if self.multi_line:
+            return self._texts([*own, _MORE, _ROW], told), {**self._dialect(), **options}
+        plain = {"sep": self.delimiter, "quote": _NO_CHARACTER, "escape": _NO_CHARACTER, "nullValue": _NO_VALUE}
+        return self._texts([*_scanned_columns(own), _ROW], told), {**plain, **options}
 
     def _parsed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
         from pyspark.sql import functions as F
@@ -686,33 +728,65 @@ class CsvSource(TextSource[Out]):
             is_row = row != "" if len(rows.names) == 1 else row.contains(self.delimiter) | row.rlike(r"[^\x00-\x20]")
             if self._scans_lines and self.header:
                 is_row &= ~row.rlike(rows.header)
-            frame = frame.where(is_row)
-            fields = ", ".join(f"`{name}` string" for name in rows.names)
-            frame = frame.withColumn(_PARSED, F.from_csv(_ROW, fields, {**self._dialect(), "mode": "PERMISSIVE"}))
+            frame = frame.where(is_row).withColumn(_PARSED, self._from_csv(row, rows))
             return frame.withColumns({name: F.col(f"{_PARSED}.{name}") for name in rows.names})
-        kept = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
-        written = F.to_csv(F.struct(*rows.names, _MORE), {**self._dialect(), **kept})
-        # Spark gives no row of exactly one field too many as it stands in the file
-        return frame.withColumn(_ROW, F.coalesce(_ROW, written))
+        if self.multi_line:
+            kept = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+            written = F.to_csv(F.struct(*rows.names, _MORE), {**self._dialect(), **kept})
+            # Spark gives no row of exactly one field too many as it stands in the file
+            return frame.withColumn(_ROW, F.coalesce(_ROW, written))
+        scanned = dict(zip(rows.names, map(F.col, _scanned_columns(rows.names)), strict=True))
+        has_quotes = F.col(_ROW).contains('"')
+        for text in scanned.values():
+            has_quotes |= text.contains('"')
+        frame = frame.withColumn(_PARSED, F.when(has_quotes, self._from_csv(self._row(told), rows)))
+        has_quotes = F.col(_PARSED).isNotNull()
+        if self.null_value:
+            scanned = {name: F.nullif(text, F.lit(self.null_value)) for name, text in scanned.items()}
+        return frame.withColumns(
+            {name: F.when(has_quotes, F.col(f"{_PARSED}.{name}")).otherwise(text) for name, text in scanned.items()}
+        )
+
+    def _from_csv(self, row: Column, rows: CsvRows) -> Column:
+        from pyspark.sql import functions as F
+
+        fields = ", ".join(f"`{name}` string" for name in rows.names)
+        return F.from_csv(row, fields, {**self._dialect(), "mode": "PERMISSIVE"})
+
+    @property
+    def _scans_fields(self) -> bool:
+        """Whether Spark scans what lies between the delimiters of a line."""
+        return not (self.multi_line or self._scans_lines or self._scans_whole)
+
+    def _row(self, told: Collection[str]) -> Column:
+        from pyspark.sql import functions as F
+
+        row = F.col(_ROW)
+        if not self._scans_fields:
+            return row
+        texts = [F.coalesce(F.col(column), F.lit("")) for column in _scanned_columns(self._own(told).names)]
+        return F.coalesce(row, F.concat_ws(self.delimiter, *texts))
 
     def _is_broken(self, told: Collection[str]) -> Column:
         from pyspark.sql import functions as F
 
-        rows, row = self._rows(told), F.col(_ROW)
+        rows, row = self._rows(told), self._row(told)
+        if self._scans_fields:
+            return F.when(F.col(_PARSED).isNotNull(), ~row.rlike(rows.row)).otherwise(F.col(_ROW).isNotNull())
         apart = F.length(row) - F.length(F.replace(row, F.lit(self.delimiter), F.lit("")))
         counted = apart == len(self.delimiter) * (len(rows.names) - 1)
         return F.when(row.contains('"'), ~row.rlike(rows.row)).otherwise(~counted)
 
-    def _misfits(self, field: pa.Field) -> Iterator[Check]:
+    def _misfits(self, field: pa.Field, value: Column) -> Iterator[Check]:
         from pyspark.sql import functions as F
 
-        yield from misfits_of_text(field)
+        yield from misfits_of_text(field, value)
         if pa.types.is_boolean(field.type):  # Spark takes other words for one as well
             problem = f"field '{field.name}' is not {expected(field.type)}"
-            yield problem, lambda value: ~F.lower(F.trim(value)).isin("true", "false")
+            yield problem, lambda text: ~F.lower(F.trim(text)).isin("true", "false")
         if pa.types.is_string(field.type):
             problem = f"field '{field.name}' has bytes that are not UTF-8, or U+FFFD, which stands for such bytes"
-            yield problem, lambda value: value.contains(_UNDECODED)
+            yield problem, lambda text: text.contains(_UNDECODED)
 
     def _value(self, field: pa.Field) -> Column:
         from pyspark.sql import functions as F
@@ -774,7 +848,8 @@ class JsonSource(TextSource[Out]):
         own = self._own(told)
         schema = spark_schema(as_texts(own)).add(_CORRUPT, StringType())
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-        frame = frame.withColumnRenamed(_VALUE, _ROW).where(F.col(_ROW).rlike(r"\S"))
+        row = F.col(_ROW)
+        frame = frame.withColumnRenamed(_VALUE, _ROW).where(row.contains("{") | row.rlike(r"\S"))
         frame = frame.withColumn(_PARSED, F.from_json(_ROW, schema, options))
         return frame.withColumns({name: F.col(f"{_PARSED}.{name}") for name in own.names})
 
@@ -785,8 +860,9 @@ class JsonSource(TextSource[Out]):
         no_object = F.col(f"{_PARSED}.{_CORRUPT}").isNotNull() | ~F.ltrim(row).startswith("{")
         return no_object | has_half_surrogates(row) | ~F.is_valid_utf8(row)
 
-    def _misfits(self, field: pa.Field) -> Iterator[Check]:
-        return chain(within(field, field.name, unfit), within(field, field.name, _overflows))
+    def _misfits(self, field: pa.Field, value: Column) -> Iterator[Check]:
+        own = unfit if pa.types.is_nested(field.type) else partial(unfit, value=value)
+        return chain(within(field, field.name, own), within(field, field.name, _overflows))
 
     def _value(self, field: pa.Field) -> Column:
         from pyspark.sql import functions as F
@@ -871,7 +947,7 @@ class ParquetSource(_FileSource[Out]):
             if field.name in told:
                 text = F.col(field.name)
                 value = values[field.name] = of_text(text, field)
-                for misfit, test in misfits_of_text(field):
+                for misfit, test in misfits_of_text(field, value):
                     problem = F.raise_error(F.concat(F.lit(f"{raised}{where}: "), file, F.lit(f": {misfit}")))
                     values[field.name] = F.when(~test(text), value).otherwise(problem)
         return as_fields(frame.withColumns(values) if values else frame, self.records.schema, where)
@@ -927,6 +1003,11 @@ class ParquetSource(_FileSource[Out]):
             return False
         found = [schema and schema.remove_metadata() for schema in schemas(files)]
         return found[0] is not None and all(schema == found[0] for schema in found)
+
+
+def _scanned_columns(names: Collection[str]) -> list[str]:
+    """The columns of what lies between the delimiters of a line, of files with fields of these names."""
+    return [f"{_SCANNED}{place}" for place in range(len(names))]
 
 
 def _silence(spark: SparkSession) -> None:

@@ -27,8 +27,8 @@ SQUEEZED = r"[\s\"]+"
 
 _DAY = r"\d{4}-\d\d-\d\d"
 _OFFSET = r"(Z|[+-]\d\d:\d\d)"
-_MOMENT = rf"{_DAY}([T ]\d\d:\d\d(:\d\d(\.\d+)?)?{_OFFSET}?)?"
-_TIME = rf"^\s*(?!.*\.\d{{6}}\d*[1-9]){_MOMENT}\s*$"
+_MOMENT = rf"^\s*{_DAY}([T ]\d\d:\d\d(:\d\d(\.\d+)?)?{_OFFSET}?)?\s*$"
+_TIME = _MOMENT.replace(r"\.\d+", r"\.\d{1,6}0*")
 _ZONE = rf":\d\d.*{_OFFSET}\s*$"
 _DATE = r"^\s*\d{4}-\d{1,2}-\d{1,2}([T ][0:.]*Z?)?\s*$"
 
@@ -50,7 +50,7 @@ def moment_of(text: Column) -> Column:
     """The moment that a text in ISO 8601 names, in UTC where it names no zone; null for any other text."""
     from pyspark.sql import functions as F
 
-    return F.when(text.rlike(rf"^\s*{_MOMENT}\s*$"), text.try_cast("timestamp"))
+    return F.when(text.rlike(_MOMENT), text.try_cast("timestamp"))
 
 
 def of_text(text: Column, field: pa.Field) -> Column:
@@ -58,13 +58,16 @@ def of_text(text: Column, field: pa.Field) -> Column:
     return text.try_cast(_spark_type(field.type)).alias(field.name)
 
 
-def misfits_of_text(field: pa.Field) -> Iterator[Check]:
-    """Whether the text that stands for a field's value in CSV, or in the name of a folder, does not fit."""
+def misfits_of_text(field: pa.Field, value: Column) -> Iterator[Check]:
+    """Whether the text that stands for a field's value in CSV, or in the name of a folder, does not fit.
+
+    `value` is what `of_text` makes of it.
+    """
     kind = field.type
     if _is_text(kind):
-        yield from unfit(field, field.name)
+        yield from unfit(field, field.name, value)
     elif not pa.types.is_string(kind):
-        yield f"field '{field.name}' is not {expected(kind)}", partial(_is_none, kind)
+        yield f"field '{field.name}' is not {expected(kind)}", partial(_is_none, kind, value)
 
 
 def expected(kind: pa.DataType) -> str:
@@ -86,8 +89,7 @@ def expected(kind: pa.DataType) -> str:
     return "a text" if pa.types.is_string(kind) else f"a value of {kind}"
 
 
-def _is_none(kind: pa.DataType, text: Column) -> Column:
-    value = text.try_cast(_spark_type(kind))
+def _is_none(kind: pa.DataType, value: Column, text: Column) -> Column:
     misfit = value.isNull()
     if pa.types.is_floating(kind):
         misfit |= is_overflow(value, text)
@@ -149,10 +151,10 @@ def _value(value: Column, kind: pa.DataType) -> Column:
     return F.transform_values(value, lambda _, item: _value(item, kind.item_type))
 
 
-def unfit(field: pa.Field, path: str) -> Iterator[Check]:
-    """Whether a text in place of a field's value does not fit."""
+def unfit(field: pa.Field, path: str, value: Column | None = None) -> Iterator[Check]:
+    """Whether a text in place of a field's value does not fit; `value` is what it was cast to, if it was."""
     if _is_text(field.type):
-        yield _misfit(field.type, path), partial(_is_unfit, field.type)
+        yield _misfit(field.type, path), partial(_is_unfit, field.type, value)
 
 
 def _bounds(kind: pa.DataType) -> tuple[str, str]:
@@ -172,10 +174,10 @@ def _misfit(kind: pa.DataType, path: str) -> str:
     return f"field '{path}' is not a number of at most {kind.scale} digits behind the point and {kind.precision} in all"
 
 
-def _is_unfit(kind: pa.DataType, text: Column) -> Column:
+def _is_unfit(kind: pa.DataType, value: Column | None, text: Column) -> Column:
     from pyspark.sql import functions as F
 
-    value = text.try_cast(_spark_type(kind))
+    value = text.try_cast(_spark_type(kind)) if value is None else value
     if pa.types.is_decimal(kind):
         kept = [
             finer == value.try_cast(f"decimal(38,{digits})")
