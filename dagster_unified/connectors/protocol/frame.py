@@ -33,9 +33,11 @@ def fitting(source: str) -> Column:
     """
     from pyspark.sql import functions as F
 
+    # the row is last, since Spark cuts what is long
+    parts = [F.col(f"{MALFORMED}.{part}") for part in ("file", "reason", "row")]
     message = F.concat(
         F.lit("dagster_unified.errors.MalformedInputError: "),
-        F.to_json(F.struct(F.lit(source).alias("source"), F.col(f"{MALFORMED}.*"))),
+        F.to_json(F.struct(F.lit(source).alias("source"), *parts)),
     )
     return F.when(F.col(MALFORMED).isNull(), F.lit(True)).otherwise(
         F.raise_error(non_deterministic(message)).cast("boolean")
