@@ -135,6 +135,14 @@ def _looked_up_tables(
     looked_up: Sequence[Any],
     marks: Sequence[int] | None,
 ) -> dict[str, pa.Table]:
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+    for name, _ in node.on:
+        if pa.types.is_floating(table.schema.field(name).type) and pc.any(pc.is_nan(table.column(name))).as_py():
+            raise RecordTypeError(
+                f"{pipeline}: operator '{node.name}': the key '{name}' is nan, which equals nothing; filter such"
+                " records out before lookup_join"
+            )
     return {_TABLE: table, _LOOKED_UP: pa.Table.from_batches([node.source.records.to_batch(list(looked_up))])}
 
 

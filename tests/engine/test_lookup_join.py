@@ -88,6 +88,24 @@ def test_the_harness_and_batch_join_alike(run_on_spark, spark, tmp_path):
     assert sorted(map(tuple, spark.read.parquet(str(tmp_path / "inner")).collect())) == inner
 
 
+class Point(NamedTuple):
+    n: int
+    lat: float | None
+
+
+@pytest.mark.parametrize("mode", ["run_on_spark", "run_streaming", "BATCH", "STREAMING"])
+def test_nan_is_no_key_of_a_lookup(request, mode):
+    """Spark holds it equal to itself, and keyed operators refuse it."""
+    pipeline = Pipeline("p")
+    points = pipeline.from_collection([Point(1, 40.6), Point(2, None), Point(3, float("nan"))], Point)
+    points.lookup_join(table(), {"lat": "lat"}, {"name": "name"}, Found, how="inner").name("near").print()
+    words = (
+        r"p: .*operator 'near': the key 'lat' is nan, which equals nothing; filter such records out before lookup_join"
+    )
+    with pytest.raises(RecordTypeError, match=words):
+        run_pipeline(pipeline, mode) if mode.isupper() else request.getfixturevalue(mode)(pipeline)
+
+
 def rows(path):
     return sorted((tuple(r.values()) for r in DeltaTable(str(path)).to_pyarrow_table().to_pylist()), key=str)
 

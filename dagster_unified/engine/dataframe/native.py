@@ -5,7 +5,7 @@ Knows nodes and Spark's DataFrame API; not how a node's input comes to be, nor r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any
@@ -131,6 +131,9 @@ class Natives:
                 f"{self.pipeline}: operator '{node.name}': '{node.source.name}' is a {type(node.source).__name__},"
                 " which Spark cannot read"
             )
+        fits = F.when(F.lit(False) if others is None else others, F.lit(True))
+        names = [name for name, _ in node.on]
+        frame = frame.where(self._not_nan(node, frame, names, "lookup_join", fits))
         keys = [F.col(column).alias(f"__key{i}") for i, (_, column) in enumerate(node.on)]
         values = [F.col(column).alias(f"__value{i}") for i, (_, column) in enumerate(node.found)]
         table = self.table(node.source.read(self.spark)).select(*keys, *values, F.lit(True).alias("__found"))
@@ -146,17 +149,25 @@ class Natives:
     def keyed(self, node: g.KeyedNode, frame: DataFrame) -> DataFrame:
         """The rows; evaluating one whose key is None, or NaN, raises."""
         from pyspark.sql import functions as F
-        from pyspark.sql.types import StructType
 
         missing = self.raised(node, "a key is None; filter such records out before key_by").cast("boolean")
         checked = F.when(~all_set(node.key.fields), missing)
-        for name in node.key.fields:
+        return frame.where(self._not_nan(node, frame, node.key.fields, "key_by", checked))
+
+    def _not_nan(self, node: g.Node, frame: DataFrame, names: Iterable[str], method: str, checked: Column) -> Column:
+        """True for the rows of which `checked` says nothing; evaluating one with NaN in these columns raises."""
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StructType
+
+        for name in names:
             unequal = has_nan(F.col(name), frame.schema[name].dataType)
             if unequal is not None:
                 is_or_has = "has" if isinstance(frame.schema[name].dataType, StructType) else "is"
-                what = f"the key '{name}' {is_or_has} nan, which equals nothing; filter such records out before key_by"
+                what = (
+                    f"the key '{name}' {is_or_has} nan, which equals nothing; filter such records out before {method}"
+                )
                 checked = checked.when(unequal, self.raised(node, what).cast("boolean"))
-        return frame.where(checked.otherwise(F.lit(True)))
+        return checked.otherwise(F.lit(True))
 
     def raised(self, node: g.Node, what: str) -> Column:
         """An expression whose evaluation is a `RecordTypeError`."""
