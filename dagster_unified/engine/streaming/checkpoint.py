@@ -39,7 +39,7 @@ from dagster_unified.connectors.protocol.splits import forget_ranges
 from dagster_unified.engine.streaming.atomic import AlternatingFiles, read_latest, write_atomically
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.operators.state.layouts import shown
+from dagster_unified.operators.state.evolution import shown
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Deployed(msgspec.Struct, frozen=True):
     """The query that reads each source, by the source's uid."""
 
     keys: dict[str, str] = {}
-    """How the keys of each operator with keyed state lie in it, by uid: see `operators/state/layouts.py`."""
+    """How the keys of each operator with keyed state lie in it, by uid: see `operators/state/evolution.py`."""
 
     sources: dict[str, list[str]] = {}
     """The sources of each query, by uid, in the order in which Spark numbers them."""

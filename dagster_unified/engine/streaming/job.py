@@ -69,7 +69,7 @@ from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
-from dagster_unified.operators.state.layouts import layout_of
+from dagster_unified.operators.state.evolution import layout_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from dagster_unified.errors import StateError
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.columns import TypedColumn, check_members, same_type
-from dagster_unified.operators.state.migration import FILL_IN, migration
+from dagster_unified.operators.state.evolution import FILL_IN, migration
 from dagster_unified.records import RecordType, type_name
 
 

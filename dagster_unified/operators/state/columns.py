@@ -15,7 +15,7 @@ from msgspec import inspect as mi
 
 from dagster_unified.arrow_types import has, parts, python_values
 from dagster_unified.errors import RecordTypeError, StateError
-from dagster_unified.operators.state.migration import FILL_IN, Convert, migration
+from dagster_unified.operators.state.evolution import FILL_IN, Convert, migration
 from dagster_unified.records import arrow_of, decoder, encoder, holds, type_name
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,7 +62,7 @@ class TypedColumn:
         return self._array(kept, self.arrow), {i: _encode(values[i]) for i in changed}
 
     def decode(self, array: pa.Array | None, encoded: Encoded) -> list[Any]:
-        """The inverse of `encode`, also of an array whose type is another: see `migration.py`."""
+        """The inverse of `encode`, also of an array whose type is another: see `evolution.py`."""
         if array is None:
             return []
         try:

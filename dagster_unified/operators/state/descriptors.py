@@ -9,7 +9,7 @@ from msgspec import inspect as mi
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.operators.state.columns import TypedColumn
-from dagster_unified.operators.state.layouts import layout_of
+from dagster_unified.operators.state.evolution import layout_of
 from dagster_unified.operators.state.ttl import Renewed, StateTtlConfig
 from dagster_unified.records import instead_of_model, is_model, shorten, type_name
 

@@ -21,7 +21,7 @@ import msgspec
 from dagster_unified.errors import StateError
 from dagster_unified.operators.state.chunks import SPILLED, SpilledCollection, Write
 from dagster_unified.operators.state.descriptors import StateDescriptor
-from dagster_unified.operators.state.layouts import can_read, layout_of, shown
+from dagster_unified.operators.state.evolution import can_read, layout_of, shown
 
 KEYS_PER_PAGE = 4096
 """How many keys a page holds on average before a group's pages are split: to read or write one is a round trip."""

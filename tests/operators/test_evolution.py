@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dagster_unified.operators.state.layouts import can_read, layout_of, shown
+from dagster_unified.operators.state.evolution import can_read, layout_of, shown
 
 
 class Colour(Enum):
