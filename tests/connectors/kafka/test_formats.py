@@ -406,7 +406,7 @@ def test_protobuf_messages_of_a_generated_class(measured):
 
 
 def test_protobuf_that_does_not_fit_says_why(measured):
-    with pytest.raises(ValueError, match=r"another message of its schema, the one at \[0\]"):
+    with pytest.raises(ValueError, match=r"another message of its schema, and no \w+"):
         decoded(ProtobufFormat(measured, framed=True), Measured, b"\0\0\0\0\x07\0")
     with pytest.raises(PipelineError, match=r"the message tests.Measured has no field 'name'; it has sensor"):
         decoded(ProtobufFormat(measured), Item, b"")

@@ -18,13 +18,18 @@ from dagster_unified.connectors.kafka.formats.base import Decode, Encode, ValueF
 from dagster_unified.connectors.kafka.formats.values import (
     SCALARS,
     Convert,
+    check_members,
     check_names,
     columns,
     converted,
     each,
+    entries,
     from_plain,
+    held_by,
     in_32_bits,
+    in_order,
     inside,
+    members,
     needed,
     one_of,
 )
@@ -295,23 +300,14 @@ def _writer(info: mi.Type, schema: Any, named: Mapping[str, Any], where: str) ->
         )
     avro = _avro(schema)
     if isinstance(kind, mi.StructType) and avro in ("record", "error"):
-        found = _record([(field.encode_name, field.type) for field in kind.fields], schema, named, where)
-        if not any(found.values()):
-            return None
-        return lambda value: {
-            name: value[name] if convert is None else convert(value[name]) for name, convert in found.items()
-        }
+        return members(_record([(field.encode_name, field.type) for field in kind.fields], schema, named, where))
     if isinstance(kind, (mi.ListType, mi.VarTupleType)) and avro == "array":
         item = _writer(kind.item_type, schema["items"], named, inside(where, "[]"))
         return item and each(item)
     if isinstance(kind, mi.TupleType) and avro == "array":
-        items = [_writer(of_item, schema["items"], named, inside(where, "[]")) for of_item in kind.item_types]
-        return lambda value: [
-            one if convert is None else convert(one) for one, convert in zip(value, items, strict=True)
-        ]
+        return in_order([_writer(one, schema["items"], named, inside(where, "[]")) for one in kind.item_types])
     if isinstance(kind, mi.DictType) and avro == "map" and _is_text(kind.key_type):
-        item = _writer(kind.value_type, schema["values"], named, inside(where, "[]"))
-        return None if item is None else lambda value: {key: item(one) for key, one in value.items()}
+        return entries(None, _writer(kind.value_type, schema["values"], named, inside(where, "[]")))
     return _scalar(kind, avro, schema if isinstance(schema, dict) else {}, where)
 
 
@@ -327,18 +323,11 @@ def _record(
     if not isinstance(schema, dict) or schema["type"] not in ("record", "error"):
         raise ValueError(f"the record has fields, and the Avro schema is no record ({_spelled(schema)})")
 
-    def place(name: str) -> str:
-        return inside(where, f".{name}") if where else f"field '{name}'"
-
-    known = {field["name"]: field for field in schema["fields"]}
-    names = [name for name, _ in fields]
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{place(name)} is not in the Avro schema, which has {', '.join(known)}")
-    for name, field in known.items():
-        if name not in names and "default" not in field:
-            raise ValueError(f"{place(name)} of the Avro schema has no default, and the record has no such field")
-    return {name: _writer(info, known[name]["type"], named, place(name)) for name, info in fields}
+    known = {field["name"]: field["type"] for field in schema["fields"]}
+    needed = {field["name"]: "has no default" for field in schema["fields"] if "default" not in field}
+    return held_by(
+        fields, known, needed, "the Avro schema", lambda info, kind, place: _writer(info, kind, named, place), where
+    )
 
 
 def _of_union(info: mi.Type, schemas: Sequence[Any], named: Mapping[str, Any], where: str) -> Convert:
@@ -427,17 +416,11 @@ def _scalar(kind: mi.Type, avro: str, schema: Mapping[str, Any], where: str) -> 
 
 def _member(kind: mi.EnumType, avro: str, logical: str, schema: Mapping[str, Any], where: str) -> Convert | None:
     """An enum's member, which is its value."""
-    values = [member.value for member in kind.cls]
-    if isinstance(values[0], int):
+    if isinstance(next(iter(kind.cls)).value, int):
         return _scalar(mi.IntType(), avro, schema, where)
     if avro != "enum":
         return _scalar(mi.StrType(), avro, schema, where)
-    missing = [value for value in values if value not in schema["symbols"]]
-    if missing:
-        raise ValueError(
-            f"{where} may be {', '.join(missing)}, which the Avro enum {schema['name']} does not have; it has"
-            f" {', '.join(schema['symbols'])}"
-        )
+    check_members(kind, schema["symbols"], f"the Avro enum {schema['name']}", where)
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
@@ -13,13 +12,18 @@ from dagster_unified.connectors.kafka.formats.base import Decode, Encode, ValueF
 from dagster_unified.connectors.kafka.formats.values import (
     SCALARS,
     Convert,
+    check_members,
     check_names,
     columns,
     converted,
     each,
+    entries,
     from_plain,
+    held_by,
     in_32_bits,
+    in_order,
     inside,
+    members,
     needed,
     one_of,
     optional,
@@ -93,13 +97,16 @@ class ProtobufFormat(ValueFormat):
     def decoder(self, python: Any) -> Decode:
         descriptor, make = _message(self._files, self.message)
         read, convert = _of_message(descriptor, (), mi.type_info(python)), from_plain(python)
-        parse, framed, place = make.FromString, self.framed, self._place
+        parse, framed = make.FromString, self.framed
+        begins = [_place_bytes(self._place), *([b"\2\0"] if self._place == (0,) else [])]
 
         def decode(value: bytes) -> Any:
             if framed:
-                found, value = _message_place(unframed(value)[1])
-                if found != place:
-                    raise ValueError(f"it is another message of its schema, the one at {list(found)}")
+                _, value = unframed(value)
+                begin = next(filter(value.startswith, begins), None)
+                if begin is None:
+                    raise ValueError(f"it is another message of its schema, and no {self.message}")
+                value = value[len(begin) :]
             return convert(read(parse(value)))
 
         return decode
@@ -292,17 +299,9 @@ _WELL_KNOWN: dict[str, Read] = {
 def _record(fields: Sequence[tuple[str, mi.Type]], descriptor: Descriptor, where: str) -> dict[str, Convert | None]:
     """What converts each field of a record; raises `ValueError` where the message cannot hold all its values."""
 
-    def place(name: str) -> str:
-        return inside(where, f".{name}") if where else f"field '{name}'"
-
-    names = [name for name, _ in fields]
-    for name in names:
-        if name not in descriptor.fields_by_name:
-            raise ValueError(f"{place(name)} is not in the message {descriptor.full_name}")
-    for field in descriptor.fields:
-        if field.is_required and field.name not in names:
-            raise ValueError(f"{place(field.name)} of {descriptor.full_name} is required, and the record has no such")
-    return {name: _for_field(info, descriptor.fields_by_name[name], place(name)) for name, info in fields}
+    known = {field.name: field for field in descriptor.fields}
+    needed = {name: "is required" for name, field in known.items() if field.is_required}
+    return held_by(fields, known, needed, f"the message {descriptor.full_name}", _for_field, where)
 
 
 def _for_field(info: mi.Type, field: FieldDescriptor, where: str) -> Convert | None:
@@ -316,13 +315,9 @@ def _for_field(info: mi.Type, field: FieldDescriptor, where: str) -> Convert | N
     if value is not None and isinstance(kind, mi.DictType):
         key = _for_value(kind.key_type, field.message_type.fields_by_name["key"], where)
         item = _for_value(kind.value_type, value, inside(where, "[]"))
-        if key is None and item is None:
-            return None
-        as_key, as_item = key or _itself, item or _itself
-        return lambda entries: {as_key(name): as_item(one) for name, one in entries.items()}
+        return entries(key, item)
     if value is None and field.is_repeated and isinstance(kind, mi.TupleType):
-        items = [_for_value(one, field, inside(where, "[]")) or _itself for one in kind.item_types]
-        return lambda values: [convert(one) for convert, one in zip(items, values, strict=True)]
+        return in_order([_for_value(one, field, inside(where, "[]")) for one in kind.item_types])
     if value is None and field.is_repeated and isinstance(kind, (mi.ListType, mi.VarTupleType)):
         item = _for_value(kind.item_type, field, inside(where, "[]"))
         return item and each(item)
@@ -349,12 +344,11 @@ def _for_value(info: mi.Type, field: FieldDescriptor, where: str) -> Convert | N
     if not isinstance(kind, mi.StructType) or (message.full_name in _WELL_KNOWN and not _in_parts(message, kind)):
         raise _unfit(kind, field, where)
     names = [one.encode_name for one in kind.fields]
-    found = _record([(one.encode_name, one.type) for one in kind.fields], message, where)
+    convert = members(_record([(one.encode_name, one.type) for one in kind.fields], message, where))
     check = _one_of_each(message, names)
-    if check is None and not any(found.values()):
-        return None
-    chosen, converts = check or _itself, {name: convert or _itself for name, convert in found.items()}
-    return lambda value: chosen({name: convert(value[name]) for name, convert in converts.items()})
+    if check is None or convert is None:
+        return check or convert
+    return lambda value: check(convert(value))
 
 
 def _scalar(kind: mi.Type, field: FieldDescriptor, where: str) -> Convert | None:
@@ -376,14 +370,9 @@ def _enum(kind: mi.Type, field: FieldDescriptor, where: str) -> Convert | None:
         names = [name for name in known if name in first]
         aliases = ", of whose names for one number the first is read," if len(names) < len(known) else ""
         return one_of(names, f"{enum}{aliases}")
-    values = [member.value for member in kind.cls] if isinstance(kind, mi.EnumType) else []
-    missing = [value for value in values if value not in known]
-    if missing:
-        raise ValueError(
-            f"{where} may be {', '.join(map(str, missing))}, which {enum} does not have; it has {', '.join(known)}"
-        )
-    if not values:
+    if not isinstance(kind, mi.EnumType):
         raise _unfit(kind, field, where)
+    values = check_members(kind, known, enum, where)
     by_number: dict[int, str] = {}
     for value in values:
         other = by_number.setdefault(known[value].number, value)
@@ -432,10 +421,6 @@ def _duration(value: timedelta) -> dict[str, int]:
     }
 
 
-def _itself(value: Any) -> Any:
-    return value
-
-
 _SCALARS: dict[tuple[type[mi.Type], str], tuple[Convert | None]] = {
     (mi.BoolType, "bool"): (None,),
     **{(mi.IntType, name): (None,) for name in ("int64", "sint64", "sfixed64", "uint64", "fixed64")},
@@ -468,37 +453,15 @@ def _unfit(kind: mi.Type, field: FieldDescriptor, where: str) -> ValueError:
 # Where in its schema a message is
 
 
-def _message_place(value: bytes) -> tuple[tuple[int, ...], bytes]:
-    """Which message of its schema a value is, and the value without that: a list of zigzag integers; 0 is [0]."""
-    stream = io.BytesIO(value)
-    count = _zigzag(stream)
-    if not 0 <= count <= len(value):
-        raise ValueError("it does not say which message of its schema it is")
-    found = tuple(_zigzag(stream) for _ in range(count)) if count else (0,)
-    return found, stream.read()
-
-
 def _place_bytes(place: tuple[int, ...]) -> bytes:
-    """The inverse of `_message_place`."""
+    """A list of integers in Protobuf's zigzag encoding, after their number; [0] is 0."""
     if place == (0,):
         return b"\0"
-    return b"".join(map(_zigzag_bytes, (len(place), *place)))
+    return b"".join(map(_zigzag, (len(place), *place)))
 
 
-def _zigzag(stream: io.BytesIO) -> int:
-    number, shift = 0, 0
-    while True:
-        byte = stream.read(1)
-        if not byte or shift > 63:
-            raise ValueError("it does not say which message of its schema it is")
-        number |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return (number >> 1) ^ -(number & 1)
-        shift += 7
-
-
-def _zigzag_bytes(number: int) -> bytes:
-    """The inverse of `_zigzag`, for a number that is not negative."""
+def _zigzag(number: int) -> bytes:
+    """A number that is not negative."""
     left, found = number << 1, bytearray()
     while left > 0x7F:
         found.append(left & 0x7F | 0x80)

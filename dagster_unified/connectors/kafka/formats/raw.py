@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dagster_unified.connectors.kafka.formats.base import Decode, Encode, ValueFormat
-from dagster_unified.connectors.kafka.formats.values import without_none
+from dagster_unified.connectors.kafka.formats.values import itself, without_none
 from dagster_unified.errors import PipelineError
 from dagster_unified.records import RecordType, record_type, type_name
 
@@ -42,14 +42,10 @@ class RawFormat(ValueFormat):
 
     def decoder(self, python: Any) -> Decode:
         if without_none(python) is bytes:
-            return _itself
+            return itself
         return lambda value: None if value is None else value.decode()
 
     def encoder(self, kind: RecordType) -> Encode:
         if without_none(kind.python) is bytes:
             return lambda found: found[0]
         return lambda found: [None if value is None else value.encode() for value in found[0]]
-
-
-def _itself(value: Any) -> Any:
-    return value

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import inspect as mi
@@ -214,6 +214,75 @@ def optional(convert: Convert) -> Convert:
 def each(convert: Convert) -> Convert:
     """The same for lists of values."""
     return lambda values: list(map(convert, values))
+
+
+def in_order(converts: Sequence[Convert | None]) -> Convert | None:
+    """What converts each item of a tuple; None where they stay as they are."""
+    if not any(converts):
+        return None
+    made = [convert or itself for convert in converts]
+    return lambda values: [convert(one) for convert, one in zip(made, values, strict=True)]
+
+
+def entries(key: Convert | None, item: Convert | None) -> Convert | None:
+    """What converts the keys and values of a dict; None where they stay as they are."""
+    if key is None and item is None:
+        return None
+    as_key, as_item = key or itself, item or itself
+    return lambda found: {as_key(name): as_item(one) for name, one in found.items()}
+
+
+def members(converts: Mapping[str, Convert | None]) -> Convert | None:
+    """What converts the fields of an object; None where they stay as they are."""
+    if not any(converts.values()):
+        return None
+    made = {name: convert or itself for name, convert in converts.items()}
+    return lambda value: {name: convert(value[name]) for name, convert in made.items()}
+
+
+def itself(value: Any) -> Any:
+    """The same value."""
+    return value
+
+
+T = TypeVar("T")
+
+
+def held_by(
+    fields: Sequence[tuple[str, mi.Type]],
+    known: Mapping[str, T],
+    needed: Mapping[str, str],
+    schema: str,
+    fit: Callable[[mi.Type, T, str], Convert | None],
+    where: str,
+) -> dict[str, Convert | None]:
+    """What converts each field of a record for a schema with these fields; `needed` says of some why.
+
+    Raises `ValueError` where the schema cannot hold all values of the record.
+    """
+
+    def place(name: str) -> str:
+        return inside(where, f".{name}") if where else f"field '{name}'"
+
+    names = [name for name, _ in fields]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{place(name)} is not in {schema}, which has {', '.join(known)}")
+    for name, why in needed.items():
+        if name not in names:
+            raise ValueError(f"{place(name)} of {schema} {why}, and the record has no such field")
+    return {name: fit(info, known[name], place(name)) for name, info in fields}
+
+
+def check_members(kind: mi.EnumType, known: Collection[str], what: str, where: str) -> list[str]:
+    """The values of an enum; raises `ValueError` where the schema's enum does not have all of them."""
+    values = [member.value for member in kind.cls]
+    missing = [value for value in values if value not in known]
+    if missing:
+        raise ValueError(
+            f"{where} may be {', '.join(map(str, missing))}, which {what} does not have; it has {', '.join(known)}"
+        )
+    return values
 
 
 def converted(found: Sequence[Sequence[Any]], names: Sequence[str], converts: Sequence[Convert | None]) -> list[Any]:
