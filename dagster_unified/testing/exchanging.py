@@ -9,8 +9,8 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.subtasks import CHOOSING, chosen_from
-from dagster_unified.operators.addresses import ByPartitioner
 from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.routing import ByPartitioner
 from dagster_unified.testing.driving import Timed, to_batch
 
 InSubtasks = dict[int, list[Timed]]
@@ -48,7 +48,7 @@ def _chosen(plan: Plan, edge: Edge, node: g.Node, records: list[Timed], count: i
     computed = () if key.computed is None else (key.computed,)
     batch = to_batch(plan.name, StreamLayout(own.records, own.timestamped, computed), records)
     keyed = keyed_by(key, own.records)
-    address = ByPartitioner(
+    selector = ByPartitioner(
         edge.partitioning.partitioner, keyed, count, f"{plan.name}: partition_custom before '{node.name}'"
     )
-    return address.subtasks([batch.column(name) for name in keyed.columns])
+    return selector.subtasks([batch.column(name) for name in keyed.columns])

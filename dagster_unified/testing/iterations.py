@@ -23,9 +23,10 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.rounds.sending import Sending, Sent
+from dagster_unified.operators.rounds.sending import Sent, into
 from dagster_unified.operators.rounds.spec import Level, Loop
 from dagster_unified.operators.rounds.task import Inbox, Turn, take_turn
+from dagster_unified.operators.routing import Sender
 from dagster_unified.testing.driving import Timed, shipped, to_batch, to_timed
 
 SUBTASKS = 2
@@ -98,11 +99,12 @@ class _Iteration:
         once: list[Parcel[pa.RecordBatch]] = []
         replayed: list[Parcel[pa.RecordBatch]] = []
         for number, (head, records) in enumerate(zip(self.node.heads, inputs, strict=True)):
-            into, intake = replayed if number in self.loop.replayed else once, self.loop.inputs[number]
+            taken, given = replayed if number in self.loop.replayed else once, self.loop.inputs[number]
             for subtask in range(self.loop.parallelism):
                 own = list(records)[subtask :: self.loop.parallelism]
                 if own:
-                    into += _parcels(Sending(subtask).into(intake, to_batch(self.plan.name, head.layout, own)))
+                    batch = to_batch(self.plan.name, head.layout, own)
+                    taken += _parcels(into(given, batch, Sender(subtask)))
         return once, replayed
 
     def ended(self, one: Round[pa.RecordBatch]) -> None:

@@ -32,9 +32,9 @@ from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import KeyedInput, decoded, key_columns
-from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.packing import encode
 from dagster_unified.operators.program.closing import close_each
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock

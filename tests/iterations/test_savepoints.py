@@ -26,7 +26,7 @@ from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted, RoundCommitted
 from dagster_unified.engine.iterations.files import Block, StoredParcel
 from dagster_unified.engine.iterations.levels import SparkLevels
-from dagster_unified.engine.iterations.savepoints import _by_slot, start_iteration
+from dagster_unified.engine.iterations.savepoints import _by_buffer, start_iteration
 from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.state_tables.savepoints import StartingState, described, starting_state
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
@@ -365,6 +365,6 @@ def test_records_that_came_in_several_ways_are_not_told_apart(tmp_path):
     out.sink_to(FileSink(f"{tmp_path}/out"))
     plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "parallelism.default": 2})
     loop = compiled(plan, next(node for node in plan.graph.nodes if isinstance(node, IterationNode)), 2)
-    (slot,) = {way.slot.number for intake in loop.inputs for way in intake.ways}
+    (slot,) = {route.target for own in loop.inputs for route in own.routes}
     with pytest.raises(StateError, match="that come to it in several ways"):
-        list(_by_slot(loop, [StoredParcel(slot, 0, Block("file", 0, 1), 1)]))
+        list(_by_buffer(loop, [StoredParcel(slot, 0, Block("file", 0, 1), 1)]))

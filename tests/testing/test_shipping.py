@@ -23,7 +23,7 @@ from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.streaming.worker import shipped as shipped_in_streaming
 from dagster_unified.engine.worker import shipped as shipped_in_batch
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.lanes import Track
+from dagster_unified.operators.routing import RoutedProgram
 from dagster_unified.testing import Shared, assert_same_in_both_modes, run_pipeline
 from dagster_unified.testing.driving import single
 
@@ -139,7 +139,7 @@ def test_a_lock_is_refused_as_on_spark_in_the_same_words(make):
         plan = stream._pipeline.plan({"execution.runtime-mode": mode})
         program = single(plan, next(node for node in plan.graph.nodes if node.name == "locked"))
         with pytest.raises(PipelineError) as refused:
-            shipped_in_batch(program) if mode == "BATCH" else shipped_in_streaming({0: Track(program, ())}, 4)
+            shipped_in_batch(program) if mode == "BATCH" else shipped_in_streaming({0: RoutedProgram(program, ())}, 4)
         said.append(str(refused.value))
     assert set(said) == {
         "p: stage 'locked', operator 'locked' cannot be sent to Spark's workers: cannot pickle '_thread.lock' object;"

@@ -30,9 +30,9 @@ from dagster_unified.engine.translate import program
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Key
 from dagster_unified.graph.plan import Plan, Port, Region
-from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import TIMESTAMP, declared
 from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.packing import encode
 from dagster_unified.operators.program.spec import BroadcastInput, Program
 
 if TYPE_CHECKING:

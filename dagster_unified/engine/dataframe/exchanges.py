@@ -19,8 +19,8 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.subtasks import chosen_from
-from dagster_unified.operators.addresses import ByPartitioner
 from dagster_unified.operators.layout import SUBTASK, TIMESTAMP, StreamLayout, key_column
+from dagster_unified.operators.routing import ByPartitioner
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -118,10 +118,10 @@ class Exchanges:
         key, layout = edge.partitioning.key, self.plan.layout(Port.of(edge))
         assert key is not None
         where = f"{self.plan.name}: partition_custom before '{node.name}'"
-        address = ByPartitioner(edge.partitioning.partitioner, keyed_by(key, layout.records), count, where)
+        selector = ByPartitioner(edge.partitioning.partitioner, keyed_by(key, layout.records), count, where)
 
         def choose(*columns: pa.Array) -> pa.Array:
-            return pa.array(address.subtasks(columns), pa.int32())
+            return pa.array(selector.subtasks(columns), pa.int32())
 
         sent = self.shipments.once((edge.source, edge.target, "partitioner"), lambda: by_value(choose))
 

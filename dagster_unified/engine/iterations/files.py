@@ -20,6 +20,7 @@ from dagster_unified.errors import IntermediateLostError
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
 from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.rounds.sending import Sent
+from dagster_unified.operators.rounds.spec import InputBuffer
 
 _ALIGNED = 64
 """Bytes at whose multiples Arrow wants its buffers."""
@@ -128,12 +129,14 @@ class MappedFiles:
         return pa.ipc.read_record_batch(self.bytes_of(parcel.block), schema)
 
     def by_slot(
-        self, parcels: Iterable[StoredParcel], schemas: Mapping[int, pa.Schema]
+        self, parcels: Iterable[StoredParcel], buffers: Sequence[InputBuffer]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
         """The records of parcels, by slot."""
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for parcel in parcels:
-            found.setdefault(parcel.slot, []).append((parcel.target, self.batch_of(parcel, schemas[parcel.slot])))
+            found.setdefault(parcel.slot, []).append(
+                (parcel.target, self.batch_of(parcel, buffers[parcel.slot].schema))
+            )
         return found
 
 

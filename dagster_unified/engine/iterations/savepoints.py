@@ -36,8 +36,8 @@ from dagster_unified.engine.state_tables.savepoints import (
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.addresses import ByKey, ByPartitioner, EachOf
-from dagster_unified.operators.rounds.spec import BodyPass, Driver, Loop, Slot, Way
+from dagster_unified.operators.rounds.spec import BodyPass, Driver, InputBuffer, Loop
+from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll, Route
 from dagster_unified.state.manifest import Feedback, IterationState, OperatorState
 from dagster_unified.state.schemas import from_spark, to_spark
 
@@ -85,8 +85,8 @@ def write_iteration(
         pages = levels.pages(level, one.number, left.states)
         operators.append(write_table(table, partial(table.files, pages), folder, attempt))
     feedback = [
-        _write_waiting(node, levels, slot, parcels, False, folder, attempt)
-        for slot, parcels in _by_slot(levels.loop, last.round.fed_back)
+        _write_waiting(node, levels, buffer, parcels, False, folder, attempt)
+        for buffer, parcels in _by_buffer(levels.loop, last.round.fed_back)
     ]
     return Written(operators, IterationState(node.uid, node.name, last.round.number, feedback))
 
@@ -108,9 +108,9 @@ def _write_input(
     taken = list(log.all_taken(epoch))
     came = {False: [p for one in taken for p in one.once], True: [p for one in taken for p in one.replayed]}
     waiting = [
-        _write_waiting(node, levels, slot, parcels, replayed, folder, attempt)
+        _write_waiting(node, levels, buffer, parcels, replayed, folder, attempt)
         for replayed, own in came.items()
-        for slot, parcels in _by_slot(levels.loop, own)
+        for buffer, parcels in _by_buffer(levels.loop, own)
     ]
     return Written([], IterationState(node.uid, node.name, BEFORE, waiting, bounded=True)) if waiting else None
 
@@ -129,56 +129,55 @@ def by_uid(node: g.IterationNode, loop: Loop) -> dict[str, tuple[int, BodyPass]]
     }
 
 
-def _by_slot(loop: Loop, parcels: Iterable[StoredParcel]) -> Iterator[tuple[Slot, list[StoredParcel]]]:
+def _by_buffer(loop: Loop, parcels: Iterable[StoredParcel]) -> Iterator[tuple[InputBuffer, list[StoredParcel]]]:
     found: dict[int, list[StoredParcel]] = {}
     for parcel in parcels:
         found.setdefault(parcel.slot, []).append(parcel)
-    for number, own in found.items():
-        slot = loop.way_to(number)[1].slot
-        if len({_kind_of(way) for intake in loop.inputs for way in intake.ways if way.slot.number == number}) > 1:
+    for number, waiting in found.items():
+        buffer = loop.buffers[number]
+        if len({_kind_of(route) for own in loop.inputs for route in own.routes if route.target == number}) > 1:
             raise StateError(
-                f"{loop.where}: records wait for operator '{slot.reader}' that come to it in several ways, some to all"
-                " subtasks or by a partitioner, and a savepoint does not tell them apart; give one of the"
+                f"{loop.where}: records wait for operator '{buffer.reader}' that come to it in several ways, some to"
+                " all subtasks or by a partitioner, and a savepoint does not tell them apart; give one of the"
                 " streams an operator of its own before they are united"
             )
-        yield slot, own
+        yield buffer, waiting
 
 
-def _kind_of(way: Way) -> object:
-    """How records go along a way, as far as it matters that they go the same way again."""
-    if way.everywhere or isinstance(way.address, EachOf):
-        return EachOf
-    if isinstance(way.address, ByPartitioner):
-        return way.address.partitioner
-    return ByKey if isinstance(way.address, ByKey) else None
+def _kind_of(route: Route) -> object:
+    """How records go along a route, as far as it matters that they go the same way again."""
+    if route.everywhere or isinstance(route.selector, CopyToAll):
+        return CopyToAll
+    if isinstance(route.selector, ByPartitioner):
+        return route.selector.partitioner
+    return ByKey if isinstance(route.selector, ByKey) else None
 
 
 def _write_waiting(
     node: g.IterationNode,
     levels: SparkLevels,
-    slot: Slot,
+    buffer: InputBuffer,
     parcels: list[StoredParcel],
     replayed: bool,
     folder: UPath,
     attempt: str,
 ) -> Feedback:
-    """Writes the records that wait for a slot: what went to one target, in its order, is in one file."""
-    schema = _records(levels.loop, slot)
-    name = next(one.name for one in node.body.nodes if one.uid == slot.reader)
-    kind = f"~{'broadcast' if slot.broadcast else 'feedback'}{'-replayed' if replayed else ''}"
-    table = described(uid_in(node, slot.reader), name, schema, attempt, kind)
+    """Writes the records that wait in a buffer: what went to one target, in its order, is in one file."""
+    schema = _records(levels.loop, buffer)
+    name = next(one.name for one in node.body.nodes if one.uid == buffer.reader)
+    kind = f"~{'broadcast' if buffer.broadcast else 'feedback'}{'-replayed' if replayed else ''}"
+    table = described(uid_in(node, buffer.reader), name, schema, attempt, kind)
     tasks = min(len({parcel.target for parcel in parcels}), cores(levels.spark))
     shares: list[list[StoredParcel]] = [[] for _ in range(tasks)]
     for parcel in parcels:
         shares[parcel.target % tasks].append(parcel)
-    reading = partial(read_output, levels.folder, slot.schema, schema, tuple(map(msgspec.msgpack.encode, shares)))
-    return Feedback(write_records(levels.spark, table, schema, reading, tasks, folder), slot.broadcast, replayed)
+    reading = partial(read_output, levels.folder, buffer.schema, schema, tuple(map(msgspec.msgpack.encode, shares)))
+    return Feedback(write_records(levels.spark, table, schema, reading, tasks, folder), buffer.broadcast, replayed)
 
 
-def _records(loop: Loop, slot: Slot) -> pa.Schema:
-    """The columns of the records that come to a slot: those of an input, and their event time."""
-    intake, _ = loop.way_to(slot.number)
-    return record_columns(intake.schema)
+def _records(loop: Loop, buffer: InputBuffer) -> pa.Schema:
+    """The columns of the records that come to a buffer: those of an input, and their event time."""
+    return record_columns(loop.route_to(buffer.number)[0].schema)
 
 
 def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> StreamRound | None:
@@ -213,10 +212,11 @@ def start_input(start: StartingState, node: g.IterationNode, levels: SparkLevels
 
 def _sent_again(start: StartingState, node: g.IterationNode, levels: SparkLevels, one: Feedback) -> list[StoredParcel]:
     loop = levels.loop
-    inputs = [intake for number, intake in enumerate(loop.inputs) if (number in loop.replayed) == one.replayed]
-    slots = {(uid_in(node, way.slot.reader), way.slot.broadcast): way.slot for i in inputs for way in i.ways}
-    slot = slots.get((one.table.uid, one.broadcast))
-    if slot is None:
+    inputs = [own for number, own in enumerate(loop.inputs) if (number in loop.replayed) == one.replayed]
+    read = [loop.buffers[route.target] for own in inputs for route in own.routes]
+    wanted_by = (one.table.uid, one.broadcast)
+    buffer = next((found for found in read if (uid_in(node, found.reader), found.broadcast) == wanted_by), None)
+    if buffer is None:
         if start.plan.execution.savepoint.ignore_unclaimed or not one.table.rows:
             return []
         raise StateError(
@@ -224,13 +224,13 @@ def _sent_again(start: StartingState, node: g.IterationNode, levels: SparkLevels
             f" '{one.table.uid}', and no {'replayed ' * one.replayed}input goes to an operator with that uid; give the"
             " operator its uid again, or drop them with execution.savepoint.ignore-unclaimed-state=true"
         )
-    wanted, stored = from_spark(to_spark(_records(loop, slot))), from_spark(one.table.schema)
+    wanted, stored = from_spark(to_spark(_records(loop, buffer))), from_spark(one.table.schema)
     if wanted != stored:
         raise StateError(
             f"{loop.where}: records that wait for operator '{one.table.uid}' have the columns {_shown(stored)} in the"
             f" savepoint, and {_shown(wanted)} now; keep the input's type, or stop the job where nothing waits"
         )
-    return levels.send_again(slot.number, str(start.folder), one.table)
+    return levels.send_again(buffer.number, str(start.folder), one.table)
 
 
 def _shown(schema: pa.Schema) -> str:

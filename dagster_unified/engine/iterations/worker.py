@@ -30,9 +30,10 @@ from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.functions.base import Subtask
-from dagster_unified.operators.rounds.sending import Sending, Sent, in_columns
+from dagster_unified.operators.rounds.sending import Sent, again, into
 from dagster_unified.operators.rounds.spec import Loop
 from dagster_unified.operators.rounds.task import Turn, take_turn
+from dagster_unified.operators.routing import Sender, in_columns
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.tables import read_batches
@@ -99,14 +100,14 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
 def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Takes the records of an input into the iteration: each goes to where it is read."""
     loop: Loop = payload.load()
-    intake, sending = loop.inputs[number], Sending(this_subtask().number)
+    given, sender = loop.inputs[number], Sender(this_subtask().number)
     sent: list[Sent] = []
     report, rows = Report(), 0
     kind = INPUT if number in loop.replayed else "once-"
     with RoundFile(folder, f"{kind}{number}") as file:
         for batch in batches:
             if batch.num_rows:
-                sent += sending.into(intake, batch)
+                sent += into(given, batch, sender)
                 rows += batch.num_rows
             if rows >= _TOGETHER:
                 report.sent += file.send(sent)
@@ -165,12 +166,11 @@ def _turn(order: Order, work: Work, attempt: int) -> Report:
     loop: Loop = work.payload.load()
     folder, level = work.folder, loop.levels[order.level]
     share, subtask = order.share, Subtask(order.subtask, attempt)
-    schemas = {slot.number: slot.schema for one in level.passes for slot in (one.own, one.broadcast) if slot}
     held = share.state
     files = MappedFiles(folder, order.epoch)
     files.place.drop_copies(order.epoch - 2 * loop.staleness)  # records come so late, to one that may be so far behind
     states = PagedStates(files, held.index if held is not None else None)
-    inbox = files.by_slot(share.inbox, schemas)
+    inbox = files.by_slot(share.inbox, loop.buffers)
     is_stale = loop.staleness > 0
     out = take_turn(Turn(level, subtask, order.epoch, order.terminated, inbox, states, wall_clock, is_stale))
     report = Report(feedback=out.feedback, criteria=out.criteria, metrics=out.metrics.encode())
@@ -235,13 +235,13 @@ def send_again(
 ) -> Iterator[pa.RecordBatch]:
     """Sends the records of a savepoint's table to a slot, those of the files whose numbers are in the column `id`."""
     loop: Loop = payload.load()
-    intake, way = loop.way_to(slot)
+    given, route = loop.route_to(slot)
     for number in chain.from_iterable(batch.column("id").to_pylist() for batch in batches):
-        sending, report = Sending(number), Report()
+        sender, report = Sender(number), Report()
         own = msgspec.structs.replace(table, files=[table.files[number]])
         with RoundFile(folder, f"restored-feedback-{number}") as file:
             for rows in read_batches(savepoint, own):
-                report.sent += file.send(sending.again(intake, way, rows))
+                report.sent += file.send(again(given, route, rows, sender))
         report.files += [file.name] if file.size else []
         yield _row(report)
 

@@ -18,7 +18,6 @@ from dagster_unified.graph.chaining import tasks
 from dagster_unified.graph.iterations import body_on
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.operators.addresses import Address, Anywhere, ByKey, ByPartitioner
 from dagster_unified.operators.functions.iterations import hears_of_epochs
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.operator import KeyedOptions
@@ -27,13 +26,13 @@ from dagster_unified.operators.rounds.spec import (
     GROUPS_PER_SUBTASK,
     BodyPass,
     Driver,
-    Intake,
+    InputBuffer,
+    InputRoute,
     Level,
     Loop,
-    Outlet,
-    Slot,
-    Way,
+    OutputRoutes,
 )
+from dagster_unified.operators.routing import ByKey, ByPartitioner, ChannelSelector, Rebalance, Route
 
 
 def body_plan(plan: Plan, node: g.IterationNode, parallelism: int) -> Plan:
@@ -56,8 +55,8 @@ class _Compiler:
         self.passes = sorted(find_passes(self.plan, Fragment(node.name, inner)), key=lambda one: one.members[0])
         self.passes += [Pass((tail,), (Port(tail),)) for tail in self._handed_on()]
         self.pass_of = {member: one for one in self.passes for member in one.members}
-        self.slots: dict[tuple[int, bool], Slot] = {}
-        """By a node, and whether it is for broadcast records."""
+        self.buffers: dict[tuple[int, bool], InputBuffer] = {}
+        """By a node, and whether it is for broadcast records, or for those that a body hands straight on."""
 
         self.groups = dict(enumerate(groups))
         self.levels = self._levels()
@@ -69,12 +68,15 @@ class _Compiler:
             Level(tuple(self._compiled(number[one], one) for one in self.passes if self.levels[one] == level))
             for level in range(max(self.levels.values(), default=-1) + 1)
         ]
+        inputs = tuple(self._input(head) for head in heads)
+        outputs = tuple(self._buffer(tail.id) for tail in self.node.outputs)
         return Loop(
             where=self.where,
             levels=tuple(levels),
-            inputs=tuple(self._intake(head) for head in heads),
+            buffers=tuple(self.buffers.values()),
+            inputs=inputs,
             replayed=frozenset(head.number for head in heads if head.replayed),
-            outputs=tuple(self._slot(tail.id) for tail in self.node.outputs),
+            outputs=outputs,
             has_criteria=self.node.has_criteria,
             parallelism=self.parallelism,
             staleness=self.node.staleness,
@@ -105,8 +107,8 @@ class _Compiler:
         if isinstance(head, g.TailNode):
             layout = input_layout(self.plan, head.id)
             bare = Program(self.plan.name, head.name, layout, (), (Output(-1, layout),))
-            outlet = self._outlet(layout, self.body.inputs(head.id)[:1])
-            return BodyPass(number, bare, Driver.PLAIN, head.parallelism or 1, self._slot(head.id, True), (outlet,))
+            output = self._output(layout, self.body.inputs(head.id)[:1])
+            return BodyPass(number, bare, Driver.PLAIN, head.parallelism or 1, self._buffer(head.id, True), (output,))
         bounded = head.id in self.node.per_round
         options = self.plan.execution
         ship = replace(
@@ -129,9 +131,9 @@ class _Compiler:
             program=ship,
             driver=grouped if keyed else Driver.PLAIN,
             subtasks=subtasks,
-            own=self._slot(head.id),
-            outlets=tuple(self._outlet_of(port) for port in one.outputs),
-            broadcast=self._slot(head.id, True) if head.has_broadcast_input else None,
+            own=self._buffer(head.id),
+            outputs=tuple(self._output_of(port) for port in one.outputs),
+            broadcast=self._buffer(head.id, True) if head.has_broadcast_input else None,
             groups=groups,
             listens=any(map(hears_of_epochs, functions)),
         )
@@ -144,75 +146,84 @@ class _Compiler:
         number = self.passes.index(self.pass_of[head.id])
         return self.groups.get(number) or subtasks * GROUPS_PER_SUBTASK
 
-    def _slot(self, node: int, other: bool = False) -> Slot:
+    def _buffer(self, node: int, other: bool = False) -> InputBuffer:
         """Where records wait for a node; with `other` its broadcast records, or those that a body hands straight on."""
-        if (node, other) not in self.slots:
+        if (node, other) not in self.buffers:
             reader = self.body.node(node)
             broadcast = other and reader.has_broadcast_input
             layout = broadcast_layout(self.plan, node) if broadcast else input_layout(self.plan, node)
-            self.slots[node, other] = Slot(len(self.slots), layout.schema, reader.uid, broadcast)
-        return self.slots[node, other]
+            self.buffers[node, other] = InputBuffer(len(self.buffers), layout.schema, reader.uid, broadcast)
+        return self.buffers[node, other]
 
     # Where records go
 
-    def _outlet_of(self, port: Port) -> Outlet:
+    def _output_of(self, port: Port) -> OutputRoutes:
         edges = [edge for edge in self.body.outputs(port.node) if edge.side_output == port.tag]
         inside = self.pass_of[port.node].members
-        return self._outlet(self.plan.layout(port), [edge for edge in edges if edge.target not in inside])
+        return self._output(self.plan.layout(port), [edge for edge in edges if edge.target not in inside])
 
-    def _outlet(self, layout: StreamLayout, edges: list[Edge]) -> Outlet:
-        ways, feedback, criteria = [], [], False
+    def _output(self, layout: StreamLayout, edges: list[Edge]) -> OutputRoutes:
+        routes, feedback, criteria = [], [], False
         for edge in edges:
             tail = self.body.node(edge.target)
             if not isinstance(tail, g.TailNode):
-                ways.append(self._way(layout, edge))
+                routes.append(self._route(layout, edge))
             elif tail.role is g.Role.OUTPUT:
-                slot = self._slot(tail.id)
-                ways.append(Way(slot, _columns(layout, input_layout(self.plan, tail.id))))
+                routes.append(self._to(self._buffer(tail.id), layout, input_layout(self.plan, tail.id)))
             elif tail.role is g.Role.FEEDBACK:
                 head = next(n for n in self.body.nodes if isinstance(n, g.HeadNode) and n.number == tail.number)
-                feedback.append(self._intake(head, layout))
+                feedback.append(self._input(head, layout))
             else:
                 criteria = True
-        return Outlet(tuple(ways), tuple(feedback), criteria)
+        return OutputRoutes(tuple(routes), tuple(feedback), criteria)
 
-    def _intake(self, head: g.HeadNode, given: StreamLayout | None = None) -> Intake:
+    def _input(self, head: g.HeadNode, given: StreamLayout | None = None) -> InputRoute:
         """How the records of an input come into the body, from outside or fed back."""
         own = self.plan.layout(Port(head.id))
         bare = head.layout
         edges = self.body.outputs(head.id)
-        ways = tuple(self._way(own, edge, outside=given is None) for edge in edges)
+        routes = tuple(self._route(own, edge, outside=given is None) for edge in edges)
         keys = keys_program(self.plan, self.node.name, own) if own.keys else None
-        return Intake(_columns(given or bare, bare), bare.schema, keys, ways)
+        return InputRoute(_columns(given or bare, bare), bare.schema, keys, routes)
 
-    def _way(self, layout: StreamLayout, edge: Edge, outside: bool = False) -> Way:
-        """The way of an edge; from `outside` records come in no subtask, and are spread over all of them."""
+    def _route(self, layout: StreamLayout, edge: Edge, outside: bool = False) -> Route:
+        """The route of an edge; from `outside` records come in no subtask, and are spread over all of them."""
         target = self.body.node(edge.target)
         if isinstance(target, g.TailNode):  # handed straight on
-            anywhere = Anywhere(target.parallelism or self.parallelism) if outside else None
-            return Way(self._slot(target.id, True), _columns(layout, input_layout(self.plan, target.id)), anywhere)
+            spread = Rebalance(target.parallelism or self.parallelism) if outside else None
+            return self._to(self._buffer(target.id, True), layout, input_layout(self.plan, target.id), spread)
         everywhere = edge.partitioning.kind is ExchangeKind.BROADCAST
         apart = everywhere and target.has_broadcast_input
         wanted = broadcast_layout(self.plan, target.id) if apart else input_layout(self.plan, target.id)
-        before, after = self.pass_of.get(edge.source), self.pass_of[edge.target]
-        near = before is not None and self.levels[before] == self.levels[after]
         computed = None if edge.partitioning.key is None else edge.partitioning.key.computed
         column = None if computed is None else key_column(layout.keys.index(computed))
-        key = None
-        if computed is not None and column is not None and not wanted.keys:
-            key = (column, pa.field(key_column(0), computed.arrow))
-        address = self._address(edge, target, wanted, outside)
-        return Way(self._slot(target.id, apart), _columns(layout, wanted, column), address, everywhere, key, near)
+        route = self._to(
+            self._buffer(target.id, apart), layout, wanted, self._selector(edge, target, wanted, outside), column
+        )
+        if computed is not None and not wanted.keys:
+            key = pa.field(key_column(0), computed.arrow)
+            return replace(route, columns=(*route.columns, column), key=key)
+        return replace(route, everywhere=everywhere)
 
-    def _address(self, edge: Edge, target: g.Node, layout: StreamLayout, outside: bool) -> Address | None:
+    def _to(
+        self,
+        buffer: InputBuffer,
+        layout: StreamLayout,
+        wanted: StreamLayout,
+        selector: ChannelSelector | None = None,
+        key: str | None = None,
+    ) -> Route:
+        return Route(buffer.number, buffer.schema, _columns(layout, wanted, key), selector)
+
+    def _selector(self, edge: Edge, target: g.Node, layout: StreamLayout, outside: bool) -> ChannelSelector | None:
         kind, key, where = edge.partitioning.kind, edge.partitioning.key, f"{self.where}, before '{target.name}'"
         subtasks = target.parallelism or self.parallelism
         if kind is ExchangeKind.BROADCAST:
             return None
         if kind is ExchangeKind.FORWARD:
-            return Anywhere(subtasks) if outside else None
+            return Rebalance(subtasks) if outside else None
         if kind is ExchangeKind.GLOBAL:
-            return Anywhere(1)
+            return Rebalance(1)
         if kind is ExchangeKind.HASH:
             assert key is not None
             count = self._groups(target) if target.key is not None else subtasks
@@ -220,7 +231,7 @@ class _Compiler:
         if kind is ExchangeKind.CUSTOM:
             assert key is not None
             return ByPartitioner(edge.partitioning.partitioner, keyed_by(key, layout.records), subtasks, where)
-        return Anywhere(subtasks)
+        return Rebalance(subtasks)
 
 
 def _columns(given: StreamLayout, wanted: StreamLayout, key: str | None = None) -> tuple[str | None, ...]:

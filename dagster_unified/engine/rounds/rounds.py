@@ -268,9 +268,9 @@ def _through(
     """A round through all levels."""
     whole: LevelResult[R] = LevelResult()
     for number, level in enumerate(loop.levels):
-        slots = {slot for one in level.passes for slot in one.slots}
-        here = [parcel for parcel in (*inbox, *whole.sent) if parcel.slot in slots]
-        again = [parcel for parcel in replayed if parcel.slot in slots]
+        buffers = level.buffers
+        here = [parcel for parcel in (*inbox, *whole.sent) if parcel.slot in buffers]
+        again = [parcel for parcel in replayed if parcel.slot in buffers]
         if here or again or terminated or any(one.listens for one in level.passes):
             whole.add(levels.run(number, epoch, terminated, here, again))
     return whole

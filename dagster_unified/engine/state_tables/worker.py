@@ -22,9 +22,9 @@ from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.drivers.group import Divided, MemoryStore, apart, in_order_of_blocks, pages_of_hashes
 from dagster_unified.operators.drivers.key_groups import KeyGroups
 from dagster_unified.operators.keys import grouped_stretches, key_hashes, stretches
-from dagster_unified.operators.lanes import decode, encode
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.operator_state import KEY, LIST, CheckpointedOperator, redistributed
+from dagster_unified.operators.packing import decode, encode
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Block, Blocks, Columns, Content, decode_index
 from dagster_unified.operators.state.table import LARGEST, StateTable

@@ -49,8 +49,9 @@ from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.drivers.report import Report, merge_reports
-from dagster_unified.operators.lanes import PACKED, REPORT, Place, Route, Track, sequence
 from dagster_unified.operators.metrics import merge
+from dagster_unified.operators.packing import PACKED, REPORT, BatchOrder, sequence
+from dagster_unified.operators.routing import Route, RoutedProgram
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class PackedFrames:
                 frame = self._through(frame, stage, groups)
         return frame
 
-    def _initial(self, level: Mapping[int, Track], groups: int) -> GroupedData | None:
+    def _initial(self, level: Mapping[int, RoutedProgram], groups: int) -> GroupedData | None:
         """The pages that a level's key groups start from; None where it starts without state.
 
         They are made here, before anything runs: what is wrong with the savepoint is an error of the start.
@@ -178,7 +179,7 @@ class PackedFrames:
         elif MALFORMED not in frame.columns:
             frame = frame.select(*head.track.program.input.schema.names, *parts)
         elif source.keeps_malformed():
-            route = Route(0, self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
+            route = Route(self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
         return frame.mapInArrow(worker.head(head.track, groups, self.log, route), spark_schema(PACKED))
 
     def _may_end_early(self, source: SparkSource[Any]) -> bool:
@@ -217,7 +218,7 @@ class PackedFrames:
         addressed = events.select("event", F.inline(waiting)).select(
             "event", "lane", F.explode(F.sequence(F.lit(0), F.col("count") - 1)).alias("group")
         )
-        seq = F.lit(sequence(Place.EVENT, 0)).cast("long").alias("seq")
+        seq = F.lit(sequence(BatchOrder.EVENT, 0)).cast("long").alias("seq")
         return addressed.select("lane", "group", seq, F.col("event").cast("binary").alias("data"))
 
 

@@ -35,11 +35,18 @@ from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.segments import MAIN, query_name, segments
 from dagster_unified.graph.subtasks import CHOOSING, chosen_from
-from dagster_unified.operators.addresses import Address, Anywhere, ByKey, ByPartitioner, EachOf
-from dagster_unified.operators.lanes import Route, Track
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import Step
+from dagster_unified.operators.routing import (
+    ByKey,
+    ByPartitioner,
+    ChannelSelector,
+    CopyToAll,
+    Rebalance,
+    Route,
+    RoutedProgram,
+)
 
 TAIL = "sinks"
 """How errors name the operators behind the last one with state."""
@@ -51,7 +58,7 @@ class Head:
 
     source: int
     native: tuple[int, ...]
-    track: Track
+    track: RoutedProgram
 
 
 @dataclass(frozen=True)
@@ -60,14 +67,14 @@ class Native:
 
     lane: int
     nodes: tuple[int, ...]
-    track: Track
+    track: RoutedProgram
 
 
 @dataclass(frozen=True)
 class Exchanged:
     """Exchanges between levels: the rows of each lane and subtask come into one task, and a track goes on."""
 
-    tracks: Mapping[int, Track]
+    tracks: Mapping[int, RoutedProgram]
 
     subtasks: int
     """How many the exchange with the most chooses from."""
@@ -78,8 +85,8 @@ class Topology:
     """One query's line of stages, everything by lane."""
 
     heads: tuple[Head, ...]
-    levels: tuple[Mapping[int, Track], ...]
-    passes: tuple[Mapping[int, Track], ...]
+    levels: tuple[Mapping[int, RoutedProgram], ...]
+    passes: tuple[Mapping[int, RoutedProgram], ...]
     """The pass after each level."""
 
     between: tuple[tuple[Native | Exchanged, ...], ...]
@@ -245,8 +252,8 @@ class _Builder:
 
     def build(self) -> Topology:
         heads = tuple(map(self._head, self._sources()))
-        levels: list[dict[int, Track]] = []
-        passes: list[dict[int, Track]] = []
+        levels: list[dict[int, RoutedProgram]] = []
+        passes: list[dict[int, RoutedProgram]] = []
         between = [self._between(0)]
         for level in range(1, max(map(self.level_of.__getitem__, self.keyed), default=0) + 1):
             mine = [n for n in self.keyed if self.level_of[n] == level]
@@ -354,15 +361,15 @@ class _Builder:
         node = self.graph.node(edge.target)
         return self.plan.subtasks.get(node.id) or chosen_from(self.graph, edge, node, self.plan.execution.parallelism)
 
-    def _address(self, edge: Edge) -> tuple[Address | None, pa.Field | None]:
+    def _selector(self, edge: Edge) -> tuple[ChannelSelector | None, pa.Field | None]:
         """The subtask of what comes over an edge, and the column by which it is chosen where a function computes it."""
         kind, key = edge.partitioning.kind, edge.partitioning.key
         node = self.graph.node(edge.target)
         count = self._chosen_from(edge)
         if kind is ExchangeKind.GLOBAL:
-            return EachOf(1), None
+            return CopyToAll(1), None
         if kind is ExchangeKind.BROADCAST:
-            return EachOf(count), None
+            return CopyToAll(count), None
         if key is not None:
             layout = self.plan.layout(Port.of(edge))
             keyed = keyed_by(key, layout.records)
@@ -371,7 +378,7 @@ class _Builder:
                 where = f"{self.plan.name}: partition_custom before '{node.name}'"
                 return ByPartitioner(edge.partitioning.partitioner, keyed, count, where), column
             return ByKey(keyed, layout, f"{self.plan.name}: operator '{node.name}'", count), column
-        return (None if self._stays(edge) else Anywhere(count)), None
+        return (None if self._stays(edge) else Rebalance(count)), None
 
     def _check_key_groups(self, node: g.Node) -> None:
         """Raises where a subtask has no key group, in which its copy of the broadcast state would be."""
@@ -447,27 +454,27 @@ class _Builder:
     def _subtasks_lane(self, node: int) -> int:
         return self.lanes.of(f"{self.graph.node(node).uid} in subtasks")
 
-    def _onward(self, node: int) -> Track:
+    def _onward(self, node: int) -> RoutedProgram:
         layout = self.plan.layout(Port(node))
         return self._track(Port(node), StreamLayout(layout.records, layout.timestamped))
 
-    def _keyed(self, node_id: int) -> Track:
+    def _keyed(self, node_id: int) -> RoutedProgram:
         """A keyed operator alone: what it emits goes to the pass after it, or straight to the tail."""
         node = self.graph.node(node_id)
         layout = input_layout(self.plan, node_id)
         outputs: list[Output] = []
-        routes: list[Route] = []
+        routes: list[tuple[Route]] = []
         for port in self.ports(node_id):
             full = self.plan.layout(port)
             bare = StreamLayout(full.records, full.timestamped)
             targets = [e.target for e in self.outputs(node_id) if e.side_output == port.tag]
             if any(t in self.body or t in self.keyed for t in targets):
-                routes.append(_all(len(outputs), self._pass_lane(port), bare))
+                routes.append((_all(self._pass_lane(port), bare),))
                 outputs.append(Output(0, bare, port.tag))
             if any(t in self.tail for t in targets):
-                routes.append(_all(len(outputs), self.tail_lane(port), full))
+                routes.append((_all(self.tail_lane(port), full),))
                 outputs.append(Output(0, full, port.tag))
-        return Track(
+        return RoutedProgram(
             Program(
                 self.plan.name,
                 node.name,
@@ -482,7 +489,7 @@ class _Builder:
             node_id in self.plan.subtasks,
         )
 
-    def _after(self, node_id: int) -> list[tuple[int, Track]]:
+    def _after(self, node_id: int) -> list[tuple[int, RoutedProgram]]:
         found = []
         for port in self.ports(node_id):
             if any(
@@ -500,7 +507,7 @@ class _Builder:
     def _pass_lane(self, port: Port) -> int:
         return self.lanes.of(f"{self.graph.node(port.node).uid} {port.tag or ''} onward")
 
-    def _track(self, entry: Port, layout: StreamLayout) -> Track:
+    def _track(self, entry: Port, layout: StreamLayout) -> RoutedProgram:
         """Everything from a stream to the next keyed operators, native operators and exchanges, and to the tail.
 
         A node with several inputs is there once for each of them, unless an exchange brings them together.
@@ -511,45 +518,50 @@ class _Builder:
         building.follow(entry, -1)
         return building.track(self.graph.node(entry.node).name, entry.node in self.plan.subtasks)
 
-    def _in_subtasks(self, node_id: int) -> Track:
+    def _in_subtasks(self, node_id: int) -> RoutedProgram:
         """Everything from what an exchange brings to an operator, itself included."""
         node, layout = self.graph.node(node_id), input_layout(self.plan, node_id)
         building = _Track(self, layout)
         if node.native:
             self.pending.append(node_id)
             building.outputs.append(Output(-1, layout))
-            building.routes.append(_all(0, self._native_lane(node_id), layout))
+            building.routes.append((_all(self._native_lane(node_id), layout),))
         else:
             building.run(node, -1, None)
         return building.track(node.name, True)
 
-    def route(self, output: int, edge: Edge) -> Route:
+    def route(self, edge: Edge) -> Route:
         """From a stream to the lane of the operator behind an edge, in the columns of that operator's input."""
         node = self.graph.node(edge.target)
         own = self.plan.layout(Port.of(edge))
         if edge in self.graph.broadcast_inputs(node.id):
             copied = broadcast_layout(self.plan, node.id)
-            return Route(output, self._lane(node.id), copied.schema, tuple(_columns(own, copied)), everywhere=True)
+            return Route(self._lane(node.id), copied.schema, tuple(_columns(own, copied)), everywhere=True)
         wanted = input_layout(self.plan, node.id)
         columns = _columns(own, wanted)
         computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
         if computed is not None:
             columns.append(key_column(own.keys.index(computed)))
         if node.id in self.keyed and node.id not in self.plan.subtasks:
-            keyed = keyed_input(node, wanted.records)
-            where = f"{self.plan.name}: operator '{node.name}'"
-            address = ByKey(keyed, wanted, where) if keyed.columns else Anywhere(self.plan.subtasks_with_state(node))
-            return Route(output, self._lane(node.id), wanted.schema, tuple(columns), address)
+            return Route(self._lane(node.id), wanted.schema, tuple(columns), self._key_group(node, wanted))
         if node.id in self.keyed:
             self._check_key_groups(node)
-            chosen, key = self._address(edge)
-            return Route(output, self._lane(node.id), wanted.schema, tuple(columns), chosen, key)
+            selector, key = self._selector(edge)
+            return Route(self._lane(node.id), wanted.schema, tuple(columns), selector, key)
         if self.exchanges(edge):
             self.exchanged.add(node.id)
-            chosen, key = self._address(edge)
-            return Route(output, self._subtasks_lane(node.id), wanted.schema, tuple(columns), chosen, key)
+            selector, key = self._selector(edge)
+            return Route(self._subtasks_lane(node.id), wanted.schema, tuple(columns), selector, key)
         self.pending.append(node.id)
-        return Route(output, self._native_lane(node.id), wanted.schema, tuple(columns[: len(wanted.schema)]))
+        return Route(self._native_lane(node.id), wanted.schema, tuple(columns[: len(wanted.schema)]))
+
+    def _key_group(self, node: g.Node, layout: StreamLayout) -> ChannelSelector:
+        """The key group of what reaches an operator with state; any of them where it has no key."""
+        keyed = keyed_input(node, layout.records)
+        groups = self.plan.subtasks_with_state(node) or self.plan.execution.streaming.max_parallelism
+        if not keyed.columns:
+            return Rebalance(groups)
+        return ByKey(keyed, layout, f"{self.plan.name}: operator '{node.name}'", groups)
 
 
 class _Track:
@@ -560,13 +572,13 @@ class _Track:
         self.layout = layout
         self.steps: list[Step] = []
         self.outputs: list[Output] = []
-        self.routes: list[Route] = []
+        self.routes: list[tuple[Route, ...]] = []
 
-    def track(self, name: str, in_subtasks: bool) -> Track:
+    def track(self, name: str, in_subtasks: bool) -> RoutedProgram:
         """The track, named in errors."""
         options = keyed_options(self.plan.execution, None)
         program = Program(self.plan.name, name, self.layout, tuple(self.steps), tuple(self.outputs), None, options)
-        return Track(program, tuple(self.routes), in_subtasks)
+        return RoutedProgram(program, tuple(self.routes), in_subtasks)
 
     def run(self, node: g.Node, parent: int, tag: str | None) -> None:
         """Run a Python operator on a stream, and follow what it emits."""
@@ -589,11 +601,12 @@ class _Track:
         leaving = [e for e in edges if self._leaves(e)]
         to_tail = any(e.target in self.builder.tail for e in edges) and port.node not in self.builder.keyed
         if leaving or to_tail:
-            number = len(self.outputs)
-            self.outputs.append(Output(index, self.plan.layout(port), tag))
-            self.routes.extend(self.builder.route(number, e) for e in leaving)
+            layout = self.plan.layout(port)
+            routes = [self.builder.route(edge) for edge in leaving]
             if to_tail:
-                self.routes.append(_all(number, self.builder.tail_lane(port), self.plan.layout(port)))
+                routes.append(_all(self.builder.tail_lane(port), layout))
+            self.outputs.append(Output(index, layout, tag))
+            self.routes.append(tuple(routes))
         for edge in edges:
             if edge.target in self.builder.body and edge not in leaving:
                 self.run(self.graph.node(edge.target), index, tag)
@@ -607,5 +620,5 @@ def _columns(own: StreamLayout, wanted: StreamLayout) -> list[str | None]:
     return columns
 
 
-def _all(output: int, lane: int, layout: StreamLayout) -> Route:
-    return Route(output, lane, layout.schema, tuple(layout.schema.names))
+def _all(lane: int, layout: StreamLayout) -> Route:
+    return Route(lane, layout.schema, tuple(layout.schema.names))

@@ -26,23 +26,22 @@ from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.functions.base import Subtask
-from dagster_unified.operators.lanes import (
+from dagster_unified.operators.numbers import INDEX
+from dagster_unified.operators.packing import (
     PACKED,
     REPORT,
     ROWS,
+    BatchOrder,
     Packer,
-    Place,
-    Route,
-    Track,
     decode,
     encoded,
     packed,
     place_of,
     sequence,
 )
-from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.program.closing import close_each
 from dagster_unified.operators.program.run import RunningProgram
+from dagster_unified.operators.routing import Route, RoutedProgram
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.operators.watermarks import Kept
 
@@ -53,7 +52,7 @@ Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _row = Row("lane", "group", "seq", "data")
 
 
-def head(track: Track, groups: int, log: str, malformed: Route | None) -> Mapped:
+def head(track: RoutedProgram, groups: int, log: str, malformed: Route | None) -> Mapped:
     """A source's rows through its track, packed; `log` is Spark's log of the query's offsets.
 
     Rows that do not fit their schema go to `malformed`, or are counted only.
@@ -61,7 +60,7 @@ def head(track: Track, groups: int, log: str, malformed: Route | None) -> Mapped
     return functools.partial(_head, shipped({HEAD: track}, groups, log, malformed))
 
 
-def between(tracks: Mapping[int, Track], groups: int, log: str) -> Mapped:
+def between(tracks: Mapping[int, RoutedProgram], groups: int, log: str) -> Mapped:
     """A pass between two levels.
 
     The lanes that it has a track for are unpacked, run and packed; all others pass through.
@@ -69,7 +68,7 @@ def between(tracks: Mapping[int, Track], groups: int, log: str) -> Mapped:
     return functools.partial(_between, shipped(tracks, groups, log))
 
 
-def in_subtasks(tracks: Mapping[int, Track], groups: int, log: str) -> Mapped:
+def in_subtasks(tracks: Mapping[int, RoutedProgram], groups: int, log: str) -> Mapped:
     """A pass behind an exchange, which brought the rows of a lane and a subtask into one task.
 
     Each subtask has an instance of its lane's program, and takes its rows in their order.
@@ -77,7 +76,7 @@ def in_subtasks(tracks: Mapping[int, Track], groups: int, log: str) -> Mapped:
     return functools.partial(_in_subtasks, shipped(tracks, groups, log))
 
 
-def shipped(tracks: Mapping[int, Track], *others: Any) -> Payload:
+def shipped(tracks: Mapping[int, RoutedProgram], *others: Any) -> Payload:
     """What ships tracks by lane, and what else a worker is given with them.
 
     A track of subtasks is a payload of its own, which each subtask loads for functions of its own.
@@ -86,7 +85,7 @@ def shipped(tracks: Mapping[int, Track], *others: Any) -> Payload:
     return _payload_of((by_lane, *others), [track for track in tracks.values() if not track.in_subtasks])
 
 
-def _payload_of(value: Any, tracks: Sequence[Track]) -> Payload:
+def _payload_of(value: Any, tracks: Sequence[RoutedProgram]) -> Payload:
     programs = [track.program for track in tracks]
     functions = [step.function for program in programs for step in program.steps]
     where = ", ".join(f"{program.pipeline}: stage '{program.stage}'" for program in programs)
@@ -190,7 +189,7 @@ def spread(lane: int, schema: pa.Schema) -> Mapped:
     return functools.partial(_spread, lane, schema.serialize().to_pybytes())
 
 
-def gather(lane: int, track: Track, groups: int, log: str) -> Mapped:
+def gather(lane: int, track: RoutedProgram, groups: int, log: str) -> Mapped:
     """The inverse: the records of one lane through its track, packed."""
     return functools.partial(_gather, lane, shipped({lane: track}, groups, log))
 
@@ -225,7 +224,7 @@ def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> I
             mine = pc.equal(batch.column(LANE), lane)
             records = batch.filter(mine)
             for subtask, own in _by_subtask(records) if running.in_subtasks(lane) else [(0, records)]:
-                ahead = pc.less(own.column(SEQ), sequence(Place.EVENT, 0))
+                ahead = pc.less(own.column(SEQ), sequence(BatchOrder.EVENT, 0))
                 for running.ahead, chosen in ((True, ahead), (False, pc.invert(ahead))):
                     part = own.filter(chosen)
                     if part.num_rows:
@@ -244,15 +243,15 @@ def _by_subtask(records: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]
         yield group.as_py(), records.filter(pc.equal(groups, group))
 
 
-def _track(shipped: Track | Payload) -> Track:
-    found: Track = shipped.load() if isinstance(shipped, Payload) else shipped
+def _track(shipped: RoutedProgram | Payload) -> RoutedProgram:
+    found: RoutedProgram = shipped.load() if isinstance(shipped, Payload) else shipped
     return found
 
 
 class _Pass:
     """The programs of one partition of a pass, by lane, and what they packed."""
 
-    def __init__(self, tracks: Mapping[int, Track | Payload], groups: int, log: str) -> None:
+    def __init__(self, tracks: Mapping[int, RoutedProgram | Payload], groups: int, log: str) -> None:
         self.subtask = this_subtask()
         self.committed = committed_epoch()
         self.packer = Packer(self.subtask.number, groups)
@@ -304,7 +303,7 @@ class _Pass:
 
     def take(self, lane: int, group: int, seq: int, data: pa.BinaryScalar) -> None:
         """Give a packed row to the program of its lane."""
-        self.ahead = place_of(seq) is Place.AHEAD
+        self.ahead = place_of(seq) is BatchOrder.AHEAD
         program = self.program(lane, group)
         program.push(decode(data.as_buffer(), program.program.input.schema))
 
@@ -318,11 +317,9 @@ class _Pass:
                 running.notify(self.committed)
         return running
 
-    def _opened(self, track: Track, subtask: int | None) -> RunningProgram:
-        routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
-
+    def _opened(self, track: RoutedProgram, subtask: int | None) -> RunningProgram:
         def emit(number: int, batch: pa.RecordBatch) -> None:
-            for route in routes[number]:
+            for route in track.routes[number]:
                 self.packer.add(route, batch, self.ahead, subtask)
 
         own = self.subtask if subtask is None else Subtask(subtask, self.subtask.attempt)
@@ -392,7 +389,7 @@ class LevelTask:
     """Runs the keyed operators of one level in one task, each with the state of the key group that Spark hands over."""
 
     def __init__(self, payload: Payload, client: WriteBehindClient, pages: Any) -> None:
-        self._tracks: Mapping[int, Track | Payload] = payload.load()[0]
+        self._tracks: Mapping[int, RoutedProgram | Payload] = payload.load()[0]
         self._store = _SparkStore(client, pages)
         self._out: list[Row] = []
         self._opened: dict[tuple[int, int | None], KeyGroups] = {}
@@ -408,14 +405,14 @@ class LevelTask:
             return
         groups = self._groups(lane, group)
         program = groups.program
-        placed: dict[Place, list[Any]] = {place: [] for place in Place}
+        placed: dict[BatchOrder, list[Any]] = {place: [] for place in BatchOrder}
         for _, _, seq, data, _ in sorted(rows, key=lambda row: row[2]):
             placed[place_of(seq)].append(data)
-        events = [decode_event(data) for data in placed[Place.EVENT]]
+        events = [decode_event(data) for data in placed[BatchOrder.EVENT]]
 
         copied = program.broadcast.layout if program.broadcast is not None else program.input
 
-        def arrived(own: Place, broadcast: Place) -> Arrived:
+        def arrived(own: BatchOrder, broadcast: BatchOrder) -> Arrived:
             return Arrived(
                 [decode(data, program.input.schema) for data in placed[own]],
                 [decode(data, copied.schema) for data in placed[broadcast]],
@@ -424,9 +421,9 @@ class LevelTask:
         self._address, self._count = (lane, group), 0
         groups.running.enter(group)
         micro_batch = MicroBatch(
-            arrived(Place.AHEAD, Place.BROADCAST_AHEAD),
+            arrived(BatchOrder.AHEAD, BatchOrder.BROADCAST_AHEAD),
             max(events, key=lambda e: e.number, default=None),
-            arrived(Place.BEHIND, Place.BROADCAST),
+            arrived(BatchOrder.BEHIND, BatchOrder.BROADCAST),
             leads=group == 0,
         )
         due = groups.run(self._store, micro_batch)
@@ -446,16 +443,13 @@ class LevelTask:
         place = (lane, group if in_subtasks else None)
         if place not in self._opened:
             track = _track(self._tracks[lane])
-            routes = [[r for r in track.routes if r.output == number] for number in range(len(track.program.outputs))]
 
             def emit(number: int, batch: pa.RecordBatch) -> None:
-                if not routes[number]:
-                    return
-                at, group = Place.AHEAD if self._opened[place].ahead else Place.BEHIND, self._address[1]
+                at, group = BatchOrder.AHEAD if self._opened[place].ahead else BatchOrder.BEHIND, self._address[1]
                 for data in encoded(batch):
-                    for route in routes[number]:
+                    for route in track.routes[number]:
                         self._count += 1
-                        self._out.append(_row(route.lane, group, sequence(at, (group << 40) + self._count), data))
+                        self._out.append(_row(route.target, group, sequence(at, (group << 40) + self._count), data))
 
             task = this_subtask()
             own = Subtask(group, task.attempt) if in_subtasks else task

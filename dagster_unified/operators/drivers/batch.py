@@ -21,8 +21,8 @@ from dagster_unified.operators.drivers.report import Emitted, Emitting, Run
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import runs
-from dagster_unified.operators.lanes import decode
 from dagster_unified.operators.layout import TIMESTAMP
+from dagster_unified.operators.packing import decode
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.time import wall_clock

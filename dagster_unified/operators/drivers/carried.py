@@ -16,10 +16,10 @@ from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, Mic
 from dagster_unified.operators.drivers.report import Emitted, Emitting
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import last_run, stretches
-from dagster_unified.operators.lanes import decode
 from dagster_unified.operators.layout import CARRIED_LAYOUT, PARTITION_INDEX
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.numbers import BROADCAST
+from dagster_unified.operators.packing import decode
 from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.state.pages import Page, decode_index
 

@@ -1,4 +1,4 @@
-"""An iteration's body as it ships: levels of passes, and the slots that records go to between them.
+"""An iteration's body as it ships: levels of passes, and the buffers that records go to between them.
 
 Within a level records stay in their subtask; between levels they are exchanged, and a level begins when the one before
 has ended in all subtasks. A round runs all levels once. Knows no driver and no engine.
@@ -11,23 +11,20 @@ from enum import Enum
 
 import pyarrow as pa
 
-from dagster_unified.operators.addresses import Address
 from dagster_unified.operators.program.spec import Program
-
-EVERYWHERE = -1
-"""The target of records that all subtasks get; targets below it are those of `everywhere_but`."""
+from dagster_unified.operators.routing import EVERYWHERE, Route
 
 GROUPS_PER_SUBTASK = 16
 """Key groups of a keyed operator in each subtask: one of them is in memory at a time."""
 
 
 def everywhere_but(subtask: int) -> int:
-    """The target of records that all subtasks get, but for one that has had them."""
+    """The channel of records that all subtasks get, but for one that has had them."""
     return EVERYWHERE - 1 - subtask
 
 
 @dataclass(frozen=True)
-class Slot:
+class InputBuffer:
     """Where records wait for a pass, or leave the iteration."""
 
     number: int
@@ -40,40 +37,21 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way from a stream to a slot.
-
-    `columns` are the stream's columns as the slot has them, None for one that is null there. Without an address records
-    stay in their subtask.
-    """
-
-    slot: Slot
-    columns: tuple[str | None, ...]
-    address: Address | None = None
-    everywhere: bool = False
-    key: tuple[str, pa.Field] | None = None
-    """A column of the stream by which its records are addressed, and what it is then called; it does not travel."""
-
-    near: bool = False
-    """Whether the slot's pass is of the same level, and reads the records at once."""
-
-
-@dataclass(frozen=True)
-class Intake:
-    """How records become those of an input of the body: its columns, the keys that functions compute, and its ways."""
+class InputRoute:
+    """How records become those of an input of the body: their columns, the keys that functions compute, and routes."""
 
     columns: tuple[str | None, ...]
     schema: pa.Schema
     keys: Program | None
-    ways: tuple[Way, ...]
+    routes: tuple[Route, ...]
 
 
 @dataclass(frozen=True)
-class Outlet:
+class OutputRoutes:
     """Where one output of a pass goes."""
 
-    ways: tuple[Way, ...]
-    feedback: tuple[Intake, ...] = ()
+    routes: tuple[Route, ...]
+    feedback: tuple[InputRoute, ...] = ()
     """The variables that it becomes in the next round."""
 
     is_criteria: bool = False
@@ -100,9 +78,9 @@ class BodyPass:
     program: Program
     driver: Driver
     subtasks: int
-    own: Slot
-    outlets: tuple[Outlet, ...]
-    broadcast: Slot | None = None
+    own: InputBuffer
+    outputs: tuple[OutputRoutes, ...]
+    broadcast: InputBuffer | None = None
     groups: int = 0
     """How many key groups all its subtasks have; 0 where the head is not keyed."""
 
@@ -110,8 +88,8 @@ class BodyPass:
     """Whether a function in it hears of each round, also where no record comes."""
 
     @property
-    def slots(self) -> tuple[int, ...]:
-        """The numbers of the slots that it reads."""
+    def buffers(self) -> tuple[int, ...]:
+        """The numbers of the buffers that it reads."""
         return (self.own.number,) if self.broadcast is None else (self.own.number, self.broadcast.number)
 
 
@@ -126,20 +104,25 @@ class Level:
         """How many subtasks it has."""
         return max(one.subtasks for one in self.passes)
 
-    def is_for(self, subtask: int, slot: int, target: int) -> bool:
-        """Whether what was sent to a target of a slot is for a subtask."""
-        if target <= EVERYWHERE:
-            return target != everywhere_but(subtask)
-        return self._subtask(slot, target) == subtask
+    @property
+    def buffers(self) -> frozenset[int]:
+        """The numbers of the buffers that its passes read."""
+        return frozenset(number for one in self.passes for number in one.buffers)
 
-    def readers(self, slot: int, target: int) -> list[int]:
-        """The subtasks for which something is that was sent to a target of a slot."""
-        if target <= EVERYWHERE:
-            return [subtask for subtask in range(self.subtasks) if target != everywhere_but(subtask)]
-        return [self._subtask(slot, target)]
+    def is_for(self, subtask: int, buffer: int, channel: int) -> bool:
+        """Whether what was sent to a channel of a buffer is for a subtask."""
+        if channel <= EVERYWHERE:
+            return channel != everywhere_but(subtask)
+        return self._subtask(buffer, channel) == subtask
 
-    def _subtask(self, slot: int, target: int) -> int:
-        return target % next(one.subtasks for one in self.passes if slot in one.slots)
+    def readers(self, buffer: int, channel: int) -> list[int]:
+        """The subtasks for which something is that was sent to a channel of a buffer."""
+        if channel <= EVERYWHERE:
+            return [subtask for subtask in range(self.subtasks) if channel != everywhere_but(subtask)]
+        return [self._subtask(buffer, channel)]
+
+    def _subtask(self, buffer: int, channel: int) -> int:
+        return channel % next(one.subtasks for one in self.passes if buffer in one.buffers)
 
 
 @dataclass(frozen=True)
@@ -150,27 +133,30 @@ class Loop:
     """How an error names the iteration."""
 
     levels: tuple[Level, ...]
-    inputs: tuple[Intake, ...]
+    buffers: tuple[InputBuffer, ...]
+    """By their numbers."""
+
+    inputs: tuple[InputRoute, ...]
     """What becomes of the records of each input, the variables first."""
 
     replayed: frozenset[int]
     """The inputs whose records come again in every round."""
 
-    outputs: tuple[Slot, ...]
+    outputs: tuple[InputBuffer, ...]
     has_criteria: bool
     parallelism: int
     staleness: int = 0
     """How many epochs a subtask may be ahead of the slowest, and so many later than in the next one records come that
     one sends to another; where it may be, there is one level."""
 
-    def way_to(self, slot: int) -> tuple[Intake, Way]:
-        """An input whose records come to a slot, and their way; that with an event time, if there are others without.
+    def route_to(self, buffer: int) -> tuple[InputRoute, Route]:
+        """An input whose records come to a buffer, and their route; that with an event time, if there are others.
 
         Raises `LookupError` where there is none.
         """
-        found = [(intake, way) for intake in self.inputs for way in intake.ways if way.slot.number == slot]
+        found = [(own, route) for own in self.inputs for route in own.routes if route.target == buffer]
         if not found:
-            raise LookupError(f"{self.where}: no input comes to slot {slot}")
+            raise LookupError(f"{self.where}: no input comes to buffer {buffer}")
         return max(found, key=lambda one: len(one[0].schema))
 
     @property

@@ -19,17 +19,18 @@ from dagster_unified.operators.drivers.group import GroupStore
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import sorted_runs
-from dagster_unified.operators.lanes import encode
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.packing import encode
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Program
-from dagster_unified.operators.rounds.sending import Sending, Sent
-from dagster_unified.operators.rounds.spec import EVERYWHERE, BodyPass, Driver, Level, Slot, everywhere_but
+from dagster_unified.operators.rounds.sending import Sent, along, into
+from dagster_unified.operators.rounds.spec import BodyPass, Driver, InputBuffer, Level, everywhere_but
+from dagster_unified.operators.routing import EVERYWHERE, Sender
 from dagster_unified.operators.time import MIN_TIMESTAMP
 
 Inbox: TypeAlias = Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
-"""Records that were sent to a subtask, by slot: the target of some, and the records."""
+"""Records that were sent to a subtask, by buffer: the channel of some, and the records."""
 
 
 class States(Protocol):
@@ -110,7 +111,9 @@ class _Turn:
         self.turn = turn
         self.out = Outcome()
         self.near: dict[int, list[tuple[int, pa.RecordBatch]]] = defaultdict(list)
-        self.sending = Sending(turn.subtask.number)
+        """What was sent to passes of this level, which read it at once, by buffer."""
+
+        self.sender, self.here = Sender(turn.subtask.number), turn.level.buffers
 
     def run(self) -> Outcome:
         for one in self.turn.level.passes:
@@ -129,8 +132,8 @@ class _Turn:
         elif own or one.listens:
             self._plain(one, own, everywhere)
 
-    def _received(self, slot: Slot) -> list[tuple[int, pa.RecordBatch]]:
-        return [*self.turn.inbox.get(slot.number, ()), *self.near.pop(slot.number, ())]
+    def _received(self, buffer: InputBuffer) -> list[tuple[int, pa.RecordBatch]]:
+        return [*self.turn.inbox.get(buffer.number, ()), *self.near.pop(buffer.number, ())]
 
     def _plain(
         self, one: BodyPass, own: Iterable[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
@@ -197,19 +200,19 @@ class _Turn:
 
     def _emitting(self, one: BodyPass) -> Callable[[int, pa.RecordBatch], None]:
         def emit(number: int, batch: pa.RecordBatch) -> None:
-            outlet = one.outlets[number]
-            for way in outlet.ways:
-                sent = self.sending.along(way, batch)
-                if way.near:
-                    self.near[way.slot.number] += [(target, part) for _, target, part in sent]
+            output = one.outputs[number]
+            for route in output.routes:
+                sent = along(route, batch, self.sender)
+                if route.target in self.here:
+                    self.near[route.target] += [(channel, part) for _, channel, part in sent]
                 else:
                     self.out.sent += sent
-            if outlet.is_criteria:
+            if output.is_criteria:
                 self.out.criteria += batch.num_rows
-            if outlet.feedback and not self.turn.terminated:
+            if output.feedback and not self.turn.terminated:
                 self.out.feedback += batch.num_rows
-                for intake in outlet.feedback:
-                    self.out.fed_back += self.sending.into(intake, batch)
+                for variable in output.feedback:
+                    self.out.fed_back += into(variable, batch, self.sender)
 
         return emit
 

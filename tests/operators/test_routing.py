@@ -7,8 +7,7 @@ import pytest
 
 from dagster_unified.api import Pipeline
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.addresses import SPREAD, Anywhere
-from dagster_unified.operators.lanes import Packer
+from dagster_unified.operators.routing import SPREAD, Rebalance, Sender
 from dagster_unified.testing import run_pipeline
 
 
@@ -17,7 +16,7 @@ from dagster_unified.testing import run_pipeline
 def test_small_batches_of_many_partitions_are_spread_over_all_subtasks(count, buffers):
     rows = pa.record_batch({"value": pa.array(range(buffers * SPREAD))})
     found = Counter(
-        subtask for partition in range(24) for subtask, _ in Anywhere(count).split(rows, Packer(partition, 16))
+        subtask for partition in range(24) for subtask, _ in Rebalance(count).split(rows, Sender(partition))
     )
     assert found == dict.fromkeys(range(count), 24 * buffers // count)
 

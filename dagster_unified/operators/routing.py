@@ -1,0 +1,192 @@
+"""Routing: which channels of the operator behind an edge get a record, and in which columns it travels.
+
+A channel is a key group, or a subtask (Flink: `ChannelSelector`). Knows records, their keys and programs; not how
+records travel.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_unified.errors import PipelineError
+from dagster_unified.operators.failures import RAISED, user_failure
+from dagster_unified.operators.keys import KeyedInput, decoded, key_groups, key_values
+from dagster_unified.operators.layout import StreamLayout, declared
+from dagster_unified.operators.program.spec import Program
+
+SPREAD = 8192
+"""How many records without a key go to one channel together."""
+
+EVERYWHERE = -1
+"""The channel of records that all subtasks get."""
+
+_REMEMBERED = 1 << 16
+"""Keys whose key groups a sender remembers."""
+
+
+class Sender:
+    """What sends the records of one subtask: it takes channels in turn, and remembers the key groups of keys."""
+
+    def __init__(self, subtask: int) -> None:
+        self.subtask = subtask
+        self._turns = 0
+        self._known: dict[tuple[tuple[str, ...], int], dict[Any, int]] = {}
+
+    def turn(self, count: int) -> int:
+        """One of `count` channels in turn, for each subtask another one first: most send a few batches only."""
+        self._turns += 1
+        return (self.subtask + self._turns) % count
+
+    def known(self, columns: tuple[str, ...], count: int) -> dict[Any, int]:
+        """The key groups, of `count`, of keys that were met in these columns."""
+        known = self._known.setdefault((columns, count), {})
+        if len(known) > _REMEMBERED:
+            known.clear()
+        return known
+
+
+class ChannelSelector(ABC):
+    """Says which channels the records of a batch go to."""
+
+    @abstractmethod
+    def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The batch in parts, each with the number of its channel."""
+
+
+@dataclass(frozen=True)
+class ByKey(ChannelSelector):
+    """The key group of a record's key, of `count`."""
+
+    keyed: KeyedInput
+    layout: StreamLayout
+    where: str
+    count: int
+
+    def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
+        known = sender.known(self.keyed.columns, self.count)
+        return _apart(batch, key_groups(batch, self.keyed, self.layout, self.where, self.count, known))
+
+
+@dataclass(frozen=True)
+class Rebalance(ChannelSelector):
+    """Any of `count` channels: for records without a key."""
+
+    count: int
+
+    def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for start in range(0, batch.num_rows, SPREAD):
+            yield sender.turn(self.count), batch.slice(start, SPREAD)
+
+
+@dataclass(frozen=True)
+class CopyToAll(ChannelSelector):
+    """Each of `count` channels gets a copy; of one, that one gets the records."""
+
+    count: int
+
+    def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
+        return ((channel, batch) for channel in range(self.count))
+
+
+@dataclass(frozen=True)
+class ByPartitioner(ChannelSelector):
+    """The subtask that the author's partitioner chooses by a record's key."""
+
+    partitioner: Callable[[Any, int], int]
+    keyed: KeyedInput
+    count: int
+    where: str
+
+    def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
+        return _apart(batch, pa.array(self.subtasks([batch.column(name) for name in self.keyed.columns]), pa.int32()))
+
+    def subtasks(self, columns: Sequence[pa.Array]) -> list[int]:
+        """The subtask of each record, from the columns of its key."""
+        found: list[int] = []
+        key = None
+        try:
+            for key in decoded(self.keyed, key_values(columns), self.where):
+                found.append(self._checked(self.partitioner(key, self.count), key))
+        except RAISED as error:
+            raise user_failure(error, self.where, self.partitioner, key) from error
+        return found
+
+    def _checked(self, chosen: object, key: Any) -> int:
+        if isinstance(chosen, Integral) and not isinstance(chosen, bool) and 0 <= int(chosen) < self.count:
+            return int(chosen)
+        raise PipelineError(
+            f"{self.where}: the partitioner gave {chosen!r} for key {key!r}; it must be a whole number from 0 to"
+            f" {self.count - 1}"
+        )
+
+
+def _apart(batch: pa.RecordBatch, numbers: pa.Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each number, in their order."""
+    order = pc.sort_indices(numbers)
+    batch, numbers = batch.take(order), numbers.take(order)
+    start = 0
+    for entry in pc.value_counts(numbers):
+        count = entry["counts"].as_py()
+        yield entry["values"].as_py(), batch.slice(start, count)
+        start += count
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way from an output of a program to an operator, or out of a query or an iteration.
+
+    `columns` are the output's columns as the operator has them, None for one that is null there. Of these, `schema` are
+    those that travel. Without a `selector` records stay in their subtask.
+    """
+
+    target: int
+    """The number of what takes the records: a lane in STREAMING, an input buffer in an iteration."""
+
+    schema: pa.Schema
+    columns: tuple[str | None, ...]
+    selector: ChannelSelector | None = None
+    key: pa.Field | None = None
+    """A column for the selector, the last one, which does not travel."""
+
+    everywhere: bool = False
+    """Whether all subtasks get the records, as those of a broadcast stream."""
+
+    def aligned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch of the output, in the columns that `split` takes."""
+        return in_columns(batch, self.columns, self.schema if self.key is None else self.schema.append(self.key))
+
+    def split(self, aligned: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Such a batch by channel, in the columns that travel."""
+        if self.everywhere:
+            yield EVERYWHERE, aligned
+        elif self.selector is None:
+            yield sender.subtask, aligned
+        else:
+            for channel, part in self.selector.split(aligned, sender):
+                yield channel, part if self.key is None else part.select(self.schema.names)
+
+
+@dataclass(frozen=True)
+class RoutedProgram:
+    """A program, and the routes of each of its outputs."""
+
+    program: Program
+    routes: tuple[tuple[Route, ...], ...]
+    in_subtasks: bool = False
+    """Whether an exchange chose the subtask of its records, and each subtask has an instance of the program."""
+
+
+def in_columns(batch: pa.RecordBatch, columns: tuple[str | None, ...], schema: pa.Schema) -> pa.RecordBatch:
+    """A batch in other columns: some of its own, and nulls."""
+    arrays = [
+        pa.nulls(batch.num_rows, field.type) if name is None else batch.column(name)
+        for name, field in zip(columns, schema, strict=True)
+    ]
+    return declared(arrays, schema)
