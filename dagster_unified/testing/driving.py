@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.by_value import InThisProcess, sent
-from dagster_unified.engine.translate import broadcast_input, input_layout, keyed_input, keyed_options, step
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.graph.programs import broadcast_input, input_layout, keyed_input, keyed_options, step
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.functions.base import Subtask

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dagster_unified.engine.translate import keyed_by
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.execution_graph import channel_selector, channels
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.graph.subtasks import CHOOSING, chosen_from
+from dagster_unified.graph.subtasks import CHOOSING
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.routing import ByPartitioner
 from dagster_unified.testing.driving import Timed, to_batch
@@ -25,11 +25,11 @@ def sent(plan: Plan, edge: Edge, node: g.Node, records: Mapping[int, list[Timed]
     together = in_one(records)
     if kind not in CHOOSING or kind is ExchangeKind.GLOBAL:
         return {0: together}
-    count = chosen_from(plan.graph, edge, node, plan.execution.parallelism)
+    count = channels(plan, edge)
     if kind is ExchangeKind.BROADCAST:
         return {subtask: list(together) for subtask in range(count)}
     found: InSubtasks = {}
-    for timed, subtask in zip(together, _chosen(plan, edge, node, together, count), strict=True):
+    for timed, subtask in zip(together, _chosen(plan, edge, together, count), strict=True):
         found.setdefault(subtask, []).append(timed)
     return found
 
@@ -39,16 +39,13 @@ def in_one(records: Mapping[int, Iterable[Timed]]) -> list[Timed]:
     return [timed for subtask in sorted(records) for timed in records[subtask]]
 
 
-def _chosen(plan: Plan, edge: Edge, node: g.Node, records: list[Timed], count: int) -> list[int]:
+def _chosen(plan: Plan, edge: Edge, records: list[Timed], count: int) -> list[int]:
     if not records:
         return []
-    key = edge.partitioning.key
+    key, selector = edge.partitioning.key, channel_selector(plan, edge, count)
     assert key is not None
+    assert isinstance(selector, ByPartitioner)
     own = plan.layout(Port.of(edge))
     computed = () if key.computed is None else (key.computed,)
     batch = to_batch(plan.name, StreamLayout(own.records, own.timestamped, computed), records)
-    keyed = keyed_by(key, own.records)
-    selector = ByPartitioner(
-        edge.partitioning.partitioner, keyed, count, f"{plan.name}: partition_custom before '{node.name}'"
-    )
-    return selector.subtasks([batch.column(name) for name in keyed.columns])
+    return selector.subtasks([batch.column(name) for name in selector.keyed.columns])

@@ -5,10 +5,10 @@ from deltalake import DeltaTable
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink
-from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.errors import LeaseLostError
+from dagster_unified.graph.execution_graph import ExecutionGraph
 
 
 def test_the_rows_that_another_job_stages_for_the_same_epoch_are_not_written(spark, tmp_path):
@@ -19,7 +19,7 @@ def test_the_rows_that_another_job_stages_for_the_same_epoch_are_not_written(spa
         numbers.sink_to(DeltaSink(str(tmp_path / name), name=name))
     plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "c")})
     directory = CheckpointDirectory(str(tmp_path / "c"), "numbers")
-    tail = Fragment("main", (), sinks=tuple(node.id for node in plan.graph.sinks))
+    tail = ExecutionGraph(plan, "main", (), sinks=tuple(node.id for node in plan.graph.sinks))
 
     def writer(token):
         return EpochWriter(plan, spark, tail, "job", 0, directory.path / "epochs", lambda: None, token)

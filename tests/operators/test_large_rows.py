@@ -15,8 +15,8 @@ from dagster_unified.api import (
     ValueStateDescriptor,
 )
 from dagster_unified.engine.state_tables import worker
-from dagster_unified.engine.translate import keyed_program
 from dagster_unified.errors import StateError
+from dagster_unified.graph.programs import keyed_program
 from dagster_unified.operators.drivers import carried, group
 from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.state import table

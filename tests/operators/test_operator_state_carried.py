@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from dagster_unified.api import CheckpointedFunction, ListStateDescriptor, MapFunction, Pipeline
-from dagster_unified.engine.translate import keyed_program
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.programs import keyed_program
 from dagster_unified.operators.drivers import carried
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE

@@ -13,9 +13,9 @@ from dagster_unified.api import (
     Pipeline,
 )
 from dagster_unified.engine.state_tables import worker
-from dagster_unified.engine.translate import keyed_program
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.programs import keyed_program
 from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint

@@ -19,7 +19,7 @@ from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.dataframe.aggregates import CarriedAggregate
-from dagster_unified.engine.dataframe.exchanges import key_columns
+from dagster_unified.engine.dataframe.inputs import key_columns
 from dagster_unified.engine.dataframe.native import Natives, Span
 from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.engine.events import RecordsWait
@@ -273,7 +273,7 @@ class CarriedState:
                 *(F.lit(0).alias(name) for name in axis.columns),
             )
             frame = frame.unionByName(every, allowMissingColumns=True)
-        count = self._streams.exchanges.parallelism(node)
+        count = self._streams.inputs.parallelism(node)
         if axis.enabled and not count:
             # Adaptive execution goes by bytes, and every partition has its state to write, however few its records are.
             count = int(self._natives.spark.conf.get("spark.sql.shuffle.partitions") or 1)

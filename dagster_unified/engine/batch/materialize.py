@@ -18,10 +18,10 @@ from dagster_unified.engine.batch.intermediates.store import Manifest, StoredStr
 from dagster_unified.engine.batch.region import RegionFrames
 from dagster_unified.engine.batch.run import Run, only_saved
 from dagster_unified.engine.dataframe.observations import observed
-from dagster_unified.engine.translate import input_layout
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes import ExchangeKind, IterationNode, SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.programs import input_layout
 from dagster_unified.operators.layout import (
     CARRIED,
     EMITTED,
@@ -88,7 +88,7 @@ class Combined:
 def combine(frames: RegionFrames, streams: Sequence[LeavingStream]) -> Combined:
     """The streams in one DataFrame: as the pass combined them that emits them all, or united."""
     if not streams:
-        raise PipelineError(f"{frames.plan.name}: stage '{frames.fragment.name}' leads to nothing")
+        raise PipelineError(f"{frames.plan.name}: stage '{frames.graph.name}' leads to nothing")
     if len(streams) == 1:
         return Combined(streams[0].frame(frames), tuple(streams))
     by_port = {stream.port: stream for stream in streams if stream.port is not None}

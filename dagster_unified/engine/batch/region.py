@@ -19,15 +19,13 @@ from dagster_unified.connectors.protocol.frame import MALFORMED, spark_schema
 from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore, exports_rows
 from dagster_unified.engine.batch.iterate import IterationInputs, Iterations
-from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import Reports, mapped
 from dagster_unified.engine.dataframe.streams import Streams
-from dagster_unified.engine.passes import Pass, is_computed_again
-from dagster_unified.engine.translate import program
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
 from dagster_unified.graph.nodes import Key
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.layout import TIMESTAMP, declared
@@ -59,12 +57,12 @@ class RegionFrames:
         only_saved: bool = False,
     ) -> None:
         self.plan, self.spark, self.starts = plan, spark, starts
-        self.fragment = Fragment.of(region)
+        self.graph = ExecutionGraph.of(plan, region)
         self.axis = PartitionAxis(len(starts))
         self.malformed: list[tuple[g.SourceNode, DataFrame]] = []
         """The rows that do not fit, by source."""
 
-        self._streams = Streams(plan, self.fragment, self, intermediate, self.axis)
+        self._streams = Streams(self.graph, self, intermediate, self.axis)
         self._natives = Natives(plan.name, region.name, spark)
         self._reports = Reports(self.axis)
         self._persisted: list[DataFrame] = []
@@ -83,9 +81,9 @@ class RegionFrames:
         return self._streams.inputs.of_sink(sink)
 
     def combined(self, ports: Collection[Port]) -> tuple[DataFrame, tuple[Port, ...]] | None:
-        """Several streams in one DataFrame, in the order of their numbers, if one pass emits exactly these."""
-        one = self._streams.pass_of(ports)
-        return None if one is None else (self._streams.combined(one), one.outputs)
+        """Several streams in one DataFrame, in the order of their numbers, if one vertex emits exactly these."""
+        vertex = self._streams.emitter_of(ports)
+        return None if vertex is None else (self._streams.combined(vertex), vertex.outputs)
 
     def metrics(self) -> list[Metrics]:
         """The totals that operators reported, by partition; call it after the region's job has run."""
@@ -103,9 +101,9 @@ class RegionFrames:
 
     # How BATCH runs operators
 
-    def run_pass(self, one: Pass) -> DataFrame:
-        node = self.plan.graph.node(one.members[0])
-        ship = program(self.plan, self.fragment.name, one.members, one.outputs)
+    def run_vertex(self, vertex: Vertex) -> DataFrame:
+        node = self.plan.graph.node(vertex.head)
+        ship = self.graph.program(vertex)
         if self._only_saved and exports_rows(node):
             ship = replace(self.axis.timed(ship), export=self.starts[0].over(node))
             frame = self._streams.inputs.of(node.id).select(*ship.input.schema.names)
@@ -118,12 +116,12 @@ class RegionFrames:
             frame = frame.select(*ship.input.schema.names, *self.axis.columns)
             frame = frame if node.runs_by_key and node.key != Key() else self.axis.in_order(frame)
         if ship.broadcast is None:
-            combined = self.run_program(frame, ship, one.members)
+            combined = self.run_program(frame, ship, vertex.members)
         elif ship.carry:
-            combined = self.run_program(frame, self._given_broadcast(ship, ship.broadcast, node.id), one.members)
+            combined = self.run_program(frame, self._given_broadcast(ship, ship.broadcast, node.id), vertex.members)
         else:
             combined = self._with_broadcast(frame, ship, ship.broadcast, node.id)
-        return self._persist(combined) if is_computed_again(self.plan, self.fragment, one) else combined
+        return self._persist(combined) if self.graph.is_computed_again(vertex) else combined
 
     def run_program(self, frame: DataFrame, program: Program, place: Hashable) -> DataFrame:
         return self._reports.taken_from(mapped(frame, program, self._streams.shipments, place, self.axis))
@@ -156,7 +154,7 @@ class RegionFrames:
     @property
     def _leaves_rows_out(self) -> bool:
         """Whether rows that do not fit are counted by reading a source once more, also where its stream is not."""
-        sources = [n for n in map(self.plan.graph.node, self.fragment.nodes) if isinstance(n, g.SourceNode)]
+        sources = [n for n in map(self.plan.graph.node, self.graph.nodes) if isinstance(n, g.SourceNode)]
         return any(spark_source(self.plan.name, node).on_malformed != "fail" for node in sources)
 
     def _source(self, node: g.SourceNode) -> DataFrame:

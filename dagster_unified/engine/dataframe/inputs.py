@@ -10,16 +10,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from dagster_unified.connectors.protocol.frame import MALFORMED, spark_schema
 from dagster_unified.connectors.protocol.source import SparkSource
-from dagster_unified.engine.dataframe.exchanges import Exchanges
-from dagster_unified.engine.translate import input_layout
+from dagster_unified.engine.dataframe.partitions import PartitionAxis
+from dagster_unified.engine.shipping import Shipments, by_value
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.nodes import Edge
+from dagster_unified.graph.execution_graph import ExecutionGraph, channel_selector, channels
+from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.programs import input_layout
 from dagster_unified.graph.subtasks import CHOOSING
-from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
+from dagster_unified.operators.layout import SUBTASK, TIMESTAMP, StreamLayout, key_column
+from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll
 from dagster_unified.records import RecordType, type_name
 
 if TYPE_CHECKING:
@@ -32,12 +37,18 @@ _WITHOUT_FUNCTIONS = (g.SourceNode, g.NativeNode, g.AssignTimestampsNode)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of the operators of a fragment."""
+    """The inputs of the operators of an execution graph."""
 
-    plan: Plan
-    exchanges: Exchanges
+    graph: ExecutionGraph
+    axis: PartitionAxis
+    shipments: Shipments
     port: Callable[[Port], DataFrame]
     """Returns a stream, in the columns of its layout."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan whose operators these are."""
+        return self.graph.plan
 
     def of(self, node_id: int) -> DataFrame:
         """A node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""
@@ -46,12 +57,12 @@ class Inputs:
         edges = self.plan.graph.main_inputs(node_id)
         choosing = [edge.partitioning for edge in edges if edge.partitioning.kind in CHOOSING]
         if len(edges) == 1 or choosing == [edges[0].partitioning] * len(edges):
-            return self.exchanges.apply(self.united(edges, layout), edges[0], node, layout)
+            return self._exchanged(self.united(edges, layout), edges[0], node, layout)
         if node_id in self.plan.subtasks:
-            return self.exchanges.in_subtasks([(edge, self._aligned(edge, layout)) for edge in edges], node, layout)
+            return self._in_subtasks([(edge, self._aligned(edge, layout)) for edge in edges], layout)
         if not choosing:
-            return self.exchanges.apply(self.united(edges, layout), edges[0], node, layout)
-        frames = [self.exchanges.apply(self._aligned(edge, layout), edge, node, layout) for edge in edges]
+            return self._exchanged(self.united(edges, layout), edges[0], node, layout)
+        frames = [self._exchanged(self._aligned(edge, layout), edge, node, layout) for edge in edges]
         return functools.reduce(lambda one, other: one.unionByName(other), frames)
 
     def of_sink(self, sink: int) -> DataFrame:
@@ -63,7 +74,7 @@ class Inputs:
         edges = self.plan.graph.main_inputs(sink)
         unseen = any(isinstance(self.plan.graph.node(edge.source), _WITHOUT_FUNCTIONS) for edge in edges)
         columns = self._without_nulls(sink, records) if unseen else list(records.names)
-        return self.of(sink).select(*columns, *self.exchanges.axis.columns)
+        return self.of(sink).select(*columns, *self.axis.columns)
 
     def _without_nulls(self, sink: int, records: RecordType) -> list[Column]:
         from pyspark.sql import functions as F
@@ -106,7 +117,104 @@ class Inputs:
         computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
         if computed is not None:
             columns.append(F.col(key_column(own.keys.index(computed))).alias(key_column(0)))
-        return frame.select(*columns, *self.exchanges.axis.columns)
+        return frame.select(*columns, *self.axis.columns)
+
+    # Exchanges
+
+    def parallelism(self, node: g.Node) -> int | None:
+        """How many tasks a node is to have, or None where Spark decides."""
+        return node.parallelism or self.plan.execution.parallelism
+
+    def _exchanged(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout) -> DataFrame:
+        """Partition rows as their edge says, and sort them where the node is keyed."""
+        from pyspark.sql import functions as F
+
+        kind, count = edge.partitioning.kind, self.parallelism(node)
+        if kind is ExchangeKind.HASH:
+            return self._by_key(frame, edge, node, layout, count)
+        if kind in (ExchangeKind.REBALANCE, ExchangeKind.RESCALE, ExchangeKind.SHUFFLE):
+            if count:
+                return frame.repartition(count)
+            return frame.repartition(F.rand() if kind is ExchangeKind.SHUFFLE else F.spark_partition_id())
+        if kind is ExchangeKind.GLOBAL:
+            return frame.coalesce(1)
+        if kind in (ExchangeKind.CUSTOM, ExchangeKind.BROADCAST):
+            return self._in_subtasks([(edge, frame)], layout)
+        return frame.coalesce(count) if count and not self._has_partitions(edge, count) else frame
+
+    def _by_key(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout, count: int | None) -> DataFrame:
+        if node.aggregates_natively:
+            return frame  # Catalyst shuffles by itself, after it has aggregated in part
+        keys = [*self.axis.columns, *key_columns(edge)]
+        spread = frame.repartition(count, *keys) if count else frame.repartition(*keys)
+        if node.key is None:
+            return spread
+        order = [*keys, TIMESTAMP] if layout.timestamped else keys
+        return spread.sortWithinPartitions(*order)
+
+    def _has_partitions(self, edge: Edge, count: int) -> bool:
+        """Whether an exchange upstream yields `count` partitions already.
+
+        Coalescing them to as many would number them anew.
+        """
+        if self.plan.subtasks.get(edge.source) == count:
+            return True
+        while edge.source in self.graph.nodes:
+            node, inputs = self.plan.graph.node(edge.source), self.plan.graph.main_inputs(edge.source)
+            if len(inputs) != 1 or self.parallelism(node) != count or node.aggregates_natively:
+                return False
+            edge = inputs[0]
+            if edge.partitioning.kind is not ExchangeKind.FORWARD:
+                return True
+        return False
+
+    def _in_subtasks(self, inputs: Sequence[tuple[Edge, DataFrame]], layout: StreamLayout) -> DataFrame:
+        """The rows of some inputs of a node, united, each in the partition of the subtask that its edge says."""
+        names = [*layout.schema.names, *self.axis.columns, SUBTASK]
+        counts = [channels(self.plan, edge) for edge, _ in inputs]
+        rows = [
+            frame.withColumn(SUBTASK, self._channel(edge, count)).select(*names)
+            for (edge, frame), count in zip(inputs, counts, strict=True)
+        ]
+        united = functools.reduce(lambda one, other: one.unionByName(other), rows)
+        return united.repartitionById(max(counts), SUBTASK).drop(SUBTASK)
+
+    def _channel(self, edge: Edge, count: int) -> Column:
+        """The channel of a row, as the edge's selector says it; those to which it is copied."""
+        from pyspark.sql import functions as F
+
+        selector = channel_selector(self.plan, edge, count)
+        if isinstance(selector, CopyToAll):
+            return F.explode(F.sequence(F.lit(0), F.lit(selector.count - 1)))
+        if isinstance(selector, ByPartitioner):
+            return self._chosen(edge, selector)
+        if isinstance(selector, ByKey):
+            return F.pmod(F.hash(*key_columns(edge)), F.lit(selector.count))
+        return F.lit(0) if edge.partitioning.kind is ExchangeKind.GLOBAL else F.spark_partition_id() % count
+
+    def _chosen(self, edge: Edge, selector: ByPartitioner) -> Column:
+        """What a partitioner says: a Python function of the key, which Spark runs as a UDF."""
+        from pyspark.sql.pandas.functions import arrow_udf
+        from pyspark.sql.types import IntegerType
+
+        def choose(*columns: pa.Array) -> pa.Array:
+            return pa.array(selector.subtasks(columns), pa.int32())
+
+        sent = self.shipments.once((edge.source, edge.target, "partitioner"), lambda: by_value(choose))
+
+        def chosen(*columns: pa.Array) -> pa.Array:
+            return sent(*columns)
+
+        udf: Any = arrow_udf
+        found: Column = udf(chosen, IntegerType())(*key_columns(edge))
+        return found
+
+
+def key_columns(edge: Edge) -> list[str]:
+    """The columns of the key by which an exchange partitions."""
+    key = edge.partitioning.key
+    assert key is not None
+    return [key_column(0)] if key.computed is not None else list(key.fields)
 
 
 def spark_source(pipeline: str, node: g.SourceNode) -> SparkSource[Any]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
-from dagster_unified.engine.passes import Pass
 from dagster_unified.engine.shipping import Shipments
 from dagster_unified.engine.worker import shipped
+from dagster_unified.graph.execution_graph import Vertex
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.layout import METRICS, OUTPUT, SUBTASK, StreamLayout, combined_schema, output_column
 from dagster_unified.operators.metrics import Metrics, merge
@@ -38,12 +38,12 @@ T = TypeVar("T")
 
 
 def stream_of(
-    one: Pass, combined: DataFrame, port: Port, layout: StreamLayout, pass_through: Sequence[str]
+    vertex: Vertex, combined: DataFrame, port: Port, layout: StreamLayout, pass_through: Sequence[str]
 ) -> DataFrame:
-    """One of the streams of a pass, out of its combined DataFrame."""
-    if len(one.outputs) == 1:
+    """One of the streams of a vertex, out of its combined DataFrame."""
+    if len(vertex.outputs) == 1:
         return combined
-    number = one.outputs.index(port)
+    number = vertex.outputs.index(port)
     column = output_column(number)
     names = [f"{column}.{name}" for name in layout.schema.names]
     return combined.where(f"{OUTPUT} = {number}").select(*names, *pass_through)

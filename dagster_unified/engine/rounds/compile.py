@@ -8,18 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pyarrow as pa
-
-from dagster_unified.engine.dataframe.fragment import Fragment
-from dagster_unified.engine.passes import Pass, find_passes, keys_program
-from dagster_unified.engine.translate import broadcast_layout, input_layout, keyed_by, program
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.chaining import tasks
+from dagster_unified.graph.execution_graph import (
+    ExecutionGraph,
+    Runs,
+    Vertex,
+    aligned_columns,
+    channel_selector,
+    route,
+)
 from dagster_unified.graph.iterations import body_on
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.programs import broadcast_layout, input_layout, keys_program
 from dagster_unified.operators.functions.iterations import hears_of_epochs
-from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.rounds.spec import (
@@ -32,7 +36,7 @@ from dagster_unified.operators.rounds.spec import (
     Loop,
     OutputRoutes,
 )
-from dagster_unified.operators.routing import ByKey, ByPartitioner, ChannelSelector, Rebalance, Route
+from dagster_unified.operators.routing import ChannelSelector, Rebalance, Route
 
 
 def body_plan(plan: Plan, node: g.IterationNode, parallelism: int) -> Plan:
@@ -51,22 +55,24 @@ class _Compiler:
         self.node, self.parallelism, self.plan = node, parallelism, body_plan(plan, node, parallelism)
         body = self.body = self.plan.graph
         self.where = f"{plan.name}: iteration '{node.name}'"
-        inner = tuple(n.id for n in body.nodes if not isinstance(n, (g.HeadNode, g.TailNode)))
-        self.passes = sorted(find_passes(self.plan, Fragment(node.name, inner)), key=lambda one: one.members[0])
-        self.passes += [Pass((tail,), (Port(tail),)) for tail in self._handed_on()]
-        self.pass_of = {member: one for one in self.passes for member in one.members}
+        heads = {n.id for n in body.nodes if isinstance(n, g.HeadNode)}
+        tails = {n.id for n in body.nodes if isinstance(n, g.TailNode)}
+        handed_on = {e.target for e in body.edges if e.source in heads and e.target in tails}
+        """The streams that the body returns and that have records of an input as they are: a pass hands them on."""
+        inner = tuple(n.id for n in body.nodes if n.id in handed_on or n.id not in heads | tails)
+        self.graph = ExecutionGraph(self.plan, node.name, inner)
+        self.passes = sorted(self.graph.vertices, key=lambda vertex: (vertex.runs is Runs.END, vertex.head))
         self.buffers: dict[tuple[int, bool], InputBuffer] = {}
         """By a node, and whether it is for broadcast records, or for those that a body hands straight on."""
 
         self.groups = dict(enumerate(groups))
-        self.levels = self._levels()
 
     def loop(self) -> Loop:
         heads = sorted((n for n in self.body.nodes if isinstance(n, g.HeadNode)), key=lambda head: head.number)
         number = {one: index for index, one in enumerate(self.passes)}
         levels = [
-            Level(tuple(self._compiled(number[one], one) for one in self.passes if self.levels[one] == level))
-            for level in range(max(self.levels.values(), default=-1) + 1)
+            Level(tuple(self._compiled(number[one], one) for one in self.passes if one.depth == depth))
+            for depth in range(max((one.depth for one in self.passes), default=-1) + 1)
         ]
         inputs = tuple(self._input(head) for head in heads)
         outputs = tuple(self._buffer(tail.id) for tail in self.node.outputs)
@@ -84,26 +90,8 @@ class _Compiler:
 
     # Passes
 
-    def _handed_on(self) -> list[int]:
-        """The streams that the body returns and that have records of an input as they are: a pass hands them on."""
-        heads = {node.id for node in self.body.nodes if isinstance(node, g.HeadNode)}
-        tails = {node.id for node in self.body.nodes if isinstance(node, g.TailNode)}
-        return sorted({edge.target for edge in self.body.edges if edge.source in heads and edge.target in tails})
-
-    def _levels(self) -> dict[Pass, int]:
-        """A pass is in the level after those that an exchange separates it from."""
-        found: dict[Pass, int] = {}
-        for one in self.passes:
-            level = 0
-            for edge in self.body.inputs(one.members[0]):
-                before = self.pass_of.get(edge.source)
-                if before is not None:
-                    level = max(level, found[before] + (edge.partitioning.kind is not ExchangeKind.FORWARD))
-            found[one] = level
-        return found
-
-    def _compiled(self, number: int, one: Pass) -> BodyPass:
-        head = self.body.node(one.members[0])
+    def _compiled(self, number: int, one: Vertex) -> BodyPass:
+        head = self.body.node(one.head)
         if isinstance(head, g.TailNode):
             layout = input_layout(self.plan, head.id)
             bare = Program(self.plan.name, head.name, layout, (), (Output(-1, layout),))
@@ -112,7 +100,7 @@ class _Compiler:
         bounded = head.id in self.node.per_round
         options = self.plan.execution
         ship = replace(
-            program(self.plan, self.node.name, one.members, one.outputs),
+            self.graph.program(one),
             options=KeyedOptions(
                 incremental_updates=not bounded,
                 processing_time=options.processing_time,
@@ -143,7 +131,7 @@ class _Compiler:
         subtasks = head.parallelism or self.parallelism
         if head.key == Key():
             return subtasks
-        number = self.passes.index(self.pass_of[head.id])
+        number = self.passes.index(self.graph.vertex_of[head.id])
         return self.groups.get(number) or subtasks * GROUPS_PER_SUBTASK
 
     def _buffer(self, node: int, other: bool = False) -> InputBuffer:
@@ -159,7 +147,7 @@ class _Compiler:
 
     def _output_of(self, port: Port) -> OutputRoutes:
         edges = [edge for edge in self.body.outputs(port.node) if edge.side_output == port.tag]
-        inside = self.pass_of[port.node].members
+        inside = self.graph.vertex_of[port.node].members
         return self._output(self.plan.layout(port), [edge for edge in edges if edge.target not in inside])
 
     def _output(self, layout: StreamLayout, edges: list[Edge]) -> OutputRoutes:
@@ -169,7 +157,7 @@ class _Compiler:
             if not isinstance(tail, g.TailNode):
                 routes.append(self._route(layout, edge))
             elif tail.role is g.Role.OUTPUT:
-                routes.append(self._to(self._buffer(tail.id), layout, input_layout(self.plan, tail.id)))
+                routes.append(self._to_end(self._buffer(tail.id), layout))
             elif tail.role is g.Role.FEEDBACK:
                 head = next(n for n in self.body.nodes if isinstance(n, g.HeadNode) and n.number == tail.number)
                 feedback.append(self._input(head, layout))
@@ -184,59 +172,25 @@ class _Compiler:
         edges = self.body.outputs(head.id)
         routes = tuple(self._route(own, edge, outside=given is None) for edge in edges)
         keys = keys_program(self.plan, self.node.name, own) if own.keys else None
-        return InputRoute(_columns(given or bare, bare), bare.schema, keys, routes)
+        return InputRoute(tuple(aligned_columns(given or bare, bare)), bare.schema, keys, routes)
 
     def _route(self, layout: StreamLayout, edge: Edge, outside: bool = False) -> Route:
         """The route of an edge; from `outside` records come in no subtask, and are spread over all of them."""
         target = self.body.node(edge.target)
+        subtasks = target.parallelism or self.parallelism
+        spread = Rebalance(subtasks) if outside else None
         if isinstance(target, g.TailNode):  # handed straight on
-            spread = Rebalance(target.parallelism or self.parallelism) if outside else None
-            return self._to(self._buffer(target.id, True), layout, input_layout(self.plan, target.id), spread)
+            return self._to_end(self._buffer(target.id, True), layout, spread)
         everywhere = edge.partitioning.kind is ExchangeKind.BROADCAST
         apart = everywhere and target.has_broadcast_input
         wanted = broadcast_layout(self.plan, target.id) if apart else input_layout(self.plan, target.id)
-        computed = None if edge.partitioning.key is None else edge.partitioning.key.computed
-        column = None if computed is None else key_column(layout.keys.index(computed))
-        route = self._to(
-            self._buffer(target.id, apart), layout, wanted, self._selector(edge, target, wanted, outside), column
-        )
-        if computed is not None and not wanted.keys:
-            key = pa.field(key_column(0), computed.arrow)
-            return replace(route, columns=(*route.columns, column), key=key)
-        return replace(route, everywhere=everywhere)
+        by_key = edge.partitioning.kind is ExchangeKind.HASH and target.key is not None
+        count = self._groups(target) if by_key else subtasks
+        where = f"{self.where}, before '{target.name}'"
+        selector = None if everywhere else channel_selector(self.plan, edge, count, where) or spread
+        return route(self.plan, edge, self._buffer(target.id, apart).number, wanted, selector, everywhere)
 
-    def _to(
-        self,
-        buffer: InputBuffer,
-        layout: StreamLayout,
-        wanted: StreamLayout,
-        selector: ChannelSelector | None = None,
-        key: str | None = None,
-    ) -> Route:
-        return Route(buffer.number, buffer.schema, _columns(layout, wanted, key), selector)
-
-    def _selector(self, edge: Edge, target: g.Node, layout: StreamLayout, outside: bool) -> ChannelSelector | None:
-        kind, key, where = edge.partitioning.kind, edge.partitioning.key, f"{self.where}, before '{target.name}'"
-        subtasks = target.parallelism or self.parallelism
-        if kind is ExchangeKind.BROADCAST:
-            return None
-        if kind is ExchangeKind.FORWARD:
-            return Rebalance(subtasks) if outside else None
-        if kind is ExchangeKind.GLOBAL:
-            return Rebalance(1)
-        if kind is ExchangeKind.HASH:
-            assert key is not None
-            count = self._groups(target) if target.key is not None else subtasks
-            return ByKey(keyed_by(key, layout.records), layout, where, count)
-        if kind is ExchangeKind.CUSTOM:
-            assert key is not None
-            return ByPartitioner(edge.partitioning.partitioner, keyed_by(key, layout.records), subtasks, where)
-        return Rebalance(subtasks)
-
-
-def _columns(given: StreamLayout, wanted: StreamLayout, key: str | None = None) -> tuple[str | None, ...]:
-    """The columns of a stream as another layout has them; its computed key, where it has one, is `key`."""
-    names: list[str | None] = list(wanted.records.names)
-    if wanted.timestamped:
-        names.append(TIMESTAMP if given.timestamped else None)
-    return (*names, *([key] if wanted.keys else []))
+    def _to_end(self, buffer: InputBuffer, layout: StreamLayout, spread: ChannelSelector | None = None) -> Route:
+        """The route of a stream to where it leaves the body, as it is."""
+        wanted = input_layout(self.plan, next(n.id for n in self.body.nodes if n.uid == buffer.reader))
+        return Route(buffer.number, buffer.schema, tuple(aligned_columns(layout, wanted)), spread)

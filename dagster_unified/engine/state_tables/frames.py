@@ -16,9 +16,9 @@ from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.state_tables import worker
-from dagster_unified.engine.translate import keyed_program
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.programs import keyed_program
 from dagster_unified.operators.layout import CARRIED_LAYOUT
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.schemas import from_spark

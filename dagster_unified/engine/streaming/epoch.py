@@ -23,7 +23,6 @@ import msgspec
 from dagster_unified.connectors.paths import children, for_spark, load, remove_tree
 from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.commit import SinkCommits, WriteContext
-from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import Written
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
 from dagster_unified.engine.streaming.host import Host
@@ -32,6 +31,7 @@ from dagster_unified.engine.streaming.relays import RelaysInEpoch
 from dagster_unified.engine.streaming.tail import Tail
 from dagster_unified.engine.writing import spark_sink, write
 from dagster_unified.errors import UnifiedError
+from dagster_unified.graph.execution_graph import ExecutionGraph
 from dagster_unified.graph.nodes import RelayNode, SinkNode
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.drivers.report import Report
@@ -111,7 +111,7 @@ class EpochWriter:
     spark: SparkSession | None
     """The session that writes; None for that of an epoch's rows, with no other of which they can be joined."""
 
-    tail: Fragment
+    tail: ExecutionGraph
     deployment: str
     timeline: int
     staging: UPath
@@ -189,7 +189,7 @@ class EpochWriter:
         iterations: IterationsInEpoch | None = None,
         relays: RelaysInEpoch | None = None,
     ) -> tuple[dict[str, Written], Metrics]:
-        tail = Tail(self.plan, self.tail, spark, output, self._shipments, iterations)
+        tail = Tail(self.tail, spark, output, self._shipments, iterations)
         results = {}
         try:
             for number in self.tail.sinks:

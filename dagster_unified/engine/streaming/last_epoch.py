@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from dagster_unified.by_value import sent
 from dagster_unified.engine.shipping import Payload
-from dagster_unified.engine.translate import broadcast_input, input_layout, keyed_program, step
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.programs import broadcast_input, input_layout, keyed_program, step
 from dagster_unified.operators.functions.checkpoints import listeners
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Program

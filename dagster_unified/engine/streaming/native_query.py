@@ -7,7 +7,6 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.checkpoint import last_number
 from dagster_unified.engine.streaming.control import ControlFile
@@ -16,6 +15,7 @@ from dagster_unified.engine.streaming.native_streams import NativeStreams
 from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.topology import TAIL
 from dagster_unified.errors import UnsupportedError
+from dagster_unified.graph.execution_graph import ExecutionGraph
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.time import to_millis
@@ -46,10 +46,10 @@ class NativeQuery(Query):
     ) -> None:
         upstream = deployment.plan.upstream(aggregate)
         after = sorted(deployment.plan.upstream(*sinks) - upstream)
-        super().__init__(deployment, name, Fragment(TAIL, tuple(after), sinks=sinks))
+        super().__init__(deployment, name, ExecutionGraph(deployment.plan, TAIL, tuple(after), sinks=sinks))
         node = self.plan.graph.node(aggregate)
         self.aggregate, self.packed = aggregate, packed
-        self.fragment = Fragment(node.name, tuple(sorted(upstream)))
+        self.graph = ExecutionGraph(self.plan, node.name, tuple(sorted(upstream)))
         self.windowed = node.has_native_windows
         self.output_mode = "append" if self.windowed else "update"
         self._events = ControlFile(str(self.folder / "control" / name))
@@ -62,7 +62,7 @@ class NativeQuery(Query):
 
     def frame(self) -> DataFrame:
         sources = self.folder / "sources"
-        streams = NativeStreams(self.plan, self.fragment, self.spark, sources, self.tables, self._events)
+        streams = NativeStreams(self.graph, self.spark, sources, self.tables, self._events)
         built = streams.port(Port(self.aggregate))
         for node in streams.drops_malformed:
             if node.id not in self.packed:

@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
-from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import MOMENT, Natives
 from dagster_unified.engine.dataframe.passes import mapped, without_reports
 from dagster_unified.engine.dataframe.streams import Streams
-from dagster_unified.engine.passes import Pass
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
+from dagster_unified.graph.plan import Port
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program.spec import Program
 
@@ -39,27 +38,26 @@ class NativeStreams:
 
     def __init__(
         self,
-        plan: Plan,
-        fragment: Fragment,
+        graph: ExecutionGraph,
         spark: SparkSession,
         sources: UPath,
         tables: Callable[[DataFrame], DataFrame],
         control: ControlFile | None = None,
     ) -> None:
-        self.plan, self.spark = plan, spark
+        self.plan, self.spark = graph.plan, spark
         self.drops_malformed: list[g.SourceNode] = []
         """The sources whose malformed rows are dropped here."""
 
         self._sources, self._control = sources, control
-        self._natives = Natives(plan.name, fragment.name, spark, tables, self._with_watermark)
-        self._streams = Streams(plan, fragment, self, _no_stream)
+        self._natives = Natives(self.plan.name, graph.name, spark, tables, self._with_watermark)
+        self._streams = Streams(graph, self, _no_stream)
 
     def port(self, port: Port) -> DataFrame:
         """A stream, in the columns of its layout."""
         return self._streams.port(port)
 
-    def run_pass(self, one: Pass) -> DataFrame:
-        return self.run_program(*self._streams.head_of(one), one.members)
+    def run_vertex(self, vertex: Vertex) -> DataFrame:
+        return self.run_program(*self._streams.head_of(vertex), vertex.members)
 
     def run_program(self, frame: DataFrame, program: Program, place: Hashable) -> DataFrame:
         return without_reports(mapped(frame, program, self._streams.shipments, place, self._streams.axis))

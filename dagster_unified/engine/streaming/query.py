@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from dagster_unified.connectors import listing, written_ahead
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.connectors.sessions import is_connect
-from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.events import EpochCommitted, Observer
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.session import give_up
@@ -33,6 +32,7 @@ from dagster_unified.engine.streaming.tables import LookupTables
 from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
 from dagster_unified.errors import LeaseLostError, StateError, UnifiedError
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.execution_graph import ExecutionGraph
 from dagster_unified.graph.plan import Plan
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Query(ABC):
 
     runner: EpochRunner
 
-    def __init__(self, deployment: Deployment, name: str, tail: Fragment) -> None:
+    def __init__(self, deployment: Deployment, name: str, tail: ExecutionGraph) -> None:
         self.name, self.plan, self.spark = name, deployment.plan, deployment.spark
         self.directory = deployment.directory
         self.folder = deployment.directory.path

@@ -8,16 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
-from dagster_unified.engine.dataframe.fragment import Fragment
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.passes import Reports, mapped
 from dagster_unified.engine.dataframe.streams import Streams
-from dagster_unified.engine.passes import Pass, is_computed_again
 from dagster_unified.engine.shipping import Shipments
 from dagster_unified.engine.streaming.iterations import IterationsInEpoch
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
+from dagster_unified.graph.plan import Port
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program.spec import Program
 
@@ -33,16 +32,15 @@ class Tail:
 
     def __init__(
         self,
-        plan: Plan,
-        fragment: Fragment,
+        graph: ExecutionGraph,
         spark: SparkSession,
         output: Callable[[Port], DataFrame],
         shipments: Shipments,
         iterations: IterationsInEpoch | None = None,
     ) -> None:
-        self.plan, self.fragment = plan, fragment
-        self._streams = Streams(plan, fragment, self, output, shipments=shipments)
-        self._natives = Natives(plan.name, fragment.name, spark)
+        self.graph, self.plan = graph, graph.plan
+        self._streams = Streams(graph, self, output, shipments=shipments)
+        self._natives = Natives(self.plan.name, graph.name, spark)
         self._reports = Reports()
         self._persisted: list[DataFrame] = []
         self._iterations = iterations
@@ -66,9 +64,9 @@ class Tail:
         for frame in self._persisted:
             frame.unpersist()
 
-    def run_pass(self, one: Pass) -> DataFrame:
-        combined = self.run_program(*self._streams.head_of(one), one.members)
-        if is_computed_again(self.plan, self.fragment, one):
+    def run_vertex(self, vertex: Vertex) -> DataFrame:
+        combined = self.run_program(*self._streams.head_of(vertex), vertex.members)
+        if self.graph.is_computed_again(vertex):
             self._persisted.append(combined.persist())
         return combined
 

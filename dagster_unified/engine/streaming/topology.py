@@ -15,34 +15,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import pyarrow as pa
-
-from dagster_unified.engine.dataframe.fragment import Fragment
-from dagster_unified.engine.translate import (
+from dagster_unified.errors import PipelineError, UnsupportedError
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.alignment import aligned
+from dagster_unified.graph.execution_graph import ExecutionGraph, channel_selector, channels, route
+from dagster_unified.graph.lateness import nearest_assigners
+from dagster_unified.graph.nodes import Edge, ExchangeKind
+from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.programs import (
     broadcast_input,
     broadcast_layout,
     input_layout,
-    keyed_by,
     keyed_input,
     keyed_options,
     step,
 )
-from dagster_unified.errors import PipelineError, UnsupportedError
-from dagster_unified.graph import nodes as g
-from dagster_unified.graph.alignment import aligned
-from dagster_unified.graph.lateness import nearest_assigners
-from dagster_unified.graph.nodes import Edge, ExchangeKind
-from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.segments import MAIN, query_name, segments
-from dagster_unified.graph.subtasks import CHOOSING, chosen_from
-from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
+from dagster_unified.graph.subtasks import CHOOSING
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.program.step import Step
 from dagster_unified.operators.routing import (
     ByKey,
-    ByPartitioner,
     ChannelSelector,
-    CopyToAll,
     Rebalance,
     Route,
     RoutedProgram,
@@ -92,7 +87,7 @@ class Topology:
     between: tuple[tuple[Native | Exchanged, ...], ...]
     """What runs after the heads, and after each pass, in this order."""
 
-    tail: Fragment
+    tail: ExecutionGraph
     tail_lanes: Mapping[Port, int]
     timed: Mapping[int, str]
     """The lanes of operators that wait for control events, and their uids."""
@@ -261,7 +256,7 @@ class _Builder:
             passes.append({lane: track for n in mine for lane, track in self._after(n)})
             between.append(self._between(level))
         uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if self.graph.node(n).is_told_watermark}
-        tail = Fragment(TAIL, tuple(self.tail), sinks=self.sinks)
+        tail = ExecutionGraph(self.plan, TAIL, tuple(self.tail), sinks=self.sinks)
         iterations = {
             self._lane(n): self.graph.node(n).uid for n in self.tail if isinstance(self.graph.node(n), g.IterationNode)
         }
@@ -356,29 +351,10 @@ class _Builder:
         """Whether records stay in the subtask that an exchange chose for them."""
         return edge.partitioning.kind is ExchangeKind.FORWARD and {edge.source, edge.target} <= set(self.plan.subtasks)
 
-    def _chosen_from(self, edge: Edge) -> int:
-        """How many subtasks an exchange chooses from."""
-        node = self.graph.node(edge.target)
-        return self.plan.subtasks.get(node.id) or chosen_from(self.graph, edge, node, self.plan.execution.parallelism)
-
-    def _selector(self, edge: Edge) -> tuple[ChannelSelector | None, pa.Field | None]:
-        """The subtask of what comes over an edge, and the column by which it is chosen where a function computes it."""
-        kind, key = edge.partitioning.kind, edge.partitioning.key
-        node = self.graph.node(edge.target)
-        count = self._chosen_from(edge)
-        if kind is ExchangeKind.GLOBAL:
-            return CopyToAll(1), None
-        if kind is ExchangeKind.BROADCAST:
-            return CopyToAll(count), None
-        if key is not None:
-            layout = self.plan.layout(Port.of(edge))
-            keyed = keyed_by(key, layout.records)
-            column = None if key.computed is None else pa.field(key_column(0), key.computed.arrow)
-            if kind is ExchangeKind.CUSTOM:
-                where = f"{self.plan.name}: partition_custom before '{node.name}'"
-                return ByPartitioner(edge.partitioning.partitioner, keyed, count, where), column
-            return ByKey(keyed, layout, f"{self.plan.name}: operator '{node.name}'", count), column
-        return (None if self._stays(edge) else Rebalance(count)), None
+    def _selector(self, edge: Edge) -> ChannelSelector | None:
+        """The subtask of what comes over an edge; None where it stays in its own."""
+        count = channels(self.plan, edge)
+        return channel_selector(self.plan, edge, count) or (None if self._stays(edge) else Rebalance(count))
 
     def _check_key_groups(self, node: g.Node) -> None:
         """Raises where a subtask has no key group, in which its copy of the broadcast state would be."""
@@ -436,7 +412,7 @@ class _Builder:
             depth = min(self.depth_of[n] for n in ready)
             nodes = sorted(n for n in ready if self.depth_of[n] == depth)
             self.exchanged -= set(nodes)
-            subtasks = max(self._chosen_from(edge) for n in nodes for edge in self.graph.main_inputs(n))
+            subtasks = max(channels(self.plan, edge) for n in nodes for edge in self.graph.main_inputs(n))
             found.append(Exchanged({self._subtasks_lane(n): self._in_subtasks(n) for n in nodes}, subtasks))
 
     def _natives(self) -> list[Native]:
@@ -533,27 +509,20 @@ class _Builder:
     def route(self, edge: Edge) -> Route:
         """From a stream to the lane of the operator behind an edge, in the columns of that operator's input."""
         node = self.graph.node(edge.target)
-        own = self.plan.layout(Port.of(edge))
         if edge in self.graph.broadcast_inputs(node.id):
             copied = broadcast_layout(self.plan, node.id)
-            return Route(self._lane(node.id), copied.schema, tuple(_columns(own, copied)), everywhere=True)
+            return route(self.plan, edge, self._lane(node.id), copied, everywhere=True)
         wanted = input_layout(self.plan, node.id)
-        columns = _columns(own, wanted)
-        computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
-        if computed is not None:
-            columns.append(key_column(own.keys.index(computed)))
         if node.id in self.keyed and node.id not in self.plan.subtasks:
-            return Route(self._lane(node.id), wanted.schema, tuple(columns), self._key_group(node, wanted))
+            return route(self.plan, edge, self._lane(node.id), wanted, self._key_group(node, wanted))
         if node.id in self.keyed:
             self._check_key_groups(node)
-            selector, key = self._selector(edge)
-            return Route(self._lane(node.id), wanted.schema, tuple(columns), selector, key)
+            return route(self.plan, edge, self._lane(node.id), wanted, self._selector(edge))
         if self.exchanges(edge):
             self.exchanged.add(node.id)
-            selector, key = self._selector(edge)
-            return Route(self._subtasks_lane(node.id), wanted.schema, tuple(columns), selector, key)
+            return route(self.plan, edge, self._subtasks_lane(node.id), wanted, self._selector(edge))
         self.pending.append(node.id)
-        return Route(self._native_lane(node.id), wanted.schema, tuple(columns[: len(wanted.schema)]))
+        return route(self.plan, edge, self._native_lane(node.id), wanted)
 
     def _key_group(self, node: g.Node, layout: StreamLayout) -> ChannelSelector:
         """The key group of what reaches an operator with state; any of them where it has no key."""
@@ -610,14 +579,6 @@ class _Track:
         for edge in edges:
             if edge.target in self.builder.body and edge not in leaving:
                 self.run(self.graph.node(edge.target), index, tag)
-
-
-def _columns(own: StreamLayout, wanted: StreamLayout) -> list[str | None]:
-    """A stream's columns, in the order in which an operator that unites several has them."""
-    columns: list[str | None] = list(own.records.names)
-    if wanted.timestamped:
-        columns.append(TIMESTAMP if own.timestamped else None)
-    return columns
 
 
 def _all(lane: int, layout: StreamLayout) -> Route:

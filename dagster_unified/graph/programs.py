@@ -1,6 +1,6 @@
-"""From the graph's nodes to programs of the steps that they name, for every driver.
+"""From the graph's nodes to programs of the steps that they name, for every driver: what a vertex runs.
 
-Knows the graph and the operators; not Spark, so that the harness uses it with no JVM.
+Knows the graph and the operators.
 """
 
 from __future__ import annotations
@@ -144,3 +144,9 @@ def program(
         broadcast=broadcast_input(plan, head),
         in_subtasks=head.id in plan.subtasks,
     )
+
+
+def keys_program(plan: Plan, stage: str, layout: StreamLayout) -> Program:
+    """A program of no operators, which adds the keys that functions compute."""
+    bare = StreamLayout(layout.records, layout.timestamped)
+    return Program(plan.name, stage, bare, (), (Output(-1, layout),))
