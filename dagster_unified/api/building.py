@@ -99,8 +99,13 @@ class GraphBuilder:
         options: Mapping[str, Any] | Configuration | None = None,
         format: str = "text",  # noqa: A002
     ) -> str:
-        """The plan as `text`, `mermaid` or `json`."""
-        formats = {"text": explanation.as_text, "mermaid": explanation.as_mermaid, "json": explanation.dumps}
+        """The plan as `text`, `mermaid` or `json`, or as `physical` the execution graph."""
+        formats = {
+            "text": explanation.as_text,
+            "mermaid": explanation.as_mermaid,
+            "json": explanation.dumps,
+            "physical": explanation.physical,
+        }
         if format not in formats:
             raise PipelineError(f"explain knows the formats {', '.join(formats)}, not '{format}'")
         return formats[format](self.plan(options))

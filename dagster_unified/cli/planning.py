@@ -54,22 +54,28 @@ def init(name: str, /) -> int:
     return 0
 
 
-def explain(pipeline: AnyPipeline, /, *, define: Defines = [], mermaid: bool = False, json: Json = False) -> int:
+def explain(
+    pipeline: AnyPipeline,
+    /,
+    *,
+    define: Defines = [],
+    mermaid: bool = False,
+    json: Json = False,
+    physical: bool = False,
+) -> int:
     """Show a pipeline's tasks, exchanges and stages before anything runs.
 
     Parameters
     ----------
     mermaid
         As a Mermaid diagram.
+    physical
+        The execution graph: the operators that run in one pass, and how records travel between them.
     """
-    from dagster_unified.graph.explain import as_mermaid, as_text, dumps
-    from dagster_unified.graph.plan import plan
-
-    planned = plan(load(pipeline).graph(), settings.configuration(define))
-    if mermaid and json:
-        raise ConfigurationError("explain: --mermaid and --json are two forms of one plan; give one of them")
-    form = as_mermaid if mermaid else dumps if json else as_text
-    write(form(planned))
+    if mermaid + json + physical > 1:
+        raise ConfigurationError("explain: --mermaid, --json and --physical are forms of one plan; give one of them")
+    form = next((name for name, given in {"mermaid": mermaid, "json": json, "physical": physical}.items() if given), "")
+    write(load(pipeline).explain(settings.configuration(define), form or "text"))
     return 0
 
 

@@ -356,3 +356,10 @@ def _escape(text: str) -> str:
 def dumps(plan: Plan) -> str:
     """`as_json` as text."""
     return json.dumps(as_json(plan), indent=2)
+
+
+def physical(plan: Plan) -> str:
+    """The execution graph as text."""
+    from dagster_unified.graph.physical import as_physical  # loads the operators, which a plan needs none of
+
+    return as_physical(plan)

@@ -27,7 +27,7 @@ SPREAD = 8192
 EVERYWHERE = -1
 """The channel of records that all subtasks get."""
 
-_REMEMBERED = 1 << 16
+_REMEMBERED = 1 << 18
 """Keys whose key groups a sender remembers."""
 
 
@@ -59,6 +59,10 @@ class ChannelSelector(ABC):
     def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The batch in parts, each with the number of its channel."""
 
+    @abstractmethod
+    def describe(self) -> str:
+        """How it chooses, for `explain`."""
+
 
 @dataclass(frozen=True)
 class ByKey(ChannelSelector):
@@ -73,6 +77,9 @@ class ByKey(ChannelSelector):
         known = sender.known(self.keyed.columns, self.count)
         return _apart(batch, key_groups(batch, self.keyed, self.layout, self.where, self.count, known))
 
+    def describe(self) -> str:
+        return f"by key over {self.count}"
+
 
 @dataclass(frozen=True)
 class Rebalance(ChannelSelector):
@@ -84,6 +91,9 @@ class Rebalance(ChannelSelector):
         for start in range(0, batch.num_rows, SPREAD):
             yield sender.turn(self.count), batch.slice(start, SPREAD)
 
+    def describe(self) -> str:
+        return f"in turn over {self.count}"
+
 
 @dataclass(frozen=True)
 class CopyToAll(ChannelSelector):
@@ -93,6 +103,9 @@ class CopyToAll(ChannelSelector):
 
     def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
         return ((channel, batch) for channel in range(self.count))
+
+    def describe(self) -> str:
+        return f"a copy to each of {self.count}"
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,9 @@ class ByPartitioner(ChannelSelector):
 
     def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
         return _apart(batch, pa.array(self.subtasks([batch.column(name) for name in self.keyed.columns]), pa.int32()))
+
+    def describe(self) -> str:
+        return f"by a partitioner over {self.count}"
 
     def subtasks(self, columns: Sequence[pa.Array]) -> list[int]:
         """The subtask of each record, from the columns of its key."""
@@ -157,6 +173,12 @@ class Route:
 
     everywhere: bool = False
     """Whether all subtasks get the records, as those of a broadcast stream."""
+
+    def describe(self) -> str:
+        """How records travel, for `explain`."""
+        if self.everywhere:
+            return "a copy to all"
+        return "forward" if self.selector is None else self.selector.describe()
 
     def aligned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch of the output, in the columns that `split` takes."""

@@ -47,9 +47,9 @@ from dagster_unified.engine.streaming.desired import Status, read_desired, read_
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoints.copy import interrupted
 from dagster_unified.engine.streaming.savepoints.schedule import INTERVAL
-from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.graph.topology import Lanes, laid_out
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.metrics import Totals
 from dagster_unified.operators.time import wall_clock

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
-from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.growth import Growth
 from dagster_unified.engine.rounds.rounds import (
     LevelResult,
@@ -19,6 +18,7 @@ from dagster_unified.engine.rounds.rounds import (
     terminate,
 )
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.body import compiled
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
 from dagster_unified.operators.functions.base import Subtask

@@ -19,13 +19,13 @@ from typing import Any
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.connectors.protocol.alignment import ALL
 from dagster_unified.engine.job_time import JobTime
-from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.programs import input_layout, keyed_input
 from dagster_unified.graph.segments import segments
+from dagster_unified.graph.topology import Lanes, laid_out
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report

@@ -49,8 +49,9 @@ def test_explain_shows_the_plan_of_a_file_or_a_module(cli, name):
     assert "(shop_" in out
 
 
-def test_explain_as_mermaid_and_as_json(cli):
+def test_explain_as_mermaid_as_json_and_as_the_execution_graph(cli):
     assert cli("explain", "shop_job.py", "--mermaid")[1].startswith("flowchart LR\n")
+    assert "vertex 1, depth 0, source:" in cli("explain", "shop_job.py", "--physical")[1]
     code, out, _ = cli("explain", "shop_job.py", "--json")
     assert (code, json.loads(out)["pipeline"]) == (0, "shop")
 
@@ -160,7 +161,7 @@ MISTAKES = {
     ),
     "unknown command": (["explian", "shop_job.py"], "explian"),
     "no pipeline given": (["explain"], "pipeline"),
-    "two forms": (["explain", "shop_job.py", "--json", "--mermaid"], "--mermaid and --json are two forms of one plan"),
+    "two forms": (["explain", "shop_job.py", "--json", "--mermaid"], "--mermaid, --json and --physical are forms of one plan"),
     "fewer rows than none": (["run", "shop_job.py", "--rows", "-3"], "Must be >= 0"),
 }
 

@@ -16,10 +16,10 @@ from dagster_unified.connectors.protocol.offsets import Range
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.alignment import aligned
 from dagster_unified.graph.segments import segments
+from dagster_unified.graph.topology import Lanes, laid_out
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.testing import run_pipeline

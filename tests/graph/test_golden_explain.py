@@ -23,6 +23,8 @@ GOLDEN = Path(__file__).parent / "golden"
         ("visits_pipelined.txt", "text", {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}),
         ("visits.mmd", "mermaid", {}),
         ("visits.json", "json", {}),
+        ("visits_physical.txt", "physical", {}),
+        ("visits_physical_streaming.txt", "physical", {"execution.runtime-mode": "STREAMING"}),
     ],
 )
 def test_explain_prints_the_golden_text(file, format, options, monkeypatch):
@@ -34,5 +36,5 @@ def test_explain_prints_the_golden_text(file, format, options, monkeypatch):
 
 
 def test_an_unknown_format_is_an_error_that_lists_the_known_ones():
-    with pytest.raises(Exception, match="explain knows the formats text, mermaid, json, not 'svg'"):
+    with pytest.raises(Exception, match="explain knows the formats text, mermaid, json, physical, not 'svg'"):
         build().explain(format="svg")

@@ -13,7 +13,7 @@ from dagster_unified.connectors import FileSink
 from dagster_unified.engine.iterations.files import Block, StoredParcel
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.relays import Handed, RelayLog, RelaySource
-from dagster_unified.engine.streaming.topology import Lanes, laid_out
+from dagster_unified.graph.topology import Lanes, laid_out
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 from tests.connectors import log_source

@@ -16,8 +16,8 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import PrintSink, RateSource
-from dagster_unified.engine.streaming.topology import Lanes, laid_out
 from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UnsupportedError, UserFunctionError
+from dagster_unified.graph.topology import Lanes, laid_out
 from dagster_unified.testing import run_pipeline
 from tests.iterations.test_semantics import Body
 

@@ -7,7 +7,7 @@ from dagster_unified.engine.iterations.feedback_log import Begun
 from dagster_unified.engine.iterations.files import MappedFiles, PagedStates, RoundFile
 from dagster_unified.engine.iterations.journal import StoredState
 from dagster_unified.engine.iterations.rescaling import rescaled
-from dagster_unified.engine.rounds.compile import compiled
+from dagster_unified.graph.body import compiled
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.operators.numbers import BROADCAST
 from tests.iterations.test_both_modes import Hop, Visits

@@ -27,12 +27,12 @@ from dagster_unified.engine.events import EpochCommitted, RoundCommitted
 from dagster_unified.engine.iterations.files import Block, StoredParcel
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.savepoints import _by_buffer, start_iteration
-from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.state_tables.savepoints import StartingState, described, starting_state
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
+from dagster_unified.graph.body import compiled
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.state import Savepoint
 from dagster_unified.state.diff import diff

@@ -18,9 +18,9 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
-from dagster_unified.engine.streaming.topology import Lanes, topology
 from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
 from dagster_unified.graph.nodes import SinkNode
+from dagster_unified.graph.topology import Lanes, topology
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
 from dagster_unified.testing import run_pipeline
 from tests.operators.test_key_groups import Memory

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import PrintSink
-from dagster_unified.engine.streaming.topology import Lanes, laid_out
+from dagster_unified.graph.topology import Lanes, laid_out
 from dagster_unified.testing import run_pipeline
 from tests import exchanges
 

@@ -16,10 +16,10 @@ from dagster_unified.engine.iterations.journal import Epoch, Input, Journal
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.places import forget_copies, text_of
 from dagster_unified.engine.iterations.savepoints import start_iteration
-from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.session import cores
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.body import compiled
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.plan import Port, Region
 from dagster_unified.operators.layout import CARRIED

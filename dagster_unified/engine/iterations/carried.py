@@ -14,10 +14,10 @@ from dagster_unified.engine.iterations.journal import Epoch, StoredState
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.iterations.savepoints import by_uid
-from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import stateful_in_body, write_table
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.body import compiled
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.rounds.spec import BodyPass, Loop
 from dagster_unified.state.manifest import OperatorState

@@ -21,7 +21,6 @@ from dagster_unified.engine.iterations.journal import Epoch, Input, StoredState,
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.iterations.worker import read_output
-from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import (
@@ -35,6 +34,7 @@ from dagster_unified.engine.state_tables.savepoints import (
 )
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.body import compiled
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.rounds.spec import BodyPass, Driver, InputBuffer, Loop
 from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll, Route

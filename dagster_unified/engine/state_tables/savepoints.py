@@ -14,12 +14,12 @@ import pyarrow as pa
 from upath import UPath
 
 from dagster_unified.connectors.protocol.frame import spark_schema
-from dagster_unified.engine.rounds.compile import body_plan
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.state_tables.frames import OperatorTable, Stateful, operator_tables
 from dagster_unified.engine.state_tables.worker import WRITTEN, rows_to_file
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.body import body_plan
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import handed_on
 from dagster_unified.operators.layout import TIMESTAMP

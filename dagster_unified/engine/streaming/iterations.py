@@ -22,7 +22,6 @@ from dagster_unified.engine.iterations.levels import SparkLevels, parcels
 from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.iterations.savepoints import BEFORE, divided, start_input, start_iteration
-from dagster_unified.engine.rounds.compile import compiled
 from dagster_unified.engine.rounds.growth import Growth
 from dagster_unified.engine.rounds.rounds import LevelResult, outputs_of, run_round, terminate
 from dagster_unified.engine.session import cores
@@ -30,6 +29,7 @@ from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming.host import Host
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.body import compiled
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.metrics import Metrics, merge
 

@@ -54,7 +54,12 @@ from dagster_unified.engine.streaming.savepoints.copy import check_whole, forget
 from dagster_unified.engine.streaming.savepoints.export import FrozenCheckpoint, without_tables
 from dagster_unified.engine.streaming.savepoints.request import forget
 from dagster_unified.engine.streaming.savepoints.schedule import Saving
-from dagster_unified.engine.streaming.topology import (
+from dagster_unified.errors import SlowStartError, StateError, UnifiedError, UnsupportedError
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.nodes import IterationNode
+from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.segments import segments
+from dagster_unified.graph.topology import (
     Lanes,
     QuerySpec,
     Topology,
@@ -63,11 +68,6 @@ from dagster_unified.engine.streaming.topology import (
     packed,
     sources_of,
 )
-from dagster_unified.errors import SlowStartError, StateError, UnifiedError, UnsupportedError
-from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.nodes import IterationNode
-from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import segments
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.state.evolution import layout_of
 

@@ -13,10 +13,10 @@ from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.epoch import EpochRunner, Outcome
 from dagster_unified.engine.streaming.native_streams import NativeStreams
 from dagster_unified.engine.streaming.query import Deployment, Query
-from dagster_unified.engine.streaming.topology import TAIL
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.execution_graph import ExecutionGraph
 from dagster_unified.graph.plan import Port
+from dagster_unified.graph.topology import TAIL
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.time import to_millis
 

@@ -43,11 +43,11 @@ from dagster_unified.engine.streaming.relays import Reading, Relays, RelaysInEpo
 from dagster_unified.engine.streaming.splits import Splits
 from dagster_unified.engine.streaming.tables import LookupTables
 from dagster_unified.engine.streaming.task_balance import PLACED, SPREAD, spread
-from dagster_unified.engine.streaming.topology import Exchanged, Head, Native, Topology
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.programs import input_layout
+from dagster_unified.graph.topology import Exchanged, Head, Native, Topology
 from dagster_unified.operators.drivers.report import Report, merge_reports
 from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.packing import PACKED, REPORT, BatchOrder, sequence

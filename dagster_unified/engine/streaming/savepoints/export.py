@@ -36,11 +36,11 @@ from dagster_unified.engine.streaming.checkpoint import (
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
 from dagster_unified.engine.streaming.relays import write_handed_on
-from dagster_unified.engine.streaming.topology import PackedSpec, queries
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN
+from dagster_unified.graph.topology import PackedSpec, queries
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests

@@ -29,11 +29,11 @@ from dagster_unified.engine.streaming.checkpoint import (
 from dagster_unified.engine.streaming.desired import ask
 from dagster_unified.engine.streaming.savepoints.copy import Savepoint, save_drained, save_stopped, savepoints
 from dagster_unified.engine.streaming.savepoints.export import FrozenCheckpoint, stopped, without_tables, write_tables
-from dagster_unified.engine.streaming.topology import Lanes, packed
 from dagster_unified.errors import StateError, UnifiedError
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN
+from dagster_unified.graph.topology import Lanes, packed
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 
