@@ -10,18 +10,15 @@ import dataclasses
 import inspect
 import io
 import pickle
-import sys
 import threading
 import typing
 import weakref
 from enum import Enum
-from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.fingerprint import is_installed
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -117,9 +114,12 @@ def _pickled(value: Any, classes: dict[int, type] | None) -> bytes:
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()
+    # Not at the top: a Python process of Spark's that only reads what was shipped does without.
+    from dagster_unified.graph.fingerprint import authors_modules
+
     with _registry:
         held = cloudpickle.list_registry_pickle_by_value()
-        modules = [module for module in _authors_modules() if module.__name__ not in held]
+        modules = [module for module in authors_modules() if module.__name__ not in held]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -253,26 +253,3 @@ _MADE_WITH_THE_STRUCT = {
     "__module__", "__qualname__", "__annotations__", "__slots__", "__weakref__", "__dict__", "__match_args__",
     "__msgspec_cache__", "__reduce__", "__firstlineno__", "__static_attributes__",
 }  # fmt: skip
-
-
-_authors: tuple[int, list[ModuleType]] = (0, [])
-"""The author's modules, and which modules were loaded when they were found: to look at all takes a millisecond."""
-
-
-def _authors_modules() -> list[ModuleType]:
-    global _authors
-    loaded = list(sys.modules.items())  # some under two names, of which cloudpickle knows a module's own
-    identity = hash(tuple(id(module) for _, module in loaded))
-    if _authors[0] != identity:
-        _authors = identity, [module for name, module in loaded if _belongs_to_the_author(name, module)]
-    return _authors[1]
-
-
-def _belongs_to_the_author(name: str, module: ModuleType | None) -> bool:
-    return (
-        name != "__main__"
-        and getattr(module, "__file__", None) is not None
-        and getattr(module, "__spec__", None) is not None
-        and getattr(module, "__name__", None) == name
-        and not is_installed(name)
-    )

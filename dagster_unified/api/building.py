@@ -99,7 +99,7 @@ class GraphBuilder:
         options: Mapping[str, Any] | Configuration | None = None,
         format: str = "text",  # noqa: A002
     ) -> str:
-        """The plan as `text`, `mermaid` or `json`, or as `physical` the execution graph."""
+        """The plan as `text`, `mermaid` or `json`, or with the format "physical" the execution graph."""
         formats = {
             "text": explanation.as_text,
             "mermaid": explanation.as_mermaid,

@@ -21,7 +21,7 @@ from dagster_unified.graph.execution_graph import (
 from dagster_unified.graph.iterations import body_on
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.graph.programs import broadcast_layout, input_layout, keys_program
+from dagster_unified.graph.programs import keys_program
 from dagster_unified.operators.functions.iterations import hears_of_epochs
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator import KeyedOptions
@@ -42,7 +42,7 @@ from dagster_unified.operators.routing import ChannelSelector, Rebalance, Route
 def body_plan(plan: Plan, node: g.IterationNode, parallelism: int) -> Plan:
     """The body of an iteration, with so many subtasks, as a plan of its own."""
     body = body_on(node, parallelism)
-    return Plan(body, plan.execution, tasks(body, enabled=True), (), (), ())
+    return Plan(body, plan.execution, tasks(body, enabled=True))
 
 
 def compiled(plan: Plan, node: g.IterationNode, parallelism: int, groups: Sequence[int] = ()) -> Loop:
@@ -93,7 +93,7 @@ class _Compiler:
     def _compiled(self, number: int, one: Vertex) -> BodyPass:
         head = self.body.node(one.head)
         if isinstance(head, g.TailNode):
-            layout = input_layout(self.plan, head.id)
+            layout = self.plan.input_layout(head.id)
             bare = Program(self.plan.name, head.name, layout, (), (Output(-1, layout),))
             output = self._output(layout, self.body.inputs(head.id)[:1])
             return BodyPass(number, bare, Driver.PLAIN, head.parallelism or 1, self._buffer(head.id, True), (output,))
@@ -139,7 +139,7 @@ class _Compiler:
         if (node, other) not in self.buffers:
             reader = self.body.node(node)
             broadcast = other and reader.has_broadcast_input
-            layout = broadcast_layout(self.plan, node) if broadcast else input_layout(self.plan, node)
+            layout = self.plan.broadcast_layout(node) if broadcast else self.plan.input_layout(node)
             self.buffers[node, other] = InputBuffer(len(self.buffers), layout.schema, reader.uid, broadcast)
         return self.buffers[node, other]
 
@@ -183,7 +183,7 @@ class _Compiler:
             return self._to_end(self._buffer(target.id, True), layout, spread)
         everywhere = edge.partitioning.kind is ExchangeKind.BROADCAST
         apart = everywhere and target.has_broadcast_input
-        wanted = broadcast_layout(self.plan, target.id) if apart else input_layout(self.plan, target.id)
+        wanted = self.plan.broadcast_layout(target.id) if apart else self.plan.input_layout(target.id)
         by_key = edge.partitioning.kind is ExchangeKind.HASH and target.key is not None
         count = self._groups(target) if by_key else subtasks
         where = f"{self.where}, before '{target.name}'"
@@ -192,5 +192,5 @@ class _Compiler:
 
     def _to_end(self, buffer: InputBuffer, layout: StreamLayout, spread: ChannelSelector | None = None) -> Route:
         """The route of a stream to where it leaves the body, as it is."""
-        wanted = input_layout(self.plan, next(n.id for n in self.body.nodes if n.uid == buffer.reader))
+        wanted = self.plan.input_layout(next(n.id for n in self.body.nodes if n.uid == buffer.reader))
         return Route(buffer.number, buffer.schema, tuple(aligned_columns(layout, wanted)), spread)

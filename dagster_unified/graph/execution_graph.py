@@ -17,7 +17,7 @@ import pyarrow as pa
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port, Region
-from dagster_unified.graph.programs import input_layout, keyed_by, program
+from dagster_unified.graph.programs import keyed_by, program
 from dagster_unified.graph.subtasks import chosen_from
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.program.spec import Program
@@ -89,6 +89,9 @@ class ExecutionGraph:
     carried: tuple[Port, ...] = ()
     """The state that goes on to the next partition."""
 
+    state_alone: bool = False
+    """Whether an operator with state is a vertex alone, as in a STREAMING query."""
+
     @staticmethod
     def of(plan: Plan, region: Region) -> ExecutionGraph:
         """The operators of a region."""
@@ -110,7 +113,7 @@ class ExecutionGraph:
             before = None
             if len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD and node.step is not None:
                 before = group_of.get(edges[0].source)
-            if before is not None and task_of[before[0]] == task_of[number] and graph.node(before[0]).needs_worker:
+            if before is not None and task_of[before[0]] == task_of[number] and self._goes_on(before[0]):
                 before.append(number)
                 group_of[number] = before
             else:
@@ -125,6 +128,11 @@ class ExecutionGraph:
             depth_of |= dict.fromkeys(group, depth)
             found.append(Vertex(tuple(group), self._leaving(group), depth, _runs(graph.node(head))))
         return tuple(found)
+
+    def _goes_on(self, head: int) -> bool:
+        """Whether operators may follow a head in its vertex."""
+        node = self.plan.graph.node(head)
+        return node.needs_worker and not (self.state_alone and node.runs_by_key)
 
     def _leaving(self, group: Sequence[int]) -> tuple[Port, ...]:
         found = [Port.of(e) for e in self.plan.graph.edges if e.source in group and e.target not in group]
@@ -192,7 +200,7 @@ def channel_selector(plan: Plan, edge: Edge, count: int, place: str = "") -> Cha
         return CopyToAll(count)
     if key is None:
         return Rebalance(count)
-    layout = input_layout(plan, node.id)
+    layout = plan.input_layout(node.id)
     keyed = keyed_by(key, layout.records)
     if kind is ExchangeKind.CUSTOM:
         where = place or f"{plan.name}: partition_custom before '{node.name}'"

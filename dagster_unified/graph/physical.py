@@ -19,7 +19,6 @@ from dagster_unified.graph.execution_graph import (
 )
 from dagster_unified.graph.nodes import ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.graph.programs import broadcast_layout, input_layout
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.subtasks import CHOOSING
 from dagster_unified.graph.topology import Exchanged, Lanes, Native, Topology, laid_out
@@ -62,7 +61,7 @@ def _origin(plan: Plan, edge: ExecutionEdge, numbers: Mapping[Vertex, int]) -> s
 def _travels(plan: Plan, edge: ExecutionEdge) -> str:
     """How the records of an edge travel, and the columns that do."""
     node = plan.graph.node(edge.edge.target)
-    layout = broadcast_layout(plan, node.id) if edge.is_broadcast else input_layout(plan, node.id)
+    layout = plan.broadcast_layout(node.id) if edge.is_broadcast else plan.input_layout(node.id)
     text = str(edge.kind.value).lower()
     if edge.is_broadcast:
         text = "a copy to all"
@@ -76,7 +75,7 @@ def _travels(plan: Plan, edge: ExecutionEdge) -> str:
 
 def _queries(plan: Plan) -> Iterator[str]:
     plans, lanes = segments(plan), Lanes()
-    for query, topology in laid_out(plan, lanes).items():
+    for query, topology in laid_out(plan, lanes, plans).items():
         yield from ("", f"query '{query.name}'")
         own = plans[query.segment]
         if topology is None:

@@ -72,9 +72,9 @@ class Plan:
     graph: Graph
     execution: Execution
     tasks: tuple[Task, ...]
-    exchanges: tuple[Exchange, ...]
-    regions: tuple[Region, ...]
-    findings: tuple[Finding, ...]
+    exchanges: tuple[Exchange, ...] = ()
+    regions: tuple[Region, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @cached_property
     def name(self) -> str:
@@ -156,6 +156,29 @@ class Plan:
             raise PipelineError(f"{self.name}: '{self.graph.node(port.node).name}' has no output")
         return StreamLayout(records, self.graph.node(port.node).timestamped, self.key_columns(port.node, port.tag))
 
+    def input_layout(self, node: int) -> StreamLayout:
+        """The columns of what reaches a node: its inputs united, with the computed key it is partitioned by, if any."""
+        found = self._input_layouts.get(node)
+        if found is None:
+            bare = self._united(self.graph.main_inputs(node))
+            key = self.graph.node(node).key
+            computed = (key.computed,) if key is not None and key.computed is not None else ()
+            found = self._input_layouts[node] = StreamLayout(bare.records, bare.timestamped, computed)
+        return found
+
+    def broadcast_layout(self, node: int) -> StreamLayout:
+        """The columns of a node's broadcast stream."""
+        return self._united(self.graph.broadcast_inputs(node))
+
+    @cached_property
+    def _input_layouts(self) -> dict[int, StreamLayout]:
+        return {}
+
+    def _united(self, edges: Sequence[Edge]) -> StreamLayout:
+        records = self.graph.records_of(edges[0])
+        assert records is not None
+        return StreamLayout(records, any(self.graph.node(e.source).timestamped for e in edges))
+
 
 def plan(graph: Graph, configuration: Configuration | None = None, carry_state: bool = False) -> Plan:
     """Decides mode, tasks, exchanges and regions; raises where graph and configuration contradict each other.
@@ -164,18 +187,10 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     """
     execution = resolve(graph, configuration or Configuration())
     whole = lint(graph, execution, carry_state)
-    used = _used(graph)
-    graph, rewritten = with_portable_state(_without_unused(graph, used), execution, carry_state)
-    numbers = {old: rewritten[new] for old, new in used.items()}
+    bare, numbers = _decided(graph, execution, carry_state)
     findings = tuple(replace(f, node=None if f.node is None else numbers.get(f.node)) for f in whole)
-    if execution.mode == "STREAMING":
-        check_iterations(graph, execution.goes_on)
-        check_generators(graph)
-    graph = resolve_forward(graph)
-    found_tasks = tasks(graph, execution.chaining)
+    graph, found_tasks = bare.graph, bare.tasks
     in_batch = execution.mode == "BATCH"
-    if execution.has_savepoint:
-        check_savepoint(graph)
     carried = carrying(graph, execution) if carry_state or (in_batch and execution.has_savepoint) else ()
     found_exchanges = exchanges(graph, found_tasks, execution.shuffle_mode)
     groups = _grouped(found_tasks, found_exchanges)
@@ -183,14 +198,27 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     if early:
         found_exchanges = tuple(behind_barriers(found_exchanges, early))
         groups = _grouped(found_tasks, found_exchanges)
-    return Plan(
-        graph,
-        execution,
-        found_tasks,
-        found_exchanges,
-        _regions(graph, execution, found_tasks, found_exchanges, groups, carried),
-        findings,
-    )
+    found_regions = _regions(graph, execution, found_tasks, found_exchanges, groups, carried)
+    return replace(bare, exchanges=found_exchanges, regions=found_regions, findings=findings)
+
+
+def plan_in_one(graph: Graph, configuration: Configuration | None = None) -> Plan:
+    """The plan of what runs in one piece: mode and tasks, without regions and what else is only for them."""
+    return _decided(graph, resolve(graph, configuration or Configuration()), False)[0]
+
+
+def _decided(graph: Graph, execution: Execution, carry_state: bool) -> tuple[Plan, dict[int, int]]:
+    """The mode and the tasks of a plan, and the numbers in it of the graph's nodes."""
+    used = _used(graph)
+    graph, rewritten = with_portable_state(_without_unused(graph, used), execution, carry_state)
+    if execution.mode == "STREAMING":
+        check_iterations(graph, execution.goes_on)
+        check_generators(graph)
+    graph = resolve_forward(graph)
+    if execution.has_savepoint:
+        check_savepoint(graph)
+    numbers = {old: rewritten[new] for old, new in used.items()}
+    return Plan(graph, execution, tasks(graph, execution.chaining)), numbers
 
 
 def _grouped(all_tasks: tuple[Task, ...], all_exchanges: tuple[Exchange, ...]) -> tuple[tuple[int, ...], ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.mode import Execution
-from dagster_unified.graph.nodes import Edge, Key
+from dagster_unified.graph.nodes import Key
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import StreamLayout, key_column
@@ -28,7 +28,7 @@ def step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
         uid=node.uid,
         parent=parent,
         tag=tag,
-        input=input_layout(plan, node.id).records,
+        input=plan.input_layout(node.id).records,
         output=None if node.keeps_records else node.records,
         parallelism=_parallelism(plan, node),
         **node.step_arguments(),
@@ -54,29 +54,9 @@ def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOpt
     )
 
 
-def input_layout(plan: Plan, node: int) -> StreamLayout:
-    """The columns of what reaches a node: its inputs united, with the computed key it is partitioned by, if any."""
-    bare = _united(plan, plan.graph.main_inputs(node))
-    key = plan.graph.node(node).key
-    computed = (key.computed,) if key is not None and key.computed is not None else ()
-    return StreamLayout(bare.records, bare.timestamped, computed)
-
-
-def broadcast_layout(plan: Plan, node: int) -> StreamLayout:
-    """The columns of a node's broadcast stream."""
-    return _united(plan, plan.graph.broadcast_inputs(node))
-
-
 def broadcast_input(plan: Plan, node: g.Node) -> BroadcastInput | None:
     """What a node is given besides its main input, if anything."""
-    return BroadcastInput(broadcast_layout(plan, node.id)) if node.has_broadcast_input else None
-
-
-def _united(plan: Plan, edges: Sequence[Edge]) -> StreamLayout:
-    first = edges[0]
-    records = plan.graph.records_of(first)
-    assert records is not None
-    return StreamLayout(records, any(plan.graph.node(e.source).timestamped for e in edges))
+    return BroadcastInput(plan.broadcast_layout(node.id)) if node.has_broadcast_input else None
 
 
 def keyed_input(node: g.Node, records: RecordType) -> KeyedInput:
@@ -114,7 +94,7 @@ def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | N
 
 def keyed_program(plan: Plan, node: g.Node) -> Program:
     """One keyed operator alone, none of whose output goes anywhere."""
-    layout = input_layout(plan, node.id)
+    layout = plan.input_layout(node.id)
     keyed, options = keyed_input(node, layout.records), keyed_options(plan.execution, None)
     own = (step(plan, node, -1, None),)
     return Program(plan.name, node.name, layout, own, (), keyed, options, broadcast_input(plan, node))
@@ -132,7 +112,7 @@ def program(
         parent = index.get(edge.source, -1)
         steps.append(step(plan, node, parent, edge.tag.name if edge.tag is not None and parent >= 0 else None))
     head = plan.graph.node(members[0])
-    layout = input_layout(plan, members[0])
+    layout = plan.input_layout(members[0])
     return Program(
         pipeline=plan.name,
         stage=stage,

@@ -136,9 +136,8 @@ def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
             edges.append(Edge(ids[edge.source], len(nodes), tag=edge.tag))
             nodes.append(_relay(plan, port, len(nodes), numbers, target))
     cut = replace(graph, nodes=tuple(nodes), edges=tuple(edges))
-    return Plan(
-        cut, replace(plan.execution, boundedness=boundedness(cut)), tasks(cut, plan.execution.chaining), (), (), ()
-    )
+    execution = replace(plan.execution, boundedness=boundedness(cut))
+    return Plan(cut, execution, tasks(cut, execution.chaining))
 
 
 def _uid(plan: Plan, port: Port, number: int) -> str:

@@ -11,7 +11,7 @@ stages for each segment of the plan, which iterations are at the ends of. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,8 +24,6 @@ from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.programs import (
     broadcast_input,
-    broadcast_layout,
-    input_layout,
     keyed_input,
     keyed_options,
     step,
@@ -181,10 +179,10 @@ def topology(plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> Topology:
     return _Builder(plan, sinks, lanes).build()
 
 
-def laid_out(plan: Plan, lanes: Lanes) -> dict[QuerySpec, Topology | None]:
+def laid_out(plan: Plan, lanes: Lanes, plans: Sequence[Plan] = ()) -> dict[QuerySpec, Topology | None]:
     """The queries that a pipeline needs, each with its line of stages; None where it is a native aggregate's.
 
-    A query comes after those that hand something on to it.
+    `plans` are the plan's segments, where they are known. A query comes after those that hand something on to it.
 
     Raises `UnsupportedError` for a pipeline that STREAMING cannot run.
     """
@@ -198,7 +196,7 @@ def laid_out(plan: Plan, lanes: Lanes) -> dict[QuerySpec, Topology | None]:
                 " with state.native-aggregates=PORTABLE, or do not align it"
             )
     found: dict[QuerySpec, Topology | None] = {}
-    for number, segment in enumerate(segments(plan)):
+    for number, segment in enumerate(plans or segments(plan)):
         for query in queries(segment):
             stages = topology(segment, query.sinks, lanes) if query.aggregate is None else None
             found[query._replace(name=query_name(query.name, number), segment=number)] = stages
@@ -208,7 +206,7 @@ def laid_out(plan: Plan, lanes: Lanes) -> dict[QuerySpec, Topology | None]:
 def packed(plan: Plan, lanes: Lanes) -> list[PackedSpec]:
     """The queries of lanes that a pipeline needs."""
     plans = segments(plan)
-    found = laid_out(plan, lanes).items()
+    found = laid_out(plan, lanes, plans).items()
     return [PackedSpec(one.name, plans[one.segment], stages) for one, stages in found if stages is not None]
 
 
@@ -231,8 +229,9 @@ def _leading_to(plan: Plan, node: int) -> Iterator[str]:
 class _Builder:
     def __init__(self, plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> None:
         self.plan, self.graph, self.sinks, self.lanes = plan, plan.graph, sinks, lanes
+        self.nodes = plan.graph.nodes
         self.members = sorted(plan.upstream(*sinks))
-        self.keyed = [n for n in self.members if self.graph.node(n).runs_by_key]
+        self.keyed = [n for n in self.members if self.nodes[n].runs_by_key]
         self.level_of = self._levels()
         self._looking = {n for n in self.members if n not in self.keyed and self._looks(n)}
         self.body = self._body()
@@ -255,11 +254,9 @@ class _Builder:
             levels.append({self._lane(n): self._keyed(n) for n in mine})
             passes.append({lane: track for n in mine for lane, track in self._after(n)})
             between.append(self._between(level))
-        uids = {self._lane(n): self.graph.node(n).uid for n in self.keyed if self.graph.node(n).is_told_watermark}
+        uids = {self._lane(n): self.nodes[n].uid for n in self.keyed if self.nodes[n].is_told_watermark}
         tail = ExecutionGraph(self.plan, TAIL, tuple(self.tail), sinks=self.sinks)
-        iterations = {
-            self._lane(n): self.graph.node(n).uid for n in self.tail if isinstance(self.graph.node(n), g.IterationNode)
-        }
+        iterations = {self._lane(n): self.nodes[n].uid for n in self.tail if isinstance(self.nodes[n], g.IterationNode)}
         return Topology(
             heads,
             tuple(levels),
@@ -303,18 +300,18 @@ class _Builder:
 
     def _timed(self) -> set[int]:
         """The assigners whose event time is handed on to another query: the tail reports none while a job runs."""
-        relays = [n for n in self.sinks if isinstance(self.graph.node(n), g.RelayNode)]
+        relays = [n for n in self.sinks if isinstance(self.nodes[n], g.RelayNode)]
         nearest = nearest_assigners(self.graph, [edge for n in relays for edge in self.graph.inputs(n)])
         return {node.id for node in nearest if not self._is_after_loop(node.id)}
 
     def _looks(self, node: int) -> bool:
         """Whether an operator without a key looks at the watermark, which differs before and behind a control event."""
-        is_end = isinstance(self.graph.node(node), g.RelayNode)
-        return self.graph.node(node).is_told_watermark and not is_end and not self._is_after_loop(node)
+        is_end = isinstance(self.nodes[node], g.RelayNode)
+        return self.nodes[node].is_told_watermark and not is_end and not self._is_after_loop(node)
 
     def _is_after_loop(self, node: int) -> bool:
         """Whether an iteration, which is in the tail, comes before a node, or is one."""
-        return any(isinstance(self.graph.node(n), g.IterationNode) for n in self.plan.upstream(node))
+        return any(isinstance(self.nodes[n], g.IterationNode) for n in self.plan.upstream(node))
 
     def _before(self, nodes: set[int]) -> set[int]:
         """What is upstream of some nodes, without the keyed operators."""
@@ -368,11 +365,11 @@ class _Builder:
             )
 
     def _lane(self, node: int) -> int:
-        return self.lanes.of(self.graph.node(node).uid)
+        return self.lanes.of(self.nodes[node].uid)
 
     def tail_lane(self, port: Port) -> int:
         if port not in self.tail_lanes:
-            self.tail_lanes[port] = self.lanes.of(f"{self.graph.node(port.node).uid} {port.tag or ''} to the sinks")
+            self.tail_lanes[port] = self.lanes.of(f"{self.nodes[port.node].uid} {port.tag or ''} to the sinks")
         return self.tail_lanes[port]
 
     # What runs
@@ -386,7 +383,7 @@ class _Builder:
         found: list[int] = []
         while True:
             edges = self.outputs(current)
-            following = self.graph.node(edges[0].target) if len(edges) == 1 else None
+            following = self.nodes[edges[0].target] if len(edges) == 1 else None
             if (
                 following is None
                 or following.id not in self.body
@@ -425,10 +422,10 @@ class _Builder:
         return found
 
     def _native_lane(self, node: int) -> int:
-        return self.lanes.of(f"{self.graph.node(node).uid} natively")
+        return self.lanes.of(f"{self.nodes[node].uid} natively")
 
     def _subtasks_lane(self, node: int) -> int:
-        return self.lanes.of(f"{self.graph.node(node).uid} in subtasks")
+        return self.lanes.of(f"{self.nodes[node].uid} in subtasks")
 
     def _onward(self, node: int) -> RoutedProgram:
         layout = self.plan.layout(Port(node))
@@ -436,8 +433,8 @@ class _Builder:
 
     def _keyed(self, node_id: int) -> RoutedProgram:
         """A keyed operator alone: what it emits goes to the pass after it, or straight to the tail."""
-        node = self.graph.node(node_id)
-        layout = input_layout(self.plan, node_id)
+        node = self.nodes[node_id]
+        layout = self.plan.input_layout(node_id)
         outputs: list[Output] = []
         routes: list[tuple[Route]] = []
         for port in self.ports(node_id):
@@ -481,7 +478,7 @@ class _Builder:
         return list(dict.fromkeys(Port(node_id, e.side_output) for e in self.outputs(node_id)))
 
     def _pass_lane(self, port: Port) -> int:
-        return self.lanes.of(f"{self.graph.node(port.node).uid} {port.tag or ''} onward")
+        return self.lanes.of(f"{self.nodes[port.node].uid} {port.tag or ''} onward")
 
     def _track(self, entry: Port, layout: StreamLayout) -> RoutedProgram:
         """Everything from a stream to the next keyed operators, native operators and exchanges, and to the tail.
@@ -492,11 +489,11 @@ class _Builder:
         """
         building = _Track(self, layout)
         building.follow(entry, -1)
-        return building.track(self.graph.node(entry.node).name, entry.node in self.plan.subtasks)
+        return building.track(self.nodes[entry.node].name, entry.node in self.plan.subtasks)
 
     def _in_subtasks(self, node_id: int) -> RoutedProgram:
         """Everything from what an exchange brings to an operator, itself included."""
-        node, layout = self.graph.node(node_id), input_layout(self.plan, node_id)
+        node, layout = self.nodes[node_id], self.plan.input_layout(node_id)
         building = _Track(self, layout)
         if node.native:
             self.pending.append(node_id)
@@ -508,11 +505,11 @@ class _Builder:
 
     def route(self, edge: Edge) -> Route:
         """From a stream to the lane of the operator behind an edge, in the columns of that operator's input."""
-        node = self.graph.node(edge.target)
+        node = self.nodes[edge.target]
         if edge in self.graph.broadcast_inputs(node.id):
-            copied = broadcast_layout(self.plan, node.id)
+            copied = self.plan.broadcast_layout(node.id)
             return route(self.plan, edge, self._lane(node.id), copied, everywhere=True)
-        wanted = input_layout(self.plan, node.id)
+        wanted = self.plan.input_layout(node.id)
         if node.id in self.keyed and node.id not in self.plan.subtasks:
             return route(self.plan, edge, self._lane(node.id), wanted, self._key_group(node, wanted))
         if node.id in self.keyed:
@@ -560,7 +557,7 @@ class _Track:
     def _leaves(self, edge: Edge) -> bool:
         """Whether what comes over an edge leaves the track, other than to the tail."""
         builder = self.builder
-        between = edge.target in builder.body and (self.graph.node(edge.target).native or builder.exchanges(edge))
+        between = edge.target in builder.body and (self.graph.nodes[edge.target].native or builder.exchanges(edge))
         return edge.target in builder.keyed or between
 
     def follow(self, port: Port, index: int) -> None:
@@ -578,7 +575,7 @@ class _Track:
             self.routes.append(tuple(routes))
         for edge in edges:
             if edge.target in self.builder.body and edge not in leaving:
-                self.run(self.graph.node(edge.target), index, tag)
+                self.run(self.graph.nodes[edge.target], index, tag)
 
 
 def _all(lane: int, layout: StreamLayout) -> Route:

@@ -8,26 +8,26 @@ live for a micro-batch. What both harnesses, of a pipeline and of an operator, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dagster_unified.by_value import InThisProcess, sent
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.options import Configuration
-from dagster_unified.graph.plan import Plan, plan
-from dagster_unified.graph.programs import broadcast_input, input_layout, keyed_input, keyed_options, step
+from dagster_unified.graph.plan import Plan, Port, plan_in_one
+from dagster_unified.graph.programs import program
 from dagster_unified.operators.drivers.group import MemoryStore
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.key_groups import NOTHING, Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.functions.base import Subtask
-from dagster_unified.operators.keys import key_groups
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Output, Program
 from dagster_unified.operators.rounds.spec import Level
+from dagster_unified.operators.routing import ByKey, Sender
 from dagster_unified.operators.state.pages import Block
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import Mark
@@ -41,7 +41,7 @@ Emit = Callable[["str | None", list[Timed]], None]
 
 def planned(graph: g.Graph, mode: str, options: Mapping[str, Any] | None) -> Plan:
     """Return the plan that a harness runs; raise `UnsupportedError` where it starts from a savepoint or leaves one."""
-    decided = plan(graph, Configuration.of({**(options or {}), "execution.runtime-mode": mode}))
+    decided = plan_in_one(graph, Configuration.of({**(options or {}), "execution.runtime-mode": mode}))
     if decided.execution.has_savepoint:
         key = "execution.savepoint.path" if decided.execution.goes_on else "execution.state-recovery.path"
         raise UnsupportedError(
@@ -51,25 +51,15 @@ def planned(graph: g.Graph, mode: str, options: Mapping[str, Any] | None) -> Pla
     return decided
 
 
-def single(plan: Plan, node: g.Node, last_event_time: int | None = None) -> Program:
+def single(plan: Plan, node: g.Node) -> Program:
     """The program of one node alone, with an output for each of its tags that something reads."""
-    layout = input_layout(plan, node.id)
-    outputs = []
-    for tag in tags(plan, node):
-        records = plan.graph.port_type(node.id, tag) if tag or node.records else layout.records
-        assert records is not None
-        outputs.append(Output(0, StreamLayout(records, node.timestamped), tag))
-    keyed = keyed_input(node, layout.records) if node.key is not None else None
-    return Program(
-        plan.name,
-        node.name,
-        layout,
-        (step(plan, node, -1, None),),
-        tuple(outputs),
-        keyed,
-        keyed_options(plan.execution, last_event_time),
-        broadcast_input(plan, node),
+    ports = tuple(Port(node.id, tag) for tag in tags(plan, node))
+    made = program(plan, node.name, (node.id,), ports)
+    bare = tuple(
+        replace(output, layout=StreamLayout(output.layout.records, output.layout.timestamped))
+        for output in made.outputs
     )
+    return replace(made, outputs=bare)
 
 
 Value = TypeVar("Value", Program, Level)
@@ -87,7 +77,8 @@ def shipped(value: Value, programs: Sequence[Program], where: str) -> Callable[[
 
 def is_library(program: Program) -> bool:
     """Whether there is no code of the author's in a program."""
-    return not program.input.keys and all(step.function is None for step in program.steps)
+    keyed = any(layout.keys for layout in (program.input, *[output.layout for output in program.outputs]))
+    return not keyed and all(step.function is None for step in program.steps)
 
 
 def tags(plan: Plan, node: g.Node) -> list[str | None]:
@@ -103,12 +94,14 @@ def to_batch(pipeline: str, layout: StreamLayout, timed: Sequence[Timed]) -> pa.
     if layout.timestamped:
         columns.append(pa.array([time for _, time in timed], pa.int64()))
     batch = pa.RecordBatch.from_arrays(columns, schema=bare.schema)
-    if not layout.keys:
-        return batch
-    if not timed:
-        return pa.RecordBatch.from_pylist([], layout.schema)
+    return with_keys(Program(pipeline, "key_by", bare, (), (Output(-1, layout),)), batch) if layout.keys else batch
+
+
+def with_keys(program: Program, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch with the keys that functions compute."""
+    if not batch.num_rows:
+        return pa.RecordBatch.from_pylist([], program.outputs[0].layout.schema)
     found: list[pa.RecordBatch] = []
-    program = Program(pipeline, "key_by", bare, (), (Output(-1, layout),))
     with RunningProgram(program, lambda _, keyed: found.append(keyed), lambda: 0) as keying:
         keying.push(batch)
     return found[0]
@@ -129,46 +122,47 @@ _FIRST = -1
 
 
 class Driven:
-    """One Python operator of a plan, and its state; `emit` is given what leaves it.
+    """A program of a plan in one subtask, and its state.
 
+    `emit` is given what leaves it: whether it is ahead of the micro-batch's control event, an output's number, a batch.
     As on Spark, its functions are new ones in each micro-batch: they are opened where the first record or event of it
-    comes, or where `begin` says so, and closed by `end`.
+    comes, or where `begin` says so, and closed by `end`. With `key_groups` there are so many, each with its own copy of
+    the broadcast state.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        node: g.Node,
-        emit: Emit,
+        program: Program,
+        emit: Callable[[bool, int, pa.RecordBatch], None],
         clock: Callable[[], int],
         store: MemoryStore | None = None,
         subtask: int = 0,
-        apart: bool = False,
+        key_groups: int = 0,
     ) -> None:
-        self.program = single(plan, node)
+        self.program = program
         self.metrics = Metrics()
         """What has been measured until the end of the last micro-batch."""
 
         self.store = store or MemoryStore()
-        self._apart = apart and node.has_broadcast_input and node.key not in (None, g.Key())
         self._stores = {_FIRST: self.store}
         """The state of each key group; it shows where there is broadcast state that there are several."""
 
-        self._key_groups = plan.execution.streaming.max_parallelism
+        self._key_groups = key_groups
         self._emit, self._clock, self._subtask = emit, clock, subtask
         self._load = shipped(self.program, [self.program], self.program.pipeline)
         self._groups: KeyGroups | None = None
         self._running: RunningProgram | None = None
         self._remembered: dict[str, bytes] = {}
-        self._uid, self._watermark = node.uid, MIN_TIMESTAMP
+        self._event = ControlEvent()
+        """The latest that a micro-batch has had."""
 
-    @property
-    def listens(self) -> bool:
+        self._ahead = False
+
+        self.listens = any(True for step in self.program.steps for _ in step.listeners())
         """Whether a function of it hears of committed epochs."""
-        return any(True for step in self.program.steps for _ in step.listeners())
 
     def begin(self, committed: int | None = None) -> None:
-        """Open the operator for a micro-batch; its functions hear of the epoch that was committed before, if any.
+        """Open the program for a micro-batch; its functions hear of the epoch that was committed before, if any.
 
         Watermark generators go on from what they kept in the micro-batch before.
         """
@@ -180,14 +174,12 @@ class Driven:
             self._running = self._groups.running
         else:
             place, kept = Subtask(self._subtask), {uid: {self._subtask: data} for uid, data in self._remembered.items()}
-            self._running = RunningProgram(
-                program, self._leave, self._clock, place, True, kept, lambda _: self._watermark
-            )
+            self._running = RunningProgram(program, self._leave, self._clock, place, True, kept, self._watermark)
         if committed is not None:
             self._running.notify(committed)
 
     def end(self) -> dict[str, Mark]:
-        """End a micro-batch: close the operator, and return what its watermark generators emitted."""
+        """End a micro-batch: close the program, and return what its watermark generators emitted."""
         running = self._running
         if running is None:
             return {}
@@ -201,33 +193,23 @@ class Driven:
         return marks
 
     def run(
-        self,
-        own: Sequence[Timed],
-        event: ControlEvent | None = None,
-        broadcast: Sequence[Timed] = (),
-        committed: int | None = None,
+        self, ahead: Arrived, event: ControlEvent | None = None, behind: Arrived = NOTHING, committed: int | None = None
     ) -> int | None:
-        """Broadcast records, the operator's own, then a control event.
+        """Records ahead of a control event, the event, and records behind it; the end of the input comes last.
 
         Returns when its earliest processing-time timer is due.
         """
         self.begin(committed)
         running = self._running
         assert running is not None
-        program = running.program
-        batches = [to_batch(program.pipeline, program.input, own)] if own else []
-        if program.keyed is None:
-            for batch in batches:
+        if self._groups is not None:
+            return self._run_groups(self._groups, ahead, event, behind)
+        for self._ahead, arrived in ((True, ahead), (False, behind)):
+            for batch in arrived.own:
                 running.push(batch)
             running.flush()
-            if event is not None:
-                self._watermark = max(self._watermark, event.watermarks.get(self._uid, MIN_TIMESTAMP))
-            return None
-        around = []
-        if broadcast:
-            assert program.broadcast is not None
-            around = [to_batch(program.pipeline, program.broadcast.layout, broadcast)]
-        return self._run_groups(batches, event, around)
+            self._event = event or self._event
+        return None
 
     def contents(self) -> Iterator[Block]:
         """What the state of all keys holds."""
@@ -244,35 +226,59 @@ class Driven:
         return self._groups
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Closes the operator's functions, also after a failure."""
+        """Closes the program's functions, also after a failure."""
         running, self._running = self._running, None
         if running is not None:
             running.close(failure)
 
-    def _run_groups(
-        self, batches: Sequence[pa.RecordBatch], event: ControlEvent | None, broadcast: Sequence[pa.RecordBatch]
-    ) -> int | None:
-        assert self._groups is not None
-        own: Mapping[int, Sequence[pa.RecordBatch]] = {_FIRST: batches}
-        if self._apart:
-            own = self._by_group(self._groups, batches)
-            for number in own.keys() - self._stores.keys():
-                self._stores[number] = MemoryStore(self.store.pages)
-        dues = []
-        for number in sorted(self._stores):
-            arrived = Arrived(own.get(number, ()), broadcast)
-            leads = number == _FIRST and self._subtask == 0
-            dues.append(self._groups.run(self._stores[number], MicroBatch(arrived, event, leads=leads)))
-        return min((due for due in dues if due is not None), default=None)
-
-    def _by_group(self, groups: KeyGroups, batches: Sequence[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
-        found: dict[int, list[pa.RecordBatch]] = {}
-        for batch in batches:
-            numbers = key_groups(batch, groups.keyed, groups.program.input, groups.operator.where, self._key_groups, {})
-            for number in numbers.unique():
-                found.setdefault(number.as_py(), []).append(batch.filter(pc.equal(numbers, number)))
-        return found
+    def _watermark(self, uid: str) -> int:
+        return self._event.watermarks.get(uid, MIN_TIMESTAMP)
 
     def _leave(self, number: int, batch: pa.RecordBatch) -> None:
+        self._emit(self._ahead if self._groups is None else self._groups.ahead, number, batch)
+
+    def _run_groups(self, groups: KeyGroups, ahead: Arrived, event: ControlEvent | None, behind: Arrived) -> int | None:
+        sides = [self._by_group(groups, ahead.own), self._by_group(groups, behind.own)]
+        for number in set().union(*sides) - self._stores.keys():
+            self._stores[number] = MemoryStore(self.store.pages)
+        dues = []
+        for number in sorted(self._stores):
+            before, after = (side.get(number, ()) for side in sides)
+            leads = number == _FIRST and self._subtask == 0
+            given = MicroBatch(Arrived(before, ahead.broadcast), event, Arrived(after, behind.broadcast), leads=leads)
+            dues.append(groups.run(self._stores[number], given))
+        return min((due for due in dues if due is not None), default=None)
+
+    def _by_group(self, groups: KeyGroups, batches: Sequence[pa.RecordBatch]) -> Mapping[int, Sequence[pa.RecordBatch]]:
+        if not self._key_groups or not batches:
+            return {_FIRST: batches}
+        where = groups.operator.where
+        selector, sender = ByKey(groups.keyed, groups.program.input, where, self._key_groups), Sender(self._subtask)
+        found: dict[int, list[pa.RecordBatch]] = {}
+        for batch in batches:
+            for number, part in selector.split(batch, sender):
+                found.setdefault(number, []).append(part)
+        return found
+
+
+class DrivenOperator(Driven):
+    """One Python operator of a plan; it takes records, and `emit` is given those of an output by its tag."""
+
+    def __init__(
+        self, plan: Plan, node: g.Node, emit: Emit, clock: Callable[[], int], store: MemoryStore | None = None
+    ) -> None:
+        self._emit_records = emit
+        super().__init__(single(plan, node), self._take, clock, store)
+
+    def take(
+        self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()
+    ) -> int | None:
+        """As `run`."""
+        program, given = self.program, self.program.broadcast
+        batches = [to_batch(program.pipeline, program.input, own)] if own else []
+        around = [to_batch(program.pipeline, given.layout, broadcast)] if broadcast and given is not None else []
+        return self.run(Arrived(batches, around), event)
+
+    def _take(self, ahead: bool, number: int, batch: pa.RecordBatch) -> None:
         output = self.program.outputs[number]
-        self._emit(output.tag, to_timed(output.layout, batch))
+        self._emit_records(output.tag, to_timed(output.layout, batch))

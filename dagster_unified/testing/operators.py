@@ -27,7 +27,7 @@ from dagster_unified.operators.state.map import MapStateDescriptor
 from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import UNITED
-from dagster_unified.testing.driving import Driven, Timed, planned
+from dagster_unified.testing.driving import DrivenOperator, Timed, planned
 from dagster_unified.testing.harness import ManualClock
 
 Snapshot = dict[int, bytes]
@@ -146,8 +146,8 @@ class _Harness:
         """Ends the harness; the function is closed after each call."""
         self._driven.close()
 
-    def _opened(self, store: MemoryStore) -> Driven:
-        driven = Driven(self._plan, self._node, self._emit, self.clock, store)
+    def _opened(self, store: MemoryStore) -> DrivenOperator:
+        driven = DrivenOperator(self._plan, self._node, self._emit, self.clock, store)
         driven.begin()
         driven.end()
         return driven
@@ -169,7 +169,7 @@ class _Harness:
         self._last = max(times, default=self._last) if self._last is None else max([*times, self._last])
         before = len(self.timed_output)
         try:
-            self._driven.run(own, event, broadcast)
+            self._driven.take(own, event, broadcast)
             self._driven.end()
         except BaseException as error:
             self._driven.close(error)

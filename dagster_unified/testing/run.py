@@ -1,9 +1,9 @@
 """Runs a whole pipeline in memory, in BATCH or in STREAMING semantics: the harness's two engines.
 
-BATCH evaluates operator by operator, keyed input sorted. STREAMING takes the input in micro-batches through all
-operators, each behind the control event (the watermark has moved, the clock has) that the ones before it led to, and at
-last the end of input. Operators run under the drivers of Spark's workers. Where Spark promises no order, records are
-shuffled.
+Both execute the execution graph, vertex by vertex: BATCH with all of its input, sorted where it is keyed; STREAMING in
+micro-batches, each behind the control event (the watermark has moved, the clock has) that the ones before it led to,
+and at last the end of input. Programs run under the drivers of Spark's workers. Where Spark promises no order, records
+are shuffled.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from itertools import chain
-from random import Random
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.connectors.protocol.alignment import ALL
@@ -22,27 +24,28 @@ from dagster_unified.engine.job_time import JobTime
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.graph.programs import input_layout, keyed_input
+from dagster_unified.graph.programs import keyed_input
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.topology import Lanes, laid_out
 from dagster_unified.operators.drivers.batch import run_batch
-from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import KeyedInput, decoded, key_columns
-from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.packing import encode
 from dagster_unified.operators.program.closing import close_each
-from dagster_unified.operators.program.spec import Output, Program
+from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.operators.watermarks import Mark
-from dagster_unified.testing.driving import Driven, Timed, planned, shipped, single, to_batch, to_timed
-from dagster_unified.testing.exchanging import InSubtasks, in_one, sent
+from dagster_unified.testing.driving import Driven, Timed, planned, shipped, to_timed
 from dagster_unified.testing.iterations import StreamedIteration, run_iteration
 from dagster_unified.testing.native import run_native
+from dagster_unified.testing.streams import Inputs, Order, Streams
 
 
 @dataclass
@@ -90,33 +93,10 @@ def run_pipeline(
         if number is not None and number < 1:
             raise PipelineError(f"{decided.name}: {name} is a number of records of at least 1, or None, not {number}")
     given = _inputs(decided, inputs or {})
-    order = _Order(seed)
+    order = Order(seed)
     if decided.execution.mode == "BATCH":
         return _Batch(decided, given, clock, order).run()
     return _run_streaming(decided, given, clock, order, watermark_interval, micro_batch)
-
-
-class _Order:
-    """Shuffles records that come in no defined order."""
-
-    def __init__(self, seed: int | None) -> None:
-        self._random = None if seed is None else Random(seed)
-
-    def shuffled(self, records: Sequence[Any]) -> list[Any]:
-        """The records in any order."""
-        found = list(records)
-        if self._random is not None:
-            self._random.shuffle(found)
-        return found
-
-    def merged(self, streams: Sequence[Sequence[Any]]) -> list[Any]:
-        """The records of several streams in any order that keeps that of each."""
-        streams = [stream for stream in streams if stream]
-        if len(streams) < 2:
-            return list(streams[0]) if streams else []
-        whose = self.shuffled([number for number, stream in enumerate(streams) for _ in stream])
-        nexts = [iter(stream) for stream in streams]
-        return [next(nexts[number]) for number in whose]
 
 
 def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, list[Any]]:
@@ -143,104 +123,104 @@ def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, lis
     return found
 
 
-def _keys(pipeline: str, name: str, keyed: KeyedInput, layout: StreamLayout, timed: Sequence[Timed]) -> list[Any]:
+def _keys(pipeline: str, name: str, keyed: KeyedInput, layout: StreamLayout, batch: pa.RecordBatch) -> list[Any]:
     """The keys of some records; raises `RecordTypeError` for one that is None."""
     where = f"{pipeline}: operator '{name}'"
-    columns = [c.to_pylist() for c in key_columns(to_batch(pipeline, layout, timed), keyed, layout, where)]
+    columns = [c.to_pylist() for c in key_columns(batch, keyed, layout, where)]
     return decoded(keyed, columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)), where)
 
 
-def _check_keys(decided: Plan, node: g.Node, timed: Sequence[Timed]) -> None:
+def _check_keys(decided: Plan, node: g.Node, layout: StreamLayout, batch: pa.RecordBatch) -> None:
     """Raise `RecordTypeError` where a native operation meets a key that is None."""
-    layout = input_layout(decided, node.id)
-    _keys(decided.name, node.name, keyed_input(node, layout.records), layout, timed)
+    _keys(decided.name, node.name, keyed_input(node, layout.records), layout, batch)
 
 
 class _Batch:
-    """BATCH semantics: each operator over its whole input, keyed input sorted by key and event time."""
+    """BATCH semantics: each vertex over its whole input, keyed input sorted by key and event time."""
 
-    def __init__(self, decided: Plan, inputs: dict[int, list[Any]], clock: Callable[[], int], order: _Order) -> None:
-        self.plan, self.inputs, self.clock, self.order = decided, inputs, clock, order
-        self.streams: dict[Port, InSubtasks] = {}
+    def __init__(self, decided: Plan, inputs: dict[int, list[Any]], clock: Callable[[], int], order: Order) -> None:
+        self.plan, self.records, self.clock, self.order = decided, inputs, clock, order
+        self.graph = ExecutionGraph(decided, decided.name, tuple(node.id for node in decided.graph.nodes))
+        self.inputs = Inputs(self.graph, order, spreads=True)
+        self.streams: Streams = {}
         self.reports: list[Metrics] = []
 
     def run(self) -> Result:
         result = Result()
-        for node in self.plan.graph.nodes:
+        for vertex in self.graph.vertices:
+            node = self.plan.graph.node(vertex.head)
             if isinstance(node, g.SourceNode):
-                self.streams[Port(node.id)] = {0: [(r, None) for r in self.inputs[node.id]]}
+                self._emit(vertex.outputs[0], 0, [(r, None) for r in self.records[node.id]])
             elif isinstance(node, g.SinkNode):
-                result.sinks.setdefault(node.name, []).extend(r for r, _ in in_one(self._arriving(node)))
+                records = self.inputs.records(node.id, self.streams)
+                result.sinks.setdefault(node.name, []).extend(record for record, _ in records)
             elif isinstance(node, g.IterationNode):
-                self._iteration(node)
+                self._iteration(node, vertex)
             elif node.step is not None:
-                self._python(node)
+                self._python(node, vertex)
             else:
                 self._native(node)
         result.metrics = merge(self.reports)
         return result
 
-    def _arriving(self, node: g.Node) -> InSubtasks:
-        """What reaches a node, by subtask.
+    def _emit(self, port: Port, subtask: int, records: Sequence[Timed]) -> None:
+        batch = self.inputs.batch(port, records)
+        self.streams.setdefault(port, {}).setdefault(subtask, []).append(batch)
 
-        A stream that is forwarded keeps its own order, one that is spread does not.
-        """
-        edges = self.plan.graph.main_inputs(node.id)
-        streams = [sent(self.plan, e, node, self.streams.get(Port.of(e), {})) for e in edges]
-        forwarded = all(e.partitioning.kind is g.ExchangeKind.FORWARD for e in edges)
-        found: InSubtasks = {}
-        for subtask in sorted({0}.union(*streams)):
-            own = [stream.get(subtask, []) for stream in streams]
-            found[subtask] = self.order.merged(own) if forwarded else self.order.shuffled([t for o in own for t in o])
-        return found
-
-    def _iteration(self, node: g.IterationNode) -> None:
-        streams = [in_one(self.streams.get(Port.of(e), {})) for e in self.plan.graph.inputs(node.id)]
-        inputs = [self.order.shuffled(list(chain.from_iterable(own))) for own in node.by_input(streams)]
+    def _iteration(self, node: g.IterationNode, vertex: Vertex) -> None:
+        streams = self.inputs.of_iteration(node.id, self.streams)
+        inputs = [self.order.shuffled(chain.from_iterable(own)) for own in node.by_input(streams)]
         outputs, metrics = run_iteration(self.plan, node, inputs, self.clock)
         for number, records in enumerate(outputs):
-            self.streams[Port(node.id, g.output_tag(number))] = {0: records}
+            if Port(node.id, g.output_tag(number)) in vertex.outputs:
+                self._emit(Port(node.id, g.output_tag(number)), 0, records)
         self.reports.append(metrics)
 
-    def _python(self, node: g.Node) -> None:
-        arriving = self._arriving(node)
-        program = single(self.plan, node, merge(self.reports).last_event_time(self.plan.assigners_before(node.id)))
+    def _python(self, node: g.Node, vertex: Vertex) -> None:
+        arriving = self.inputs.of(node.id, self.streams)
+        last = merge(self.reports).last_event_time(self.plan.assigners_before(node.id))
+        program = replace(self.graph.program(vertex, last), stage=node.name)
         load = shipped(program, [program], self.plan.name)
         for subtask in range(self.plan.subtasks.get(node.id, 1)):
-            self._run(node, load(), subtask, arriving.get(subtask, []), program.outputs)
+            self._run(node, vertex, load(), subtask, arriving.get(subtask))
 
     def _run(
-        self, node: g.Node, program: Program, subtask: int, arriving: list[Timed], outputs: Sequence[Output]
+        self, node: g.Node, vertex: Vertex, program: Program, subtask: int, arriving: pa.RecordBatch | None
     ) -> None:
         if program.broadcast is not None:
-            edges = self.plan.graph.broadcast_inputs(node.id)
-            records = self.order.merged([in_one(self.streams.get(Port.of(e), {})) for e in edges])
-            if program.broadcast.layout.timestamped:
-                records.sort(key=lambda timed: MIN_TIMESTAMP if timed[1] is None else timed[1])
-            data = tuple(encode(to_batch(self.plan.name, program.broadcast.layout, [timed])) for timed in records)
+            records = self.inputs.broadcast(node.id, self.streams)
+            if records is not None and program.broadcast.layout.timestamped:
+                records = records.take(_by_time(records))
+            data = () if records is None else (encode(records),)
             program = replace(program, broadcast=replace(program.broadcast, data=data, leads=subtask == 0))
-        if node.key not in (None, g.Key()) and arriving:
-            assert program.keyed is not None
-            keys = _keys(self.plan.name, node.name, program.keyed, program.input, arriving)
-            order = sorted(
-                range(len(arriving)),
-                key=lambda i: (_sortable(keys[i]), MIN_TIMESTAMP if arriving[i][1] is None else arriving[i][1]),
-            )
-            arriving = [arriving[i] for i in order]
-        run = run_batch(program, [to_batch(self.plan.name, program.input, arriving)], self.clock, Subtask(subtask))
+        if node.key not in (None, g.Key()) and arriving is not None:
+            arriving = self._sorted(node, program, arriving)
+        run = run_batch(program, [] if arriving is None else [arriving], self.clock, Subtask(subtask))
         for emitted in run:
-            output = outputs[emitted.output]
-            records = to_timed(output.layout, emitted.batch)
-            self.streams.setdefault(Port(node.id, output.tag), {}).setdefault(subtask, []).extend(records)
+            port = vertex.outputs[emitted.output]
+            self.streams.setdefault(port, {}).setdefault(subtask, []).append(emitted.batch)
         self.reports.append(run.metrics[0])
 
+    def _sorted(self, node: g.Node, program: Program, arriving: pa.RecordBatch) -> pa.RecordBatch:
+        """A keyed vertex's input by key, and then by event time."""
+        assert program.keyed is not None
+        if program.input.timestamped:
+            arriving = arriving.take(_by_time(arriving))
+        keys = list(map(_sortable, _keys(self.plan.name, node.name, program.keyed, program.input, arriving)))
+        return arriving.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
+
     def _native(self, node: g.Node) -> None:
-        found = self.streams[Port(node.id)] = {}
-        for subtask, arriving in self._arriving(node).items():
-            if node.aggregates_natively and arriving:
-                _check_keys(self.plan, node, arriving)
-            layout, looked_up = input_layout(self.plan, node.id), self.inputs.get(node.id, ())
-            found[subtask] = run_native(self.plan.name, node, layout, arriving, looked_up)
+        layout, looked_up = self.inputs.layouts[node.id], self.records.get(node.id, ())
+        for subtask, arriving in (self.inputs.of(node.id, self.streams) or {0: None}).items():
+            if node.aggregates_natively and arriving is not None:
+                _check_keys(self.plan, node, layout, arriving)
+            records = [] if arriving is None else to_timed(layout, arriving)
+            self._emit(Port(node.id), subtask, run_native(self.plan.name, node, layout, records, looked_up))
+
+
+def _by_time(batch: pa.RecordBatch) -> pa.Array:
+    """The rows of a batch in the order of their event times."""
+    return pc.array_sort_indices(pc.fill_null(batch[TIMESTAMP], MIN_TIMESTAMP))
 
 
 def _sortable(key: Any) -> Any:
@@ -252,17 +232,6 @@ def _sortable(key: Any) -> Any:
         return tuple(map(_sortable, key))
     plain = key.value if isinstance(key, Enum) else key
     return (type(plain).__name__, "" if plain is None else plain)
-
-
-@dataclass
-class _Stream:
-    """A stream's records of one micro-batch.
-
-    `ahead` are those that its control event led to, `behind` those that came of its records.
-    """
-
-    ahead: InSubtasks = field(default_factory=dict)
-    behind: InSubtasks = field(default_factory=dict)
 
 
 @dataclass
@@ -280,17 +249,18 @@ def _run_streaming(
     decided: Plan,
     inputs: Mapping[int, list[Any]],
     clock: Callable[[], int],
-    order: _Order,
+    order: Order,
     interval: int | None,
     size: int | None,
 ) -> Result:
     """Segment after segment; each reads what those before it have handed on, micro-batch by micro-batch."""
-    laid_out(decided, Lanes())  # refuses what a job refuses
+    plans = segments(decided)
+    laid_out(decided, Lanes(), plans)  # refuses what a job refuses
     result = Result(sinks={n.name: [] for n in decided.graph.sinks})
     by_uid = {decided.graph.node(n).uid: records for n, records in inputs.items()}
     handed: dict[str, list[_Handed]] = {}
     measured = []
-    for segment in segments(decided):
+    for segment in plans:
         one = _Streaming(segment, by_uid, clock, order, interval, size, handed)
         found = one.run()
         for name, records in found.sinks.items():
@@ -309,29 +279,41 @@ class _Streaming:
         decided: Plan,
         inputs: Mapping[str, list[Any]],
         clock: Callable[[], int],
-        order: _Order,
+        order: Order,
         interval: int | None,
         size: int | None,
         given: Mapping[str, Sequence[_Handed]],
     ) -> None:
         self.plan, self.clock, self.order = decided, clock, order
-        self.inputs = {n.id: inputs[n.uid] for n in decided.graph.readers if not isinstance(n, g.RelayedNode)}
+        nodes = tuple(node.id for node in decided.graph.nodes)
+        self.graph = ExecutionGraph(decided, decided.name, nodes, state_alone=True)
+        self.inputs = Inputs(self.graph, order, spreads=False)
+        self.vertices = [(vertex, decided.graph.node(vertex.head)) for vertex in self.graph.vertices]
+        self.told = {
+            vertex.head
+            for vertex, head in self.vertices
+            if head.key is not None or any(decided.graph.node(n).is_told_watermark for n in vertex.members)
+        }
+        """The vertices, by their heads, that are told how far event time is."""
+
+        self.records = {n.id: inputs[n.uid] for n in decided.graph.readers if not isinstance(n, g.RelayedNode)}
         self.interval, self.size = interval, size
         self.given = {n.id: given[n.uid] for n in decided.graph.nodes if isinstance(n, g.RelayedNode)}
         self.handed: dict[str, list[_Handed]] = {n.uid: [] for n in decided.graph.nodes if isinstance(n, g.RelayNode)}
         self.result = Result(sinks={n.name: [] for n in decided.graph.sinks})
         self.time = JobTime(decided, None, clock(), native_windows=True)
         self.driven: dict[int, list[Driven]] = {}
-        """The instances of each operator."""
+        """The instances of each vertex, by its head."""
 
         self.iterations = {
             n.id: StreamedIteration(decided, n, clock) for n in decided.graph.nodes if isinstance(n, g.IterationNode)
         }
-        self.streams: dict[Port, _Stream] = {}
+        self.streams: dict[bool, Streams] = {}
+        """The records of a micro-batch: those that its control event led to (True), and those that came of records."""
+
         self.delivered = ControlEvent()
         """The latest event that a micro-batch has had."""
 
-        self.ahead = False
         self.due: list[int] = []
         self.kept: dict[int, list[tuple[Timed, int]]] = {}
         """For a native operation on keys, what has come, and the watermark at which it did."""
@@ -343,18 +325,15 @@ class _Streaming:
         self.epoch = 0
         self.committed: int | None = None
         """The epoch that was committed last."""
-        self.read = dict.fromkeys(self.inputs, 0)
+        self.read = dict.fromkeys(self.records, 0)
         """How many records of each source have been processed."""
 
     def run(self) -> Result:
         failure: BaseException | None = None
         try:
-            for node in self.plan.graph.nodes:
+            for vertex, node in self.vertices:
                 if node.step is not None:
-                    driven = self.driven[node.id] = []
-                    for subtask in range(self.plan.subtasks.get(node.id, 1)):
-                        emit = partial(self._emit_from, node.id, subtask)
-                        driven.append(Driven(self.plan, node, emit, self.clock, subtask=subtask, apart=True))
+                    self.driven[node.id] = list(self._opened(vertex, node))
             event, waiting = None, 0
             self._end_sources()
             for arriving in self._micro_batches():
@@ -380,6 +359,14 @@ class _Streaming:
         self.result.metrics = merge([self.late, *(d.metrics for d in self._instances()), *iterated])
         return self.result
 
+    def _opened(self, vertex: Vertex, node: g.Node) -> Iterator[Driven]:
+        """The instances of a vertex, one for each subtask."""
+        program = replace(self.graph.program(vertex), stage=node.name)
+        apart = node.has_broadcast_input and node.key not in (None, g.Key())
+        groups = self.plan.execution.streaming.max_parallelism if apart else 0
+        for subtask in range(self.plan.subtasks.get(node.id, 1)):
+            yield Driven(program, partial(self._emit_from, vertex, subtask), self.clock, None, subtask, groups)
+
     def _instances(self) -> Iterator[Driven]:
         return chain.from_iterable(self.driven.values())
 
@@ -389,7 +376,7 @@ class _Streaming:
         What another segment handed on comes as it did, all streams together.
         """
         sources = [n.id for n in self.plan.graph.sources if n.id not in self.given]
-        reading = {n: [(record, None) for record in self.inputs[n]] for n in sources}
+        reading = {n: [(record, None) for record in self.records[n]] for n in sources}
         epochs = max(map(len, self.given.values()), default=0)
         handed = [{n: given[i].records for n, given in self.given.items() if i < len(given)} for i in range(epochs)]
         if self.size is None:
@@ -417,9 +404,9 @@ class _Streaming:
         for n in arrived.keys() & self.read.keys():
             self.read[n] += len(arrived[n])
         bounded = (
-            n for n in self.plan.graph.sources if n.id in self.inputs and n.source.boundedness is Boundedness.BOUNDED
+            n for n in self.plan.graph.sources if n.id in self.records and n.source.boundedness is Boundedness.BOUNDED
         )
-        self.time.ended({n.uid: {ALL} for n in bounded if self.read[n.id] == len(self.inputs[n.id])})
+        self.time.ended({n.uid: {ALL} for n in bounded if self.read[n.id] == len(self.records[n.id])})
 
     def _after(self) -> ControlEvent | None:
         report = Report(merge(d.metrics for d in self._instances()), min(self.due, default=None))
@@ -429,28 +416,27 @@ class _Streaming:
         return self.time.after(report, self.clock())
 
     def _micro_batch(self, arriving: Mapping[int, list[Timed]], event: ControlEvent | None) -> None:
-        self.streams, self.due = {}, []
+        self.streams, self.due = {True: {}, False: {}}, []
         ended_before, self.delivered = self.delivered.ended, event or self.delivered
         for driven in self._instances():
             if not self.epoch or driven.listens:
                 driven.begin(self.committed)
-        for node in self.plan.graph.nodes:
+        for vertex, node in self.vertices:
             if isinstance(node, g.SourceNode):
-                self.streams[Port(node.id)] = _Stream(behind={0: arriving.get(node.id, [])})
-                continue
-            came = self._arriving(node)
-            if isinstance(node, g.SinkNode):
-                self.result.sinks[node.name] += [r for r, _ in [*in_one(came.ahead), *in_one(came.behind)]]
+                if arriving.get(node.id):
+                    self._emit(Port(node.id), 0, arriving[node.id])
+            elif isinstance(node, g.SinkNode):
+                self.result.sinks[node.name] += [record for record, _ in self._records(node)]
             elif isinstance(node, g.RelayNode):
-                self._hand_on(node, [*in_one(came.ahead), *in_one(came.behind)], event)
+                self._hand_on(node, self._records(node), event)
             elif isinstance(node, g.IterationNode):
-                self._iteration(node, self.delivered.ends(node.uid) and node.uid not in ended_before)
+                self._iteration(node, vertex, self.delivered.ends(node.uid) and node.uid not in ended_before)
             elif node.step is not None:
-                self._python(node, came, event)
+                self._python(node, event)
             elif node.aggregates_natively:
-                self._native_keyed(node, came, event)
+                self._native_keyed(node, event)
             else:
-                self._native(node, came)
+                self._native(node)
         self._end_micro_batch()
 
     def _end_micro_batch(self) -> None:
@@ -465,48 +451,36 @@ class _Streaming:
                 driven.begin(self.committed)
                 driven.end()
 
-    def _arriving(self, node: g.Node) -> _Stream:
-        ahead, behind = [], []
-        for edge in self.plan.graph.main_inputs(node.id):
-            stream = self.streams.get(Port.of(edge), _Stream())
-            ahead.append(sent(self.plan, edge, node, stream.ahead))
-            behind.append(sent(self.plan, edge, node, stream.behind))
-        return _Stream(self._merged(ahead), self._merged(behind))
+    def _records(self, node: g.Node) -> list[Timed]:
+        """All that reaches a node in the micro-batch."""
+        return [timed for ahead in (True, False) for timed in self.inputs.records(node.id, self.streams[ahead])]
 
-    def _merged(self, streams: Sequence[InSubtasks]) -> InSubtasks:
-        return {n: self.order.merged([s.get(n, []) for s in streams]) for n in sorted(set().union(*streams))}
+    def _emit_from(self, vertex: Vertex, subtask: int, ahead: bool, number: int, batch: pa.RecordBatch) -> None:
+        self.streams[ahead].setdefault(vertex.outputs[number], {}).setdefault(subtask, []).append(batch)
 
-    def _emit_from(self, node_id: int, subtask: int, tag: str | None, timed: list[Timed]) -> None:
-        self._emit(Port(node_id, tag), subtask, timed)
+    def _emit(self, port: Port, subtask: int, timed: Sequence[Timed], ahead: bool = False) -> None:
+        if timed:
+            self.streams[ahead].setdefault(port, {}).setdefault(subtask, []).append(self.inputs.batch(port, timed))
 
-    def _emit(self, port: Port, subtask: int, timed: list[Timed]) -> None:
-        stream = self.streams.setdefault(port, _Stream())
-        (stream.ahead if self.ahead else stream.behind).setdefault(subtask, []).extend(timed)
+    def _python(self, head: g.Node, event: ControlEvent | None) -> None:
+        own = [self.inputs.of(head.id, self.streams[ahead]) for ahead in (True, False)]
+        broadcast = [self.inputs.broadcast(head.id, self.streams[ahead]) for ahead in (True, False)]
+        for subtask, driven in enumerate(self.driven[head.id]):
+            ahead, behind = (
+                Arrived([side[subtask]] if subtask in side else [], [] if rules is None else [rules])
+                for side, rules in zip(own, broadcast, strict=True)
+            )
+            if any((*ahead, *behind)) or (event is not None and head.id in self.told):
+                due = driven.run(ahead, event, behind, self.committed)
+                self.due += [] if due is None else [due]
 
-    def _python(self, node: g.Node, came: _Stream, event: ControlEvent | None) -> None:
-        """What is ahead of the event, the event, and what is behind it; the end of the input comes last."""
-        rules = [self.streams.get(Port.of(e), _Stream()) for e in self.plan.graph.broadcast_inputs(node.id)]
-        end = event if event is not None and event.ends(node.uid) else None
-        moved = event.without_end if event is not None else None
-        dues: dict[int, int | None] = {}
-        for self.ahead, own, broadcast, given in (
-            (True, came.ahead, [in_one(s.ahead) for s in rules], moved),
-            (False, came.behind, [in_one(s.behind) for s in rules], end),
-        ):
-            records = self.order.merged(broadcast)
-            for subtask, driven in enumerate(self.driven[node.id]):
-                mine = own.get(subtask, [])
-                if mine or records or (given is not None and (node.key is not None or node.is_told_watermark)):
-                    dues[subtask] = driven.run(mine, given, records, self.committed)
-        self.due += [due for due in dues.values() if due is not None]
-
-    def _iteration(self, node: g.IterationNode, ends: bool) -> None:
-        streams = [self.streams.get(Port.of(e), _Stream()) for e in self.plan.graph.inputs(node.id)]
-        own = [[*in_one(stream.ahead), *in_one(stream.behind)] for stream in streams]
-        inputs = [self.order.shuffled(list(chain.from_iterable(one))) for one in node.by_input(own)]
-        self.ahead = False
+    def _iteration(self, node: g.IterationNode, vertex: Vertex, ends: bool) -> None:
+        streams = zip(*[self.inputs.of_iteration(node.id, self.streams[ahead]) for ahead in (True, False)], strict=True)
+        own = [[*ahead, *behind] for ahead, behind in streams]
+        inputs = [self.order.shuffled(chain.from_iterable(one)) for one in node.by_input(own)]
         for number, records in enumerate(self.iterations[node.id].micro_batch(inputs, ends)):
-            self._emit(Port(node.id, g.output_tag(number)), 0, records)
+            if Port(node.id, g.output_tag(number)) in vertex.outputs:
+                self._emit(Port(node.id, g.output_tag(number)), 0, records)
 
     def _hand_on(self, node: g.RelayNode, records: list[Timed], event: ControlEvent | None) -> None:
         handed = self.handed[node.uid]
@@ -522,28 +496,25 @@ class _Streaming:
         """The iterations before a node."""
         return [n for n in self.plan.upstream(node.id) if n in self.iterations]
 
-    def _native(self, node: g.Node, came: _Stream) -> None:
-        layout, looked_up = input_layout(self.plan, node.id), self.inputs.get(node.id, ())
-        for self.ahead, own in ((True, came.ahead), (False, came.behind)):
-            for subtask, records in own.items():
-                self._emit(Port(node.id), subtask, run_native(self.plan.name, node, layout, records, looked_up))
+    def _native(self, node: g.Node) -> None:
+        layout, looked_up = self.inputs.layouts[node.id], self.records.get(node.id, ())
+        for ahead in (True, False):
+            for subtask, batch in self.inputs.of(node.id, self.streams[ahead]).items():
+                records = run_native(self.plan.name, node, layout, to_timed(layout, batch), looked_up)
+                self._emit(Port(node.id), subtask, records, ahead)
 
-    def _native_keyed(self, node: g.Node, came: _Stream, event: ControlEvent | None) -> None:
-        mark = self.time.latest.watermarks.get(node.uid, MIN_TIMESTAMP)
-        timed = [*in_one(came.ahead), *in_one(came.behind)]
-        if timed:
-            _check_keys(self.plan, node, timed)
+    def _native_keyed(self, node: g.Node, event: ControlEvent | None) -> None:
+        mark, layout = self.time.latest.watermarks.get(node.uid, MIN_TIMESTAMP), self.inputs.layouts[node.id]
         kept = self.kept.setdefault(node.id, [])
-        for record, time in timed:
-            windows = node.windows_of(record, time)
-            if windows and all(w.max_timestamp() <= mark for w in windows):
-                self.late.count("late records")
-            else:
-                kept.append(((record, time), mark))
+        for batch in chain(*[self.inputs.of(node.id, self.streams[ahead]).values() for ahead in (True, False)]):
+            _check_keys(self.plan, node, layout, batch)
+            for record, time in to_timed(layout, batch):
+                windows = node.windows_of(record, time)
+                if windows and all(w.max_timestamp() <= mark for w in windows):
+                    self.late.count("late records")
+                else:
+                    kept.append(((record, time), mark))
         if event is not None and event.end:
-            self.ahead = False
             marks = [mark for _, mark in kept]
-            layout = input_layout(self.plan, node.id)
-            self._emit(
-                Port(node.id), 0, run_native(self.plan.name, node, layout, [timed for timed, _ in kept], marks=marks)
-            )
+            timed = run_native(self.plan.name, node, layout, [timed for timed, _ in kept], marks=marks)
+            self._emit(Port(node.id), 0, timed)

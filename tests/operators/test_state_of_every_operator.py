@@ -60,7 +60,7 @@ from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.time import MIN_TIMESTAMP
-from dagster_unified.testing.driving import Driven, single
+from dagster_unified.testing.driving import DrivenOperator, single
 from dagster_unified.testing.harness import ManualClock
 from tests.depth import examples
 
@@ -527,7 +527,7 @@ class Driving:
         def emit(tag, timed):
             out.extend((tag, repr(record), time) for record, time in timed)
 
-        driven = Driven(self.plan, self.node, emit, clock, store)
+        driven = DrivenOperator(self.plan, self.node, emit, clock, store)
         found = []
         try:
             for place, batch in enumerate([*batches, None]):
@@ -535,13 +535,13 @@ class Driving:
                     driven.close()
                     with patch.object(worker, "wall_clock", clock):
                         store = self.restored(driven.store, savepoints[place], watermark)
-                    driven = Driven(self.plan, self.node, emit, clock, store)
+                    driven = DrivenOperator(self.plan, self.node, emit, clock, store)
                 if batch is None:
-                    driven.run([], ControlEvent(watermarks={"operator": watermark}, now=clock.now, end=True))
+                    driven.take([], ControlEvent(watermarks={"operator": watermark}, now=clock.now, end=True))
                 else:
                     events, watermark, clock.now = batch[0], max(watermark, batch[1]), clock.now + batch[2]
                     event = ControlEvent(watermarks={"operator": watermark}, now=clock.now)
-                    driven.run(*self.inputs(driven.program, events)[:1], event, self.inputs(driven.program, events)[1])
+                    driven.take(*self.inputs(driven.program, events)[:1], event, self.inputs(driven.program, events)[1])
                 found.append(sorted(out, key=repr))
                 out.clear()
         finally:

@@ -21,7 +21,6 @@ from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes import ExchangeKind, IterationNode, SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
-from dagster_unified.graph.programs import input_layout
 from dagster_unified.operators.layout import (
     CARRIED,
     EMITTED,
@@ -60,7 +59,7 @@ class LeavingStream:
         forwarded = len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD
         if forwarded and edges[0].source in region.nodes:
             return LeavingStream.of_port(plan, Port.of(edges[0]))
-        return LeavingStream(sink.uid, None, StreamLayout(input_layout(plan, sink.id).records), None, sink.id)
+        return LeavingStream(sink.uid, None, StreamLayout(plan.input_layout(sink.id).records), None, sink.id)
 
     def frame(self, frames: RegionFrames) -> DataFrame:
         """Its rows."""

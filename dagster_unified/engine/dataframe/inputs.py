@@ -21,7 +21,6 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph, channel_selector, channels
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.graph.programs import input_layout
 from dagster_unified.graph.subtasks import CHOOSING
 from dagster_unified.operators.layout import SUBTASK, TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll
@@ -53,7 +52,7 @@ class Inputs:
     def of(self, node_id: int) -> DataFrame:
         """A node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""
         node = self.plan.graph.node(node_id)
-        layout = input_layout(self.plan, node_id)
+        layout = self.plan.input_layout(node_id)
         edges = self.plan.graph.main_inputs(node_id)
         choosing = [edge.partitioning for edge in edges if edge.partitioning.kind in CHOOSING]
         if len(edges) == 1 or choosing == [edges[0].partitioning] * len(edges):
@@ -70,7 +69,7 @@ class Inputs:
 
         A null that a type does not allow fails where no function has looked at the records before.
         """
-        records = input_layout(self.plan, sink).records
+        records = self.plan.input_layout(sink).records
         edges = self.plan.graph.main_inputs(sink)
         unseen = any(isinstance(self.plan.graph.node(edge.source), _WITHOUT_FUNCTIONS) for edge in edges)
         columns = self._without_nulls(sink, records) if unseen else list(records.names)

@@ -15,7 +15,7 @@ from dagster_unified.by_value import sent
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.programs import broadcast_input, input_layout, keyed_program, step
+from dagster_unified.graph.programs import broadcast_input, keyed_program, step
 from dagster_unified.operators.functions.checkpoints import listeners
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Program
@@ -39,7 +39,7 @@ def _alone(plan: Plan, node: g.Node) -> Program:
     if node.key is not None:
         return keyed_program(plan, node)
     steps = (step(plan, node, -1, None),)
-    return Program(plan.name, node.name, input_layout(plan, node.id), steps, (), broadcast=broadcast_input(plan, node))
+    return Program(plan.name, node.name, plan.input_layout(node.id), steps, (), broadcast=broadcast_input(plan, node))
 
 
 def _telling(payload: Payload, epoch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -46,7 +46,6 @@ from dagster_unified.engine.streaming.task_balance import PLACED, SPREAD, spread
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.graph.programs import input_layout
 from dagster_unified.graph.topology import Exchanged, Head, Native, Topology
 from dagster_unified.operators.drivers.report import Report, merge_reports
 from dagster_unified.operators.metrics import merge
@@ -150,7 +149,7 @@ class PackedFrames:
         """Native operators on the rows of one lane, which become columns for them; all other rows pass through."""
         from pyspark.sql import functions as F
 
-        schema = worker.with_pass_through(input_layout(self.plan, native.nodes[0]).schema)
+        schema = worker.with_pass_through(self.plan.input_layout(native.nodes[0]).schema)
         wide = frame.mapInArrow(worker.spread(native.lane, schema), spark_schema(schema))
         natives = Natives(self.plan.name, self.plan.graph.node(native.nodes[0]).name, self.spark, self.tables)
         others = F.col(worker.LANE) != native.lane

@@ -58,11 +58,6 @@ class ControlEvent(msgspec.Struct, frozen=True):
         """Whether the input of an operator has ended."""
         return self.end or uid in self.ended
 
-    @property
-    def without_end(self) -> ControlEvent:
-        """The same time, as if no input had ended."""
-        return msgspec.structs.replace(self, end=False, ended=[])
-
 
 def decode_event(data: bytes) -> ControlEvent:
     """The inverse of `msgspec.json.encode`."""
@@ -76,17 +71,17 @@ class Arrived(NamedTuple):
     broadcast: Sequence[pa.RecordBatch] = ()
 
 
-_NOTHING = Arrived()
+NOTHING = Arrived()
 
 
 class MicroBatch(NamedTuple):
     """What a key group processes together, in this order; the end of the input, if the event says so, comes last."""
 
-    ahead: Arrived = _NOTHING
+    ahead: Arrived = NOTHING
     """What operators upstream emitted for the control event."""
 
     event: ControlEvent | None = None
-    behind: Arrived = _NOTHING
+    behind: Arrived = NOTHING
     sorted_by_key: bool = False
     """Whether equal keys stand together already."""
 
