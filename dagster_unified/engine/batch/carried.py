@@ -19,9 +19,9 @@ from dagster_unified.engine.batch.intermediates import dataframes
 from dagster_unified.engine.batch.intermediates.store import Manifest
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.dataframe.aggregates import CarriedAggregate
+from dagster_unified.engine.dataframe.frames import Frames
 from dagster_unified.engine.dataframe.inputs import key_columns
 from dagster_unified.engine.dataframe.native import Natives, Span
-from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.engine.events import RecordsWait
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.errors import StateError
@@ -236,25 +236,23 @@ class CarriedState:
 
     def __init__(
         self,
-        streams: Streams,
+        frames: Frames,
         natives: Natives,
         starts: Sequence[PartitionStart],
         before: StateBefore,
-        persist: Callable[[DataFrame], DataFrame],
     ) -> None:
-        self._streams, self._natives, self._starts = streams, natives, starts
-        self._before, self._persist = before, persist
+        self._frames, self._natives, self._starts, self._before = frames, natives, starts, before
         self._aggregates: dict[int, CarriedAggregate] = {}
 
     def records(self, node: g.Node, layout: StreamLayout) -> DataFrame:
         """A keyed node's records by key group, each group after its state."""
         from pyspark.sql import functions as F
 
-        plan, axis, state = self._streams.plan, self._streams.axis, self._before(Port(node.id, CARRIED))
+        plan, axis, state = self._frames.plan, self._frames.axis, self._before(Port(node.id, CARRIED))
         groups = plan.execution.streaming.max_parallelism
         keys = [] if node.holds_subtask_state else _key_columns(node, plan)
         if keys:
-            rows, group = self._streams.inputs.united(plan.graph.main_inputs(node.id), layout), _group(keys, groups)
+            rows, group = self._frames.united(plan.graph.main_inputs(node.id), layout), _group(keys, groups)
         else:
             rows, group = self._in_subtasks(node, layout, plan.subtasks_with_state(node) or groups)
         records = rows.select(*layout.schema.names, group.alias(GROUP), *axis.columns)
@@ -273,7 +271,7 @@ class CarriedState:
                 *(F.lit(0).alias(name) for name in axis.columns),
             )
             frame = frame.unionByName(every, allowMissingColumns=True)
-        count = self._streams.inputs.parallelism(node)
+        count = self._frames.parallelism(node)
         if axis.enabled and not count:
             # Adaptive execution goes by bytes, and every partition has its state to write, however few its records are.
             count = int(self._natives.spark.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -285,22 +283,22 @@ class CarriedState:
         """A node's records, and the subtask of each: the one that an exchange chose for it, or any."""
         from pyspark.sql import functions as F
 
-        plan = self._streams.plan
+        plan = self._frames.plan
         if node.id in plan.subtasks:
-            return self._streams.inputs.of(node.id), F.pmod(F.spark_partition_id(), F.lit(subtasks))
-        return self._streams.inputs.united(plan.graph.main_inputs(node.id), layout), _group([], subtasks)
+            return self._frames.input_of(node.id), F.pmod(F.spark_partition_id(), F.lit(subtasks))
+        return self._frames.united(plan.graph.main_inputs(node.id), layout), _group([], subtasks)
 
     def aggregate(self, node: g.Node, port: Port) -> DataFrame:
         """The aggregates of the keys that a partition has, or of the windows that it closes; or the state after it."""
         merged = self._aggregates.get(node.id)
         if merged is None:
             found = self._merged(node)
-            merged = self._aggregates[node.id] = replace(found, frame=self._persist(found.frame))
+            merged = self._aggregates[node.id] = replace(found, frame=self._frames.persist(found.frame))
         if port.tag == CARRIED:
             return merged.state()
         return self._natives.finished(node, merged)
 
     def _merged(self, node: g.Node) -> CarriedAggregate:
-        frame, before = self._streams.inputs.of(node.id), self._before(Port(node.id, CARRIED))
+        frame, before = self._frames.input_of(node.id), self._before(Port(node.id, CARRIED))
         time = Span(self._starts[0].watermark(node), [start.last_watermark(node) for start in self._starts])
-        return self._natives.carried(node, frame, before, time, self._streams.axis)
+        return self._natives.carried(node, frame, before, time, self._frames.axis)

@@ -8,7 +8,7 @@ records.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,11 +19,10 @@ from dagster_unified.connectors.protocol.frame import MALFORMED, spark_schema
 from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore, exports_rows
 from dagster_unified.engine.batch.iterate import IterationInputs, Iterations
+from dagster_unified.engine.dataframe.frames import Frames
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
-from dagster_unified.engine.dataframe.passes import Reports, mapped
-from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
 from dagster_unified.graph.nodes import Key
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-class RegionFrames:
+class RegionFrames(Frames):
     """The lazy DataFrames of one region.
 
     `intermediate` gives the streams of other regions. `state` gives what the partition before the first left, where
@@ -56,48 +55,20 @@ class RegionFrames:
         iterations: Iterations | None = None,
         only_saved: bool = False,
     ) -> None:
-        self.plan, self.spark, self.starts = plan, spark, starts
-        self.graph = ExecutionGraph.of(plan, region)
-        self.axis = PartitionAxis(len(starts))
+        super().__init__(ExecutionGraph.of(plan, region), intermediate, PartitionAxis(len(starts)))
+        self.spark, self.starts = spark, starts
         self.malformed: list[tuple[g.SourceNode, DataFrame]] = []
         """The rows that do not fit, by source."""
 
-        self._streams = Streams(self.graph, self, intermediate, self.axis)
         self._natives = Natives(plan.name, region.name, spark)
-        self._reports = Reports(self.axis)
-        self._persisted: list[DataFrame] = []
         self._iterations, self._only_saved = iterations, only_saved
         self._iterated: dict[Port, DataFrame] = {}
-        self._carried = (
-            None if state is None else CarriedState(self._streams, self._natives, starts, state, self._persist)
-        )
-
-    def port(self, port: Port) -> DataFrame:
-        """A stream of the region, in the columns of its layout."""
-        return self._streams.port(port)
-
-    def sink_input(self, sink: int) -> DataFrame:
-        """What a sink writes."""
-        return self._streams.inputs.of_sink(sink)
-
-    def combined(self, ports: Collection[Port]) -> tuple[DataFrame, tuple[Port, ...]] | None:
-        """Several streams in one DataFrame, in the order of their numbers, if one vertex emits exactly these."""
-        vertex = self._streams.emitter_of(ports)
-        return None if vertex is None else (self._streams.combined(vertex), vertex.outputs)
+        self._carried = None if state is None else CarriedState(self, self._natives, starts, state)
 
     def metrics(self) -> list[Metrics]:
         """The totals that operators reported, by partition; call it after the region's job has run."""
-        found = self._reports.metrics()
+        found = self.reports.metrics()
         return found if self._iterations is None else [merge([found[0], *self._iterations.metrics]), *found[1:]]
-
-    def release(self) -> None:
-        """Free the DataFrames that were persisted for several readers."""
-        for frame in self._persisted:
-            frame.unpersist()
-
-    def _persist(self, frame: DataFrame) -> DataFrame:
-        self._persisted.append(frame.persist())
-        return self._persisted[-1]
 
     # How BATCH runs operators
 
@@ -106,12 +77,12 @@ class RegionFrames:
         ship = self.graph.program(vertex)
         if self._only_saved and exports_rows(node):
             ship = replace(self.axis.timed(ship), export=self.starts[0].over(node))
-            frame = self._streams.inputs.of(node.id).select(*ship.input.schema.names)
+            frame = self.input_of(node.id).select(*ship.input.schema.names)
         elif self._carried is not None and node.runs_by_key:
             ship = replace(self.axis.timed(ship), carry=tuple(start.over(node) for start in self.starts))
             frame = self._carried.records(node, ship.input)
         else:
-            frame = self._streams.inputs.of(node.id)
+            frame = self.input_of(node.id)
             ship = self.axis.timed(ship, self._last_event_times(node, frame))
             frame = frame.select(*ship.input.schema.names, *self.axis.columns)
             frame = frame if node.runs_by_key and node.key != Key() else self.axis.in_order(frame)
@@ -121,10 +92,7 @@ class RegionFrames:
             combined = self.run_program(frame, self._given_broadcast(ship, ship.broadcast, node.id), vertex.members)
         else:
             combined = self._with_broadcast(frame, ship, ship.broadcast, node.id)
-        return self._persist(combined) if self.graph.is_computed_again(vertex) else combined
-
-    def run_program(self, frame: DataFrame, program: Program, place: Hashable) -> DataFrame:
-        return self._reports.taken_from(mapped(frame, program, self._streams.shipments, place, self.axis))
+        return self.persisted(vertex, combined)
 
     def run_natively(self, node: g.Node, port: Port) -> DataFrame:
         if isinstance(node, g.SourceNode):
@@ -133,7 +101,7 @@ class RegionFrames:
             return self._output_of(node, port)
         if self._carried is not None and node.aggregates_natively:
             return self._carried.aggregate(node, port)
-        frame = self._natives.run(node, self._streams.inputs.of(node.id), self.axis.columns)
+        frame = self._natives.run(node, self.input_of(node.id), self.axis.columns)
         return self._with_last_event_times(node, frame)
 
     def _output_of(self, node: g.IterationNode, port: Port) -> DataFrame:
@@ -148,7 +116,7 @@ class RegionFrames:
 
     def _inputs_of(self, node: g.IterationNode) -> IterationInputs:
         """The inputs of an iteration, which one that goes on does not read again: nothing is observed of them then."""
-        frames, reported = self._reports.take(lambda: self._streams.inputs.of_iteration(node))
+        frames, reported = self.reports.take(lambda: self.inputs_of_iteration(node))
         return IterationInputs(frames, lambda: merge(reported()))
 
     @property
@@ -195,7 +163,7 @@ class RegionFrames:
             return F.struct(F.lit(index).alias("partition"), F.to_json(content).alias("report"))
 
         reports = F.array(*map(report, range(self.axis.count)))
-        return self._reports.observe(frame, reports)
+        return self.reports.observe(frame, reports)
 
     def _last_event_times(self, node: g.Node, frame: DataFrame) -> dict[int, int]:
         """The last event times of what reaches a node that may have timers, by partition.
@@ -221,7 +189,7 @@ class RegionFrames:
         """
         from pyspark.sql import functions as F
 
-        persisted = self._persist(frame)
+        persisted = self.persist(frame)
         rows = persisted.groupBy(*self.axis.columns).agg(F.max(TIMESTAMP).alias("last")).collect()
         return {self.axis.index_of(row): row["last"] for row in rows if row["last"] is not None}
 
@@ -247,7 +215,7 @@ class RegionFrames:
 
     def _given_broadcast(self, ship: Program, given: BroadcastInput, node_id: int) -> Program:
         """The program with its broadcast records, in event-time order where they have event times."""
-        records = self._streams.inputs.united(self.plan.graph.broadcast_inputs(node_id), given.layout)
+        records = self.united(self.plan.graph.broadcast_inputs(node_id), given.layout)
         if given.layout.timestamped:
             records = records.orderBy(TIMESTAMP)
         batches = [declared(b.columns, given.layout.schema) for b in records.toArrow().to_batches()]

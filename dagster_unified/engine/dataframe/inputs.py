@@ -6,8 +6,8 @@ Knows the plan, connectors and Spark's DataFrame API. Lazy: nothing runs here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph, channel_selector, channels
 from dagster_unified.graph.nodes import Edge, ExchangeKind
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.plan import Port
 from dagster_unified.graph.subtasks import CHOOSING
 from dagster_unified.operators.layout import SUBTASK, TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll
@@ -34,22 +34,19 @@ _WITHOUT_FUNCTIONS = (g.SourceNode, g.NativeNode, g.AssignTimestampsNode)
 """What lets records pass that nobody has decoded."""
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """The inputs of the operators of an execution graph."""
+class Inputs(ABC):
+    """What reaches the operators of an execution graph."""
 
-    graph: ExecutionGraph
-    axis: PartitionAxis
-    shipments: Shipments
-    port: Callable[[Port], DataFrame]
-    """Returns a stream, in the columns of its layout."""
+    def __init__(self, graph: ExecutionGraph, axis: PartitionAxis | None, shipments: Shipments | None) -> None:
+        self.graph, self.plan = graph, graph.plan
+        self.axis = axis or PartitionAxis()
+        self.shipments = Shipments() if shipments is None else shipments
 
-    @property
-    def plan(self) -> Plan:
-        """The plan whose operators these are."""
-        return self.graph.plan
+    @abstractmethod
+    def port(self, port: Port) -> DataFrame:
+        """A stream of the graph or from outside of it, in the columns of its layout."""
 
-    def of(self, node_id: int) -> DataFrame:
+    def input_of(self, node_id: int) -> DataFrame:
         """A node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""
         node = self.plan.graph.node(node_id)
         layout = self.plan.input_layout(node_id)
@@ -64,7 +61,7 @@ class Inputs:
         frames = [self._exchanged(self._aligned(edge, layout), edge, node, layout) for edge in edges]
         return functools.reduce(lambda one, other: one.unionByName(other), frames)
 
-    def of_sink(self, sink: int) -> DataFrame:
+    def sink_input(self, sink: int) -> DataFrame:
         """What a sink writes: the columns of the records, and the pass-through columns.
 
         A null that a type does not allow fails where no function has looked at the records before.
@@ -73,7 +70,7 @@ class Inputs:
         edges = self.plan.graph.main_inputs(sink)
         unseen = any(isinstance(self.plan.graph.node(edge.source), _WITHOUT_FUNCTIONS) for edge in edges)
         columns = self._without_nulls(sink, records) if unseen else list(records.names)
-        return self.of(sink).select(*columns, *self.axis.columns)
+        return self.input_of(sink).select(*columns, *self.axis.columns)
 
     def _without_nulls(self, sink: int, records: RecordType) -> list[Column]:
         from pyspark.sql import functions as F
@@ -92,7 +89,7 @@ class Inputs:
             columns.append(column)
         return columns
 
-    def of_iteration(self, node: g.IterationNode) -> list[DataFrame]:
+    def inputs_of_iteration(self, node: g.IterationNode) -> list[DataFrame]:
         """The inputs of an iteration, the variables first."""
         edges = node.by_input(self.plan.graph.inputs(node.id))
         return [self.united(own, head.layout) for own, head in zip(edges, node.heads, strict=True)]

@@ -196,7 +196,7 @@ class EpochWriter:
                 node = self.plan.graph.node(number)
                 if isinstance(node, RelayNode):
                     assert relays is not None
-                    relays.write(node, tail.handed_on(number))
+                    relays.write(node, tail.input_of(number))
                     continue
                 assert isinstance(node, SinkNode)
                 result = write(node, self._commits_of(node), tail.sink_input(number), self._context(node, epoch))

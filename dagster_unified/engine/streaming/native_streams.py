@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
+from dagster_unified.engine.dataframe.frames import Frames
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import MOMENT, Natives
 from dagster_unified.engine.dataframe.passes import mapped, without_reports
-from dagster_unified.engine.dataframe.streams import Streams
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
+from dagster_unified.graph.execution_graph import ExecutionGraph
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.program.spec import Program
@@ -30,7 +30,7 @@ END = 253_402_300_799_000
 """The last moment that Spark's timestamps reach (the year 9999), in milliseconds."""
 
 
-class NativeStreams:
+class NativeStreams(Frames):
     """The streams of operators that begin with their sources.
 
     `tables` are those of lookups. `control` is where the end of input is written, on which windows close.
@@ -44,28 +44,24 @@ class NativeStreams:
         tables: Callable[[DataFrame], DataFrame],
         control: ControlFile | None = None,
     ) -> None:
-        self.plan, self.spark = graph.plan, spark
+        super().__init__(graph, _no_stream)
+        self.spark = spark
         self.drops_malformed: list[g.SourceNode] = []
         """The sources whose malformed rows are dropped here."""
 
         self._sources, self._control = sources, control
         self._natives = Natives(self.plan.name, graph.name, spark, tables, self._with_watermark)
-        self._streams = Streams(graph, self, _no_stream)
-
-    def port(self, port: Port) -> DataFrame:
-        """A stream, in the columns of its layout."""
-        return self._streams.port(port)
-
-    def run_vertex(self, vertex: Vertex) -> DataFrame:
-        return self.run_program(*self._streams.head_of(vertex), vertex.members)
 
     def run_program(self, frame: DataFrame, program: Program, place: Hashable) -> DataFrame:
-        return without_reports(mapped(frame, program, self._streams.shipments, place, self._streams.axis))
+        return without_reports(mapped(frame, program, self.shipments, place, self.axis))
+
+    def persist(self, frame: DataFrame) -> DataFrame:
+        return frame  # it is a stream
 
     def run_natively(self, node: g.Node, port: Port) -> DataFrame:
         if isinstance(node, g.SourceNode):
             return self._source(node)
-        return self._natives.run(node, self._streams.inputs.of(node.id))
+        return self._natives.run(node, self.input_of(node.id))
 
     def _source(self, node: g.SourceNode) -> DataFrame:
         source = spark_source(self.plan.name, node)
