@@ -224,7 +224,6 @@ class KeyGroups:
         self._take(group, given.behind, given)
         if event is not None and event.ends(uid):
             self.grouped.end(group, event.last_event_times.get(uid))
-        self.running.drain()
         if given.epoch is not None:
             self.grouped.end_of_epoch(group, self._touched, given.epoch)
         if given.terminated:
