@@ -92,7 +92,7 @@ def _topology(plan: Plan, topology: Topology, names: Mapping[int, str]) -> Itera
     for head in topology.heads:
         natives = "".join(f" → '{plan.graph.node(number).name}'" for number in head.native)
         yield f"source '{plan.graph.node(head.source).name}'{natives}"
-        yield from _indented(_program(head.track, names))
+        yield from _indented(_program(head.routed, names))
     yield from _between(plan, topology.between[0], names)
     stages = zip(topology.levels, topology.passes, topology.between[1:], strict=True)
     for number, (level, passes, between) in enumerate(stages, 1):
@@ -111,9 +111,9 @@ def _between(plan: Plan, stages: Iterable[Native | Exchanged], names: Mapping[in
         if isinstance(stage, Native):
             operators = " → ".join(f"'{plan.graph.node(number).name}'" for number in stage.nodes)
             yield f"Catalyst, lane {stage.lane}: {operators}"
-            yield from _indented(_program(stage.track, names))
+            yield from _indented(_program(stage.routed, names))
             continue
-        for lane, program in stage.tracks.items():
+        for lane, program in stage.programs.items():
             yield f"exchange into {stage.subtasks} subtasks, lane {lane} '{names[lane]}'"
             yield from _indented(_program(program, names))
 

@@ -47,27 +47,27 @@ TAIL = "sinks"
 
 @dataclass(frozen=True)
 class Head:
-    """A source: the native operators directly behind it, and the track of everything after them."""
+    """A source: the native operators directly behind it, and the program of everything after them."""
 
     source: int
     native: tuple[int, ...]
-    track: RoutedProgram
+    routed: RoutedProgram
 
 
 @dataclass(frozen=True)
 class Native:
-    """Native operators between levels: Catalyst runs them on one lane's rows as columns, and a track goes on."""
+    """Native operators between levels: Catalyst runs them on one lane's rows as columns, and a program goes on."""
 
     lane: int
     nodes: tuple[int, ...]
-    track: RoutedProgram
+    routed: RoutedProgram
 
 
 @dataclass(frozen=True)
 class Exchanged:
-    """Exchanges between levels: the rows of each lane and subtask come into one task, and a track goes on."""
+    """Exchanges between levels: the rows of each lane and subtask come into one task, and a program goes on."""
 
-    tracks: Mapping[int, RoutedProgram]
+    programs: Mapping[int, RoutedProgram]
 
     subtasks: int
     """How many the exchange with the most chooses from."""
@@ -239,10 +239,10 @@ class _Builder:
         self.tail_lanes: dict[Port, int] = {}
         self.depth_of = self._depths()
         self.pending: list[int] = []
-        """Native operators that a track leads to."""
+        """Native operators that a program leads to."""
 
         self.exchanged: set[int] = set()
-        """Operators to which an exchange sends what comes out of a track."""
+        """Operators to which an exchange sends what comes out of a program."""
 
     def build(self) -> Topology:
         heads = tuple(map(self._head, self._sources()))
@@ -252,7 +252,7 @@ class _Builder:
         for level in range(1, max(map(self.level_of.__getitem__, self.keyed), default=0) + 1):
             mine = [n for n in self.keyed if self.level_of[n] == level]
             levels.append({self._lane(n): self._keyed(n) for n in mine})
-            passes.append({lane: track for n in mine for lane, track in self._after(n)})
+            passes.append({lane: routed for n in mine for lane, routed in self._after(n)})
             between.append(self._between(level))
         uids = {self._lane(n): self.nodes[n].uid for n in self.keyed if self.nodes[n].is_told_watermark}
         tail = ExecutionGraph(self.plan, TAIL, tuple(self.tail), sinks=self.sinks)
@@ -429,7 +429,7 @@ class _Builder:
 
     def _onward(self, node: int) -> RoutedProgram:
         layout = self.plan.layout(Port(node))
-        return self._track(Port(node), StreamLayout(layout.records, layout.timestamped))
+        return self._onward_from(Port(node), StreamLayout(layout.records, layout.timestamped))
 
     def _keyed(self, node_id: int) -> RoutedProgram:
         """A keyed operator alone: what it emits goes to the pass after it, or straight to the tail."""
@@ -471,7 +471,9 @@ class _Builder:
                 if e.side_output == port.tag
             ):
                 full = self.plan.layout(port)
-                found.append((self._pass_lane(port), self._track(port, StreamLayout(full.records, full.timestamped))))
+                found.append(
+                    (self._pass_lane(port), self._onward_from(port, StreamLayout(full.records, full.timestamped)))
+                )
         return found
 
     def ports(self, node_id: int) -> list[Port]:
@@ -480,28 +482,28 @@ class _Builder:
     def _pass_lane(self, port: Port) -> int:
         return self.lanes.of(f"{self.nodes[port.node].uid} {port.tag or ''} onward")
 
-    def _track(self, entry: Port, layout: StreamLayout) -> RoutedProgram:
+    def _onward_from(self, entry: Port, layout: StreamLayout) -> RoutedProgram:
         """Everything from a stream to the next keyed operators, native operators and exchanges, and to the tail.
 
         A node with several inputs is there once for each of them, unless an exchange brings them together.
 
         What a keyed operator emits to the tail goes there without a pass between.
         """
-        building = _Track(self, layout)
+        building = _ProgramBuilder(self, layout)
         building.follow(entry, -1)
-        return building.track(self.nodes[entry.node].name, entry.node in self.plan.subtasks)
+        return building.build(self.nodes[entry.node].name, entry.node in self.plan.subtasks)
 
     def _in_subtasks(self, node_id: int) -> RoutedProgram:
         """Everything from what an exchange brings to an operator, itself included."""
         node, layout = self.nodes[node_id], self.plan.input_layout(node_id)
-        building = _Track(self, layout)
+        building = _ProgramBuilder(self, layout)
         if node.native:
             self.pending.append(node_id)
             building.outputs.append(Output(-1, layout))
             building.routes.append((_all(self._native_lane(node_id), layout),))
         else:
             building.run(node, -1, None)
-        return building.track(node.name, True)
+        return building.build(node.name, True)
 
     def route(self, edge: Edge) -> Route:
         """From a stream to the lane of the operator behind an edge, in the columns of that operator's input."""
@@ -530,8 +532,8 @@ class _Builder:
         return ByKey(keyed, layout, f"{self.plan.name}: operator '{node.name}'", groups)
 
 
-class _Track:
-    """A track that is being laid out: the steps of its program, what leaves it, and where to."""
+class _ProgramBuilder:
+    """Collects the steps of a program, what leaves it, and where to."""
 
     def __init__(self, builder: _Builder, layout: StreamLayout) -> None:
         self.builder, self.plan, self.graph = builder, builder.plan, builder.graph
@@ -540,8 +542,8 @@ class _Track:
         self.outputs: list[Output] = []
         self.routes: list[tuple[Route, ...]] = []
 
-    def track(self, name: str, in_subtasks: bool) -> RoutedProgram:
-        """The track, named in errors."""
+    def build(self, name: str, in_subtasks: bool) -> RoutedProgram:
+        """The program and its routes; `name` is how errors name it."""
         options = keyed_options(self.plan.execution, None)
         program = Program(self.plan.name, name, self.layout, tuple(self.steps), tuple(self.outputs), None, options)
         return RoutedProgram(program, tuple(self.routes), in_subtasks)
@@ -555,7 +557,7 @@ class _Track:
             self.follow(port, mine)
 
     def _leaves(self, edge: Edge) -> bool:
-        """Whether what comes over an edge leaves the track, other than to the tail."""
+        """Whether what comes over an edge leaves the program, other than to the tail."""
         builder = self.builder
         between = edge.target in builder.body and (self.graph.nodes[edge.target].native or builder.exchanges(edge))
         return edge.target in builder.keyed or between

@@ -161,7 +161,10 @@ MISTAKES = {
     ),
     "unknown command": (["explian", "shop_job.py"], "explian"),
     "no pipeline given": (["explain"], "pipeline"),
-    "two forms": (["explain", "shop_job.py", "--json", "--mermaid"], "--mermaid, --json and --physical are forms of one plan"),
+    "two forms": (
+        ["explain", "shop_job.py", "--json", "--mermaid"],
+        "--mermaid, --json and --physical are forms of one plan",
+    ),
     "fewer rows than none": (["run", "shop_job.py", "--rows", "-3"], "Must be >= 0"),
 }
 

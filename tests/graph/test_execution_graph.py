@@ -62,14 +62,14 @@ def test_each_step_of_a_query_is_reached_and_each_lane_that_a_route_leads_to_is_
     plan = build(steps, "STREAMING")
     lanes = Lanes()
     (topology,) = laid_out(plan, lanes).values()
-    read, programs = set(topology.tail_lanes.values()), [head.track for head in topology.heads]
-    for tracks in (*topology.levels, *topology.passes, *[s.tracks for b in topology.between for s in b]):
-        read |= tracks.keys()
-        programs += tracks.values()
-    steps_run = {step.uid for one in programs for step in one.program.steps}
+    read, running = set(topology.tail_lanes.values()), [head.routed for head in topology.heads]
+    for programs in (*topology.levels, *topology.passes, *[s.programs for b in topology.between for s in b]):
+        read |= programs.keys()
+        running += programs.values()
+    steps_run = {step.uid for one in running for step in one.program.steps}
     run = steps_run | {plan.graph.node(n).uid for n in topology.tail.nodes}
     assert run >= {node.uid for node in plan.graph.nodes if node.step is not None or node in plan.graph.sinks}
-    for one in programs:
+    for one in running:
         assert len(one.routes) == len(one.program.outputs)
         assert {route.target for routes in one.routes for route in routes} <= read
 

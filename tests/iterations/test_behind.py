@@ -129,9 +129,9 @@ def test_event_time_that_is_handed_on_is_reported_where_it_is_assigned(build):
     first.union(*others).key_by("key").window(EVERY).reduce(added).print("found")
     plan = pipeline.plan(STREAMING)
     topologies = laid_out(plan, Lanes()).values()
-    tracks = [head.track for one in topologies for head in one.heads]
-    tracks += [track for one in topologies for lanes in one.passes for track in lanes.values()]
-    reported = {step.uid for track in tracks for step in track.program.steps}
+    programs = [head.routed for one in topologies for head in one.heads]
+    programs += [routed for one in topologies for lanes in one.passes for routed in lanes.values()]
+    reported = {step.uid for routed in programs for step in routed.program.steps}
     assert {node.uid for node in plan.graph.assigners} <= reported
 
 

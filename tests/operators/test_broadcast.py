@@ -255,21 +255,21 @@ def in_groups(function, rules=(Rule("a", 0),)):
     made.get_side_output(NEW).print("new")
     planned = pipeline.plan({"execution.runtime-mode": "STREAMING"})
     sinks = tuple(n.id for n in planned.graph.nodes if isinstance(n, SinkNode))
-    (track,) = topology(planned, sinks, Lanes()).levels[0].values()
-    emitted = {number: [] for number in range(len(track.program.outputs))}
+    (routed,) = topology(planned, sinks, Lanes()).levels[0].values()
+    emitted = {number: [] for number in range(len(routed.program.outputs))}
     driver = KeyGroups(
-        track.program, lambda number, batch: emitted[number].extend(batch.column(0).to_pylist()), lambda: 0
+        routed.program, lambda number, batch: emitted[number].extend(batch.column(0).to_pylist()), lambda: 0
     )
     with driver:
         stores = [Memory() for _ in range(5)]  # the last one has no key
-        layout = track.program.input
+        layout = routed.program.input
         for number, key in enumerate("abcdefgh"):
             driver.run(stores[number % 4], MicroBatch(Arrived([layout.records.to_batch([Flight(key, 1)])])))
         for rule in rules:
-            batch = track.program.broadcast.layout.records.to_batch([rule])
+            batch = routed.program.broadcast.layout.records.to_batch([rule])
             for group, store in enumerate(stores):
                 driver.run(store, MicroBatch(Arrived(broadcast=[batch]), leads=group == 0))
-        outputs = {output.tag: sorted(emitted[number]) for number, output in enumerate(track.program.outputs)}
+        outputs = {output.tag: sorted(emitted[number]) for number, output in enumerate(routed.program.outputs)}
         return outputs, driver.running.metrics.counters
 
 

@@ -547,9 +547,9 @@ class StreamingJob:
     ) -> Deployed:
         plans = segments(self.plan)
         sources = {one.name: sources_of(plans[one.segment], one, stages) for one, stages in wanted.items()}
-        keyed = [track.program for stages in staged.values() for level in stages.levels for track in level.values()]
+        keyed = [routed.program for stages in staged.values() for level in stages.levels for routed in level.values()]
         levels = {
-            name: [sorted(track.program.steps[0].uid for track in level.values()) for level in stages.levels]
+            name: [sorted(routed.program.steps[0].uid for routed in level.values()) for level in stages.levels]
             for name, stages in staged.items()
         }
         for name, stages in staged.items():

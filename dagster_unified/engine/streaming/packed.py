@@ -101,15 +101,15 @@ class PackedFrames:
             frame = frame.unionByName(other)
         for stage in self.topology.between[0]:
             frame = self._through(frame, stage, groups)
-        for level, tracks, between in zip(
+        for level, programs, between in zip(
             self.topology.levels, self.topology.passes, self.topology.between[1:], strict=True
         ):
             processor = KeyGroupProcessor(worker.shipped(level))
             initial = self._initial(level, groups)
             placed = spread(frame, level, groups, self.tasks).groupBy(*PLACED)
             frame = placed.transformWithState(processor, packed, "Append", "None", initial)
-            if tracks:
-                frame = frame.mapInArrow(worker.between(tracks, groups, self.log), packed)
+            if programs:
+                frame = frame.mapInArrow(worker.between(programs, groups, self.log), packed)
             for stage in between:
                 frame = self._through(frame, stage, groups)
         return frame
@@ -124,8 +124,8 @@ class PackedFrames:
         if self.start is None:
             return None
         found: DataFrame | None = None
-        for lane, track in level.items():
-            pages = self.start.pages(track.program.steps[0].uid, groups)
+        for lane, routed in level.items():
+            pages = self.start.pages(routed.program.steps[0].uid, groups)
             if pages is not None:
                 page, data = F.col("page").cast("int").alias("number"), F.col("state").alias("data")
                 own = pages.select(F.lit(lane).alias("lane"), F.col("group").cast("int").alias("group"), page, data)
@@ -142,8 +142,8 @@ class PackedFrames:
         """What runs between two levels beside their pass."""
         if isinstance(stage, Native):
             return self._natively(frame, stage, groups)
-        exchanged = spread(frame, stage.tracks, stage.subtasks, self.tasks).repartition(*PLACED).drop(SPREAD)
-        return exchanged.mapInArrow(worker.in_subtasks(stage.tracks, groups, self.log), spark_schema(PACKED))
+        exchanged = spread(frame, stage.programs, stage.subtasks, self.tasks).repartition(*PLACED).drop(SPREAD)
+        return exchanged.mapInArrow(worker.in_subtasks(stage.programs, groups, self.log), spark_schema(PACKED))
 
     def _natively(self, frame: DataFrame, native: Native, groups: int) -> DataFrame:
         """Native operators on the rows of one lane, which become columns for them; all other rows pass through."""
@@ -157,7 +157,7 @@ class PackedFrames:
             node = self.plan.graph.node(number)
             with naming_operator(self.plan.name, node):
                 wide = natives.run(node, wide, worker.PASS_THROUGH, others)
-        return wide.mapInArrow(worker.gather(native.lane, native.track, groups, self.log), spark_schema(PACKED))
+        return wide.mapInArrow(worker.gather(native.lane, native.routed, groups, self.log), spark_schema(PACKED))
 
     def _head(self, head: Head, groups: int) -> DataFrame:
         node = self.plan.graph.node(head.source)
@@ -176,10 +176,10 @@ class PackedFrames:
         if head.native:
             frame = self._natively_from(node, head, frame, parts)
         elif MALFORMED not in frame.columns:
-            frame = frame.select(*head.track.program.input.schema.names, *parts)
+            frame = frame.select(*head.routed.program.input.schema.names, *parts)
         elif source.keeps_malformed():
             route = Route(self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
-        return frame.mapInArrow(worker.head(head.track, groups, self.log, route), spark_schema(PACKED))
+        return frame.mapInArrow(worker.head(head.routed, groups, self.log, route), spark_schema(PACKED))
 
     def _may_end_early(self, source: SparkSource[Any]) -> bool:
         """Whether a source, or a part of it, may end while others go on that wait for it."""
@@ -200,7 +200,7 @@ class PackedFrames:
             operator = self.plan.graph.node(number)
             with naming_operator(self.plan.name, operator):
                 frame = natives.run(operator, frame, parts)
-        return frame.select(*head.track.program.input.records.names, *parts)
+        return frame.select(*head.routed.program.input.records.names, *parts)
 
     def _control(self, groups: int) -> DataFrame:
         """The control events: a row for each key group or subtask of what waits for them, and one an iteration."""

@@ -26,7 +26,7 @@ _DATA = StructType().add("data", BinaryType())
 
 
 class KeyGroupProcessor(StatefulProcessor):
-    """Runs the keyed operators of one level: the payload is the track of each lane."""
+    """Runs the keyed operators of one level: the payload is the program of each lane."""
 
     def __init__(self, payload: Payload) -> None:
         self._payload = payload

@@ -7,7 +7,7 @@ own lane.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -52,41 +52,43 @@ Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _row = Row("lane", "group", "seq", "data")
 
 
-def head(track: RoutedProgram, groups: int, log: str, malformed: Route | None) -> Mapped:
-    """A source's rows through its track, packed; `log` is Spark's log of the query's offsets.
+def head(routed: RoutedProgram, groups: int, log: str, malformed: Route | None) -> Mapped:
+    """A source's rows through its program, packed; `log` is Spark's log of the query's offsets.
 
     Rows that do not fit their schema go to `malformed`, or are counted only.
     """
-    return functools.partial(_head, shipped({HEAD: track}, groups, log, malformed))
+    return functools.partial(_head, shipped({HEAD: routed}, groups, log, malformed))
 
 
-def between(tracks: Mapping[int, RoutedProgram], groups: int, log: str) -> Mapped:
+def between(programs: Mapping[int, RoutedProgram], groups: int, log: str) -> Mapped:
     """A pass between two levels.
 
-    The lanes that it has a track for are unpacked, run and packed; all others pass through.
+    The lanes that it has a program for are unpacked, run and packed; all others pass through.
     """
-    return functools.partial(_between, shipped(tracks, groups, log))
+    return functools.partial(_between, shipped(programs, groups, log))
 
 
-def in_subtasks(tracks: Mapping[int, RoutedProgram], groups: int, log: str) -> Mapped:
+def in_subtasks(programs: Mapping[int, RoutedProgram], groups: int, log: str) -> Mapped:
     """A pass behind an exchange, which brought the rows of a lane and a subtask into one task.
 
     Each subtask has an instance of its lane's program, and takes its rows in their order.
     """
-    return functools.partial(_in_subtasks, shipped(tracks, groups, log))
+    return functools.partial(_in_subtasks, shipped(programs, groups, log))
 
 
-def shipped(tracks: Mapping[int, RoutedProgram], *others: Any) -> Payload:
-    """What ships tracks by lane, and what else a worker is given with them.
+def shipped(programs: Mapping[int, RoutedProgram], *others: Any) -> Payload:
+    """What ships programs by lane, and what else a worker is given with them.
 
-    A track of subtasks is a payload of its own, which each subtask loads for functions of its own.
+    A program of subtasks is a payload of its own, which each subtask loads for functions of its own.
     """
-    by_lane = {lane: _payload_of(track, [track]) if track.in_subtasks else track for lane, track in tracks.items()}
-    return _payload_of((by_lane, *others), [track for track in tracks.values() if not track.in_subtasks])
+    by_lane = {
+        lane: _payload_of(routed, [routed]) if routed.in_subtasks else routed for lane, routed in programs.items()
+    }
+    return _payload_of((by_lane, *others), [routed for routed in programs.values() if not routed.in_subtasks])
 
 
-def _payload_of(value: Any, tracks: Sequence[RoutedProgram]) -> Payload:
-    programs = [track.program for track in tracks]
+def _payload_of(value: Any, routed: Iterable[RoutedProgram]) -> Payload:
+    programs = [one.program for one in routed]
     functions = [step.function for program in programs for step in program.steps]
     where = ", ".join(f"{program.pipeline}: stage '{program.stage}'" for program in programs)
     return sent(programs, lambda: Payload.of(value, functions), where)
@@ -109,9 +111,9 @@ HEAD = 0
 
 
 def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    tracks, groups, log, malformed = payload.load()
+    programs, groups, log, malformed = payload.load()
     spare_the_garbage_collector()
-    with _Pass(tracks, groups, log) as running:
+    with _Pass(programs, groups, log) as running:
         program = running.program(HEAD)
         push, names = program.push, program.program.input.schema.names
         for batch in batches:
@@ -127,13 +129,13 @@ def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
 
 
 def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    tracks, groups, log = payload.load()
+    programs, groups, log = payload.load()
     spare_the_garbage_collector()
-    with _Pass(tracks, groups, log) as running:
+    with _Pass(programs, groups, log) as running:
         for batch in batches:
             passed = []
             for i, (lane, group, seq) in enumerate(_addresses(batch)):
-                if lane in tracks:
+                if lane in programs:
                     running.take(lane, group, seq, batch.column("data")[i])
                 else:
                     passed.append(i)
@@ -144,14 +146,14 @@ def _between(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 def _in_subtasks(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    tracks, groups, log = payload.load()
+    programs, groups, log = payload.load()
     spare_the_garbage_collector()
     held: list[tuple[int, int, int, pa.BinaryScalar]] = []
-    with _Pass(tracks, groups, log) as running:
+    with _Pass(programs, groups, log) as running:
         for batch in batches:
             passed = []
             for i, (lane, group, seq) in enumerate(_addresses(batch)):
-                if lane in tracks:
+                if lane in programs:
                     held.append((lane, group, seq, batch.column("data")[i]))
                 else:
                     passed.append(i)
@@ -189,9 +191,9 @@ def spread(lane: int, schema: pa.Schema) -> Mapped:
     return functools.partial(_spread, lane, schema.serialize().to_pybytes())
 
 
-def gather(lane: int, track: RoutedProgram, groups: int, log: str) -> Mapped:
-    """The inverse: the records of one lane through its track, packed."""
-    return functools.partial(_gather, lane, shipped({lane: track}, groups, log))
+def gather(lane: int, routed: RoutedProgram, groups: int, log: str) -> Mapped:
+    """The inverse: the records of one lane through its program, packed."""
+    return functools.partial(_gather, lane, shipped({lane: routed}, groups, log))
 
 
 def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -217,9 +219,9 @@ def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iter
 
 
 def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    tracks, groups, log = payload.load()
+    programs, groups, log = payload.load()
     spare_the_garbage_collector()
-    with _Pass(tracks, groups, log) as running:
+    with _Pass(programs, groups, log) as running:
         for batch in batches:
             mine = pc.equal(batch.column(LANE), lane)
             records = batch.filter(mine)
@@ -243,7 +245,7 @@ def _by_subtask(records: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]
         yield group.as_py(), records.filter(pc.equal(groups, group))
 
 
-def _track(shipped: RoutedProgram | Payload) -> RoutedProgram:
+def _loaded(shipped: RoutedProgram | Payload) -> RoutedProgram:
     found: RoutedProgram = shipped.load() if isinstance(shipped, Payload) else shipped
     return found
 
@@ -251,7 +253,7 @@ def _track(shipped: RoutedProgram | Payload) -> RoutedProgram:
 class _Pass:
     """The programs of one partition of a pass, by lane, and what they packed."""
 
-    def __init__(self, tracks: Mapping[int, RoutedProgram | Payload], groups: int, log: str) -> None:
+    def __init__(self, programs: Mapping[int, RoutedProgram | Payload], groups: int, log: str) -> None:
         self.subtask = this_subtask()
         self.committed = committed_epoch()
         self.packer = Packer(self.subtask.number, groups)
@@ -264,11 +266,11 @@ class _Pass:
         self._events: dict[bool, ControlEvent] = {}
         """The control event of the micro-batch, and that of the one before it for what is ahead."""
 
-        self._tracks = tracks
+        self._programs = programs
         self._running: dict[tuple[int, int | None], RunningProgram] = {}
 
     def __enter__(self) -> _Pass:
-        for lane in self._tracks:
+        for lane in self._programs:
             if not self.in_subtasks(lane):
                 self.program(lane)
         return self
@@ -295,11 +297,11 @@ class _Pass:
     @property
     def reads_source(self) -> bool:
         """Whether this is the pass behind a source."""
-        return HEAD in self._tracks
+        return HEAD in self._programs
 
     def in_subtasks(self, lane: int) -> bool:
         """Whether each subtask has an instance of the lane's program."""
-        return isinstance(self._tracks[lane], Payload)
+        return isinstance(self._programs[lane], Payload)
 
     def take(self, lane: int, group: int, seq: int, data: pa.BinaryScalar) -> None:
         """Give a packed row to the program of its lane."""
@@ -312,19 +314,19 @@ class _Pass:
         subtask = group if self.in_subtasks(lane) else None
         running = self._running.get((lane, subtask))
         if running is None:
-            running = self._running[lane, subtask] = self._opened(_track(self._tracks[lane]), subtask)
+            running = self._running[lane, subtask] = self._opened(_loaded(self._programs[lane]), subtask)
             if self.committed is not None:
                 running.notify(self.committed)
         return running
 
-    def _opened(self, track: RoutedProgram, subtask: int | None) -> RunningProgram:
+    def _opened(self, routed: RoutedProgram, subtask: int | None) -> RunningProgram:
         def emit(number: int, batch: pa.RecordBatch) -> None:
-            for route in track.routes[number]:
+            for route in routed.routes[number]:
                 self.packer.add(route, batch, self.ahead, subtask)
 
         own = self.subtask if subtask is None else Subtask(subtask, self.subtask.attempt)
-        remembered = _remembered() if any(step.remembers for step in track.program.steps) else None
-        return RunningProgram(track.program, emit, wall_clock, own, True, remembered, self._watermark)
+        remembered = _remembered() if any(step.remembers for step in routed.program.steps) else None
+        return RunningProgram(routed.program, emit, wall_clock, own, True, remembered, self._watermark)
 
     def _watermark(self, uid: str) -> int:
         """How far event time is for an operator, as Spark has logged it: an epoch that runs again sees the same."""
@@ -389,7 +391,7 @@ class LevelTask:
     """Runs the keyed operators of one level in one task, each with the state of the key group that Spark hands over."""
 
     def __init__(self, payload: Payload, client: WriteBehindClient, pages: Any) -> None:
-        self._tracks: Mapping[int, RoutedProgram | Payload] = payload.load()[0]
+        self._programs: Mapping[int, RoutedProgram | Payload] = payload.load()[0]
         self._store = _SparkStore(client, pages)
         self._out: list[Row] = []
         self._opened: dict[tuple[int, int | None], KeyGroups] = {}
@@ -400,7 +402,7 @@ class LevelTask:
 
     def run(self, lane: int, group: int, rows: Iterator[Any]) -> Iterator[Row]:
         """What the rows of one key group of one lane give, packed."""
-        if lane not in self._tracks:
+        if lane not in self._programs:
             yield from (_row(lane, group, row[2], row[3]) for row in rows)
             return
         groups = self._groups(lane, group)
@@ -439,21 +441,21 @@ class LevelTask:
 
     def _groups(self, lane: int, group: int) -> KeyGroups:
         """The program of a lane; where its records are in subtasks that an exchange chose, the one of the subtask."""
-        in_subtasks = isinstance(self._tracks[lane], Payload)
+        in_subtasks = isinstance(self._programs[lane], Payload)
         place = (lane, group if in_subtasks else None)
         if place not in self._opened:
-            track = _track(self._tracks[lane])
+            routed = _loaded(self._programs[lane])
 
             def emit(number: int, batch: pa.RecordBatch) -> None:
                 at, group = BatchOrder.AHEAD if self._opened[place].ahead else BatchOrder.BEHIND, self._address[1]
                 for data in encoded(batch):
-                    for route in track.routes[number]:
+                    for route in routed.routes[number]:
                         self._count += 1
                         self._out.append(_row(route.target, group, sequence(at, (group << 40) + self._count), data))
 
             task = this_subtask()
             own = Subtask(group, task.attempt) if in_subtasks else task
-            self._opened[place] = KeyGroups(track.program, emit, wall_clock, own)
+            self._opened[place] = KeyGroups(routed.program, emit, wall_clock, own)
             if self._committed is not None:
                 self._opened[place].running.notify(self._committed)
         return self._opened[place]

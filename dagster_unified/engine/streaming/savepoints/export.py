@@ -140,7 +140,7 @@ class _Query:
     ) -> list[OperatorState]:
         """Writes the tables of its operators, each in so many tasks at most."""
         levels = self.spec.stages.levels
-        lanes = {track.program.steps[0].uid: lane for level in levels for lane, track in level.items()}
+        lanes = {routed.program.steps[0].uid: lane for level in levels for lane, routed in level.items()}
         operators = [one for one in stateful(self.plan) if one.uid in lanes]
         if self.epoch is None or not operators:
             return []
