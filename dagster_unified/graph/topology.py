@@ -231,6 +231,12 @@ class _Builder:
         self.plan, self.graph, self.sinks, self.lanes = plan, plan.graph, sinks, lanes
         self.nodes = plan.graph.nodes
         self.members = sorted(plan.upstream(*sinks))
+        self.inputs: dict[int, list[Edge]] = {n: [] for n in self.members}
+        self.outputs: dict[int, list[Edge]] = {n: [] for n in self.members}
+        for edge in plan.graph.edges:
+            if edge.target in self.inputs:
+                self.inputs[edge.target].append(edge)
+                self.outputs[edge.source].append(edge)
         self.keyed = [n for n in self.members if self.nodes[n].runs_by_key]
         self.level_of = self._levels()
         self._looking = {n for n in self.members if n not in self.keyed and self._looks(n)}
@@ -277,9 +283,6 @@ class _Builder:
         found = [node for node in self.graph.sources if node.id in self.members]
         return sorted(found, key=lambda node: self.lanes.of(malformed_lane(node.uid)))
 
-    def outputs(self, node: int) -> list[Edge]:
-        return [e for e in self.graph.outputs(node) if e.target in self.members]
-
     def _body(self) -> set[int]:
         """The operators, other than keyed ones, that do not belong to the tail.
 
@@ -292,7 +295,7 @@ class _Builder:
         shown = timed | self._looking
         found = sources | self._before(set(self.keyed)) | shown | self._before(shown)
         while True:
-            together = {e.target for n in [*found, *self.keyed] for e in self.outputs(n) if self._stays(e)}
+            together = {e.target for n in [*found, *self.keyed] for e in self.outputs[n] if self._stays(e)}
             together = {n for n in together if n not in found and n not in self.keyed and not self._is_after_loop(n)}
             if not together:
                 return found
@@ -301,7 +304,7 @@ class _Builder:
     def _timed(self) -> set[int]:
         """The assigners whose event time is handed on to another query: the tail reports none while a job runs."""
         relays = [n for n in self.sinks if isinstance(self.nodes[n], g.RelayNode)]
-        nearest = nearest_assigners(self.graph, [edge for n in relays for edge in self.graph.inputs(n)])
+        nearest = nearest_assigners(self.graph, [edge for n in relays for edge in self.inputs[n]])
         return {node.id for node in nearest if not self._is_after_loop(node.id)}
 
     def _looks(self, node: int) -> bool:
@@ -321,7 +324,7 @@ class _Builder:
         """How many keyed operators there are on the way to each node, itself included."""
         levels: dict[int, int] = {}
         for node in self.members:
-            before = max((levels[e.source] for e in self.graph.inputs(node)), default=0)
+            before = max((levels[e.source] for e in self.inputs[node]), default=0)
             levels[node] = before + (node in self.keyed)
         return levels
 
@@ -329,7 +332,7 @@ class _Builder:
         """How many exchanges there are between the last level and each node, its own included."""
         depths: dict[int, int] = {}
         for node in self.members:
-            edges = self.graph.inputs(node)
+            edges = self.inputs[node]
             before = [depths[e.source] for e in edges if self.level_of[e.source] == self.level_of[node]]
             depths[node] = max(before, default=0) + any(self.exchanges(e) for e in edges)
         return depths
@@ -382,13 +385,13 @@ class _Builder:
         """The native operators that alone follow a node, one after another."""
         found: list[int] = []
         while True:
-            edges = self.outputs(current)
+            edges = self.outputs[current]
             following = self.nodes[edges[0].target] if len(edges) == 1 else None
             if (
                 following is None
                 or following.id not in self.body
                 or not following.native
-                or len(self.graph.inputs(following.id)) > 1
+                or len(self.inputs[following.id]) > 1
                 or self.exchanges(edges[0])
             ):
                 return found
@@ -440,7 +443,7 @@ class _Builder:
         for port in self.ports(node_id):
             full = self.plan.layout(port)
             bare = StreamLayout(full.records, full.timestamped)
-            targets = [e.target for e in self.outputs(node_id) if e.side_output == port.tag]
+            targets = [e.target for e in self.outputs[node_id] if e.side_output == port.tag]
             if any(t in self.body or t in self.keyed for t in targets):
                 routes.append((_all(self._pass_lane(port), bare),))
                 outputs.append(Output(0, bare, port.tag))
@@ -467,7 +470,7 @@ class _Builder:
         for port in self.ports(node_id):
             if any(
                 e.target in self.body or e.target in self.keyed
-                for e in self.outputs(node_id)
+                for e in self.outputs[node_id]
                 if e.side_output == port.tag
             ):
                 full = self.plan.layout(port)
@@ -477,7 +480,7 @@ class _Builder:
         return found
 
     def ports(self, node_id: int) -> list[Port]:
-        return list(dict.fromkeys(Port(node_id, e.side_output) for e in self.outputs(node_id)))
+        return list(dict.fromkeys(Port(node_id, e.side_output) for e in self.outputs[node_id]))
 
     def _pass_lane(self, port: Port) -> int:
         return self.lanes.of(f"{self.nodes[port.node].uid} {port.tag or ''} onward")
@@ -565,7 +568,7 @@ class _ProgramBuilder:
     def follow(self, port: Port, index: int) -> None:
         """Follow a stream: of the program's input, or of a step by its `index`."""
         tag = port.tag if index >= 0 else None
-        edges = [e for e in self.builder.outputs(port.node) if e.side_output == port.tag]
+        edges = [e for e in self.builder.outputs[port.node] if e.side_output == port.tag]
         leaving = [e for e in edges if self._leaves(e)]
         to_tail = any(e.target in self.builder.tail for e in edges) and port.node not in self.builder.keyed
         if leaving or to_tail:
