@@ -61,18 +61,12 @@ class ExecutionEdge:
     source: Vertex | None
     """None where they come from outside."""
 
+    port: Port
+    """The stream."""
+
+    kind: ExchangeKind
     is_broadcast: bool
     """Whether they are a stream of their own for the operator, apart from its main input."""
-
-    @property
-    def port(self) -> Port:
-        """The stream."""
-        return Port.of(self.edge)
-
-    @property
-    def kind(self) -> ExchangeKind:
-        """How they travel."""
-        return self.edge.partitioning.kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,14 +137,18 @@ class ExecutionGraph:
         """The vertex of each operator."""
         return {member: vertex for vertex in self.vertices for member in vertex.members}
 
-    def inputs(self, vertex: Vertex) -> list[ExecutionEdge]:
-        """The edges that lead to a vertex."""
+    @cached_property
+    def edges(self) -> dict[int, list[ExecutionEdge]]:
+        """The edges that lead to each vertex, by its head."""
         graph = self.plan.graph
-        broadcast = graph.broadcast_inputs(vertex.head)
-        return [
-            ExecutionEdge(edge, vertex, self.vertex_of.get(edge.source), edge in broadcast)
-            for edge in graph.inputs(vertex.head)
-        ]
+        found: dict[int, list[ExecutionEdge]] = {}
+        for vertex in self.vertices:
+            broadcast = graph.broadcast_inputs(vertex.head)
+            found[vertex.head] = []
+            for edge in graph.inputs(vertex.head):
+                source, kind = self.vertex_of.get(edge.source), edge.partitioning.kind
+                found[vertex.head].append(ExecutionEdge(edge, vertex, source, Port.of(edge), kind, edge in broadcast))
+        return found
 
     def program(self, vertex: Vertex, last_event_time: int | None = None) -> Program:
         """What a vertex of Python runs."""

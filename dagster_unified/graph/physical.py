@@ -44,7 +44,7 @@ def _vertices(graph: ExecutionGraph) -> Iterator[str]:
     for vertex, number in numbers.items():
         names = " → ".join(f"'{plan.graph.node(member).name}'" for member in vertex.members)
         yield f"vertex {number}, depth {vertex.depth}, {vertex.runs.value}: {names}"
-        for edge in graph.inputs(vertex):
+        for edge in graph.edges[vertex.head]:
             yield f"  reads {_stream(plan, edge.port)} of {_origin(plan, edge, numbers)}: {_travels(plan, edge)}"
         node = plan.graph.node(vertex.head)
         if isinstance(node, g.IterationNode):

@@ -59,7 +59,7 @@ class Inputs:
 
     def __init__(self, graph: ExecutionGraph, order: Order, spreads: bool) -> None:
         self.plan, self.order = graph.plan, order
-        edges = {vertex.head: graph.inputs(vertex) for vertex in graph.vertices}
+        edges = graph.edges
         self.layouts = {head: self.plan.input_layout(head) for head, found in edges.items() if found}
         """The columns of each vertex's main input."""
 

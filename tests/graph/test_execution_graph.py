@@ -46,7 +46,7 @@ def test_each_operator_is_in_one_vertex_which_is_behind_all_that_it_reads(steps)
         assert sorted(n for vertex in graph.vertices for n in vertex.members) == sorted(region.nodes)
         seen = set()
         for vertex in graph.vertices:
-            for edge in graph.inputs(vertex):
+            for edge in graph.edges[vertex.head]:
                 assert edge.edge.source in seen or edge.source is None
                 if edge.source is not None:
                     assert vertex.depth >= edge.source.depth + (edge.kind is not ExchangeKind.FORWARD)
