@@ -23,21 +23,21 @@ def load(name: str) -> Pipeline:
     from dagster_unified.api.pipeline import Pipeline
 
     place, attribute, module = _module(name)
-    found = {n: v for n, v in vars(module).items() if isinstance(v, Pipeline)}
+    pipelines = {n: v for n, v in vars(module).items() if isinstance(v, Pipeline)}
     if attribute:
-        if attribute not in found:
+        if attribute not in pipelines:
             raise PipelineError(
                 f"{place} has no pipeline"
-                f" '{attribute}'{nearest(attribute, found) or '; it has ' + (', '.join(found) or 'none')}"
+                f" '{attribute}'{nearest(attribute, pipelines) or '; it has ' + (', '.join(pipelines) or 'none')}"
             )
-        return found[attribute]
-    if len({id(v) for v in found.values()}) != 1:
+        return pipelines[attribute]
+    if len({id(v) for v in pipelines.values()}) != 1:
         raise PipelineError(
             f"{place} has no Pipeline at its top level"
-            if not found
-            else f"{place} has several pipelines; name one: {', '.join(f'{place}:{n}' for n in found)}"
+            if not pipelines
+            else f"{place} has several pipelines; name one: {', '.join(f'{place}:{n}' for n in pipelines)}"
         )
-    return next(iter(found.values()))
+    return next(iter(pipelines.values()))
 
 
 def load_deployment(name: str) -> StreamingDeployment:
@@ -52,37 +52,38 @@ def load_deployment(name: str) -> StreamingDeployment:
     from dagster_unified.api.pipeline import Pipeline
 
     place, attribute, module = _module(name)
-    found: dict[str, StreamingDeployment] = {}
+    deployments: dict[str, StreamingDeployment] = {}
     names: dict[str, str] = {}
     declared: set[str] = set()
     for variable, value in sorted(
         vars(module).items(), key=lambda item: isinstance(item[1], Pipeline)
     ):  # a declared deployment before a pipeline's own
         for deployment in _deployments(value):
-            found.setdefault(deployment.pipeline.name, deployment)
+            deployments.setdefault(deployment.pipeline.name, deployment)
             if not isinstance(value, Definitions):
                 names.setdefault(variable, deployment.pipeline.name)
             if not isinstance(value, Pipeline):
                 declared.add(deployment.pipeline.name)
     if declared and not attribute:  # pipelines beside them may be run in BATCH only
-        found = {name: deployment for name, deployment in found.items() if name in declared}
-    if not found:
+        deployments = {name: deployment for name, deployment in deployments.items() if name in declared}
+    if not deployments:
         raise PipelineError(
             f"{place} has no StreamingDeployment, Definitions of pipelines, or Pipeline at its top level"
         )
     if attribute:
         chosen = names.get(attribute, attribute)
-        if chosen not in found:
+        if chosen not in deployments:
             raise PipelineError(
                 f"{place} has no streaming deployment of"
-                f" '{attribute}'{nearest(attribute, found) or '; it has ' + ', '.join(found)}"
+                f" '{attribute}'{nearest(attribute, deployments) or '; it has ' + ', '.join(deployments)}"
             )
-        return found[chosen]
-    if len(found) > 1:
+        return deployments[chosen]
+    if len(deployments) > 1:
         raise PipelineError(
-            f"{place} has several streaming deployments; name one: {', '.join(f'{place}:{n}' for n in sorted(found))}"
+            f"{place} has several streaming deployments; name one:"
+            f" {', '.join(f'{place}:{n}' for n in sorted(deployments))}"
         )
-    return next(iter(found.values()))
+    return next(iter(deployments.values()))
 
 
 def intermediates_of(name: str) -> str:
@@ -93,9 +94,10 @@ def intermediates_of(name: str) -> str:
 
     place = name.partition(":")[0]
     module = sys.modules[Path(place).stem if place.endswith(".py") else place]
-    of_all = [value.resources or {} for value in vars(module).values() if isinstance(value, Definitions)]
-    found = next((one for given in of_all for one in given.values() if isinstance(one, IntermediatesResource)), None)
-    path = (found or IntermediatesResource()).path
+    resources = [value.resources or {} for value in vars(module).values() if isinstance(value, Definitions)]
+    declared = (resource for of_location in resources for resource in of_location.values())
+    stores = [resource for resource in declared if isinstance(resource, IntermediatesResource)]
+    path = (stores[0] if stores else IntermediatesResource()).path
     return (path.get_value() or "") if isinstance(path, EnvVar) else path
 
 

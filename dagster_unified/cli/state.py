@@ -235,15 +235,17 @@ def _short_type(kind: str) -> str:
 def _described(savepoint: Savepoint) -> dict[str, Any]:
     operators = [
         {
-            "uid": one.uid,
-            "name": one.name,
-            "rows": one.rows,
-            "bytes": one.bytes,
-            "key": one.key,
-            "states": [{"name": column.state, "column": column.name, "type": column.type} for column in one.states],
-            "watermark": savepoint.watermarks.get(one.uid),
+            "uid": operator.uid,
+            "name": operator.name,
+            "rows": operator.rows,
+            "bytes": operator.bytes,
+            "key": operator.key,
+            "states": [
+                {"name": column.state, "column": column.name, "type": column.type} for column in operator.states
+            ],
+            "watermark": savepoint.watermarks.get(operator.uid),
         }
-        for one in savepoint.operators
+        for operator in savepoint.operators
     ]
     return {
         "path": savepoint.path,
@@ -264,26 +266,28 @@ def _described(savepoint: Savepoint) -> dict[str, Any]:
                 "round": loop.round,
                 "feedback": [
                     {
-                        "operator": one.table.uid,
-                        "broadcast": one.broadcast,
-                        "replayed": one.replayed,
-                        "rows": one.table.rows,
+                        "operator": feedback.table.uid,
+                        "broadcast": feedback.broadcast,
+                        "replayed": feedback.replayed,
+                        "rows": feedback.table.rows,
                     }
-                    for one in loop.feedback
+                    for feedback in loop.feedback
                 ],
             }
             for loop in savepoint.iterations
         ],
         "handed_on": [
-            {"stream": one.uid, "operator": one.name, "rows": one.rows} for one in savepoint.manifest.handed_on
+            {"stream": stream.uid, "operator": stream.name, "rows": stream.rows}
+            for stream in savepoint.manifest.handed_on
         ],
         "sources": {uid: position.describe() for uid, position in savepoint.positions.items()},
     }
 
 
-def _waiting(one: Feedback) -> str:
+def _waiting(feedback: Feedback) -> str:
     """Records that wait in an iteration, in words."""
-    return f"{one.table.rows:,} to {one.table.uid}{' by broadcast' * one.broadcast}{', in every round' * one.replayed}"
+    how = " by broadcast" * feedback.broadcast + ", in every round" * feedback.replayed
+    return f"{feedback.table.rows:,} to {feedback.table.uid}{how}"
 
 
 def _print_json(value: Any, indent: int = 2) -> None:

@@ -429,8 +429,8 @@ def collect(
     folder = TemporaryDirectory(prefix="dagster-unified-")
     try:
         sink = FileSink(f"{folder.name}/records", name="collected")
-        given = {_CHECKPOINTS: f"{folder.name}/checkpoints", **(options or {})}
-        job = execute(graph_with(sink), given, Environment(spark, master), daemon=True)
+        own_checkpoints = {_CHECKPOINTS: f"{folder.name}/checkpoints", **(options or {})}
+        job = execute(graph_with(sink), own_checkpoints, Environment(spark, master), daemon=True)
     except BaseException:
         folder.cleanup()
         raise

@@ -95,7 +95,7 @@ def sink_checks(
     graph: Graph, planned: Plan, checks: Checks, assets: Mapping[str, AssetKey]
 ) -> list[AssetChecksDefinition]:
     """The checks of a pipeline. `assets` are those of its sinks, by name."""
-    found: list[AssetChecksDefinition] = []
+    built: list[AssetChecksDefinition] = []
     if checks.parity is not None and not any(_is_read(node.sink) for node in planned.graph.sinks):
         raise ConfigurationError(
             f"{planned.name}: parity compares the tables of a DeltaSink or a FileSink, and there is none; leave"
@@ -105,22 +105,22 @@ def sink_checks(
         key = assets[node.name]
         if _is_read(node.sink):
             if checks.schema:
-                found.append(_schema(planned, node, node.sink, key, checks))
+                built.append(_schema(planned, node, node.sink, key, checks))
             if checks.unique_keys and node.sink.key:
-                found.append(_unique(planned, node, node.sink, key, checks))
+                built.append(_unique(planned, node, node.sink, key, checks))
             if checks.parity is not None:
-                found.append(_parity(graph, planned, node, node.sink, key, checks, checks.parity))
+                built.append(_parity(graph, planned, node, node.sink, key, checks, checks.parity))
     if checks.rows_within is not None:
-        found += [_rows(key, checks, checks.rows_within) for key in dict.fromkeys(assets.values())]
+        built += [_rows(key, checks, checks.rows_within) for key in dict.fromkeys(assets.values())]
     if checks.fresh_within is not None:
         with without_warning("build_last_update_freshness_checks"):
-            found += build_last_update_freshness_checks(
+            built += build_last_update_freshness_checks(
                 assets=list(dict.fromkeys(assets.values())),
                 lower_bound_delta=checks.fresh_within,
                 severity=AssetCheckSeverity.ERROR if checks.blocking else AssetCheckSeverity.WARN,
                 blocking=checks.blocking,
             )
-    return found
+    return built
 
 
 def _is_read(sink: Sink[Any]) -> TypeGuard[SparkSink[Any, Any]]:
@@ -142,14 +142,16 @@ def _schema(
     def check() -> AssetCheckResult:
         if not sink.exists():
             return _nothing(planned, node)
-        held = {f.name: f.dataType.simpleString() for f in spark_schema(sink.dataset(records).schema)}
+        there = {f.name: f.dataType.simpleString() for f in spark_schema(sink.dataset(records).schema)}
         wanted = {f.name: f.dataType.simpleString() for f in spark_schema(sink.schema_of(records))}
-        wrong = [f"'{n}' is {held.get(n, 'missing')}, and should be {t}" for n, t in wanted.items() if held.get(n) != t]
-        more = sorted(set(held) - set(wanted))
+        wrong = [
+            f"'{n}' is {there.get(n, 'missing')}, and should be {t}" for n, t in wanted.items() if there.get(n) != t
+        ]
+        more = sorted(set(there) - set(wanted))
         return AssetCheckResult(
             passed=not wrong,
             description="; ".join(wrong) or "as declared",
-            metadata={"columns": str(held), "further columns": str(more)},
+            metadata={"columns": str(there), "further columns": str(more)},
         )
 
     return check
@@ -169,11 +171,11 @@ def _unique(
     def check() -> AssetCheckResult:
         if not sink.exists():
             return _nothing(planned, node)
-        held = sink.dataset(records)
-        missing = [name for name in columns if name not in held.schema.names]
+        dataset = sink.dataset(records)
+        missing = [name for name in columns if name not in dataset.schema.names]
         if missing:
             return AssetCheckResult(passed=False, description=f"the table has no column '{missing[0]}'")
-        table = held.to_table(columns=columns)
+        table = dataset.to_table(columns=columns)
         counted = table.group_by(columns).aggregate([([], "count_all")])
         twice = counted.filter(pc.field("count_all") > 1)
         return AssetCheckResult(
@@ -200,7 +202,7 @@ def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition
             now = next(iter(counted.values()), 0)
             return AssetCheckResult(passed=True, description="there is no history yet", metadata={"rows": now})
         median = statistics.median(before)
-        partition, now = max(counted.items(), key=lambda one: abs(one[1] - median))
+        partition, now = max(counted.items(), key=lambda item: abs(item[1] - median))
         of = "" if partition is None else f" in partition {partition}"
         return AssetCheckResult(
             passed=abs(now - median) <= within * median,
@@ -221,22 +223,22 @@ def _counts(
     """
     wanted = history + 1
     while True:
-        found = context.instance.fetch_materializations(AssetRecordsFilter(asset_key=key), limit=wanted)
-        run = context.run.run_id if any(r.run_id == context.run.run_id for r in found.records) else None
-        run = run or next((r.run_id for r in found.records), None)
-        own: dict[str | None, int] = {}
+        recorded = context.instance.fetch_materializations(AssetRecordsFilter(asset_key=key), limit=wanted)
+        run = context.run.run_id if any(r.run_id == context.run.run_id for r in recorded.records) else None
+        run = run or next((r.run_id for r in recorded.records), None)
+        counted: dict[str | None, int] = {}
         before = []
-        for record in found.records:
+        for record in recorded.records:
             made = record.asset_materialization
             count = made.metadata.get("dagster/row_count") if made is not None else None
             if made is None or count is None:
                 continue
-            if record.run_id == run and (run or not own):  # those that people report have no run
-                own.setdefault(made.partition, int(count.value))
-            elif own:  # of a run that has ended meanwhile it is not known that it was before
+            if record.run_id == run and (run or not counted):  # those that people report have no run
+                counted.setdefault(made.partition, int(count.value))
+            elif counted:  # of a run that has ended meanwhile it is not known that it was before
                 before.append(int(count.value))
-        if len(before) >= history or not found.has_more:
-            return own, before[:history]
+        if len(before) >= history or not recorded.has_more:
+            return counted, before[:history]
         wanted *= 4
 
 
@@ -265,16 +267,20 @@ def _parity(
         with tempfile.TemporaryDirectory(prefix="parity-") as folder:
             made = batch_tables(graph, slice_, parity.options, session_of(context.resources.spark), folder)[node.name]
         chosen = parity.where(slice_)
-        held, ours = sink.dataset(records).to_table(filter=chosen), made if chosen is None else made.filter(chosen)
-        found = compare(ours, held, list(sink.key), parity.differences)
+        in_table = sink.dataset(records).to_table(filter=chosen)
+        by_batch = made if chosen is None else made.filter(chosen)
+        comparison = compare(by_batch, in_table, list(sink.key), parity.differences)
         return AssetCheckResult(
-            passed=not found.different,
-            description=f"{found.different} rows differ: {found.batch_rows} by BATCH, {found.table_rows} in the table",
+            passed=not comparison.different,
+            description=(
+                f"{comparison.different} rows differ: {comparison.batch_rows} by BATCH, {comparison.table_rows} in the"
+                " table"
+            ),
             metadata={
                 "slice": slice_.key if slice_ is not None else "all",
-                "rows by BATCH": found.batch_rows,
-                "rows in the table": found.table_rows,
-                "first differences": _differences(found),
+                "rows by BATCH": comparison.batch_rows,
+                "rows in the table": comparison.table_rows,
+                "first differences": _differences(comparison),
             },
         )
 
@@ -290,11 +296,11 @@ def _nothing(planned: Plan, node: SinkNode) -> AssetCheckResult:
     )
 
 
-def _differences(found: Comparison) -> MetadataValue:
+def _differences(comparison: Comparison) -> MetadataValue:
     columns: Sequence[str] = ("row", "by BATCH", "in the table")
     records = [
         TableRecord(dict(zip(columns, (d.key, d.batch or "not there", d.table or "not there"), strict=True)))
-        for d in found.first
+        for d in comparison.first
     ]
     return MetadataValue.table(records=records, schema=TableSchema([TableColumn(c) for c in columns]))
 

@@ -63,13 +63,13 @@ def load_object(reference: str, wanted: type[Wanted], what: str) -> Wanted:
         raise ConfigurationError(
             f"{what}: {reference!r} names a module that is not there; give it in full, such as my_project.shops"
         ) from error
-    found = getattr(module, attribute, None)
-    if isinstance(found, wanted):
-        return found
-    known = [name for name, value in vars(module).items() if isinstance(value, wanted)]
+    value = getattr(module, attribute, None)
+    if isinstance(value, wanted):
+        return value
+    names = [name for name, value in vars(module).items() if isinstance(value, wanted)]
     raise ConfigurationError(
-        f"{what}: {module_name} has no {wanted.__name__} '{attribute}'{nearest(attribute, known)}; it has"
-        f" {', '.join(known) or 'none'}"
+        f"{what}: {module_name} has no {wanted.__name__} '{attribute}'{nearest(attribute, names)}; it has"
+        f" {', '.join(names) or 'none'}"
     )
 
 
@@ -77,11 +77,11 @@ def _pipeline(_: ResolutionContext, reference: str) -> Pipeline:
     return load_object(reference, Pipeline, "pipeline")
 
 
-def _partitions(context: ResolutionContext, given: object) -> PartitionsDefinition[str] | None:
-    if not isinstance(given, str):
-        return resolve_partitions_def(context, given)
-    found: PartitionsDefinition[str] = load_object(given, PartitionsDefinition, "partitions")  # type: ignore[type-abstract]
-    return found
+def _partitions(context: ResolutionContext, value: object) -> PartitionsDefinition[str] | None:
+    if not isinstance(value, str):
+        return resolve_partitions_def(context, value)
+    loaded: PartitionsDefinition[str] = load_object(value, PartitionsDefinition, "partitions")  # type: ignore[type-abstract]
+    return loaded
 
 
 def _duration(context: ResolutionContext, text: str | None) -> timedelta | None:
@@ -98,19 +98,19 @@ def _length_or_none(description: str, example: str) -> Resolver:
 
 
 def _plain(description: str, *examples: object) -> Resolver:
-    found: Resolver = Resolver.default(description=description, examples=list(examples) or None)
-    return found
+    resolver: Resolver = Resolver.default(description=description, examples=list(examples) or None)
+    return resolver
 
 
 def _checked(kind: Any, description: str, *examples: object) -> Resolver:
     """A value of a plain type. What a template gives is text, such as `false` of a variable of the environment."""
     read = TypeAdapter(kind)
 
-    def resolve(_: ResolutionContext, given: object) -> object:
+    def resolve(_: ResolutionContext, value: object) -> object:
         try:
-            return read.validate_python(given)
+            return read.validate_python(value)
         except ValidationError:
-            raise ConfigurationError(f"expected {type_name(kind)}, and not {given!r}") from None
+            raise ConfigurationError(f"expected {type_name(kind)}, and not {value!r}") from None
 
     return Resolver(resolve, model_field_type=kind | str, description=description, examples=list(examples) or None)
 
@@ -118,27 +118,27 @@ def _checked(kind: Any, description: str, *examples: object) -> Resolver:
 def _nested(kind: type[Resolvable], description: str) -> Resolver:
     """Attributes of their own. Dagster lets a text pass in their place, as one of a template."""
 
-    def resolve(context: ResolutionContext, given: BaseModel | str | None) -> object:
-        if isinstance(given, str):
+    def resolve(context: ResolutionContext, attributes: BaseModel | str | None) -> object:
+        if isinstance(attributes, str):
             known = ", ".join(kind.model().model_fields)
-            raise ConfigurationError(f"expected attributes, some of {known}, and not {given!r}")
-        return None if given is None else kind.resolve_from_model(context, given)
+            raise ConfigurationError(f"expected attributes, some of {known}, and not {attributes!r}")
+        return None if attributes is None else kind.resolve_from_model(context, attributes)
 
     return Resolver(resolve, model_field_type=kind.model() | None, description=description)
 
 
-def _backfill_policy(context: ResolutionContext, given: object) -> BackfillPolicy | None:
-    if isinstance(given, str):
-        raise ConfigurationError(f"backfill_policy: expected attributes, such as {{type: single_run}}, not {given!r}")
-    return resolve_backfill_policy(context, given)
+def _backfill_policy(context: ResolutionContext, value: object) -> BackfillPolicy | None:
+    if isinstance(value, str):
+        raise ConfigurationError(f"backfill_policy: expected attributes, such as {{type: single_run}}, not {value!r}")
+    return resolve_backfill_policy(context, value)
 
 
-def _upstream(_: ResolutionContext, given: Mapping[str, str] | str) -> Mapping[str, CoercibleToAssetDep]:
-    if isinstance(given, str):
+def _upstream(_: ResolutionContext, assets: Mapping[str, str] | str) -> Mapping[str, CoercibleToAssetDep]:
+    if isinstance(assets, str):
         raise ConfigurationError(
-            f"upstream: expected assets by sources, such as {{sales: exports/sales}}, not {given!r}"
+            f"upstream: expected assets by sources, such as {{sales: exports/sales}}, not {assets!r}"
         )
-    return {source: AssetKey.from_user_string(asset) for source, asset in given.items()}
+    return {source: AssetKey.from_user_string(asset) for source, asset in assets.items()}
 
 
 Options: TypeAlias = Annotated[
@@ -385,7 +385,8 @@ class UnifiedPipelineComponent(Component, Resolvable):
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
         """Build the definitions of the pipeline."""
-        declared = [one.deployment(self.pipeline) for one in (self.batch, self.streaming) if one is not None]
+        modes = [mode for mode in (self.batch, self.streaming) if mode is not None]
+        declared = [mode.deployment(self.pipeline) for mode in modes]
         return unified_definitions(
             *declared,
             *([] if declared else [self.pipeline]),
@@ -401,4 +402,4 @@ def _module_of(request: ScaffoldRequest[ScaffoldParams]) -> str:
 
 
 def _values(attributes: Batch | Streaming | Schedule | Kept | SinkChecks) -> dict[str, Any]:
-    return {one.name: getattr(attributes, one.name) for one in fields(attributes)}
+    return {field.name: getattr(attributes, field.name) for field in fields(attributes)}

@@ -126,10 +126,10 @@ class StreamingDeployment:
             )
 
 
-def check_pipeline(given: object, of: str) -> None:
+def check_pipeline(pipeline: object, of: str) -> None:
     """Raises `ConfigurationError` for what is no pipeline."""
-    if not isinstance(given, Pipeline):
-        raise ConfigurationError(f"a {of} is of a pipeline, and not of {given!r}; give it the Pipeline itself")
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigurationError(f"a {of} is of a pipeline, and not of {pipeline!r}; give it the Pipeline itself")
 
 
 def check_types(pipeline: str, arguments: object, **kinds: type[object]) -> None:
@@ -145,8 +145,8 @@ def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Confi
 
     From the strongest: those set at launch, its own, those of the environment, the file, and the defaults.
     """
-    own = Layer("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})
-    return Configuration([*launched, own, *settings.shared_layers()])
+    declared = Layer("deployment", {"execution.runtime-mode": "STREAMING", **deployment.options})
+    return Configuration([*launched, declared, *settings.shared_layers()])
 
 
 def directory_of(deployment: StreamingDeployment, *launched: Layer) -> CheckpointDirectory:
@@ -259,11 +259,11 @@ class BatchDeployment:
 
     def loaded(self) -> Plan:
         """Plan the stages that become assets; raises `PipelineError` for a source that stays unbounded."""
-        found = self.plan(self.configuration())
-        if found.execution.mode != "BATCH":
-            unbounded = next(n for n in found.graph.sources if n.source.boundedness is Boundedness.UNBOUNDED)
+        planned = self.plan(self.configuration())
+        if planned.execution.mode != "BATCH":
+            unbounded = next(n for n in planned.graph.sources if n.source.boundedness is Boundedness.UNBOUNDED)
             raise PipelineError(
-                f"{found.name}: source '{unbounded.name}' is unbounded, and a BatchDeployment needs bounded sources; "
+                f"{planned.name}: source '{unbounded.name}' is unbounded, and a BatchDeployment needs bounded sources; "
                 f"use a StreamingDeployment, or read the source from a bounded one"
             )
-        return found
+        return planned

@@ -96,8 +96,8 @@ def heartbeat_sensor(pipeline: str, ops: set[str]) -> SensorDefinition:
         ),
     )
     def watch(context: SensorEvaluationContext) -> SkipReason:
-        found = fail_dead_runs(context.instance, store_of(context.resources.intermediates), pipeline, ops)
-        return SkipReason("; ".join(found) or f"no run of {pipeline} has died")
+        reported = fail_dead_runs(context.instance, store_of(context.resources.intermediates), pipeline, ops)
+        return SkipReason("; ".join(reported) or f"no run of {pipeline} has died")
 
     return watch
 
@@ -106,7 +106,7 @@ def fail_dead_runs(
     instance: DagsterInstance, store: IntermediateStore, pipeline: str, ops: set[str], patience: float = PATIENCE
 ) -> list[str]:
     """Reports dead runs as failed; says which, also those that Dagster has reported meanwhile."""
-    found = _failed_by_dagster(instance, store, pipeline)
+    reported = _failed_by_dagster(instance, store, pipeline)
     for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
         beat = last_beat(store, pipeline, run.run_id)
         if beat is None or time.time() - beat.at <= patience or not _amid(instance, run, ops):
@@ -120,8 +120,8 @@ def fail_dead_runs(
         else:
             instance.report_run_failed(run, message)
         _path(store, pipeline, run.run_id).unlink(missing_ok=True)
-        found.append(f"run {run.run_id[:8]}: {message}")
-    return found
+        reported.append(f"run {run.run_id[:8]}: {message}")
+    return reported
 
 
 def _failed_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipeline: str) -> list[str]:
@@ -129,7 +129,7 @@ def _failed_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipe
 
     It is written to their logs as well.
     """
-    found = []
+    reported = []
     for path in (store.root / pipeline / ".runs").glob("*.json"):
         run = instance.get_run_by_id(path.stem)
         if run is None or not run.is_finished:
@@ -144,8 +144,8 @@ def _failed_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipe
             )
             message = f"{why_it_failed(instance, run.run_id)}. {then}"
             instance.report_engine_event(message, run)
-            found.append(f"run {run.run_id[:8]}: {message}")
-    return found
+            reported.append(f"run {run.run_id[:8]}: {message}")
+    return reported
 
 
 def _amid(instance: DagsterInstance, run: DagsterRun, ops: set[str]) -> bool:

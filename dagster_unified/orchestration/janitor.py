@@ -111,20 +111,20 @@ def janitor_job(
             carried_over,
             list(stored_intermediates(store, loaded.name)),
         )
-        freed = to_free(readers.found, loaded, retention.budget, time.time(), readers.may_write, readers.needs)
-        for one in [] if config.dry_run else freed:
-            store.remove(one.address)
+        freed = to_free(readers.stored, loaded, retention.budget, time.time(), readers.may_write, readers.needs)
+        for intermediate in [] if config.dry_run else freed:
+            store.remove(intermediate.address)
         size = sum(s.bytes for s in freed if not s.linked)
         context.log.info(
             f"{'would free' if config.dry_run else 'freed'} {len(freed)} intermediates of {pipeline}, {size} bytes;"
-            f" {len(readers.found) - len(freed)} stay; {retention.describe()}"
+            f" {len(readers.stored) - len(freed)} stay; {retention.describe()}"
         )
         context.add_output_metadata(
             {
                 "dry run": config.dry_run,
                 "intermediates": len(freed),
                 "bytes": size,
-                "kept": len(readers.found) - len(freed),
+                "kept": len(readers.stored) - len(freed),
                 "freed": _table(freed),
             }
         )
@@ -160,7 +160,7 @@ class Readers:
     carried_over: TimeWindowPartitionsDefinition | None
     """The partitions, where state is carried."""
 
-    found: list[StoredIntermediate]
+    stored: list[StoredIntermediate]
     _runs: dict[str, DagsterRun | None] = field(default_factory=dict)
 
     def may_write(self, run_id: str) -> bool:
@@ -168,16 +168,17 @@ class Readers:
         run = self._run(run_id)
         return run is not None and run.status in _UNFINISHED
 
-    def needs(self, one: StoredIntermediate) -> bool:
+    def needs(self, intermediate: StoredIntermediate) -> bool:
         """Whether somebody may still read an intermediate."""
-        run = one.address.run
+        address = intermediate.address
+        run = address.run
         others = [r for r in self._living if r.run_id != run]
         if run in self._ancestors_of_the_living or run in self._to_be_re_executed or self._in_a_living_backfill(run):
             return True
-        latest = self._latest.get((one.address.stage, one.address.partition)) is one
+        latest = self._latest.get((address.stage, address.partition)) is intermediate
         # A failed run may have read what other runs wrote, and its re-execution will.
         awaited = bool(others or self._backfills or self._to_be_re_executed)
-        return latest and (awaited or one.address.partition == self._last_partition.get(one.address.stage))
+        return latest and (awaited or address.partition == self._last_partition.get(address.stage))
 
     @cached_property
     def _living(self) -> list[DagsterRun]:
@@ -196,16 +197,16 @@ class Readers:
     @cached_property
     def _to_be_re_executed(self) -> set[str]:
         """Failed runs that nobody has re-executed with success, and the runs that they continued."""
-        found: set[str] = set()
-        for run_id in {s.address.run for s in self.found}:
+        needed: set[str] = set()
+        for run_id in {s.address.run for s in self.stored}:
             run = self._run(run_id)
             if run is None or run.status not in (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED):
                 continue
             record = self.instance.get_run_record_by_id(run_id)
             ended = record.end_time if record is not None and record.end_time is not None else 0.0
             if time.time() - ended < self.failed_for.total_seconds() and not self._made_good(run):
-                found |= set(lineage_of(run, self.instance))
-        return found
+                needed |= set(lineage_of(run, self.instance))
+        return needed
 
     def _made_good(self, run: DagsterRun) -> bool:
         """Whether a re-execution of a run, or of one of these, has succeeded."""
@@ -226,10 +227,10 @@ class Readers:
     @cached_property
     def _latest(self) -> dict[tuple[str, str], StoredIntermediate]:
         """The newest intermediate of each stage and partition."""
-        found: dict[tuple[str, str], StoredIntermediate] = {}
-        for one in sorted((s for s in self.found if s.manifest is not None), key=lambda s: s.committed):
-            found[(one.address.stage, one.address.partition)] = one
-        return found
+        newest: dict[tuple[str, str], StoredIntermediate] = {}
+        for intermediate in sorted((s for s in self.stored if s.manifest is not None), key=lambda s: s.committed):
+            newest[(intermediate.address.stage, intermediate.address.partition)] = intermediate
+        return newest
 
     @cached_property
     def _last_partition(self) -> dict[str, str]:
@@ -237,12 +238,12 @@ class Readers:
 
         What a run without partitions wrote is not among them.
         """
-        found: dict[str, tuple[float, str]] = {}
+        last: dict[str, tuple[float, str]] = {}
         for stage, partition in self._latest if self.carried_over is not None else ():
             with suppress(Exception):  # not a key of theirs
                 begins = self.carried_over.time_window_for_partition_key(unquote(partition)).start.timestamp()  # type: ignore[union-attr]
-                found[stage] = max(found.get(stage, (begins, partition)), (begins, partition))
-        return {stage: partition for stage, (_, partition) in found.items()}
+                last[stage] = max(last.get(stage, (begins, partition)), (begins, partition))
+        return {stage: partition for stage, (_, partition) in last.items()}
 
     def _run(self, run_id: str) -> DagsterRun | None:
         if run_id not in self._runs:

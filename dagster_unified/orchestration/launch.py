@@ -55,13 +55,13 @@ class Outcome:
     def tables(self, planned: Plan, rows: int) -> dict[str, pa.Table]:
         """The first rows of each result table."""
         spark = session.start(self.spark.master, self.spark.remote, self.spark.config)
-        found = {}
+        previews = {}
         for node in planned.graph.sinks:
             if isinstance(node.sink, SparkSink) and node.sink.exists():
                 table = node.sink.preview(spark, rows)
                 if table is not None:
-                    found[f"{node.name} ({node.sink.describe()})"] = table
-        return found
+                    previews[f"{node.name} ({node.sink.describe()})"] = table
+        return previews
 
 
 def launch(

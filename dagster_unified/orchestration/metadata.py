@@ -69,7 +69,7 @@ def stage_metadata(
         metadata[CARRIED_FROM] = MetadataValue.dagster_run(manifest.carried_from)
     metadata.update(shown(manifest.counters, manifest.gauges, manifest.rates(), manifest.histograms))
     metadata.update(manifest.lacking)
-    waits = [one.describe() for one in waiting(plan, region, manifest)]
+    waits = [record.describe() for record in waiting(plan, region, manifest)]
     if waits:
         metadata["records held back"] = MetadataValue.text("\n".join(waits))
     for name, iteration in manifest.iterations.items():
@@ -139,11 +139,11 @@ def dagster_lineage(
     last = region.outputs[0].node if region.outputs else plan.graph.inputs(region.sinks[0])[0].source
     if (region.outputs and region.outputs[0].tag) or last not in region.nodes:
         return None
-    found = column_lineage(plan, region, last)
-    if found is None:
+    columns = column_lineage(plan, region, last)
+    if columns is None:
         return None
     deps: dict[str, list[TableColumnDep]] = {}
-    for name, origins in found.items():
+    for name, origins in columns.items():
         assets = [(asset_of(plan.graph.node(node)), column) for node, column in sorted(origins)]
         deps[name] = [TableColumnDep(key, column) for key, column in assets if key is not None]
     return TableColumnLineage(deps)

@@ -28,9 +28,9 @@ def as_text(millis: int) -> str:
         return str(millis)
 
 
-def check_lengths(where: str, at_least: timedelta | None = None, /, **given: timedelta | None) -> None:
+def check_lengths(where: str, at_least: timedelta | None = None, /, **lengths: timedelta | None) -> None:
     """Raises `ConfigurationError` where one of these is no length of time, or is too short; None says nothing."""
-    for name, value in given.items():
+    for name, value in lengths.items():
         if value is None:
             continue
         try:

@@ -96,7 +96,8 @@ def _failures(context: AssetExecutionContext) -> list[RestartedFailure]:
     run_id, step = context.run.run_id, context.op_execution_context.get_step_execution_context().step.key
     times: list[tuple[float, float]] = []
     for stats in context.instance.get_run_step_stats(run_id, [step]):
-        times += [(one.start_time, one.end_time) for one in stats.attempts_list if one.start_time and one.end_time]
+        attempts = ((attempt.start_time, attempt.end_time) for attempt in stats.attempts_list)
+        times += [(began, ended) for began, ended in attempts if began and ended]
         times.append((stats.partial_attempt_start or stats.start_time or time.time(), time.time()))
     return [
         RestartedFailure(
@@ -178,9 +179,9 @@ def died(events: Iterable[DagsterEvent]) -> str:
     """How the process of a run died, as far as Dagster noted it."""
     how = next(
         (
-            found[0]
+            match[0]
             for e in events
-            if e.event_type is DagsterEventType.ENGINE_EVENT and (found := _CRASHED.search(str(e.message)))
+            if e.event_type is DagsterEventType.ENGINE_EVENT and (match := _CRASHED.search(str(e.message)))
         ),
         "died",
     )

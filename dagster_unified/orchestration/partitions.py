@@ -49,8 +49,10 @@ def in_zone(
         dimensions = {d.name: d.partitions_def for d in partitions.partitions_defs}
         return MultiPartitionsDefinition(
             {
-                name: _moved(pipeline, own, timezone) if isinstance(own, TimeWindowPartitionsDefinition) else own
-                for name, own in dimensions.items()
+                name: _moved(pipeline, definition, timezone)
+                if isinstance(definition, TimeWindowPartitionsDefinition)
+                else definition
+                for name, definition in dimensions.items()
             }
         )
     raise PipelineError(
@@ -82,15 +84,11 @@ def _moved(pipeline: str, partitions: TimeWindowPartitionsDefinition, timezone: 
 
 def dimensions_of(partitions: PartitionsDefinition[str]) -> Dimensions:
     """What is known of partitions while the code location loads."""
-    own = (
-        {d.name: d.partitions_def for d in partitions.partitions_defs}
-        if isinstance(partitions, MultiPartitionsDefinition)
-        else {"": partitions}
-    )
-    return Dimensions(
-        tuple(own),
-        frozenset(name for name, definition in own.items() if isinstance(definition, TimeWindowPartitionsDefinition)),
-    )
+    by_name = {"": partitions}
+    if isinstance(partitions, MultiPartitionsDefinition):
+        by_name = {dimension.name: dimension.partitions_def for dimension in partitions.partitions_defs}
+    in_time = (name for name, of in by_name.items() if isinstance(of, TimeWindowPartitionsDefinition))
+    return Dimensions(tuple(by_name), frozenset(in_time))
 
 
 def check_apart(graph: Graph, partitions: PartitionsDefinition[str], slice_: Slice | None) -> None:
@@ -98,14 +96,14 @@ def check_apart(graph: Graph, partitions: PartitionsDefinition[str], slice_: Sli
 
     Without a partition the first ones are looked at, as far as they are known while the code location loads.
     """
-    one = slice_ or _first(partitions)
-    if one is None:
+    partition = slice_ or _first(partitions)
+    if partition is None:
         return
-    beside = list(_next_to(partitions, one))
+    neighbours = list(_next_to(partitions, partition))
     for node in graph.sources:
-        for other in beside:
-            if isinstance(node.source, SparkSource) and not node.source.distinguishes(one, other):
-                first, second = sorted([one.key, other.key])
+        for other in neighbours:
+            if isinstance(node.source, SparkSource) and not node.source.distinguishes(partition, other):
+                first, second = sorted([partition.key, other.key])
                 raise PipelineError(
                     f"{graph.name}: source '{node.name}' reads the same for the partitions {first} and {second}:"
                     f" {node.source.describe()}; put what tells them apart into the path, such as {{key}} or"
@@ -133,17 +131,18 @@ def _next_to(partitions: PartitionsDefinition[str], slice_: Slice) -> Iterator[S
     if not isinstance(partitions, MultiPartitionsDefinition):
         yield from (slice_of(partitions, key) for key in _keys_next_to(partitions, slice_.key))
     else:
-        own = partitions.get_partition_key_from_str(slice_.key)
-        assert isinstance(own, MultiPartitionKey)
+        keys = partitions.get_partition_key_from_str(slice_.key)
+        assert isinstance(keys, MultiPartitionKey)
         for dimension in partitions.partitions_defs:
-            for key in _keys_next_to(dimension.partitions_def, own.keys_by_dimension[dimension.name]):
-                yield slice_of(partitions, MultiPartitionKey({**own.keys_by_dimension, dimension.name: key}))
+            for key in _keys_next_to(dimension.partitions_def, keys.keys_by_dimension[dimension.name]):
+                yield slice_of(partitions, MultiPartitionKey({**keys.keys_by_dimension, dimension.name: key}))
 
 
 def _keys_next_to(partitions: PartitionsDefinition[str], key: str) -> Iterator[str]:
     """Those before and after a key, of partitions in time."""
     if isinstance(partitions, TimeWindowPartitionsDefinition):
-        yield from (one for one in (key_before(partitions, key), key_after(partitions, key)) if one is not None)
+        neighbours = (key_before(partitions, key), key_after(partitions, key))
+        yield from (neighbour for neighbour in neighbours if neighbour is not None)
 
 
 def slice_of(partitions: PartitionsDefinition[str], key: str) -> Slice:

@@ -46,8 +46,8 @@ def rows_per_partition(
 
 
 def _number(value: Any) -> int | None:
-    found = getattr(value, "value", value)
-    return found if isinstance(found, int) else None
+    number = getattr(value, "value", value)
+    return number if isinstance(number, int) else None
 
 
 def picture(rows: Mapping[str, int], highlighted: Collection[str]) -> MarkdownMetadataValue:

@@ -168,12 +168,12 @@ def latest_metadata(
         asset, DagsterEventType.ASSET_MATERIALIZATION, None if partitions is None else set(partitions)
     )
     ids = sorted(by_partition.values())
-    found = {}
+    by_key = {}
     for first in range(0, len(ids), _PER_QUERY):
         batch = ids[first : first + _PER_QUERY]
         for record in instance.fetch_materializations(
             AssetRecordsFilter(asset_key=asset, storage_ids=batch), limit=len(batch)
         ).records:
             if record.partition_key is not None and record.asset_materialization is not None:
-                found[record.partition_key] = record.asset_materialization.metadata
-    return found
+                by_key[record.partition_key] = record.asset_materialization.metadata
+    return by_key

@@ -82,13 +82,13 @@ class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
 
 def session_of(resource: SparkResource | PySparkResource) -> SparkSession:
     """Return the session of the resource `spark`, with what results rely on set in it."""
-    found: SparkSession | None = getattr(resource, "spark_session", None)
-    if found is None:
+    running: SparkSession | None = getattr(resource, "spark_session", None)
+    if running is None:
         raise ConfigurationError(
             f"the resource 'spark' is a {type(resource).__name__}; give a SparkResource, or dagster-pyspark's"
             " PySparkResource"
         )
-    return found if isinstance(resource, SparkResource) else session.prepared(found)
+    return running if isinstance(resource, SparkResource) else session.prepared(running)
 
 
 class _Execution(ConfigurableResource):  # type: ignore[type-arg]
@@ -104,8 +104,8 @@ class _Execution(ConfigurableResource):  # type: ignore[type-arg]
 
     def launched(self) -> Layer:
         """The options that were set at launch."""
-        given = {field.alias: getattr(self, name) for name, field in type(self).model_fields.items() if field.alias}
-        return Layer("launch", {str(key): value for key, value in given.items() if value is not None})
+        values = {field.alias: getattr(self, name) for name, field in type(self).model_fields.items() if field.alias}
+        return Layer("launch", {str(key): value for key, value in values.items() if value is not None})
 
 
 def batch_configuration(*launched: Layer) -> Configuration:
@@ -266,6 +266,8 @@ class ObjectStore(ConfigurableResource):  # type: ignore[type-arg]
     def use(self) -> None:
         """Let this process use the store."""
         names = ("endpoint", "region", "key", "secret", "token")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        values = {name: resolved(deferred(value), f"ObjectStore's {name}") for name, value in given.items()}
-        object_store.use(object_store.Store(**values))
+        settings = {name: value for name in names if (value := getattr(self, name)) is not None}
+        resolved_settings = {
+            name: resolved(deferred(value), f"ObjectStore's {name}") for name, value in settings.items()
+        }
+        object_store.use(object_store.Store(**resolved_settings))

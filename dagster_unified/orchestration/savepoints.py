@@ -58,8 +58,8 @@ def savepoint_spec(plan: Plan, upstream: Mapping[str, CoercibleToAssetDep], tran
 
 
 def _left_at(batch: BatchDeployment) -> str | None:
-    found: str | None = batch.configuration()[PATH]
-    return found
+    path: str | None = batch.configuration()[PATH]
+    return path
 
 
 # What starts from one
@@ -75,8 +75,8 @@ class Origin:
 
     def has(self, path: str) -> bool:
         """Whether a savepoint in a folder is one of them."""
-        place, own = storage_path(path, START), None if self.batch is None else _left_at(self.batch)
-        if own is not None and storage_path(own, PATH) == place:
+        place, left_at = storage_path(path, START), None if self.batch is None else _left_at(self.batch)
+        if left_at is not None and storage_path(left_at, PATH) == place:
             return True
         return self.streaming is not None and place.parent == directory_of(self.streaming).path / "savepoints"
 
@@ -123,8 +123,8 @@ def _metadata(path: str) -> dict[str, Any]:
     shown: dict[str, Any] = {
         "mode": manifest.mode,
         "taken": MetadataValue.timestamp(manifest.taken / 1000),
-        "dagster/row_count": sum(one.rows for one in manifest.operators),
-        "bytes": sum(one.bytes for one in manifest.operators),
+        "dagster/row_count": sum(operator.rows for operator in manifest.operators),
+        "bytes": sum(operator.bytes for operator in manifest.operators),
         "key groups": manifest.max_parallelism,
         "fingerprint": manifest.fingerprint,
     }
@@ -133,9 +133,11 @@ def _metadata(path: str) -> dict[str, Any]:
     if manifest.reason:
         shown["reason"] = manifest.reason
     if manifest.operators:
-        spread = {one.uid: keys_per_group(folder, one, manifest.max_parallelism) for one in manifest.operators}
+        spread = {
+            operator.uid: keys_per_group(folder, operator, manifest.max_parallelism) for operator in manifest.operators
+        }
         shown["operators"] = MetadataValue.table(
-            [_operator(manifest, one, spread[one.uid]) for one in manifest.operators]
+            [_operator(manifest, operator, spread[operator.uid]) for operator in manifest.operators]
         )
         known = {uid: keys for uid, keys in spread.items() if keys is not None}
         if known:

@@ -230,9 +230,9 @@ def _by_window(
     if dimension is None:
         return list(keys), []
     windows = dimension.partitions_def.get_partition_keys(current_time=now)[-1 - catch_up :]
-    found: dict[str, list[str]] = {w: [] for w in windows}
+    by_window: dict[str, list[str]] = {w: [] for w in windows}
     for key in keys:
         several = partitions.get_partition_key_from_str(key)
         assert isinstance(several, MultiPartitionKey)
-        found.get(several.keys_by_dimension[dimension.name], []).append(key)
-    return (found[windows[-1]] if windows else []), [key for w in windows[:-1] for key in found[w]]
+        by_window.get(several.keys_by_dimension[dimension.name], []).append(key)
+    return (by_window[windows[-1]] if windows else []), [key for w in windows[:-1] for key in by_window[w]]

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from dagster import (
@@ -61,10 +61,6 @@ from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.savepoints import left, started
 from dagster_unified.orchestration.streaming_sensor import LOADED
 
-if TYPE_CHECKING:
-    pass
-
-
 LOG_EVERY = 5.0
 """Seconds between lines of the run's log."""
 
@@ -75,8 +71,8 @@ _DEPLOYMENTS: WeakKeyDictionary[JobDefinition, StreamingDeployment] = WeakKeyDic
 
 def deployments_of(definitions: Definitions) -> list[StreamingDeployment]:
     """The streaming deployments of a code location."""
-    jobs = [one for one in definitions.jobs or () if isinstance(one, JobDefinition)]
-    return [_DEPLOYMENTS[one] for one in jobs if one in _DEPLOYMENTS]
+    jobs = [job for job in definitions.jobs or () if isinstance(job, JobDefinition)]
+    return [_DEPLOYMENTS[job] for job in jobs if job in _DEPLOYMENTS]
 
 
 @dataclass(frozen=True)
@@ -136,16 +132,16 @@ def _run(
         return
     context.log.info("starting Spark")
     spark = asked.started(session_of(context.resources.spark))
-    held = directory.deployed()
+    deployed = directory.deployed()
     changed = (
-        held is not None
-        and held.fingerprint != deployment_fingerprint(deployed_code(planned))
-        and not held.restored
+        deployed is not None
+        and deployed.fingerprint != deployment_fingerprint(deployed_code(planned))
+        and not deployed.restored
         and not interrupted(directory)
     )
     fresh = deployment.upgrade_mode == "stateless" and changed
-    kept = [(assets.malformed[n.uid], in_streaming(directory, n)) for n in diverting(planned)]
-    watcher = _Watcher(context, deployment, assets, kept, directory)
+    diverted = [(assets.malformed[n.uid], in_streaming(directory, n)) for n in diverting(planned)]
+    watcher = _Watcher(context, deployment, assets, diverted, directory)
     start = Start(
         context.run_id, fresh, deployment.upgrade_mode == "savepoint", loaded=context.run.tags.get(LOADED, "")
     )
@@ -371,7 +367,7 @@ class Trend:
         last, (first, begun) = mine[-1][0], mine[0]
         rows, seconds = sum(e.rows_in for e, _ in mine), sum(e.seconds for e, _ in mine)
         elapsed = (self._clock() - begun) / 1000 + first.seconds
-        found: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "epoch": last.epoch,
             "query": last.query,
             "batch duration (s)": round(last.seconds, 3),
@@ -387,11 +383,11 @@ class Trend:
             **self._totals.shown(self._clock() / 1000),
         }
         if sink in self._updated:
-            found[UPDATED] = MetadataValue.timestamp(self._updated[sink] / 1000)
+            metadata[UPDATED] = MetadataValue.timestamp(self._updated[sink] / 1000)
         if self.watermark is not None:
-            found["watermark"] = MetadataValue.text(as_text(self.watermark))
-            found["watermark lag (s)"] = round((self._clock() - self.watermark) / 1000, 1)
-        return found
+            metadata["watermark"] = MetadataValue.text(as_text(self.watermark))
+            metadata["watermark lag (s)"] = round((self._clock() - self.watermark) / 1000, 1)
+        return metadata
 
     def _picture(self) -> str:
         longest = max((e.seconds for e in self._epochs), default=0.0) or 1.0

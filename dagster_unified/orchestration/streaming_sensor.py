@@ -7,12 +7,13 @@ anyone, and a run's status can be wrong after `kill -9`.
 # No `from __future__ import annotations` here: Dagster reads the annotations of a sensor's function as objects.
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from dagster import (
+    DagsterInstance,
     DagsterRun,
     DagsterRunStatus,
     DefaultSensorStatus,
@@ -47,9 +48,19 @@ if TYPE_CHECKING:
     from upath import UPath
 
 
+LOADED = "dagster-unified/loaded"
+"""The tag that says which loading of the code location asked for a run."""
+
+CODE = "dagster-unified/code"
+"""The tag with the fingerprint of the code with which the sensor launched a run."""
+
+_LOOK_BACK = 50
+"""How many runs a tick looks at, and how many more at a time where all of them have failed."""
+
+_RUNNING = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+
 STARTUP = timedelta(minutes=10)
 """How long a run may take to start Spark and take the lease, also on a machine that is busy."""
-
 
 UPGRADES_PER_LOADING = 3
 """How often a job is upgraded for one load of the code location.
@@ -112,13 +123,13 @@ class Seen:
     @property
     def exhausted(self) -> bool:
         """Whether this code was started again and again, and was found to be other code each time."""
-        held = self.deployed
+        deployed = self.deployed
         return (
             self.changed
-            and held is not None
+            and deployed is not None
             and bool(self.loaded)
-            and held.loaded == self.loaded
-            and held.upgrades >= UPGRADES_PER_LOADING
+            and deployed.loaded == self.loaded
+            and deployed.upgrades >= UPGRADES_PER_LOADING
         )
 
     def what_changed(self) -> str:
@@ -142,6 +153,9 @@ class Decision:
     """The token of the lease whose holder has to stop, for new code."""
     failed: bool = False
     """Whether something is wrong that a person has to see: the tick fails with the message."""
+
+
+# The decision
 
 
 def next_step(deployment: StreamingDeployment, options: Configuration, seen: Seen) -> Decision:
@@ -248,25 +262,16 @@ def _unstable(name: str, run: str, seen: Seen) -> str:
 
 def _failures(seen: Seen) -> list[FailedRun]:
     """The failures of this code since the last run that ended well, oldest first."""
-    found = []
+    failures = []
     for run in seen.runs:
         is_of_it = seen.exhausted or (run.code == seen.fingerprint if run.code else not seen.changed)
         if run.status != "FAILURE" or not is_of_it:
             break
-        found.append(FailedRun(run.created, run.ended or run.created, run.run_id))
-    return found[::-1]
+        failures.append(FailedRun(run.created, run.ended or run.created, run.run_id))
+    return failures[::-1]
 
 
-LOADED = "dagster-unified/loaded"
-"""The tag that says which loading of the code location asked for a run."""
-
-
-CODE = "dagster-unified/code"
-"""The tag with the fingerprint of the code with which the sensor launched a run."""
-
-
-_LOOK_BACK = 50
-"""How many runs a tick looks at, and how many more at a time where all of them have failed."""
+# The sensor
 
 
 def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) -> SensorDefinition:
@@ -333,31 +338,7 @@ def _carry_out(context: SensorEvaluationContext, deployment: StreamingDeployment
 def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_name: str, loaded: str) -> Seen:
     directory = directory_of(deployment)
     records = _records(context, job_name, most_failures(configuration_of(deployment)))
-    runs = [
-        SeenRun(
-            r.dagster_run.run_id,
-            r.dagster_run.status.value,
-            utc(r.start_time or r.create_timestamp.timestamp()),
-            utc(r.end_time) if r.end_time else None,
-            (
-                why_it_failed(context.instance, r.dagster_run.run_id)
-                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
-                else ""
-            ),
-            (
-                error_of(context.instance, r.dagster_run.run_id)
-                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
-                else ""
-            ),
-            r.dagster_run.tags.get(CODE, ""),
-            (
-                log_of(context.instance, r.dagster_run.run_id)
-                if number == 0 and r.dagster_run.status is DagsterRunStatus.FAILURE
-                else ""
-            ),
-        )
-        for number, r in enumerate(records)
-    ]
+    runs = [_seen_run(context.instance, record, is_latest=not number) for number, record in enumerate(records)]
     planned = plan(deployment.pipeline.graph(), configuration_of(deployment))
     code = deployed_code(planned)
     return Seen(
@@ -374,6 +355,17 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
         code=code,
         loaded=loaded,
     )
+
+
+def _seen_run(instance: DagsterInstance, record: RunRecord, is_latest: bool) -> SeenRun:
+    run = record.dagster_run
+    started, ended = record.start_time or record.create_timestamp.timestamp(), record.end_time
+    code = run.tags.get(CODE, "")
+    seen = SeenRun(run.run_id, run.status.value, utc(started), utc(ended) if ended else None, code=code)
+    if not (is_latest and run.status is DagsterRunStatus.FAILURE):
+        return seen
+    reason, error, log = (ask_log(instance, run.run_id) for ask_log in (why_it_failed, error_of, log_of))
+    return replace(seen, reason=reason, error=error, log=log)
 
 
 def _may_start(
@@ -394,11 +386,8 @@ def _may_start(
 
 def _arrived(file: "UPath") -> float:
     """When a file came to be where it is: one that was moved there keeps the time when it was written."""
-    found = file.stat()
-    return max(float(found.st_mtime), float(getattr(found, "st_ctime", 0)))
-
-
-_RUNNING = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
+    status = file.stat()
+    return max(float(status.st_mtime), float(getattr(status, "st_ctime", 0)))
 
 
 def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
@@ -407,18 +396,18 @@ def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
         return None
     jobs = set(context.repository_def.job_names)
     running = RunsFilter(statuses=_RUNNING, tags=_of_location(context))
-    found = (record.dagster_run for record in context.instance.get_run_records(running, limit=_LOOK_BACK))
-    return next((run for run in found if LOADED in run.tags and run.job_name not in jobs), None)
+    runs = (record.dagster_run for record in context.instance.get_run_records(running, limit=_LOOK_BACK))
+    return next((run for run in runs if LOADED in run.tags and run.job_name not in jobs), None)
 
 
 def _records(context: SensorEvaluationContext, job_name: str, failures: int) -> Sequence[RunRecord]:
     """The latest runs of a job of this code location; as many as to see so many failures in a row, where they are."""
-    own = RunsFilter(job_name=job_name, tags=_of_location(context))
-    found = page = list(context.instance.get_run_records(own, limit=_LOOK_BACK))
-    while len(page) == _LOOK_BACK and len(found) < failures and all(map(_has_failed, page)):
-        page = list(context.instance.get_run_records(own, limit=_LOOK_BACK, cursor=page[-1].dagster_run.run_id))
-        found = [*found, *page]
-    return found
+    of_job = RunsFilter(job_name=job_name, tags=_of_location(context))
+    records = page = list(context.instance.get_run_records(of_job, limit=_LOOK_BACK))
+    while len(page) == _LOOK_BACK and len(records) < failures and all(map(_has_failed, page)):
+        page = list(context.instance.get_run_records(of_job, limit=_LOOK_BACK, cursor=page[-1].dagster_run.run_id))
+        records = [*records, *page]
+    return records
 
 
 def _has_failed(record: RunRecord) -> bool:
