@@ -94,22 +94,19 @@ def test_interrupting_saving_and_listing(tmp_path, told):
     assert told("restore", "shops.py") == (0, f"went back to {made}")
 
 
-@pytest.mark.parametrize("drain", [False, True], ids=["where it stands", "at the end of its input"])
-def test_stopping_with_a_savepoint(tmp_path, told, drain):
+def test_draining_with_a_savepoint(tmp_path, told):
     with running(tmp_path) as job:
-        code, printed = told("stop", "shops.py", "--savepoint", "left", *(["--drain"] if drain else []))
+        code, printed = told("stop", "shops.py", "--savepoint", "left", "--drain")
         assert code == 0, printed
         assert job.wait(120) == 0, (tmp_path / "log").read_text()
     left, ended = printed.splitlines()
-    assert left.endswith(f"{', drained' if drain else ''}, tables in {tmp_path}/left")
-    assert ended == f"shops is {'drained' if drain else 'suspended'}"
+    assert left.endswith(f", drained, tables in {tmp_path}/left")
+    assert ended == "shops is drained"
     saved = Savepoint.read(str(tmp_path / "left"))
     (totals,) = saved.operators
     assert {r["shop"]: r["value"]["amount"] for r in saved.rows(totals.uid)} == {"north": 3, "south": 5}
-    assert saved.positions["sales"].count == 1
     code, again = told("stop", "shops.py", "--savepoint", "left")
-    refused = "shops was drained" if drain else f"there is a savepoint in {tmp_path}/left already"
-    assert (code, refused in again) == (2, True), again
+    assert (code, "shops was drained" in again) == (2, True), again
 
 
 def test_a_table_that_no_epoch_has_made_yet_is_not_shown(spark, tmp_path):
