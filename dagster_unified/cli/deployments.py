@@ -212,7 +212,6 @@ def _this_process() -> str:
 
 
 def _started(name: str, define: list[str]) -> CheckpointDirectory:
-    """The checkpoint directory of a deployment that was started before."""
     directory = _directory_of(load_deployment(name), define)
     _check_started(directory, name)
     return directory

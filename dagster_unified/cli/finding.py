@@ -116,7 +116,6 @@ def _deployments(value: object) -> list[StreamingDeployment]:
 
 
 def _module(name: str) -> tuple[str, str, ModuleType]:
-    """The place, what is named in it, and its module."""
     place, _, attribute = name.partition(":")
     return place, attribute, _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
 

@@ -285,7 +285,6 @@ def _described(savepoint: Savepoint) -> dict[str, Any]:
 
 
 def _waiting(feedback: Feedback) -> str:
-    """Records that wait in an iteration, in words."""
     how = " by broadcast" * feedback.broadcast + ", in every round" * feedback.replayed
     return f"{feedback.table.rows:,} to {feedback.table.uid}{how}"
 

@@ -261,7 +261,7 @@ class _Step:
         return self._metadata(self.launched, manifest)
 
     def _link(self, manifest: "Manifest") -> None:
-        """Let what another run has materialized be this run's as well."""
+        """Link what another run has materialized as this run's output."""
         run_id = self.context.run.run_id
         address = Address(self.launched.name, manifest.stage, run_id, self.producers.partition)
         self.producers.store.link(address, manifest)
@@ -445,7 +445,7 @@ def run_steps(steps: "Sequence[_Step]", last_of_run: bool = True) -> list[dict[s
 def _observer(
     context: AssetExecutionContext, slice_: Slice | None, recomputed: dict[str, str]
 ) -> Callable[[Event], None]:
-    """Writes what happens to the run's log, and remembers which stages were recomputed, and why."""
+    """Write events to the run's log, and remember why stages were recomputed."""
     of = "" if slice_ is None else f" of partition {slice_.key}"
 
     def observe(event: Event) -> None:

@@ -124,7 +124,7 @@ def sink_checks(
 
 
 def _is_read(sink: Sink[Any]) -> TypeGuard[SparkSink[Any, Any]]:
-    """Whether checks read a sink's table: it is of files, and can be written at another place to be compared."""
+    """Whether checks can read a sink's table, and write a second one elsewhere to compare it with."""
     return isinstance(sink, SparkSink) and sink.elsewhere("/") is not None
 
 
@@ -217,7 +217,7 @@ def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition
 def _counts(
     context: AssetCheckExecutionContext, key: AssetKey, history: int
 ) -> tuple[dict[str | None, int], list[int]]:
-    """The row count of each partition that a run has materialized, and those of so many materializations before.
+    """The row count of each partition that a run materialized, and the counts of the `history` materializations before.
 
     The run is the check's own, or the latest where that has materialized nothing.
     """
@@ -288,7 +288,6 @@ def _parity(
 
 
 def _nothing(planned: Plan, node: SinkNode) -> AssetCheckResult:
-    """The result for a table that is not there."""
     return AssetCheckResult(
         passed=False,
         description=f"{planned.name}: sink '{node.name}' ({node.sink.describe()}): nothing is there yet; run the"

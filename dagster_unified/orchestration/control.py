@@ -118,7 +118,6 @@ def _check(name: str, config: ControlConfig) -> None:
 
 
 def _takes(config: ControlConfig) -> bool:
-    """Whether a savepoint is taken."""
     return config.action in (Action.savepoint, Action.stop) or config.with_savepoint
 
 

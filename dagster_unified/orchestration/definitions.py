@@ -129,8 +129,6 @@ def _check_keys(deployed: _Deployed, translator: StageTranslator) -> None:
 
 @dataclass
 class _Deployed:
-    """The deployments of one pipeline."""
-
     pipeline: Pipeline
     batch: BatchDeployment | None = None
     streaming: StreamingDeployment | None = None

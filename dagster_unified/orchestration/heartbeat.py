@@ -109,7 +109,7 @@ def fail_dead_runs(
     reported = _failed_by_dagster(instance, store, pipeline)
     for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
         beat = last_beat(store, pipeline, run.run_id)
-        if beat is None or time.time() - beat.at <= patience or not _amid(instance, run, ops):
+        if beat is None or time.time() - beat.at <= patience or not _is_in_a_stage(instance, run, ops):
             continue
         message = (
             f"process {beat.process} on {beat.host} has given no sign of life for {time.time() - beat.at:.0f} s; it is"
@@ -125,9 +125,9 @@ def fail_dead_runs(
 
 
 def _failed_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipeline: str) -> list[str]:
-    """What became of runs that Dagster saw die in the middle of a stage: their last sign of life is left.
+    """Report runs that Dagster saw die in the middle of a stage: their last sign of life is left.
 
-    It is written to their logs as well.
+    The report goes to their logs as well.
     """
     reported = []
     for path in (store.root / pipeline / ".runs").glob("*.json"):
@@ -148,8 +148,7 @@ def _failed_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipe
     return reported
 
 
-def _amid(instance: DagsterInstance, run: DagsterRun, ops: set[str]) -> bool:
-    """Whether a run is in the middle of one of these steps."""
+def _is_in_a_stage(instance: DagsterInstance, run: DagsterRun, ops: set[str]) -> bool:
     return any(
         s.step_key in ops and s.status is StepEventStatus.IN_PROGRESS for s in instance.get_run_step_stats(run.run_id)
     )

@@ -182,7 +182,7 @@ class Readers:
 
     @cached_property
     def _living(self) -> list[DagsterRun]:
-        """The runs that may read what earlier ones wrote: any that is not over, but for the janitor's own."""
+        """Unfinished runs, which may read what earlier ones wrote; the janitor's and streams do not."""
         runs = self.instance.get_runs(RunsFilter(statuses=_UNFINISHED))
         return [r for r in runs if not r.job_name.endswith("_janitor") and not r.job_name.endswith("_streaming")]
 
@@ -209,7 +209,7 @@ class Readers:
         return needed
 
     def _made_good(self, run: DagsterRun) -> bool:
-        """Whether a re-execution of a run, or of one of these, has succeeded."""
+        """Whether a re-execution of a run, or a re-execution of that one, has succeeded."""
         pending, seen = [run.run_id], set[str]()
         while pending:
             for child in self.instance.get_runs(RunsFilter(tags={"dagster/parent_run_id": pending.pop()})):
@@ -226,7 +226,6 @@ class Readers:
 
     @cached_property
     def _latest(self) -> dict[tuple[str, str], StoredIntermediate]:
-        """The newest intermediate of each stage and partition."""
         newest: dict[tuple[str, str], StoredIntermediate] = {}
         for intermediate in sorted((s for s in self.stored if s.manifest is not None), key=lambda s: s.committed):
             newest[(intermediate.address.stage, intermediate.address.partition)] = intermediate

@@ -31,9 +31,9 @@ from dagster_unified.orchestration._dagster_compat import DagsterExecutionInterr
 
 @contextmanager
 def as_failure(context: OpExecutionContext | AssetExecutionContext) -> Iterator[None]:
-    """An error as a failure with its sentence and a link to the log, that is tried again where its type says so.
+    """Raise an error as Dagster's `Failure`, with its sentence and a link to the log; its type decides about retries.
 
-    An error of the driver's memory is not: the next attempt would begin with less.
+    An error of the driver's memory is not retried: the next attempt would begin with less.
     """
     try:
         yield
@@ -57,7 +57,7 @@ def as_failure(context: OpExecutionContext | AssetExecutionContext) -> Iterator[
 
 
 def _logs(context: OpExecutionContext | AssetExecutionContext) -> dict[str, MetadataValue]:
-    """Where to read on: the run and, where Dagster has captured it, what its process wrote to standard error."""
+    """Links to the run and, if Dagster captured it, to what its process wrote to standard error."""
     run_id = context.run.run_id
     run, log = MetadataValue.dagster_run(run_id), log_of(context.instance, run_id)
     if not log:
@@ -67,9 +67,9 @@ def _logs(context: OpExecutionContext | AssetExecutionContext) -> dict[str, Meta
 
 @contextmanager
 def tried_again(context: AssetExecutionContext, options: Configuration) -> Iterator[None]:
-    """Has a stage tried again after an error that may pass, as `restart-strategy` says, where one is set for the run.
+    """Retry a stage after a transient error as `restart-strategy` says, if the run sets one.
 
-    Else Dagster's retry policy says it.
+    Otherwise Dagster's retry policy decides.
     """
     try:
         yield
@@ -92,7 +92,7 @@ def tried_again(context: AssetExecutionContext, options: Configuration) -> Itera
 
 
 def _failures(context: AssetExecutionContext) -> list[RestartedFailure]:
-    """The attempts of a step that have failed, with the one that has just done so."""
+    """The failed attempts of a step, including the one that has just failed."""
     run_id, step = context.run.run_id, context.op_execution_context.get_step_execution_context().step.key
     times: list[tuple[float, float]] = []
     for stats in context.instance.get_run_step_stats(run_id, [step]):
@@ -111,7 +111,7 @@ def _failures(context: AssetExecutionContext) -> list[RestartedFailure]:
 
 @contextmanager
 def interruptible(instance: DagsterInstance, run_id: str) -> Iterator[Interrupts]:
-    """Ends the step, and its run, where the process is asked to stop. No retry policy takes that for a failure."""
+    """End the step and its run when the process is asked to stop; no retry policy takes that for a failure."""
     with interrupts.listening() as asked:
         try:
             _check_run(instance, run_id)

@@ -62,7 +62,7 @@ def in_zone(
 
 
 def _moved(pipeline: str, partitions: TimeWindowPartitionsDefinition, timezone: str) -> TimeWindowPartitionsDefinition:
-    """The same hours and days, of another zone."""
+    """Move partitions in UTC to another zone: the same hours and days there."""
     if partitions.timezone == timezone:
         return partitions
     if partitions.timezone != "UTC":
@@ -139,7 +139,7 @@ def _next_to(partitions: PartitionsDefinition[str], slice_: Slice) -> Iterator[S
 
 
 def _keys_next_to(partitions: PartitionsDefinition[str], key: str) -> Iterator[str]:
-    """Those before and after a key, of partitions in time."""
+    """The keys before and after a key, if the partitions are in time."""
     if isinstance(partitions, TimeWindowPartitionsDefinition):
         neighbours = (key_before(partitions, key), key_after(partitions, key))
         yield from (neighbour for neighbour in neighbours if neighbour is not None)

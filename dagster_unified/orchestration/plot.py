@@ -122,7 +122,7 @@ def _unevenness(keys: Sequence[int]) -> float:
 
 
 def _counting(axes: Axes, what: str) -> None:
-    """An axis for numbers of something, and no frame."""
+    """Label the vertical axis with a count, and remove the frame."""
     from matplotlib.ticker import MaxNLocator
 
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))

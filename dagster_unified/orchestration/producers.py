@@ -107,7 +107,6 @@ class Producers:
         return None if run_id is None else self._manifest(stage, run_id)
 
     def _latest(self, key: AssetKey, before: float | None = None) -> str | None:
-        """The run of a stage's latest materialization."""
         partitions = None if self.slice is None else [self.slice.key]
         hits = self.chain.instance.fetch_materializations(
             AssetRecordsFilter(asset_key=key, asset_partitions=partitions, before_timestamp=before), limit=1

@@ -164,7 +164,7 @@ def due(
 
 
 def _has_come(partitions: TimeWindowPartitionsDefinition, now: datetime) -> bool:
-    """Whether the last window that has ended is a partition: it is none after their end, and where it is excluded."""
+    """Whether the last window that ended is a partition: windows after the end and excluded ones are not."""
     if partitions.end is not None and partitions.end < now:
         return False
     keys = partitions.get_partition_keys(current_time=now)

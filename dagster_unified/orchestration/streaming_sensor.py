@@ -242,7 +242,7 @@ def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: st
 
 
 def _lost(deployment: StreamingDeployment, seen: Seen, run: SeenRun) -> str:
-    """What a run has lost of its cluster of late."""
+    """The executor or master that a run has lost lately, as a part of a sentence."""
     status = seen.status
     if status is None or status.run_id != run.run_id or not status.lost:
         return ""
@@ -385,13 +385,13 @@ def _may_start(
 
 
 def _arrived(file: "UPath") -> float:
-    """When a file came to be where it is: one that was moved there keeps the time when it was written."""
+    """When a file arrived in its folder; a moved file keeps the time at which it was written."""
     status = file.stat()
     return max(float(status.st_mtime), float(getattr(status, "st_ctime", 0)))
 
 
 def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
-    """A stream that still runs, and whose job this code location does not have any more."""
+    """A stream that still runs, though this code location no longer has its job."""
     if context.repository_def is None:
         return None
     jobs = set(context.repository_def.job_names)
@@ -401,7 +401,7 @@ def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
 
 
 def _records(context: SensorEvaluationContext, job_name: str, failures: int) -> Sequence[RunRecord]:
-    """The latest runs of a job of this code location; as many as to see so many failures in a row, where they are."""
+    """The latest runs of a job of this code location: enough to see `failures` in a row, if there are so many."""
     of_job = RunsFilter(job_name=job_name, tags=_of_location(context))
     records = page = list(context.instance.get_run_records(of_job, limit=_LOOK_BACK))
     while len(page) == _LOOK_BACK and len(records) < failures and all(map(_has_failed, page)):
