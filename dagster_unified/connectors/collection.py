@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.literals import records_of
 from dagster_unified.connectors.paths import as_pattern, children, put
 from dagster_unified.connectors.protocol.alignment import ALL
 from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.connectors.protocol.positions import EverythingRead, Position, cannot_follow
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
+from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest, fingerprint

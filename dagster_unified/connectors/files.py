@@ -17,7 +17,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dagster_unified.arrow_types import with_nulls_declared
-from dagster_unified.connectors import spark_log
 from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields, widened
 from dagster_unified.connectors.first_lines import first_lines
@@ -56,6 +55,7 @@ from dagster_unified.connectors.texts import (
     squeezed,
     unfit,
 )
+from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import MalformedInputError, PipelineError, SourceError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest

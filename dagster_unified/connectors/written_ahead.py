@@ -36,7 +36,7 @@ from dagster_unified.connectors.paths import is_local
 from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.connectors.protocol.offsets import Offsets
 from dagster_unified.connectors.protocol.splits import SplitSource
-from dagster_unified.connectors.spark_log import offsets_of_sources
+from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import PipelineError, StageError, StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.operators.functions.type_variables import Out
@@ -352,7 +352,7 @@ def _oldest_positions(checkpoint: Path) -> list[dict[str, int]]:
     if not committed:
         return nothing
     try:
-        offsets = offsets_of_sources(checkpoint / "offsets" / str(min(committed)))
+        offsets = spark_log.offsets_of_sources(checkpoint / "offsets" / str(min(committed)))
     except FileNotFoundError:  # Spark deletes old entries meanwhile
         return nothing
     found = []

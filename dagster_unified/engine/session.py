@@ -21,11 +21,12 @@ from weakref import WeakSet, ref
 
 from dagster_unified.connectors import object_store
 from dagster_unified.connectors.sessions import is_connect
-from dagster_unified.engine import local_disk, noise, store_given
+from dagster_unified.engine import noise, spark_internals, store_given
 from dagster_unified.engine.addresses import PATIENCE, reach_master, reach_remote
 from dagster_unified.engine.environment import shipping
 from dagster_unified.engine.handshake import check_workers
 from dagster_unified.engine.spark_home import without_zips
+from dagster_unified.engine.spark_internals import local_disk
 from dagster_unified.errors import ConfigurationError, MissingRequirementError
 
 if TYPE_CHECKING:
@@ -302,6 +303,7 @@ def prepared(session: SparkSession) -> SparkSession:
 
     Raises `MissingRequirementError` where a worker's packages are not the driver's.
     """
+    spark_internals.check_version(session.version)
     for key, value in SESSION_DEFAULTS.items():
         session.conf.set(key, value)
     if is_connect(session):

@@ -92,9 +92,9 @@ import sys
 from pathlib import Path
 
 from dagster_unified.connectors import DeltaSink
-from dagster_unified.connectors import in_place
+from dagster_unified.engine.spark_internals import in_place
 from dagster_unified.connectors.protocol.commits import WriteAttempt, WriteIdentity
-from dagster_unified.connectors.java_class import JavaClass
+from dagster_unified.engine.spark_internals.java_class import JavaClass
 from dagster_unified.engine import session
 from tests.object_store import client, requests, s3a
 

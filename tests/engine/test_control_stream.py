@@ -11,8 +11,8 @@ import pytest
 
 from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.connectors import FileSink, ParquetSource
-from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.spark_internals.java_class import JavaClass
 from dagster_unified.engine.streaming import control
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 

@@ -18,7 +18,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dagster_unified.connectors.delta.log import LogEnd
-from dagster_unified.connectors.in_place import take
 from dagster_unified.connectors.paths import is_in_object_store, is_local, remove_tree
 from dagster_unified.connectors.protocol.commits import (
     Commit,
@@ -30,6 +29,7 @@ from dagster_unified.connectors.protocol.commits import (
     WriteIdentity,
 )
 from dagster_unified.connectors.protocol.frame import spark_schema
+from dagster_unified.engine.spark_internals import in_place
 from dagster_unified.errors import SinkError
 from dagster_unified.graph.fingerprint import digest
 
@@ -445,7 +445,7 @@ def staged_files(table: UPath, folder: UPath) -> list[DeltaFile]:
     import pyarrow.parquet as pq
 
     found = []
-    for name, size in sorted(take(folder).items()):
+    for name, size in sorted(in_place.take(folder).items()):
         file = folder / name
         with file.open("rb") as opened:
             metadata = pq.read_metadata(opened)

@@ -13,7 +13,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dagster_unified.arrow_types import has
-from dagster_unified.connectors import in_place
 from dagster_unified.connectors.delta.committer import (
     NO_PARTITION,
     DeltaCommitter,
@@ -36,6 +35,7 @@ from dagster_unified.connectors.paths import (
 from dagster_unified.connectors.protocol.commits import WriteAttempt, WriteIdentity
 from dagster_unified.connectors.protocol.sink import SparkSink
 from dagster_unified.connectors.protocol.writers import Ship
+from dagster_unified.engine.spark_internals import in_place
 from dagster_unified.errors import ConfigurationError, PipelineError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX

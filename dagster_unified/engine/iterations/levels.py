@@ -21,7 +21,6 @@ from dagster_unified.engine.iterations.files import StoredParcel
 from dagster_unified.engine.iterations.jobs import SeparateJobs
 from dagster_unified.engine.iterations.journal import StoredState
 from dagster_unified.engine.iterations.places import Place
-from dagster_unified.engine.iterations.placing import Placing
 from dagster_unified.engine.iterations.resident import IS_PINNED, ResidentTasks, can_stay
 from dagster_unified.engine.iterations.worker import (
     ANSWER,
@@ -43,6 +42,7 @@ from dagster_unified.engine.iterations.worker import (
 )
 from dagster_unified.engine.rounds.rounds import LevelResult, Parcel
 from dagster_unified.engine.shipping import Payload
+from dagster_unified.engine.spark_internals.placing import Placing
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.layout import CARRIED_LAYOUT, StreamLayout

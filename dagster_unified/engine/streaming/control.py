@@ -15,7 +15,6 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +22,10 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.connectors.paths import storage_path
 from dagster_unified.connectors.sessions import is_connect
-from dagster_unified.connectors.spark_log import offsets_of_sources
+from dagster_unified.engine.spark_internals.java_class import FOLDER, JavaClass
+from dagster_unified.engine.spark_internals.spark_log import offsets_of_sources
 from dagster_unified.engine.streaming.atomic import AlternatingFiles
 from dagster_unified.errors import LeaseLostError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from upath import UPath
 
 _NAME = "dagster_unified_control"
-_CLASS = JavaClass("dagster_unified.ControlStream", Path(__file__).with_name("ControlStream.java"))
+_CLASS = JavaClass("dagster_unified.ControlStream", FOLDER / "ControlStream.java")
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ import msgspec
 from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.paths import is_local, remove_tree
 from dagster_unified.connectors.sessions import is_connect
-from dagster_unified.engine import bucket_files
 from dagster_unified.engine.cluster import watching
 from dagster_unified.engine.dataframe.transfer import MAX_ROWS, may_be_large, small_rows
 from dagster_unified.engine.events import (
@@ -32,6 +31,7 @@ from dagster_unified.engine.events import (
 from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.engine.positions import after, check_positions
 from dagster_unified.engine.session import PARTITIONS, partitions, server_of
+from dagster_unified.engine.spark_internals import bucket_files
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
 from dagster_unified.engine.streaming import attaching, tables
 from dagster_unified.engine.streaming.checkpoint import (

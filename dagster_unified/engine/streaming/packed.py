@@ -19,7 +19,6 @@ from dagster_unified.connectors.protocol.alignment import ALL
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART, spark_schema
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.connectors.protocol.splits import SplitSource
-from dagster_unified.connectors.spark_log import offsets_of_sources
 from dagster_unified.engine import malformed
 from dagster_unified.engine.dataframe.inputs import spark_source
 from dagster_unified.engine.dataframe.native import Natives
@@ -29,6 +28,8 @@ from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.malformed import Diverted
+from dagster_unified.engine.spark_internals.spark_log import offsets_of_sources
+from dagster_unified.engine.spark_internals.task_balance import PLACED, SPREAD, spread
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.alignment import Alignment
@@ -42,7 +43,6 @@ from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.relays import Reading, Relays, RelaysInEpoch
 from dagster_unified.engine.streaming.splits import Splits
 from dagster_unified.engine.streaming.tables import LookupTables
-from dagster_unified.engine.streaming.task_balance import PLACED, SPREAD, spread
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port

@@ -19,8 +19,8 @@ from dagster_unified.by_value import sent
 from dagster_unified.connectors.paths import children, storage_path
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART
 from dagster_unified.engine.shipping import Payload
+from dagster_unified.engine.spark_internals.state_client import WriteBehindClient
 from dagster_unified.engine.streaming.control import event_of
-from dagster_unified.engine.streaming.state_client import WriteBehindClient
 from dagster_unified.engine.worker import committed_epoch, control_event, this_epoch, this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch, decode_event

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors import in_place
 from dagster_unified.connectors.paths import for_spark, is_in_object_store, load, remove_tree, sizes
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
+from dagster_unified.engine.spark_internals import in_place
 from dagster_unified.operators.layout import OUTPUT, PARTITION_INDEX, StreamLayout, output_column
 
 if TYPE_CHECKING:

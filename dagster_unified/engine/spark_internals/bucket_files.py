@@ -11,17 +11,16 @@ what is written.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.connectors.paths import for_spark
+from dagster_unified.engine.spark_internals.java_class import FOLDER, JavaClass
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from upath import UPath
 
-CLASS = JavaClass("dagster_unified.BucketFiles", Path(__file__).with_name("BucketFiles.java"))
+CLASS = JavaClass("dagster_unified.BucketFiles", FOLDER / "BucketFiles.java")
 _CONDITIONAL = "fs.option.create.conditional.overwrite"
 """What a Hadoop file system says that it is capable of if the store compares and writes in one."""
 

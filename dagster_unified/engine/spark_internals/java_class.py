@@ -1,4 +1,4 @@
-"""Classes of ours in Spark's JVM, from Java source that stands beside a module.
+"""Classes of ours in Spark's JVM, from Java source.
 
 Janino, with which Spark compiles its own code, compiles them, once in a process. They are defined in the loader that
 has Spark's, where streams and tasks look by name; executors elsewhere load them from a jar. Knows Spark's JVM; not what
@@ -14,6 +14,9 @@ from zipfile import ZipFile
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+FOLDER = Path(__file__).parent
+"""Where the sources of the library's classes are."""
 
 _installing = Lock()
 

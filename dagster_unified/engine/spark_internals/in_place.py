@@ -11,18 +11,17 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.java_class import JavaClass
 from dagster_unified.connectors.paths import is_data, is_in_object_store, sizes
 from dagster_unified.connectors.sessions import is_connect
+from dagster_unified.engine.spark_internals.java_class import FOLDER, JavaClass
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from upath import UPath
 
-CLASS = JavaClass("dagster_unified.InPlace", Path(__file__).with_name("InPlace.java"))
+CLASS = JavaClass("dagster_unified.InPlace", FOLDER / "InPlace.java")
 COMMITTED = "_committed"
 
 _COMMITTER = "spark.sql.parquet.output.committer.class"

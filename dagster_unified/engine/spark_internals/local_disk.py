@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.java_class import JavaClass
+from dagster_unified.engine.spark_internals.java_class import FOLDER, JavaClass
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_CLASS = JavaClass("dagster_unified.LocalDisk", Path(__file__).with_name("LocalDisk.java"))
+_CLASS = JavaClass("dagster_unified.LocalDisk", FOLDER / "LocalDisk.java")
 
 _IMPLEMENTATION = "fs.file.impl"
 """By which Hadoop finds the class of a file system that it has none of yet."""
