@@ -526,7 +526,7 @@ def test_what_has_expired_goes_from_large_lists_and_maps_too():
     (content,) = driver.contents(store)
     assert len(content.keys["a"]["map"]) == 1500
     assert len(content.keys["a"]["list"]) < 3000  # the last part of what has expired may have some that live
-    assert len([n for n in store.pages if n < 0]) == len(content.parts())  # and nothing of it is left in the store
+    assert len([n for n in store.pages if n < 0]) == len(content.chunks())  # and nothing of it is left in the store
 
 
 def test_large_lists_of_keys_that_are_not_touched_are_not_read():
