@@ -8,7 +8,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.savepoints.pause import Pause
 from dagster_unified.engine.streaming.savepoints.request import Request
-from dagster_unified.engine.streaming.savepoints.schedule import Saving
+from dagster_unified.engine.streaming.savepoints.schedule import SavepointSchedule
 from dagster_unified.graph.segments import MAIN
 
 
@@ -97,7 +97,7 @@ def test_no_query_is_held_before_there_is_anything_to_save(tmp_path, monkeypatch
     pipeline.from_collection([1]).print()
     plan, query, directory = pipeline.plan(), Running(), CheckpointDirectory(str(tmp_path), "p")
     lease = directory.take("test", patience=1)
-    saving = Saving(plan, None, directory, lease, [], [query], lambda event: None)
+    saving = SavepointSchedule(plan, None, directory, lease, [], [query], lambda event: None)
     assert saving.look() == []
     assert not query.held
     (directory.path / "spark/main/commits").mkdir(parents=True)

@@ -53,7 +53,7 @@ from dagster_unified.engine.streaming.relays import bound
 from dagster_unified.engine.streaming.savepoints.copy import check_whole, forget_interrupted, save
 from dagster_unified.engine.streaming.savepoints.export import FrozenCheckpoint, without_tables
 from dagster_unified.engine.streaming.savepoints.request import forget
-from dagster_unified.engine.streaming.savepoints.schedule import Saving
+from dagster_unified.engine.streaming.savepoints.schedule import SavepointSchedule
 from dagster_unified.errors import SlowStartError, StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import IterationNode
@@ -153,7 +153,7 @@ class StreamingJob:
         self._end: End | None = None
         self._lanes = Lanes()
 
-        self._saving: Saving | None = None
+        self._saving: SavepointSchedule | None = None
         self._phases: set[str] = set()
         """Those that were told."""
 
@@ -372,14 +372,14 @@ class StreamingJob:
                 first = segment if first is None else first
         return alive
 
-    def _told_to_stop(self, saving: Saving) -> bool:
+    def _told_to_stop(self, saving: SavepointSchedule) -> bool:
         """Whether somebody asks for a savepoint where the job stops; one who asks for a drained one has it drain."""
         wanted = saving.look()
         if any(one.drain for one in wanted):
             self.drain()
         return any(one.stop for one in wanted)
 
-    def _finish(self, saving: Saving) -> bool:
+    def _finish(self, saving: SavepointSchedule) -> bool:
         """End the job, whose queries have nothing left to do; False where somebody asks for the end of its input."""
         drained = saving.at_end()
         if drained and self._end is not End.INPUT:
@@ -412,10 +412,10 @@ class StreamingJob:
         queries = packed(self.plan, self._lanes)
         names = {one.name for one in queries}
         running = [query for query in self._queries if query.name in names]
-        self._saving = Saving(self.plan, self.spark, self.directory, lease, queries, running, self.observe)
+        self._saving = SavepointSchedule(self.plan, self.spark, self.directory, lease, queries, running, self.observe)
         self._saving.begin(deployed)
 
-    def _stop_with_savepoint(self, saving: Saving) -> None:
+    def _stop_with_savepoint(self, saving: SavepointSchedule) -> None:
         """Take the savepoints that are asked for where the job stops: nothing is processed after them."""
         wanted = saving.at_stop()
         if not wanted:

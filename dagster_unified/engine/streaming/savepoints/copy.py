@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from uuid import uuid4
 
@@ -76,7 +76,7 @@ class Savepoint(msgspec.Struct, frozen=True):
         )
         return (
             f"{self.name}: generation {self.deployed.generation}, {reached}, taken"
-            f" {datetime.fromtimestamp(self.taken / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
+            f" {_utc(self.taken):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
             + (", drained" if self.drained else "")
             + (f", tables in {self.tables}" if self.tables else "")
         )
@@ -84,16 +84,16 @@ class Savepoint(msgspec.Struct, frozen=True):
 
 def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
     """The savepoints of a deployment, the oldest first."""
-    found = []
+    whole = []
     for path in _folders(directory.path / "savepoints"):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
-            found.append(msgspec.json.decode((path / MANIFEST).read_bytes(), type=Savepoint))
-    return sorted(found, key=lambda s: (s.taken, s.name))
+            whole.append(msgspec.json.decode((path / MANIFEST).read_bytes(), type=Savepoint))
+    return sorted(whole, key=lambda s: (s.taken, s.name))
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A savepoint of which the files are known, and not all are copied yet."""
+    """A savepoint that is being made: its files are known, and not all are copied yet."""
 
     savepoint: Savepoint
     folder: UPath
@@ -101,7 +101,7 @@ class Begun:
     """What stands in the place of its manifest."""
 
     _check: Callable[[], None]
-    _rest: Sequence[str]
+    _rest: Sequence[str] = ()
     """What is still to be copied, as paths from the deployment's folder."""
 
     @property
@@ -123,6 +123,10 @@ class Begun:
                 remove_tree(self.folder)
             raise
         (self.folder / FILES).write_bytes(msgspec.json.encode(_sizes(self.folder)))
+        return self.commit()
+
+    def commit(self) -> Savepoint:
+        """Make the savepoint whole, without copies."""
         self._check()
         _complete(self.folder / MANIFEST, self.savepoint, self._mark)
         return self.savepoint
@@ -130,7 +134,7 @@ class Begun:
     def _copy_rest(self) -> None:
         if self._rest:
             source = self.folder.parent.parent
-            origins, targets = ([f"{place.path}/{one}" for one in self._rest] for place in (source, self.folder))
+            origins, targets = ([f"{place.path}/{path}" for path in self._rest] for place in (source, self.folder))
             self.folder.fs.copy(origins, targets, on_error="ignore", batch_size=_AT_ONCE)
 
 
@@ -168,18 +172,14 @@ def begin(
             f"{directory.path.name}: its input has come to its end, and all timers have fired, so that there is nothing"
             " to go on from; take savepoints before draining"
         )
-    now = wall_clock()
-    name = _name(deployed, now)
-    target = directory.path / "savepoints" / name
-    mark = conditional.write(target / MANIFEST, _begun(), None)
+    begun = _mark_begun(directory, deployed, reason, check, tables, settled=settled, periodic=periodic)
     rest: Sequence[str] = ()
     for folder in FOLDERS:
-        if folder == SPARK and not is_local(target):
+        if folder == SPARK and not is_local(begun.folder):
             rest = list(_sizes(directory.path, [folder]))
         else:
-            _copy(directory.path / folder, target / folder)
-    savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), settled, tables, periodic)
-    return Begun(savepoint, target, mark, check, rest)
+            _copy(directory.path / folder, begun.folder / folder)
+    return replace(begun, _rest=rest)
 
 
 def save_drained(
@@ -200,20 +200,29 @@ def save_drained(
             f"{directory.path.name}: its input has not come to its end, and no job runs that could drain it; resume it,"
             " and ask again"
         )
+    begun = _mark_begun(directory, deployed, reason, check, tables, settled=True, drained=True)
+    write(deployed, tables or str(begun.folder))
+    return begun.commit()
+
+
+def _mark_begun(
+    directory: CheckpointDirectory,
+    deployed: Deployed,
+    reason: str,
+    check: Callable[[], None],
+    tables: str,
+    *,
+    settled: bool,
+    periodic: bool = False,
+    drained: bool = False,
+) -> Begun:
+    """Choose the folder of a savepoint; a mark stands in the place of its manifest until it is whole."""
     now = wall_clock()
-    name = _name(deployed, now)
+    name = f"g{deployed.generation}-{_utc(now):%Y%m%dT%H%M%S}-{now % 1000:03d}"
+    savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), settled, tables, periodic, drained)
     folder = directory.path / "savepoints" / name
-    begun = conditional.write(folder / MANIFEST, _begun(), None)
-    write(deployed, tables or str(folder))
-    savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), True, tables, drained=True)
-    check()
-    _complete(folder / MANIFEST, savepoint, begun)
-    return savepoint
-
-
-def _begun() -> bytes:
-    """What stands in the place of a manifest until the savepoint is whole."""
-    return msgspec.json.encode({"begun": uuid4().hex})
+    mark = conditional.write(folder / MANIFEST, msgspec.json.encode({"begun": uuid4().hex}), None)
+    return Begun(savepoint, folder, mark, check)
 
 
 def _complete(manifest: UPath, savepoint: Savepoint, begun: str) -> None:
@@ -226,15 +235,15 @@ def _complete(manifest: UPath, savepoint: Savepoint, begun: str) -> None:
         ) from error
 
 
-def _name(deployed: Deployed, now: int) -> str:
-    return f"g{deployed.generation}-{datetime.fromtimestamp(now / 1000, timezone.utc):%Y%m%dT%H%M%S}-{now % 1000:03d}"
+def _utc(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
 
 
 def retain(directory: CheckpointDirectory, count: int, starts: Collection[str]) -> None:
     """Remove what an interval made, but for the last `count`. What a job `starts` from stays."""
-    made = [one for one in savepoints(directory) if one.periodic]
-    for one in made[: max(0, len(made) - count)]:
-        _remove(directory.path / "savepoints" / one.name, starts)
+    made = [savepoint for savepoint in savepoints(directory) if savepoint.periodic]
+    for savepoint in made[: max(0, len(made) - count)]:
+        _remove(directory.path / "savepoints" / savepoint.name, starts)
 
 
 def remove_halves(directory: CheckpointDirectory, starts: Collection[str]) -> None:
@@ -242,11 +251,11 @@ def remove_halves(directory: CheckpointDirectory, starts: Collection[str]) -> No
 
     The caller holds the lease.
     """
-    whole = {one.name: one for one in savepoints(directory)}
+    whole = {savepoint.name: savepoint for savepoint in savepoints(directory)}
     for folder in _folders(directory.path / "savepoints"):
-        found = whole.get(folder.name)
-        half = found is None and _NAME.fullmatch(folder.name) is not None
-        if (half or (found is not None and found.periodic)) and not (folder / TABLES).exists():
+        savepoint = whole.get(folder.name)
+        is_ours = savepoint.periodic if savepoint is not None else _NAME.fullmatch(folder.name) is not None
+        if is_ours and not (folder / TABLES).exists():
             _remove(folder, starts)
 
 
@@ -266,21 +275,22 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
     later savepoints cannot be restored any more. Raises `StateError` where there is no such savepoint, where it is not
     of the history of the present state, or where its copy is not whole; the state is then as it was.
     """
-    found = [s for s in savepoints(directory) if name in (None, s.name)]
-    known = [s for s in found if not s.drained]
-    if found and not known:
+    named = [s for s in savepoints(directory) if name in (None, s.name)]
+    restorable = [s for s in named if not s.drained]
+    if named and not restorable:
         raise StateError(
-            f"{directory.path.name}: savepoint '{found[-1].name}' was taken where the input had come to its end, and"
+            f"{directory.path.name}: savepoint '{named[-1].name}' was taken where the input had come to its end, and"
             " all timers had fired, so that there is nothing to go back to; start another job from its tables, with"
             " execution.state-recovery.path"
         )
-    held = directory.deployed()
-    possible = [s for s in known if held is None or _in_history(s, held)]
+    present = directory.deployed()
+    possible = [s for s in restorable if present is None or _in_history(s, present)]
     if not possible:
-        if known:
+        if restorable:
             raise StateError(
-                f"{directory.path.name}: savepoint '{known[-1].name}' is not of the history of what runs now, which was"
-                " started without state, or has gone back to before it; the sinks do not hold what they held then"
+                f"{directory.path.name}: savepoint '{restorable[-1].name}' is not of the history of what runs now,"
+                " which was started without state, or has gone back to before it; the sinks do not hold what they held"
+                " then"
             )
         there = ", ".join(s.name for s in savepoints(directory))
         raise StateError(
@@ -315,8 +325,8 @@ def _check_copy(directory: CheckpointDirectory, chosen: Savepoint) -> None:
     except (FileNotFoundError, msgspec.DecodeError):
         damaged: str | None = FILES
     else:
-        found = _sizes(folder)
-        lacking = [name for name, size in expected.items() if found.get(name, -1) < size]
+        there = _sizes(folder)
+        lacking = [name for name, size in expected.items() if there.get(name, -1) < size]
         damaged = min(lacking, key=lambda name: (name.rpartition("/")[2].startswith("."), name), default=None)
     if damaged is not None:
         raise StateError(
@@ -330,10 +340,9 @@ def _sizes(folder: UPath, folders: Sequence[str] = FOLDERS) -> dict[str, int]:
     return {f"{name}/{path}": size for name in folders for path, size in sizes(folder / name).items()}
 
 
-def _in_history(savepoint: Savepoint, held: Deployed) -> bool:
-    return savepoint.deployed.id == held.id and not any(
-        since < savepoint.taken <= until for since, until in held.undone
-    )
+def _in_history(savepoint: Savepoint, present: Deployed) -> bool:
+    undone = any(since < savepoint.taken <= until for since, until in present.undone)
+    return savepoint.deployed.id == present.id and not undone
 
 
 def forget_interrupted(directory: CheckpointDirectory) -> None:

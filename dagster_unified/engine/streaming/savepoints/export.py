@@ -141,7 +141,7 @@ class _Query:
         """Writes the tables of its operators, each in so many tasks at most."""
         levels = self.spec.stages.levels
         lanes = {routed.program.steps[0].uid: lane for level in levels for lane, routed in level.items()}
-        operators = [one for one in stateful(self.plan) if one.uid in lanes]
+        operators = [operator for operator in stateful(self.plan) if operator.uid in lanes]
         if self.epoch is None or not operators:
             return []
         tables = operator_tables(self.plan, spark, operators, {})
@@ -179,10 +179,10 @@ class _Query:
         missing = [name for name in needed if not (self.folder / name).exists()]
         for operator in range(len(self.spec.stages.levels)):
             state = f"state/{operator}"
-            held = children(self.folder / state) if (self.folder / state).exists() else {}
-            if "_metadata" not in held:
+            there = children(self.folder / state) if (self.folder / state).exists() else {}
+            if "_metadata" not in there:
                 missing.append(f"{state}/_metadata")
-            parts = {int(name) for name in held if name.isdigit()}
+            parts = {int(name) for name in there if name.isdigit()}
             missing += [f"{state}/{part}" for part in range(max(parts, default=0) + 1) if part not in parts]
             for part in sorted(parts):
                 names = [path.name for path in (self.folder / state / str(part)).rglob("*")]
@@ -193,7 +193,7 @@ class _Query:
     def write_iterations(self, spark: SparkSession, folder: UPath, attempt: str) -> list[Written]:
         """Writes the tables of its iterations."""
         loops = [node for node in self.plan.graph.nodes if isinstance(node, g.IterationNode)]
-        found = []
+        tables = []
         for node in loops if self.epoch is not None else ():
             rounds = self.place / ROUNDS / node.uid
             if not rounds.exists():
@@ -202,8 +202,8 @@ class _Query:
                     " a savepoint where the job is drained"
                 )
             assert self.epoch is not None
-            found.append(write_iteration(self.plan, node, spark, text_of(rounds), self.epoch, folder, attempt))
-        return [one for one in found if one is not None]
+            tables.append(write_iteration(self.plan, node, spark, text_of(rounds), self.epoch, folder, attempt))
+        return [table for table in tables if table is not None]
 
     def write_handed_on(self, spark: SparkSession, folder: UPath, attempt: str) -> list[OperatorState]:
         """Writes the tables of what other queries have handed on, and this one has not read."""
@@ -230,19 +230,19 @@ def write_tables(
     one table.
     """
     stateful_in_all(plan, spark)
-    check_sources(deployed, {one.name: one.sources for one in queries})
+    check_sources(deployed, {query.name: query.sources for query in queries})
     folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
-    held = [_Query(one, checkpoint) for one in queries]
-    without = next((query.spec.name for query in held if query.epoch is None), None)
+    exported = [_Query(spec, checkpoint) for spec in queries]
+    without = next((query.spec.name for query in exported if query.epoch is None), None)
     if without is not None and deployed.start:
-        remedy = "copy that one's folder, or ask" if all(query.epoch is None for query in held) else "ask"
+        remedy = "copy that one's folder, or ask" if all(query.epoch is None for query in exported) else "ask"
         raise StateError(
             f"{plan.name}: query '{without}' has committed no epoch since the job started from the savepoint"
             f" {deployed.start}, which holds its state; {remedy} again once query '{without}' has run"
         )
-    operators = [state for query in held for state in query.write_operators(spark, folder, attempt, tasks)]
-    written = [one for query in held for one in query.write_iterations(spark, folder, attempt)]
-    found = Manifest(
+    operators = [state for query in exported for state in query.write_operators(spark, folder, attempt, tasks)]
+    loops = [loop for query in exported for loop in query.write_iterations(spark, folder, attempt)]
+    manifest = Manifest(
         library=library_version(),
         pipeline=plan.name,
         mode="STREAMING",
@@ -250,15 +250,15 @@ def write_tables(
         reason=reason,
         fingerprint=deployed.fingerprint,
         max_parallelism=deployed.max_parallelism,
-        event=_together([query.event() for query in held]),
-        operators=[*operators, *(state for one in written for state in one.operators)],
-        iterations=[one.iteration for one in written],
-        handed_on=[table for query in held for table in query.write_handed_on(spark, folder, attempt)],
-        positions={uid: position for query in held for uid, position in query.positions().items()},
-        epochs={query.spec.name: query.epoch for query in held if query.epoch is not None},
+        event=_together([query.event() for query in exported]),
+        operators=[*operators, *(state for loop in loops for state in loop.operators)],
+        iterations=[loop.iteration for loop in loops],
+        handed_on=[table for query in exported for table in query.write_handed_on(spark, folder, attempt)],
+        positions={uid: position for query in exported for uid, position in query.positions().items()},
+        epochs={query.spec.name: query.epoch for query in exported if query.epoch is not None},
     )
-    manifests.commit(folder, found)
-    return found
+    manifests.commit(folder, manifest)
+    return manifest
 
 
 def _together(events: Sequence[ControlEvent]) -> ControlEvent:
@@ -306,16 +306,16 @@ class _State:
     tasks: int | None
     """In how many tasks at most it is read."""
 
-    _found: dict[int, int] | None = None
+    _operators: dict[int, int] | None = None
 
     def pages(self, lane: int) -> DataFrame:
         """The pages of an operator's key groups, in the columns of `CARRIED_LAYOUT`; those of a group come together."""
         from pyspark.sql import functions as F
 
-        own = self._read(self._operator_of(lane)).where(F.col("key.lane") == lane)
+        pages = self._read(self._operator_of(lane)).where(F.col("key.lane") == lane)
         if self.tasks is not None:
-            own = own.coalesce(self.tasks)
-        return own.select(
+            pages = pages.coalesce(self.tasks)
+        return pages.select(
             F.col("key.group").cast("long").alias("group"),
             F.col("user_map_key.number").cast("long").alias("page"),
             F.col("user_map_value.data").alias("state"),
@@ -325,12 +325,12 @@ class _State:
         """Spark's number of the stateful operator that has the lane's state; it does not count them by level."""
         if self.operators == 1:  # each question loads all of the operator's state
             return 0
-        if self._found is None:
-            self._found = {}
+        if self._operators is None:
+            self._operators = {}
             for operator in range(self.operators):
                 for row in self._read(operator).select("key.lane").distinct().collect():
-                    self._found[row["lane"]] = operator
-        return self._found.get(lane, 0)
+                    self._operators[row["lane"]] = operator
+        return self._operators.get(lane, 0)
 
     def _read(self, operator: int) -> DataFrame:
         reader = self.spark.read.format("statestore").option("operatorId", operator).option("stateVarName", "pages")
@@ -339,7 +339,7 @@ class _State:
 
 def without_tables(plan: Plan) -> str:
     """Why a savepoint of a STREAMING job has no tables; empty where it has."""
-    aggregates = [plan.graph.node(one.aggregate).name for one in queries(plan) if one.aggregate is not None]
+    aggregates = [plan.graph.node(query.aggregate).name for query in queries(plan) if query.aggregate is not None]
     if not aggregates:
         return ""
     option = plan.execution.native_aggregates

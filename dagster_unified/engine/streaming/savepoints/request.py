@@ -1,14 +1,19 @@
-"""Takes a savepoint of a deployment, whether its job runs or not, for the one who asks from another process.
+"""Takes a savepoint of a deployment for somebody in another process: a command line or a control run.
 
-A job that runs is asked for it. Of one that does not, the checkpoint is copied here, and a Spark session writes its
-tables.
+A job that runs is asked for it, by a small file in its checkpoint directory. Of one that does not run, the checkpoint
+is copied here, and a Spark session writes its tables.
+
+    <dir>/<pipeline>/requests/<id>.json    written by the process that asks
+    <dir>/<pipeline>/answers/<id>.json     written by the job
+
+A request is to one job, by the fencing token of its lease. If that job ends first, no other job takes the request.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeVar
 from uuid import uuid4
 
@@ -40,9 +45,15 @@ from dagster_unified.state import manifest as manifests
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
 Then: TypeAlias = Literal["running", "suspended", "drained"]
 """What becomes of the job of which a savepoint is taken."""
+
+KEPT = 3_600_000
+"""Milliseconds for which an answer is kept that nobody has read."""
+
+_REQUESTS, _ANSWERS = "requests", "answers"
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Taken(NamedTuple):
@@ -77,117 +88,114 @@ def take(
     """
     if then == "suspended":
         check_not_drained(directory, plan)
-    why = without_tables(plan)
+    no_tables = without_tables(plan)
     if path:
         path = str(manifests.check_free(path, "savepoint"))
-    if why and (path or then == "drained"):
+    if no_tables and (path or then == "drained"):
         hint = "give no path" if path else "drain it without one"
-        raise StateError(f"{plan.name}: a savepoint of this pipeline has no tables, since {why}; {hint}")
+        raise StateError(f"{plan.name}: a savepoint of this pipeline has no tables, since {no_tables}; {hint}")
     if path or then == "drained":
         check_positions(plan)
-    given = _asked(directory, reason, path, then)
-    if given is None:
-        take_here = _take_drained if then == "drained" else _take_stopped
-        return take_here(plan, directory, owner, reason, spark, path)
-    if not given.location:
-        raise StateError(given.error)
-    name = given.location.rstrip("/").rpartition("/")[2]
-    saved = next(one for one in savepoints(directory) if one.name == name)
-    tables = "" if why or given.error else path or given.location
-    return Taken(saved, given.location, tables, given.error)
+    answered = _answer_of_job(directory, reason, path, then)
+    if answered is None:
+        here = _StoppedJob(plan, directory, owner, reason, spark, path)
+        return here.take_drained() if then == "drained" else here.take()
+    if not answered.location:
+        raise StateError(answered.error)
+    name = answered.location.rstrip("/").rpartition("/")[2]
+    saved = next(savepoint for savepoint in savepoints(directory) if savepoint.name == name)
+    tables = "" if no_tables or answered.error else path or answered.location
+    return Taken(saved, answered.location, tables, answered.error)
 
 
-def _asked(directory: CheckpointDirectory, reason: str, path: str, then: Then) -> Answer | None:
+def _answer_of_job(directory: CheckpointDirectory, reason: str, path: str, then: Then) -> Answer | None:
     """The answer of the job that runs; None where none does. Raises `StateError` where it was killed meanwhile."""
-    asked = False
+    stop, drain = then == "suspended", then == "drained"
+    is_asked = False
     while True:
         holder = directory.holder()
         token = holder.token if holder is not None and holder.is_alive(PATIENCE) else None
-        stop, drain = then == "suspended", then == "drained"
         wanted = None if token is None else request(directory, token, reason, path, stop, drain)
-        if (stop or (drain and wanted is not None)) and not asked:
-            asked = bool(ask(directory, state=then, reason=reason))
+        if (stop or (drain and wanted is not None)) and not is_asked:
+            is_asked = bool(ask(directory, state=then, reason=reason))
         if wanted is None:
             return None
-        given = await_answer(directory, wanted)
-        if given is not None:
-            return given
+        answered = await_answer(directory, wanted)
+        if answered is not None:
+            return answered
         if then == "running" and not directory.released(wanted.token):
             raise StateError(
                 f"{directory.path.name}: the job was killed or replaced before it had taken the savepoint; ask again"
             )
 
 
-def _take_stopped(
-    plan: Plan, directory: CheckpointDirectory, owner: str, reason: str, spark: Callable[[], SparkSession], path: str
-) -> Taken:
-    """Take a savepoint of a job that does not run."""
-    saved = save_stopped(directory, owner, reason, tables=path)
-    folder = directory.path / "savepoints" / saved.name
-    keeps = any(node.runs_by_key or isinstance(node, IterationNode) for node in plan.graph.nodes)
-    if without_tables(plan) or not (keeps or path):
-        return Taken(saved, str(folder))
-    tables = path or str(folder)
-    try:
-        _write_tables(plan, spark(), directory, saved.deployed, _checkpoint(plan, directory, saved), tables, reason)
-    except UnifiedError as error:
-        return Taken(saved, str(folder), error=str(error))
-    return Taken(saved, str(folder), tables)
+@dataclass(frozen=True)
+class _StoppedJob:
+    """A job that does not run, of which a savepoint is taken in this process."""
+
+    plan: Plan
+    directory: CheckpointDirectory
+    owner: str
+    reason: str
+    spark: Callable[[], SparkSession]
+    path: str
+    """Where the tables go; empty for the folder of the savepoint."""
+
+    def take(self) -> Taken:
+        saved = save_stopped(self.directory, self.owner, self.reason, tables=self.path)
+        folder = self._folder(saved)
+        keeps = any(node.runs_by_key or isinstance(node, IterationNode) for node in self.plan.graph.nodes)
+        if without_tables(self.plan) or not (keeps or self.path):
+            return Taken(saved, str(folder))
+        tables = self.path or str(folder)
+        try:
+            self._write_tables(saved.deployed, self._checkpoint(folder, saved), tables)
+        except UnifiedError as error:
+            return Taken(saved, str(folder), error=str(error))
+        return Taken(saved, str(folder), tables)
+
+    def take_drained(self) -> Taken:
+        """Take one of a job that has come to the end of its input."""
+        lease = self.directory.take(self.owner, PATIENCE)
+        # Spark may have begun an epoch after the last one, in which nothing was done: the queries have stopped
+        last = {name: self.directory.last_epoch(name) for name in self._queries()}
+        checkpoint = FrozenCheckpoint(self.directory.path, self.directory.sources, last)
+        try:
+            saved = save_drained(
+                self.directory,
+                self.reason,
+                lease.check,
+                lambda deployed, path: self._write_tables(deployed, checkpoint, path),
+                self.path,
+            )
+        finally:
+            lease.release()
+        folder = str(self._folder(saved))
+        return Taken(saved, folder, self.path or folder)
+
+    def _folder(self, saved: Savepoint) -> UPath:
+        return self.directory.path / "savepoints" / saved.name
+
+    def _queries(self) -> list[str]:
+        return [query.name for query in packed(self.plan, Lanes())]
+
+    def _checkpoint(self, folder: UPath, saved: Savepoint) -> FrozenCheckpoint:
+        epochs = {name: last_number(folder / "spark" / name / "commits") for name in self._queries()}
+        if saved.settled and epochs.get(MAIN) is not None:
+            return FrozenCheckpoint(folder, self.directory.sources, epochs)
+        return stopped(folder, self.directory.sources, epochs)
+
+    def _write_tables(self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str) -> None:
+        plan, spark = self.plan, self.spark()
+        if deployed.start:  # what was read before the deployment's own first epoch has been read as well
+            plan = after(plan, self.directory.positions(), plan.execution.savepoint.ignore_unclaimed)
+        try:
+            write_tables(plan, spark, deployed, packed(plan, Lanes(deployed.lanes)), checkpoint, path, self.reason)
+        except Exception as error:
+            raise translated(error, plan, "savepoint", spark) from error
 
 
-def _take_drained(
-    plan: Plan, directory: CheckpointDirectory, owner: str, reason: str, spark: Callable[[], SparkSession], path: str
-) -> Taken:
-    """Take a savepoint of a job that has come to the end of its input, and does not run any more."""
-    lease = directory.take(owner, PATIENCE)
-    # Spark may have begun an epoch after the last one, in which nothing was done: the queries have stopped
-    names = [one.name for one in packed(plan, Lanes())]
-    last = {name: directory.last_epoch(name) for name in names}
-    checkpoint = FrozenCheckpoint(directory.path, directory.sources, last)
-    try:
-        saved = save_drained(
-            directory,
-            reason,
-            lease.check,
-            lambda deployed, to: _write_tables(plan, spark(), directory, deployed, checkpoint, to, reason),
-            path,
-        )
-    finally:
-        lease.release()
-    folder = str(directory.path / "savepoints" / saved.name)
-    return Taken(saved, folder, path or folder)
-
-
-def _write_tables(
-    plan: Plan,
-    spark: SparkSession,
-    directory: CheckpointDirectory,
-    deployed: Deployed,
-    checkpoint: FrozenCheckpoint,
-    path: str,
-    reason: str,
-) -> None:
-    if deployed.start:  # what was read before the deployment's own first epoch has been read as well
-        plan = after(plan, directory.positions(), plan.execution.savepoint.ignore_unclaimed)
-    try:
-        write_tables(plan, spark, deployed, packed(plan, Lanes(deployed.lanes)), checkpoint, path, reason)
-    except Exception as error:
-        raise translated(error, plan, "savepoint", spark) from error
-
-
-def _checkpoint(plan: Plan, directory: CheckpointDirectory, saved: Savepoint) -> FrozenCheckpoint:
-    folder = directory.path / "savepoints" / saved.name
-    names = [one.name for one in packed(plan, Lanes())]
-    epochs = {name: last_number(folder / "spark" / name / "commits") for name in names}
-    if saved.settled and epochs.get(MAIN) is not None:
-        return FrozenCheckpoint(folder, directory.sources, epochs)
-    return stopped(folder, directory.sources, names)
-
-
-T = TypeVar("T", bound=msgspec.Struct)
-
-KEPT = 3_600_000
-"""Milliseconds for which an answer is kept that nobody has read."""
+# Requests and answers
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -222,41 +230,41 @@ def request(
 ) -> Request:
     """Ask the job that holds the lease `token` for a savepoint."""
     wanted = Request(uuid4().hex, token, wall_clock(), reason, path, stop, drain)
-    write_atomically(directory.path / "requests" / f"{wanted.id}.json", msgspec.json.encode(wanted))
+    write_atomically(_file(directory, _REQUESTS, wanted), msgspec.json.encode(wanted))
     return wanted
 
 
 def pending(directory: CheckpointDirectory, token: int) -> list[Request]:
     """The requests to the job that holds the lease `token`, the oldest first."""
-    found = [one for _, one in _all(directory, "requests", Request) if one.token == token]
-    return sorted(found, key=lambda r: (r.asked, r.id))
+    requests = [record for _, record in _all(directory, _REQUESTS, Request) if record.token == token]
+    return sorted(requests, key=lambda r: (r.asked, r.id))
 
 
 def answer(directory: CheckpointDirectory, wanted: Request, location: str = "", error: str = "") -> None:
     """Say what became of a request."""
-    given = Answer(wanted.id, wall_clock(), location, error)
-    write_atomically(directory.path / "answers" / f"{wanted.id}.json", msgspec.json.encode(given))
-    (directory.path / "requests" / f"{wanted.id}.json").unlink(missing_ok=True)
+    record = Answer(wanted.id, wall_clock(), location, error)
+    write_atomically(_file(directory, _ANSWERS, wanted), msgspec.json.encode(record))
+    _file(directory, _REQUESTS, wanted).unlink(missing_ok=True)
 
 
 def await_answer(directory: CheckpointDirectory, wanted: Request, poll: float = 0.2) -> Answer | None:
     """Wait until the job has answered; None where it has ended without. Who stops waiting withdraws the request."""
     try:
         while True:
-            gone = not _serves(directory, wanted)
-            given = _read(directory, wanted)
-            if given is not None or gone:
-                return given
+            has_ended = not _serves(directory, wanted)
+            answered = _read(_file(directory, _ANSWERS, wanted), Answer)
+            if answered is not None or has_ended:
+                return answered
             time.sleep(poll)
     finally:
-        for folder in ("requests", "answers"):
-            (directory.path / folder / f"{wanted.id}.json").unlink(missing_ok=True)
+        for folder in (_REQUESTS, _ANSWERS):
+            _file(directory, folder, wanted).unlink(missing_ok=True)
 
 
 def forget(directory: CheckpointDirectory, token: int) -> None:
     """Remove what was asked of earlier jobs than the one that holds the lease `token`, and old answers."""
-    requests = [path for path, one in _all(directory, "requests", Request) if one.token < token]
-    answers = [path for path, one in _all(directory, "answers", Answer) if one.at < wall_clock() - KEPT]
+    requests = [path for path, record in _all(directory, _REQUESTS, Request) if record.token < token]
+    answers = [path for path, record in _all(directory, _ANSWERS, Answer) if record.at < wall_clock() - KEPT]
     for path in (*requests, *answers):
         path.unlink(missing_ok=True)
 
@@ -267,18 +275,19 @@ def _serves(directory: CheckpointDirectory, wanted: Request) -> bool:
     return holder is not None and holder.token == wanted.token and holder.is_alive(PATIENCE)
 
 
+def _file(directory: CheckpointDirectory, folder: str, wanted: Request) -> UPath:
+    return directory.path / folder / f"{wanted.id}.json"
+
+
 def _all(directory: CheckpointDirectory, folder: str, kind: type[T]) -> list[tuple[UPath, T]]:
     """The records in a folder that are whole, with their files; others may come and go meanwhile."""
     names = [name for name in children(directory.path / folder) if name.endswith(".json") and name[0] != "."]
-    found: list[tuple[UPath, T]] = []
-    for path in (directory.path / folder / name for name in names):
-        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-            found.append((path, msgspec.json.decode(read_whole(path), type=kind)))
-    return found
+    read = ((path, _read(path, kind)) for path in (directory.path / folder / name for name in names))
+    return [(path, record) for path, record in read if record is not None]
 
 
-def _read(directory: CheckpointDirectory, wanted: Request) -> Answer | None:
+def _read(path: UPath, kind: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(read_whole(directory.path / "answers" / f"{wanted.id}.json"), type=Answer)
+        return msgspec.json.decode(read_whole(path), type=kind)
     except (FileNotFoundError, msgspec.DecodeError):
         return None

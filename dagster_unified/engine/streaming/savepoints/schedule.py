@@ -8,11 +8,12 @@ job that would remove what the copy needs is held until it is made.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_unified.connectors.paths import is_local, remove_tree, storage_path
 from dagster_unified.engine.events import Observer, SavepointTaken
@@ -48,8 +49,22 @@ _SPARE = 2
 """Of the epochs that Spark keeps, those by which a job may not be ahead of one that is being copied."""
 
 
+Epochs: TypeAlias = Mapping[str, int | None]
+"""The last epoch of each query; None before its first."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A savepoint that was begun for a request, at which epochs, and when, by the monotonic clock."""
+
+    request: Request
+    copy: Begun
+    epochs: Epochs
+    since: float
+
+
 @dataclass
-class Saving:
+class SavepointSchedule:
     """The savepoints of one job."""
 
     plan: Plan
@@ -94,7 +109,8 @@ class Saving:
         starts = (deployed.start, self.plan.execution.starts_from)
         self._starts = frozenset(start for start in starts if start)
         remove_halves(self.directory, self._starts)
-        made = [one for one in savepoints(self.directory) if one.periodic and one.deployed.id == deployed.id]
+        periodic = [savepoint for savepoint in savepoints(self.directory) if savepoint.periodic]
+        made = [savepoint for savepoint in periodic if savepoint.deployed.id == deployed.id]
         self._last, self._timeline = made[-1] if made else None, deployed.timeline
         self._next_after(wall_clock() if self._last is None else self._last.taken)
 
@@ -109,8 +125,8 @@ class Saving:
         self._looked = time.monotonic()
         self.lease.check()
         busy = self._busy  # asked first: what another thread ends meanwhile is not taken once more
-        waiting = [one for one in pending(self.directory, self.lease.token) if one.id not in self._done]
-        ending = [one for one in waiting if one.stop or one.drain]
+        waiting = [request for request in self._pending() if request.id not in self._done]
+        ending = [request for request in waiting if request.stop or request.drain]
         if ending or busy:
             return ending
         is_due = self._due is not None and wall_clock() >= self._due
@@ -150,93 +166,98 @@ class Saving:
 
     def at_stop(self) -> list[Request]:
         """The requests for a savepoint where the job stops."""
-        return [one for one in pending(self.directory, self.lease.token) if one.stop]
+        return [request for request in self._pending() if request.stop]
 
     def at_end(self) -> list[Request]:
         """The requests for a savepoint where the job's input ends."""
-        return [one for one in pending(self.directory, self.lease.token) if one.drain]
+        return [request for request in self._pending() if request.drain]
 
-    def take_stopped(self, wanted: Sequence[Request]) -> None:
+    def _pending(self) -> list[Request]:
+        return pending(self.directory, self.lease.token)
+
+    def take_stopped(self, requests: Sequence[Request]) -> None:
         """Take savepoints of the queries that have stopped, for the ones who have asked for them."""
         self.wait()
-        for one in wanted:
-            self._copy(one, self.last_epochs(), self._write)
+        for request in requests:
+            begun = self._begin(request, self.last_epochs())
+            if begun is not None:
+                self._write(begun)
 
-    def last_epochs(self) -> dict[str, int | None]:
+    def last_epochs(self) -> Epochs:
         """The last epoch that each query has committed."""
-        return {one.name: self.directory.last_epoch(one.name) for one in self.queries}
+        return {query.name: self.directory.last_epoch(query.name) for query in self.queries}
 
-    def take_drained(self, wanted: Sequence[Request]) -> bool:
+    def take_drained(self, requests: Sequence[Request]) -> bool:
         """Take savepoints of what the end of the input has left, for the ones who have asked for them.
 
         Returns whether all have one.
         """
         self.wait()
-        taken = True
-        for one in wanted:
-            begun = time.monotonic()
+        all_taken = True
+        for request in requests:
+            since = time.monotonic()
+            write = partial(self._write_drained, request.reason)
             try:
-                saved = save_drained(
-                    self.directory, one.reason, self.lease.check, self._writing_drained(one.reason), one.path
-                )
+                saved = save_drained(self.directory, request.reason, self.lease.check, write, request.path)
             except Exception as raised:
                 error = str(translated(raised, self.plan, "savepoint", self.spark))
-                self._ended(one, error=f"{error}. The input has come to its end all the same: ask again")
-                taken = False
+                self._ended(request, error=f"{error}. The input has come to its end all the same: ask again")
+                all_taken = False
             else:
                 folder = self.directory.path / "savepoints" / saved.name
-                self._ended(one, str(folder), seconds=time.monotonic() - begun)
-        return taken
+                self._ended(request, str(folder), seconds=time.monotonic() - since)
+        return all_taken
 
-    def _writing_drained(self, reason: str) -> Callable[[Deployed, str], None]:
+    def _write_drained(self, reason: str, deployed: Deployed, path: str) -> None:
         checkpoint = FrozenCheckpoint(self.directory.path, self.directory.sources, self.last_epochs())
-        return lambda deployed, path: self.write_tables(deployed, checkpoint, path, reason)
+        self.write_tables(deployed, checkpoint, path, reason)
 
-    def _take(self, wanted: Request) -> None:
+    def _take(self, request: Request) -> None:
         """Take a savepoint between two epochs of each query of the job that goes on."""
-        why = without_tables(self.plan)
-        if why:
-            error = f"{self.plan.name}: {why}, and it is copied only where the job stops; suspend it with a savepoint"
-            self._ended(wanted, error=error)
+        no_tables = without_tables(self.plan)
+        if no_tables:
+            error = (
+                f"{self.plan.name}: {no_tables}, and it is copied only where the job stops; suspend it with a savepoint"
+            )
+            self._ended(request, error=error)
             return
         self._busy = True
         names = [query.name for query in self.running]
-        self._pause = Pause(names, lambda epochs: self._copy(wanted, epochs, self._write_meanwhile))
+        self._pause = Pause(names, lambda epochs: self._take_meanwhile(request, epochs))
         for query in self.running:
             query.pause(self._pause)
 
-    def _copy(
-        self,
-        wanted: Request,
-        epochs: Mapping[str, int | None],
-        then: Callable[[Request, Begun, Mapping[str, int | None], float], None],
-    ) -> None:
-        since, due = time.monotonic(), not wanted.id
-        if due and self._last is not None and self._is_of(self._last, epochs):
-            self._due, self._busy = wall_clock(), False  # nothing is new: it stays due until something is
+    def _take_meanwhile(self, request: Request, epochs: Epochs) -> None:
+        """Begin a savepoint while all queries are held, and write it in a thread of its own while they go on."""
+        begun = self._begin(request, epochs)
+        if begun is None:
             return
-        try:
-            begun = begin(self.directory, wanted.reason, self.lease.check, True, wanted.path, periodic=due)
-        except Exception as error:
-            self._ended(wanted, error=str(error))
-        else:
-            then(wanted, begun, epochs, since)
-
-    def _is_of(self, saved: Savepoint, epochs: Mapping[str, int | None]) -> bool:
-        """Whether a savepoint is of these epochs of the queries, and of this timeline."""
-        return saved.deployed.timeline == self._timeline and all(
-            saved.epochs.get(name) == n for name, n in epochs.items()
-        )
-
-    def _write_meanwhile(self, wanted: Request, begun: Begun, epochs: Mapping[str, int | None], since: float) -> None:
-        if not begun.is_copied:
+        if not begun.copy.is_copied:
             self._hold_ahead(epochs)
         name = f"savepoint of {self.plan.name}"
-        args = (wanted, begun, epochs, since, True)
-        self._writing = Thread(target=self._write, args=args, name=name, daemon=True)
+        self._writing = Thread(target=self._write, args=(begun, True), name=name, daemon=True)
         self._writing.start()
 
-    def _hold_ahead(self, epochs: Mapping[str, int | None]) -> None:
+    def _begin(self, request: Request, epochs: Epochs) -> _Begun | None:
+        """Begin a savepoint; None where that failed, or where an interval asks and nothing is new since the last."""
+        since, is_due = time.monotonic(), not request.id
+        if is_due and self._last is not None and self._is_of(self._last, epochs):
+            self._due, self._busy = wall_clock(), False  # it stays due until something is new
+            return None
+        try:
+            copy = begin(self.directory, request.reason, self.lease.check, True, request.path, periodic=is_due)
+        except Exception as error:
+            self._ended(request, error=str(error))
+            return None
+        return _Begun(request, copy, epochs, since)
+
+    def _is_of(self, saved: Savepoint, epochs: Epochs) -> bool:
+        """Whether a savepoint is of these epochs of the queries, and of this timeline."""
+        return saved.deployed.timeline == self._timeline and all(
+            saved.epochs.get(name) == epoch for name, epoch in epochs.items()
+        )
+
+    def _hold_ahead(self, epochs: Epochs) -> None:
         """Hold the queries, from the epoch on with which Spark might remove what these need, until they are copied."""
         ahead = max(0, self.plan.execution.streaming.retained - _SPARE)
         self._brake = Brake({name: (-1 if epoch is None else epoch) + ahead for name, epoch in epochs.items()})
@@ -247,31 +268,26 @@ class Saving:
         if self._brake is not None:
             self._brake.let_go()
 
-    def _write(
-        self,
-        wanted: Request,
-        begun: Begun,
-        epochs: Mapping[str, int | None],
-        since: float,
-        beside_epochs: bool = False,
-    ) -> None:
+    def _write(self, begun: _Begun, beside_epochs: bool = False) -> None:
+        request, folder = begun.request, begun.copy.folder
         try:
-            saved = begun.complete()
+            saved = begun.copy.complete()
         except Exception as raised:
-            self._ended(wanted, error=str(raised))
+            self._ended(request, error=str(raised))
             return
         finally:
             self._release()
-        folder, error = begun.folder, ""
+        error = ""
         if not without_tables(self.plan):
             try:
-                checkpoint = FrozenCheckpoint(folder, self.directory.sources, epochs)
-                self.write_tables(saved.deployed, checkpoint, wanted.path or str(folder), wanted.reason, beside_epochs)
+                checkpoint = FrozenCheckpoint(folder, self.directory.sources, begun.epochs)
+                path = request.path or str(folder)
+                self.write_tables(saved.deployed, checkpoint, path, request.reason, beside_epochs)
             except Exception as raised:
                 error = str(translated(raised, self.plan, "savepoint", self.spark))
-        if not wanted.id and not error:
+        if not request.id and not error:
             self._last = saved
-        self._ended(wanted, str(folder), error, time.monotonic() - since)
+        self._ended(request, str(folder), error, time.monotonic() - begun.since)
 
     def write_tables(
         self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str, beside_epochs: bool = False
@@ -280,12 +296,12 @@ class Saving:
         tasks = max(1, cores(self.spark) // 2) if beside_epochs else None
         write_tables(self.plan, self.spark, deployed, self.queries, checkpoint, path, reason, tasks)
 
-    def _ended(self, wanted: Request, location: str = "", error: str = "", seconds: float = 0.0) -> None:
+    def _ended(self, request: Request, location: str = "", error: str = "", seconds: float = 0.0) -> None:
         """Say what has become of a savepoint."""
-        self._done.add(wanted.id)
+        self._done.add(request.id)
         try:
-            if wanted.id:
-                answer(self.directory, wanted, location, error)
+            if request.id:
+                answer(self.directory, request, location, error)
             elif error and location:
                 remove_tree(storage_path(location, "savepoint"))
                 location = ""
@@ -294,4 +310,4 @@ class Saving:
         except OSError as raised:  # a full disk stops no job
             error = error or str(raised)
         self._busy = False
-        self.observe(SavepointTaken(wanted.reason, location, seconds, error))
+        self.observe(SavepointTaken(request.reason, location, seconds, error))
