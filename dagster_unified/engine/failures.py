@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from dagster_unified import errors
-from dagster_unified.connectors.files import ParquetSource, TextSource
+from dagster_unified.connectors.files.sources import ParquetSource, TextSource
 from dagster_unified.connectors.paths import is_local
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.handshake import instead

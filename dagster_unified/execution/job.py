@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from rich.console import Console
 
 from dagster_unified import settings
-from dagster_unified.connectors.file_sink import FileSink
+from dagster_unified.connectors.files.sink import FileSink
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine import session
 from dagster_unified.engine.addresses import reach_master

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from upath import UPath
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, JsonSource, ParquetSource, paths, patterns
-from dagster_unified.connectors.folder import Folder
+from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, JsonSource, ParquetSource, paths
+from dagster_unified.connectors.files import patterns
+from dagster_unified.connectors.files.folder import Folder
 from dagster_unified.connectors.protocol.positions import FilesRead
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run

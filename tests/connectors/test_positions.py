@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from upath import UPath
 
-from dagster_unified.connectors import CollectionSource, RateSource, StructuredSource, listing
+from dagster_unified.connectors import CollectionSource, RateSource, StructuredSource
+from dagster_unified.connectors.files import listing
 from dagster_unified.connectors.protocol.positions import (
     EverythingRead,
     FilesRead,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
+from dagster_unified.connectors.files.texts import moment_of
 from dagster_unified.connectors.protocol.frame import MALFORMED, fitting, non_deterministic
-from dagster_unified.connectors.texts import moment_of
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
 from dagster_unified.operators.layout import PARTITION_INDEX

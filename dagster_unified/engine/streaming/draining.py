@@ -12,7 +12,8 @@ from enum import Enum
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol
 
-from dagster_unified.connectors import listing, written_ahead
+from dagster_unified.connectors import written_ahead
+from dagster_unified.connectors.files import listing
 from dagster_unified.engine.streaming.arrived import Arrived
 from dagster_unified.engine.streaming.checkpoint import last_number
 

@@ -16,7 +16,8 @@ from functools import partial
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors import listing, written_ahead
+from dagster_unified.connectors import written_ahead
+from dagster_unified.connectors.files import listing
 from dagster_unified.connectors.paths import for_spark
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.events import EpochCommitted, Observer

@@ -14,7 +14,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_unified.connectors import patterns
+from dagster_unified.connectors.files import patterns
 from dagster_unified.connectors.paths import for_spark, is_local, load, path_text, url
 from dagster_unified.operators.time import to_millis
 

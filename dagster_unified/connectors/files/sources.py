@@ -17,14 +17,28 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dagster_unified.arrow_types import with_nulls_declared
-from dagster_unified.connectors.checks import within
 from dagster_unified.connectors.columns import as_fields, widened
-from dagster_unified.connectors.first_lines import first_lines
-from dagster_unified.connectors.folder import Folder
-from dagster_unified.connectors.footers import FileColumns, as_spark_reads, schemas, unreadable
-from dagster_unified.connectors.listing import last_chunk, last_chunk_found, names_until, show
-from dagster_unified.connectors.misfits import UNREADABLE, CsvRows, JsonRows, Rows, explained
-from dagster_unified.connectors.path_template import PathTemplate
+from dagster_unified.connectors.files.checks import within
+from dagster_unified.connectors.files.first_lines import first_lines
+from dagster_unified.connectors.files.folder import Folder
+from dagster_unified.connectors.files.footers import FileColumns, as_spark_reads, schemas, unreadable
+from dagster_unified.connectors.files.listing import last_chunk, last_chunk_found, names_until, show
+from dagster_unified.connectors.files.misfits import UNREADABLE, CsvRows, JsonRows, Rows, explained
+from dagster_unified.connectors.files.path_template import PathTemplate
+from dagster_unified.connectors.files.table_folders import table_format
+from dagster_unified.connectors.files.texts import (
+    SQUEEZED,
+    as_texts,
+    converted,
+    expected,
+    has_half_surrogates,
+    in_texts,
+    is_overflow,
+    misfits_of_text,
+    of_text,
+    squeezed,
+    unfit,
+)
 from dagster_unified.connectors.paths import (
     STRICT,
     for_spark,
@@ -41,20 +55,6 @@ from dagster_unified.connectors.protocol.frame import MALFORMED, OnMalformed, fi
 from dagster_unified.connectors.protocol.positions import FilesRead, Position, Unread, cannot_follow
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.connectors.sessions import is_connect
-from dagster_unified.connectors.table_folders import table_format
-from dagster_unified.connectors.texts import (
-    SQUEEZED,
-    as_texts,
-    converted,
-    expected,
-    has_half_surrogates,
-    in_texts,
-    is_overflow,
-    misfits_of_text,
-    of_text,
-    squeezed,
-    unfit,
-)
 from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import MalformedInputError, PipelineError, SourceError
 from dagster_unified.graph.connectors import Boundedness
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
     from upath import UPath
 
-    from dagster_unified.connectors.checks import Check
+    from dagster_unified.connectors.files.checks import Check
     from dagster_unified.graph.slices import Dimensions
 
 _log = logging.getLogger(__name__)

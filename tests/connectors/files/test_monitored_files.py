@@ -15,17 +15,9 @@ import pytest
 from upath import UPath
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import (
-    CsvSource,
-    FileSink,
-    JsonSource,
-    ParquetSource,
-    PrintSink,
-    files,
-    listing,
-    spark_log,
-)
-from dagster_unified.connectors.folder import File, Folder
+from dagster_unified.connectors import CsvSource, FileSink, JsonSource, ParquetSource, PrintSink, spark_log
+from dagster_unified.connectors.files import listing, sources
+from dagster_unified.connectors.files.folder import File, Folder
 from dagster_unified.connectors.protocol.positions import FilesRead, PartitionsRead, Position
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -524,14 +516,14 @@ def test_a_file_that_goes_between_listing_and_reading_fails_the_epoch_until_it_i
     source = (watched if monitor else bounded)(tmp_path / "in")
     pipeline.from_source(source).sink_to(FileSink(str(tmp_path / "out"), name="out"))
     spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
-    show = files.show
+    show = sources.show
 
     def shown(*arguments):
         found = show(*arguments)
         (tmp_path / "in" / "b.csv").rename(tmp_path / "elsewhere")
         return found
 
-    monkeypatch.setattr(files, "show", shown)
+    monkeypatch.setattr(sources, "show", shown)
     try:
         with pytest.raises(StageError, match=r"^sales: stage 'main': .*/in/b\.csv is gone, .* next attempt") as failed:
             run_streaming(pipeline)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from dagster_unified.connectors.texts import expected
+from dagster_unified.connectors.files.texts import expected
 from dagster_unified.records import shorten
 
 UNREADABLE = "cannot be read as"

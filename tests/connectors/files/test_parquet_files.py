@@ -11,9 +11,10 @@ import pytest
 from upath import UPath
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import ParquetSource, PrintSink, footers
-from dagster_unified.connectors.folder import Folder
-from dagster_unified.connectors.footers import FileColumns, schemas
+from dagster_unified.connectors import ParquetSource, PrintSink
+from dagster_unified.connectors.files import footers
+from dagster_unified.connectors.files.folder import Folder
+from dagster_unified.connectors.files.footers import FileColumns, schemas
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.stage import run_stage

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence, Set
 from datetime import datetime
 from string import Formatter
 
-from dagster_unified.connectors import patterns
+from dagster_unified.connectors.files import patterns
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
 

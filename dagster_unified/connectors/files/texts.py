@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
-    from dagster_unified.connectors.checks import Check
+    from dagster_unified.connectors.files.checks import Check
 
 SQUEEZED = r"[\s\"]+"
 """What a line of a file has more or less of than its row written anew, where nothing else differs."""

@@ -1,0 +1,1 @@
+"""Files: CSV, JSON and Parquet, read once or as they appear, and written in folders."""
