@@ -37,19 +37,28 @@ EPOCH = "streaming.sql.batchId"
 """What Spark calls the number of a micro-batch, which all jobs of its query know."""
 
 
-def committed_epoch() -> int | None:
-    """The latest epoch that was committed before the one that this task works on; None in BATCH, and in the first."""
-    epoch = this_epoch()
+def committed_epoch(log: str) -> int | None:
+    """The latest epoch that was committed before the one that this task works on; None in the first."""
+    epoch = this_epoch(log)
     return epoch - 1 if epoch > 0 else None
 
 
-def this_epoch() -> int:
-    """The epoch that this task works on; -1 in BATCH."""
+def this_epoch(log: str) -> int:
+    """The epoch that this task works on, or -1 before the first; `log` is Spark's log of the query's offsets.
+
+    Through Connect Spark tells no task, since an epoch's jobs are not started by the query's thread. It logs an epoch
+    before it runs, and runs one after another: the epoch is the last one in the log.
+    """
     from pyspark import TaskContext
+
+    from dagster_unified.connectors.paths import children, storage_path  # BATCH needs neither
 
     context = TaskContext.get()
     number = context.getLocalProperty(EPOCH) if context is not None else None
-    return -1 if number is None else int(number)
+    if number is not None:
+        return int(number)
+    logged = children(storage_path(log, "checkpoint directory"))
+    return max((int(name) for name in logged if name.isdigit()), default=-1)
 
 
 CONTROL = "dagster_unified.control"
@@ -64,8 +73,8 @@ def control_event() -> str | None:
     return context.getLocalProperty(CONTROL) if context is not None else None
 
 
-def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs the program in `payload` over a partition."""
+def run_partition(payload: bytes, log: str | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs the program in `payload` over a partition; in STREAMING `log` is Spark's log of the query's offsets."""
     from pyspark import cloudpickle
 
     program: Program = cloudpickle.loads(payload)
@@ -81,7 +90,8 @@ def run_partition(payload: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator
             batches = itertools.chain([first], batches)
 
     if not program.last_event_times:
-        run = run_batch(program, batches, subtask=subtask, committed=committed_epoch())
+        committed = committed_epoch(log) if log is not None and program.counts_epochs else None
+        run = run_batch(program, batches, subtask=subtask, committed=committed)
         for emitted in run if program.export is None else _with_files(run, program.carried):
             yield combine(schema, emitted.output, emitted.batch)
         yield metrics_row(schema, run.metrics[0].encode())
@@ -124,10 +134,10 @@ def _with_files(run: Iterable[Emitted], output: int) -> Iterator[Emitted]:
     return in_files(run, output)
 
 
-def shipped(program: Program) -> MapInArrow:
-    """The program as a function for `mapInArrow`.
+def shipped(program: Program, log: str | None = None) -> MapInArrow:
+    """The program as a function for `mapInArrow`; in STREAMING `log` is Spark's log of the query's offsets.
 
     Raises `PipelineError` naming the operator that cannot be sent to workers.
     """
     where = f"{program.pipeline}: stage '{program.stage}'"
-    return functools.partial(run_partition, sent([program], lambda: by_value_bytes(program), where))
+    return functools.partial(run_partition, sent([program], lambda: by_value_bytes(program), where), log)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_unified.api import Pipeline
+from dagster_unified.api import CheckpointedFunction, ListStateDescriptor, MapFunction, Pipeline
 from dagster_unified.connectors import CsvSource, FileSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates.store import IntermediateStore
@@ -19,6 +19,7 @@ from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.connectors.test_paths import Sale, as_path
+from tests.engine.test_checkpoint_listener_on_spark import Seen, Value, listening
 from tests.engine.test_unkeyed_watermarks import PARTS, STREAMS, Row, timed
 
 
@@ -64,10 +65,38 @@ def unkeyed(spark, folder):
     return {name: written(folder / name) for name in ("plain", "exchanged", "broadcast")}
 
 
+class Saved(MapFunction, CheckpointedFunction):
+    """Says of each record in which epoch its state was saved before."""
+
+    def initialize_state(self, context):
+        self.state = context.get_operator_state_store().get_list_state(ListStateDescriptor("epochs", int))
+
+    def snapshot_state(self, context):
+        self.state.update([context.get_checkpoint_id()])
+
+    def map(self, value: Value) -> Seen:
+        return Seen(value.value, max(self.state.get(), default=-1), 0, 0)
+
+
+def epochs(spark, folder):
+    """Of which epochs functions hear, and which they save."""
+    (folder / "in").mkdir(parents=True)
+    for number in range(3):
+        pq.write_table(pa.table({"value": [number]}), folder / f"in/{number}.parquet")
+        os.utime(folder / f"in/{number}.parquet", (number, number))
+    pipeline = listening(str(folder / "in"), FileSink(str(folder / "heard"), name="heard"))
+    saving = pipeline.from_source(ParquetSource(str(folder / "in"), Value, max_files_per_trigger=1, name="saving"))
+    saving.map(Saved()).set_parallelism(1).sink_to(FileSink(str(folder / "saved"), name="saved"))
+    execute(spark, pipeline, "STREAMING", folder)
+    return {name: written(folder / name) for name in ("heard", "saved")}
+
+
 def main(folder):
     spark = session.start()
     found = {mode: named(spark, folder / mode, mode) for mode in ("BATCH", "STREAMING")}
-    print(json.dumps({**found, "unkeyed": unkeyed(spark, folder / "unkeyed")}))
+    print(
+        json.dumps({**found, "unkeyed": unkeyed(spark, folder / "unkeyed"), "epochs": epochs(spark, folder / "epochs")})
+    )
 
 
 if __name__ == "__main__":

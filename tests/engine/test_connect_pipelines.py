@@ -14,7 +14,7 @@ from tests.orchestration.test_connect_server import port_without_server
 pytestmark = [pytest.mark.spark, pytest.mark.rotates("clusters")]
 
 
-def test_a_path_stands_for_itself_and_functions_without_a_key_are_told_the_watermark(tmp_path):
+def test_a_path_stands_for_itself_and_functions_are_told_the_watermark_and_committed_epochs(tmp_path):
     with port_without_server() as port:
         address = connect_server.ensure(port, "local[2]", {"spark.sql.shuffle.partitions": "2"})
         command = [sys.executable, "-m", "tests.engine.connect_pipelines", str(tmp_path)]
@@ -26,3 +26,7 @@ def test_a_path_stands_for_itself_and_functions_without_a_key_are_told_the_water
     assert {name: list(map(tuple, rows)) for name, rows in found["unkeyed"].items()} == dict.fromkeys(
         ("plain", "exchanged", "broadcast"), MET
     )
+    assert found["epochs"] == {
+        "heard": [[0, -1, -1, -1], [1, 0, 0, 0], [2, 1, 1, 1]],
+        "saved": [[0, -1, 0, 0], [1, 0, 0, 0], [2, 1, 0, 0]],
+    }

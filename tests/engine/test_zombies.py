@@ -22,7 +22,7 @@ def test_the_rows_that_another_job_stages_for_the_same_epoch_are_not_written(spa
     tail = ExecutionGraph(plan, "main", (), sinks=tuple(node.id for node in plan.graph.sinks))
 
     def writer(token):
-        return EpochWriter(plan, spark, tail, "job", 0, directory.path / "epochs", lambda: None, token)
+        return EpochWriter(plan, spark, tail, "job", 0, directory.path / "epochs", lambda: None, token, "log")
 
     def commit(one, first, meanwhile=lambda: False):
         rows = spark.range(first, first + 4).selectExpr("id AS value", "CAST(NULL AS BIGINT) AS __ts")

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Frames(Inputs):
-    """The lazy DataFrames of an execution graph; `outside` gives the streams that come from elsewhere."""
+    """The lazy DataFrames of an execution graph; `outside` gives the streams that come from elsewhere.
+
+    In STREAMING `log` is Spark's log of the query's offsets.
+    """
 
     def __init__(
         self,
@@ -33,8 +36,10 @@ class Frames(Inputs):
         outside: Callable[[Port], DataFrame],
         axis: PartitionAxis | None = None,
         shipments: Shipments | None = None,
+        log: str | None = None,
     ) -> None:
         super().__init__(graph, axis, shipments)
+        self.log = log
         self.reports = Reports(self.axis)
         self._outside = outside
         self._ports: dict[Port, DataFrame] = {}
@@ -53,7 +58,7 @@ class Frames(Inputs):
 
     def run_program(self, frame: DataFrame, program: Program, place: Hashable) -> DataFrame:
         """Rows through a program, whose reports are observed; `place` identifies it in the plan."""
-        return self.reports.taken_from(mapped(frame, program, self.shipments, place, self.axis))
+        return self.reports.taken_from(mapped(frame, program, self.shipments, place, self.axis, self.log))
 
     def persisted(self, vertex: Vertex, combined: DataFrame) -> DataFrame:
         """What a vertex of Python emits, persisted where several readers would compute it again."""

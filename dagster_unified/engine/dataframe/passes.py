@@ -24,14 +24,24 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation
 
 
-def mapped(frame: DataFrame, program: Program, shipments: Shipments, place: Hashable, axis: PartitionAxis) -> DataFrame:
-    """Rows through a program: its streams combined, and its reports in rows of their own."""
+def mapped(
+    frame: DataFrame,
+    program: Program,
+    shipments: Shipments,
+    place: Hashable,
+    axis: PartitionAxis,
+    log: str | None = None,
+) -> DataFrame:
+    """Rows through a program: its streams combined, and its reports in rows of their own.
+
+    In STREAMING `log` is Spark's log of the query's offsets.
+    """
     from pyspark.sql import functions as F
 
     if program.in_subtasks:
         frame = frame.withColumn(SUBTASK, F.spark_partition_id())
     schema = axis.schema(combined_schema(tuple(o.layout for o in program.outputs)))
-    return frame.mapInArrow(shipments.once(place, lambda: shipped(program)), spark_schema(schema))
+    return frame.mapInArrow(shipments.once(place, lambda: shipped(program, log)), spark_schema(schema))
 
 
 T = TypeVar("T")

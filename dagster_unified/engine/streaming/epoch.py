@@ -121,6 +121,9 @@ class EpochWriter:
     token: int
     """Of the job's lease: a job that has lost it, and does not know it yet, stages its rows elsewhere."""
 
+    log: str
+    """Spark's log of the query's offsets, as workers read it."""
+
     _begun: bool = False
     _swept: bool = False
     _shipments: Shipments = field(default_factory=Shipments)
@@ -189,7 +192,7 @@ class EpochWriter:
         iterations: IterationsInEpoch | None = None,
         relays: RelaysInEpoch | None = None,
     ) -> tuple[dict[str, Written], Metrics]:
-        tail = Tail(self.tail, spark, output, self._shipments, iterations)
+        tail = Tail(self.tail, spark, output, self._shipments, self.log, iterations)
         results = {}
         try:
             for number in self.tail.sinks:

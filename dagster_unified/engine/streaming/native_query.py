@@ -62,7 +62,7 @@ class NativeQuery(Query):
 
     def frame(self) -> DataFrame:
         sources = self.folder / "sources"
-        streams = NativeStreams(self.graph, self.spark, sources, self.tables, self._events)
+        streams = NativeStreams(self.graph, self.spark, sources, self.tables, self.log, self._events)
         built = streams.port(Port(self.aggregate))
         for node in streams.drops_malformed:
             if node.id not in self.packed:

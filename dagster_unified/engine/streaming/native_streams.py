@@ -33,7 +33,8 @@ END = 253_402_300_799_000
 class NativeStreams(Frames):
     """The streams of operators that begin with their sources.
 
-    `tables` are those of lookups. `control` is where the end of input is written, on which windows close.
+    `tables` are those of lookups, and `log` is Spark's log of the query's offsets. `control` is where the end of input
+    is written, on which windows close.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class NativeStreams(Frames):
         spark: SparkSession,
         sources: UPath,
         tables: Callable[[DataFrame], DataFrame],
+        log: str,
         control: ControlFile | None = None,
     ) -> None:
-        super().__init__(graph, _no_stream)
+        super().__init__(graph, _no_stream, log=log)
         self.spark = spark
         self.drops_malformed: list[g.SourceNode] = []
         """The sources whose malformed rows are dropped here."""
@@ -53,7 +55,7 @@ class NativeStreams(Frames):
         self._natives = Natives(self.plan.name, graph.name, spark, tables, self._with_watermark)
 
     def run_program(self, frame: DataFrame, program: Program, place: Hashable) -> DataFrame:
-        return without_reports(mapped(frame, program, self.shipments, place, self.axis))
+        return without_reports(mapped(frame, program, self.shipments, place, self.axis, self.log))
 
     def persist(self, frame: DataFrame) -> DataFrame:
         return frame  # it is a stream

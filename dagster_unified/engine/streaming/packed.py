@@ -104,7 +104,7 @@ class PackedFrames:
         for level, programs, between in zip(
             self.topology.levels, self.topology.passes, self.topology.between[1:], strict=True
         ):
-            processor = KeyGroupProcessor(worker.shipped(level))
+            processor = KeyGroupProcessor(worker.shipped(level, self.log))
             initial = self._initial(level, groups)
             placed = spread(frame, level, groups, self.tasks).groupBy(*PLACED)
             frame = placed.transformWithState(processor, packed, "Append", "None", initial)
@@ -321,7 +321,7 @@ class PackedQuery(Query):
             self.control,
             deployment.deployed.tasks,
             self.tables,
-            text_of(self.folder / "spark" / name / "offsets"),
+            self.log,
             lanes,
             start,
             self.alignment,

@@ -22,6 +22,7 @@ from dagster_unified.connectors.paths import for_spark
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.events import EpochCommitted, Observer
 from dagster_unified.engine.failures import translated
+from dagster_unified.engine.iterations.places import text_of
 from dagster_unified.engine.session import give_up
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.control import brings_end
@@ -89,6 +90,9 @@ class Query(ABC):
         self._token = deployment.token
         self.through_connect = is_connect(deployment.spark)
         self._elsewhere: EpochsElsewhere | None = None
+        self.log = text_of(self.folder / "spark" / name / "offsets")
+        """Spark's log of the query's offsets, as workers read it."""
+
         self.writer = EpochWriter(
             deployment.plan,
             None if self.through_connect else deployment.spark,
@@ -98,6 +102,7 @@ class Query(ABC):
             self.folder / "epochs" / name,
             deployment.check,
             deployment.token,
+            self.log,
         )
         self.query: StreamingQuery | None = None
         self.failure: Exception | None = None

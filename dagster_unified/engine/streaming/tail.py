@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Tail(Frames):
     """The lazy DataFrames of one epoch's tail. `output` gives the streams of the query's output.
 
-    Epochs share their `shipments`, so that each program is sent to workers once.
+    Epochs share their `shipments`, so that each program is sent to workers once. `log` is Spark's log of the query's
+    offsets.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class Tail(Frames):
         spark: SparkSession,
         output: Callable[[Port], DataFrame],
         shipments: Shipments,
+        log: str,
         iterations: IterationsInEpoch | None = None,
     ) -> None:
-        super().__init__(graph, output, shipments=shipments)
+        super().__init__(graph, output, shipments=shipments, log=log)
         self._natives = Natives(self.plan.name, graph.name, spark)
         self._iterations = iterations
         self._iterated: dict[Port, DataFrame] = {}

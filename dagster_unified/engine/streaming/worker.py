@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Row
 
 from dagster_unified.by_value import sent
-from dagster_unified.connectors.paths import children, storage_path
+from dagster_unified.connectors.paths import storage_path
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.spark_internals.state_client import WriteBehindClient
@@ -44,9 +44,6 @@ from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.routing import Route, RoutedProgram
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.operators.watermarks import Kept
-
-if TYPE_CHECKING:
-    from upath import UPath
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _row = Row("lane", "group", "seq", "data")
@@ -255,7 +252,6 @@ class _Pass:
 
     def __init__(self, programs: Mapping[int, RoutedProgram | Payload], groups: int, log: str) -> None:
         self.subtask = this_subtask()
-        self.committed = committed_epoch()
         self.packer = Packer(self.subtask.number, groups)
         self.report = Report()
         self.part: str | None = None
@@ -315,8 +311,7 @@ class _Pass:
         running = self._running.get((lane, subtask))
         if running is None:
             running = self._running[lane, subtask] = self._opened(_loaded(self._programs[lane]), subtask)
-            if self.committed is not None:
-                running.notify(self.committed)
+            _notify(running, self._log)
         return running
 
     def _opened(self, routed: RoutedProgram, subtask: int | None) -> RunningProgram:
@@ -331,9 +326,9 @@ class _Pass:
     def _watermark(self, uid: str) -> int:
         """How far event time is for an operator, as Spark has logged it: an epoch that runs again sees the same."""
         if self._ahead not in self._events:
-            log = storage_path(self._log, "checkpoint directory")
-            epoch = _epoch(log) - self._ahead
-            self._events[self._ahead] = event_of(log / str(epoch)) if epoch >= 0 else ControlEvent()
+            epoch = this_epoch(self._log) - self._ahead
+            logged = storage_path(self._log, "checkpoint directory") / str(epoch)
+            self._events[self._ahead] = event_of(logged) if epoch >= 0 else ControlEvent()
         return self._events[self._ahead].watermarks.get(uid, MIN_TIMESTAMP)
 
     def without_malformed(self, batch: pa.RecordBatch, route: Route | None) -> pa.RecordBatch:
@@ -364,16 +359,10 @@ class _Pass:
         yield from _reported(self.report, self.subtask.number)
 
 
-def _epoch(log: UPath) -> int:
-    """The epoch that this task works on, by Spark's log of offsets where Spark does not tell it.
-
-    Through Connect it tells no task, since an epoch's jobs are not started by the query's thread. Spark logs an epoch
-    before it runs, and runs one after another: the epoch is the last one in the log.
-    """
-    told = this_epoch()
-    if told >= 0:
-        return told
-    return max((int(name) for name in children(log) if name.isdigit()), default=told)
+def _notify(running: RunningProgram, log: str) -> None:
+    """Tell the functions that need it which epoch was committed last, by Spark's log of the query's offsets."""
+    if running.program.counts_epochs and (committed := committed_epoch(log)) is not None:
+        running.notify(committed)
 
 
 def _remembered() -> Mapping[str, Kept]:
@@ -391,13 +380,14 @@ class LevelTask:
     """Runs the keyed operators of one level in one task, each with the state of the key group that Spark hands over."""
 
     def __init__(self, payload: Payload, client: WriteBehindClient, pages: Any) -> None:
-        self._programs: Mapping[int, RoutedProgram | Payload] = payload.load()[0]
+        programs, log = payload.load()
+        self._programs: Mapping[int, RoutedProgram | Payload] = programs
+        self._log: str = log
         self._store = _SparkStore(client, pages)
         self._out: list[Row] = []
         self._opened: dict[tuple[int, int | None], KeyGroups] = {}
         self._address = (0, 0)
         self._count = 0
-        self._committed = committed_epoch()
         spare_the_garbage_collector()
 
     def run(self, lane: int, group: int, rows: Iterator[Any]) -> Iterator[Row]:
@@ -456,8 +446,7 @@ class LevelTask:
             task = this_subtask()
             own = Subtask(group, task.attempt) if in_subtasks else task
             self._opened[place] = KeyGroups(routed.program, emit, wall_clock, own)
-            if self._committed is not None:
-                self._opened[place].running.notify(self._committed)
+            _notify(self._opened[place].running, self._log)
         return self._opened[place]
 
 

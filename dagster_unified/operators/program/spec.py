@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dagster_unified.operators.functions.checkpoints import checkpointed, listeners
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import CARRIED, StreamLayout
 from dagster_unified.operators.operator import KeyedOptions
@@ -80,6 +81,12 @@ class Program:
     def carried(self) -> int:
         """The number of the output by which state leaves."""
         return next(number for number, output in enumerate(self.outputs) if output.tag == CARRIED)
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether a function hears of committed epochs, or saves operator state, which tells it the epoch."""
+        functions = [step.function for step in self.steps]
+        return any(any(listeners(one)) or checkpointed(one) is not None for one in functions)
 
     def where(self, step: Step) -> str:
         """How an error names the place."""
