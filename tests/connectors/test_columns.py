@@ -52,12 +52,7 @@ FITTING = [
 ]
 
 
-@pytest.mark.parametrize(("column", "kind", "found"), FITTING)
-def test_what_fits_is_read(spark, tmp_path, column, kind, found):
-    assert read(spark, tmp_path, column, kind) == [found]
-
-
-def test_streaming_reads_the_same(run_on_spark, run_streaming, tmp_path):
+def test_what_fits_is_read_in_both_modes(run_on_spark, run_streaming, tmp_path):
     (tmp_path / "in").mkdir()
     names = [f"v{number}" for number in range(len(FITTING))]
     pq.write_table(pa.table([column for column, _, _ in FITTING], names=names), tmp_path / "in" / "1.parquet")

@@ -3,6 +3,7 @@
 import csv
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,17 +55,18 @@ def read(run, folder, source):
     return sorted((source.records.python(**row) for row in rows), key=lambda record: record.number)
 
 
-@pytest.mark.parametrize("quoting", [csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC])
-@pytest.mark.parametrize("ending", ["\n", "\r\n"])
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_what_another_program_has_written_is_read_as_it_is(request, tmp_path, quoting, ending, mode):
+@pytest.mark.parametrize("run", ["run_on_spark", "run_streaming"])
+def test_what_other_programs_have_written_is_read_as_it_is(request, tmp_path, run):
     lines = [line for line in LINES if line.text]  # most write no difference between an empty text and none
-    with (tmp_path / "lines.csv").open("w", newline="") as file:
-        writer = csv.writer(file, quoting=quoting, lineterminator=ending)
-        writer.writerow(Line._fields)
-        writer.writerows(lines)
-    run = request.getfixturevalue("run_on_spark" if mode == "BATCH" else "run_streaming")
-    assert read(run, tmp_path, CsvSource(str(tmp_path / "lines.csv"), Line, name="lines")) == lines
+    (tmp_path / "in").mkdir()
+    programs = list(product([csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC], ["\n", "\r\n"]))
+    for number, (quoting, ending) in enumerate(programs):
+        with (tmp_path / f"in/{number}.csv").open("w", newline="") as file:
+            writer = csv.writer(file, quoting=quoting, lineterminator=ending)
+            writer.writerow(Line._fields)
+            writer.writerows(lines)
+    found = read(request.getfixturevalue(run), tmp_path, CsvSource(str(tmp_path / "in"), Line, name="lines"))
+    assert found == [line for line in lines for _ in programs]
 
 
 @pytest.mark.parametrize(("options", "empty"), [({}, None), ({"null_value": "NA"}, "")])
