@@ -355,7 +355,7 @@ def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_fo
     days.run(build(EVENTS, path), DAYS[0])
     days.run_together(build(EVENTS, path), *DAYS[1:])
     whole = table(path)
-    days.run(build(EVENTS, path), DAYS[2], run_id="run")
+    days.run(build(EVENTS, path), *DAYS[1:])  # each goes on once more from the state before it
     run_on_spark(build(EVENTS, str(tmp_path / "once")))
     assert table(path) == whole == table(str(tmp_path / "once"))
 
@@ -449,6 +449,8 @@ def test_operator_state_goes_from_day_to_day_in_one_spark_job_and_in_several(spa
     for path in ("of days", "at once"):
         numbers = sorted((value, recorded[key, at]) for key, at, value in table(str(tmp_path / path)))
         assert numbers == list(enumerate(sorted(recorded.values()), 1))
+    with pytest.raises(StateError, match="'Numbered' has 2 subtasks, and its state of the partition before is of 1"):
+        days.run(numbered(EVENTS, str(tmp_path / "of days"), 2), DAYS[1])
 
 
 class Kept(NamedTuple):
@@ -506,28 +508,12 @@ def test_rows_and_a_broadcast_table_go_from_day_to_day_also_when_their_type_has_
     assert table(str(tmp_path / "of two")) == found
 
 
-def test_operator_state_of_another_number_of_subtasks_is_an_error(spark, tmp_path):
-    days = Days(spark, tmp_path)
-    days.run(numbered(EVENTS, str(tmp_path / "table")), DAYS[0])
-    with pytest.raises(StateError, match="'Numbered' has 2 subtasks, and its state of the partition before is of 1"):
-        days.run(numbered(EVENTS, str(tmp_path / "table"), 2), DAYS[1])
-
-
 def test_the_row_count_of_a_partition_is_of_its_records_and_not_of_its_state(spark, tmp_path):
     days = Days(spark, tmp_path)
     days.run(totals(EVENTS, str(tmp_path / "days")), *DAYS)
     last = days.store.find(Address("totals", "table", "run", DAYS[2]))
     assert [s.tag for s in last.streams] == [CARRIED, None]
     assert (last.rows, [s.rows for s in last.streams]) == (2, [3, 2])
-
-
-def test_a_day_that_runs_again_begins_with_the_state_before_it(spark, tmp_path):
-    days = Days(spark, tmp_path)
-    path = str(tmp_path / "days")
-    days.run(totals(EVENTS, path), *DAYS)
-    whole = table(path)
-    days.run(totals(EVENTS, path), DAYS[1], DAYS[2])
-    assert table(path) == whole
 
 
 def run_day(spark, folder, day):

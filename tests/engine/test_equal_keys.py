@@ -79,13 +79,9 @@ def largest(path):
 ALL = dict.fromkeys(["computed", "float", "native", "native nested", "nested"], len(ROWS))
 
 
-def test_equal_keys_are_one_in_batch(run_on_spark, tmp_path):
-    run_on_spark(summed(ROWS, tmp_path / "out"))
-    assert largest(tmp_path / "out") == ALL
-
-
-def test_equal_keys_are_one_in_streaming(run_streaming, tmp_path):
-    run_streaming(summed(ROWS, tmp_path / "out"))
+@pytest.mark.parametrize("mode", ["run_on_spark", "run_streaming"])
+def test_equal_keys_are_one(request, mode, tmp_path):
+    request.getfixturevalue(mode)(summed(ROWS, tmp_path / "out"))
     assert largest(tmp_path / "out") == ALL
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
-from deltalake import DeltaTable
 
 from dagster_unified.api import (
     AsyncDataStream,
@@ -191,15 +190,6 @@ def test_what_an_operator_does_to_its_records_no_other_one_sees(mode):
     result.sink_to(DeltaSink("unused", name="out"))
     assert Counter(run_pipeline(pipeline, mode).sinks["out"]) == expected(mode)
     assert [row.n for row in ROWS] == [1, 2, 3]
-
-
-@pytest.mark.parametrize(("runs", "mode"), [("run_on_spark", "BATCH"), ("run_streaming", "STREAMING")])
-def test_what_an_operator_does_to_its_records_no_other_one_sees_on_spark(runs, mode, request, tmp_path):
-    pipeline, result = everything()
-    result.sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
-    request.getfixturevalue(runs)(pipeline)
-    rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
-    assert Counter(tuple(row.values()) for row in rows) == expected(mode)
 
 
 @pytest.mark.parametrize(("reused", "expected"), [(True, [201, 201]), (False, [1, 101])])

@@ -82,12 +82,12 @@ def rows(folder: Path):
 def test_json_files_whose_malformed_rows_are_diverted_or_dropped(run, tmp_path, mode):
     folder = files(tmp_path / "in", SALES[:2], SALES[2:])
     (folder / "2.json").write_text('{"shop": "c", "amount": "many"}\n')
+    pipeline = Pipeline("sales")
     for on_malformed in ("divert", "drop"):
-        pipeline = Pipeline(on_malformed)
-        pipeline.from_source(JsonSource(str(folder), Sale, name="sales", on_malformed=on_malformed)).sink_to(
-            FileSink(str(tmp_path / on_malformed))
-        )
-        run(pipeline, mode)
+        source = JsonSource(str(folder), Sale, name=f"sales to {on_malformed}", on_malformed=on_malformed)
+        pipeline.from_source(source).sink_to(FileSink(str(tmp_path / on_malformed)))
+    run(pipeline, mode)
+    for on_malformed in ("divert", "drop"):
         assert rows(tmp_path / on_malformed) == sorted(tuple(s) for s in SALES)
     (kept,) = [f for f in tmp_path.rglob("*.parquet") if "malformed" in str(f) and pq.read_table(f).num_rows]
     (row,) = pq.read_table(kept, partitioning=None).select(["file", "line", "content", "reason"]).to_pylist()

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -15,7 +14,6 @@ from dagster_unified.api import (
     MapStateDescriptor,
     Pipeline,
     ValueStateDescriptor,
-    WatermarkStrategy,
 )
 from dagster_unified.connectors import DeltaSink, ParquetSource
 
@@ -30,26 +28,6 @@ def add(a: Row, b: Row) -> Row:
     return Row(a.key, max(a.at, b.at), a.amount + b.amount)
 
 
-class Silence(KeyedProcessFunction):
-    """Says when a key has been silent for ten, with what it had by then."""
-
-    requires_time_sorted_input = True
-
-    def open(self, context):
-        self.total = context.get_state(ValueStateDescriptor("total", int))
-        self.timer = context.get_state(ValueStateDescriptor("timer", int))
-
-    def process_element(self, value, ctx) -> Iterable[Row]:
-        self.total.update((self.total.value() or 0) + value.amount)
-        if self.timer.value() is not None:
-            ctx.timer_service().delete_event_time_timer(self.timer.value())
-        self.timer.update(value.at + 10)
-        ctx.timer_service().register_event_time_timer(value.at + 10)
-
-    def on_timer(self, timestamp, ctx) -> Iterable[Row]:
-        yield Row(ctx.get_current_key(), timestamp, self.total.value())
-
-
 @pytest.fixture
 def table(tmp_path):
     from deltalake import DeltaTable
@@ -57,32 +35,6 @@ def table(tmp_path):
     return lambda name: sorted(
         tuple(r.values()) for r in DeltaTable(str(tmp_path / name)).to_pyarrow_table().to_pylist()
     )
-
-
-ROWS = [Row("a", 1, 1), Row("b", 2, 2), Row("a", 3, 3), Row("b", 30, 4), Row("c", 31, 5)]
-
-
-def test_a_rolling_reduce_ends_with_the_totals(run_streaming, table, tmp_path):
-    pipeline = Pipeline("p")
-    pipeline.from_collection(ROWS).key_by("key").reduce(add).sink_to(
-        DeltaSink(str(tmp_path / "out"), mode="upsert", key="key")
-    )
-    assert run_streaming(pipeline) == "finished"
-    assert table("out") == [("a", 3, 4), ("b", 30, 6), ("c", 31, 5)]
-
-
-def test_timers_fire_in_order_through_two_levels_to_the_end_of_input(run_streaming, table, tmp_path):
-    pipeline = Pipeline("p")
-    by_at = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=5)).with_timestamp_assigner("at")
-    rows = pipeline.from_collection(ROWS).assign_timestamps_and_watermarks(by_at)
-    silences = rows.key_by("key").process(Silence()).name("silences")
-    silences.sink_to(DeltaSink(str(tmp_path / "silences"), mode="append"))
-    silences.map(lambda r: Row("all", r.at, r.amount), Row).key_by("key").reduce(add).sink_to(
-        DeltaSink(str(tmp_path / "totals"), mode="upsert", key="key")
-    )
-    assert run_streaming(pipeline) == "finished"
-    assert table("silences") == [("a", 13, 4), ("b", 12, 2), ("b", 40, 6), ("c", 41, 5)]
-    assert table("totals") == [("all", 41, 17)]
 
 
 class Hoard(KeyedProcessFunction):
