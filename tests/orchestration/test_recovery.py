@@ -7,7 +7,7 @@ import sqlite3
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dagster import DagsterEventType, DagsterInstance, ReexecutionOptions, execute_job, reconstructable
+from dagster import DagsterInstance, ReexecutionOptions, execute_job, reconstructable
 from deltalake import DeltaTable
 
 from tests.orchestration import recovery_job
@@ -45,16 +45,14 @@ def steps(result):
     return [e.step_key for e in result.get_step_success_events()]
 
 
-def test_a_run_materializes_every_stage_once_and_in_order(instance):
-    result = job().execute_in_process(instance=instance)
-    assert [
-        e.dagster_event.step_key for e in instance.all_logs(result.run_id, of_type=DagsterEventType.STEP_SUCCESS)
-    ] == ["recovery__keyed", "recovery__sums", "recovery__table"]
-    assert values() == [16, 20]
-
-
-def test_re_execution_from_failure_runs_only_the_last_stage(instance):
+def test_re_execution_from_failure_runs_only_the_last_stage_whose_error_names_its_place(instance):
     first = failed_run(instance)
+    (failure,) = [event for event in first.all_node_events if event.is_step_failure]
+    message = failure.step_failure_data.user_failure_data.description
+    assert "recovery: stage 'table', operator 'last': OSError: the service is away" in message
+    assert f"{recovery_job.__file__}:" in message
+    assert "Event(key=" in message
+    assert "\tat " not in message
     with reexecuted(instance, first.run_id) as again:
         assert again.success
         assert steps(again) == ["recovery__table"]
@@ -77,17 +75,6 @@ def test_a_lost_intermediate_is_recomputed_inside_the_step_that_needs_it(instanc
     assert values() == [16, 20]
 
 
-def test_two_lost_intermediates_are_recomputed_from_the_source(instance):
-    first = failed_run(instance)
-    shutil.rmtree(HOME / "store" / "recovery")
-    with reexecuted(instance, first.run_id) as again:
-        assert again.success
-        log = "\n".join(e.user_message for e in instance.all_logs(again.run_id))
-    assert "recomputing stage 'keyed'" in log
-    assert "recomputing stage 'sums'" in log
-    assert values() == [16, 20]
-
-
 @pytest.mark.parametrize("lost", ["sums", "everything"])
 def test_a_lost_output_of_an_iteration_is_made_again_by_the_step_that_needs_it(instance, lost):
     shutil.rmtree(HOME / "halves", ignore_errors=True)
@@ -102,6 +89,7 @@ def test_a_lost_output_of_an_iteration_is_made_again_by_the_step_that_needs_it(i
         assert again.success
         log = "\n".join(e.user_message for e in instance.all_logs(again.run_id))
     assert "recomputing stage 'sums'" in log
+    assert ("recomputing stage 'events'" in log) == (lost == "everything")
     found = pa.table(DeltaTable(str(HOME / "halves")).to_pyarrow_table()).to_pylist()
     # of a 4 + 2 + 1, halved from 9, the sum of 0, 3 and 6
     assert sorted((row["key"], row["value"]) for row in found) == [("a", 7), ("b", 10), ("c", 4), ("z", 7)]
@@ -132,16 +120,6 @@ def test_an_intermediate_whose_bytes_have_changed_is_set_aside_and_computed_agai
     assert "recomputing stage 'sums'" in log
     assert file.with_name(f"_damaged-{file.name}").read_bytes() == damaged, "nobody's bytes are thrown away"
     assert values() == [16, 20]
-
-
-def test_the_error_of_a_user_function_names_its_place_and_is_not_retried(instance):
-    result = failed_run(instance)
-    failure = next(e for e in result.all_node_events if e.is_step_failure)
-    message = failure.step_failure_data.user_failure_data.description
-    assert "recovery: stage 'table', operator 'last': OSError: the service is away" in message
-    assert f"{recovery_job.__file__}:" in message
-    assert "Event(key=" in message
-    assert "\tat " not in message
 
 
 def test_re_execution_after_the_sink_had_committed_does_not_append_twice(instance):
@@ -217,8 +195,10 @@ def test_launching_with_all_exchanges_pipelined_runs_one_spark_job_in_the_last_s
     assert values() == [16, 20]
 
 
-def test_metadata_shows_rows_bytes_schema_graph_and_preview(instance):
+def test_a_run_materializes_every_stage_once_in_order_with_rows_bytes_schema_graph_and_preview(instance):
     result = job().execute_in_process(instance=instance)
+    assert values() == [16, 20]
+    assert steps(result) == ["recovery__keyed", "recovery__sums", "recovery__table"]
     found = {
         e.materialization.asset_key.path[-1]: e.materialization.metadata
         for e in result.get_asset_materialization_events()
@@ -251,16 +231,3 @@ def test_an_unknown_option_is_refused_at_launch(instance):
         job().execute_in_process(
             instance=instance, run_config={"resources": {"execution": {"config": {"execution.runtime-mod": "BATCH"}}}}
         )
-
-
-def test_streaming_is_refused_with_a_sentence_that_says_what_to_do(instance):
-    result = job().execute_in_process(
-        instance=instance,
-        raise_on_error=False,
-        run_config={"resources": {"execution": {"config": {"execution.runtime-mode": "STREAMING"}}}},
-    )
-    failure = next(e for e in result.all_node_events if e.is_step_failure)
-    assert (
-        "leave execution.runtime-mode out and read bounded sources"
-        in failure.step_failure_data.user_failure_data.description
-    )
