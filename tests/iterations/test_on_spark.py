@@ -18,7 +18,7 @@ from dagster_unified.engine.events import IterationResumed, RoundCommitted
 from dagster_unified.errors import UserFunctionError
 from tests.depth import chance
 from tests.iterations.killed_job import run
-from tests.iterations.programs import PROGRAMS, components, trajectories
+from tests.iterations.programs import PROGRAMS, trajectories
 from tests.iterations.test_semantics import Body
 from tests.object_store import client, served
 
@@ -32,16 +32,6 @@ def test_a_program_gives_on_spark_what_it_gives_in_the_harness(spark, tmp_path, 
     build, expected = PROGRAMS[name]
     assert run(tmp_path, spark, *build()) == rows(expected)
     assert list((tmp_path / "store").rglob("iteration-*")) == []  # nothing is left of the rounds
-
-
-def test_a_random_graph_has_its_components(spark, tmp_path):
-    random = chance("components")
-    edges = [(random.randrange(400), random.randrange(400)) for _ in range(300)]
-    least = {vertex: vertex for edge in edges for vertex in edge}
-    for _ in least:
-        for a, b in edges:
-            least[a] = least[b] = min(least[a], least[b])
-    assert run(tmp_path, spark, *components(edges)) == sorted(least.items())
 
 
 class Failing:
