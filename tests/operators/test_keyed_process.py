@@ -1,7 +1,5 @@
 """State and timers of a keyed process function, in the harness."""
 
-from datetime import timedelta
-
 import pytest
 
 from dagster_unified.api import (
@@ -13,8 +11,6 @@ from dagster_unified.api import (
     OutputTag,
     Pipeline,
     ReducingStateDescriptor,
-    StateTtlConfig,
-    UpdateType,
     ValueStateDescriptor,
     WatermarkStrategy,
 )
@@ -60,30 +56,6 @@ def test_each_key_has_its_own_state_of_every_kind():
     harness.element("b", 10)
     assert harness.element("a", 3) == [(3, [1, 3], [(1, "1"), (3, "3")], 4, 2.0)]
     assert harness.element("b", 20) == [(20, [10, 20], [(10, "10"), (20, "20")], 30, 15.0)]
-
-
-@pytest.mark.parametrize(
-    ("update", "left"), [(UpdateType.ON_CREATE_AND_WRITE, None), (UpdateType.ON_READ_AND_WRITE, 7)]
-)
-def test_state_expires_on_the_processing_clock_and_reading_renews_it_only_if_asked(update, left):
-    class Once(KeyedProcessFunction):
-        def open(self, context):
-            self.state = context.get_state(
-                ValueStateDescriptor("s", int, StateTtlConfig(timedelta(seconds=10), update))
-            )
-
-        def process_element(self, value, ctx):
-            if value:
-                self.state.update(value)
-            yield self.state.value()
-
-    clock = ManualClock()
-    harness = KeyedHarness(Once(), clock)
-    harness.element("a", 7)
-    clock.advance(9_000)
-    assert harness.element("a", 0) == [7]
-    clock.advance(9_000)
-    assert harness.element("a", 0) == [left]
 
 
 class Echo(KeyedProcessFunction):
@@ -158,20 +130,6 @@ def test_processing_time_timers_fire_as_the_clock_moves_and_once_more_at_the_end
     assert harness.processing_time(999) == []
     assert harness.processing_time(2500) == [1000, 2000]
     assert harness.end_of_input() == [3000]
-
-
-@pytest.mark.parametrize(
-    ("options", "fires"),
-    [
-        (KeyedOptions(processing_time="IGNORE"), []),
-        (KeyedOptions(processing_time_at_end="IGNORE"), []),
-        (KeyedOptions(), [1000]),
-    ],
-)
-def test_processing_time_timers_can_be_ignored(options, fires):
-    harness = KeyedHarness(Later(), ManualClock(0), options)
-    harness.element("a", 0)
-    assert harness.end_of_input() == fires
 
 
 def test_processing_time_timers_can_be_forbidden():
