@@ -38,7 +38,7 @@ from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted, Event, Observer, RoundCommitted, ignore_events
-from dagster_unified.engine.iterations.journal import Epoch
+from dagster_unified.engine.iterations.epoch_log import Epoch
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from jobs.graph_components import LeastLabels, Offer, Vertex
 

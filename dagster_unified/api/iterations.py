@@ -102,12 +102,11 @@ class IterationConfig:
     `parallelism.default` decides, or Spark. `name` is what plans, stages and errors call the iteration, by default the
     class of its body.
 
-    `staleness` is how many epochs a subtask may be ahead of the slowest one (Flink paper, 5.3). With 0 the iteration is
-    bulk-synchronous: each round waits for all subtasks. With k a subtask takes what it fed back to itself in the epoch
-    after, and what it was sent by others k epochs later than that; so it waits for others only where it would be more
-    than k epochs ahead. An epoch is committed when all have ended it. It is for bodies whose result does not depend on
-    that, with no exchange but that of the feedback; without criteria the iteration may go on for k epochs more than it
-    needs.
+    `staleness` is how many epochs a subtask may lead the slowest one (Flink paper, 5.3). With 0 the iteration is
+    bulk-synchronous: each round waits for all subtasks. With k a subtask takes its own feedback in the next epoch, and
+    that of others k epochs later, so it waits only where it would lead by more than k. An epoch is committed when all
+    have ended it. Use it for bodies whose result does not depend on when records arrive, with no exchange but the
+    feedback. Without criteria the iteration may go on for k epochs more than it needs.
     """
 
     operator_life_cycle: Literal["ALL_ROUND", "PER_ROUND"] = "ALL_ROUND"

@@ -30,7 +30,7 @@ _ASKED_FOR = "Executor killed by driver"
 """Why Spark removes an executor that dynamic allocation needs no more."""
 
 _UNTOLD = 5
-"""Looks after which an executor of which Spark's records say nothing is told as lost without a reason."""
+"""Polls to wait for a reason before a lost executor is reported without one."""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ import msgspec
 
 from dagster_unified.connectors.protocol.alignment import ALL
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.nodes import IterationNode, Node, RelayedNode, RelayNode
+from dagster_unified.graph.nodes import IterationNode, Node, QueryInputNode, QueryOutputNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.report import Report
@@ -54,7 +54,7 @@ class JobTime:
         self._assigners = {n.uid: n for n in graph.timed}
         waiting = [n for n in graph.nodes if n.is_told_watermark or (native_windows and n.has_native_windows)]
         self._before = {n.uid: plan.assigners_before(n.id) for n in waiting}
-        self._handed_on = [n.uid for n in graph.nodes if isinstance(n, RelayNode) and self._before[n.uid]]
+        self._handed_on = [n.uid for n in graph.nodes if isinstance(n, QueryOutputNode) and self._before[n.uid]]
         self._latest = latest or ControlEvent()
         self._moved = dict.fromkeys(self._assigners, now)
         self._seen = Metrics(last_event_times=dict(self._latest.assigned))
@@ -78,7 +78,7 @@ class JobTime:
 
         self._loops = {n.uid for n in graph.nodes if _goes_round(n)}
 
-        is_cut = any(isinstance(n, (RelayNode, RelayedNode)) for n in graph.nodes)
+        is_cut = any(isinstance(n, (QueryOutputNode, QueryInputNode)) for n in graph.nodes)
         is_bounded = plan.execution.boundedness is Boundedness.BOUNDED
         self._last = set(sources.values()) if is_bounded and not is_cut else set[str]()
         """The sources behind which the job's own end comes at once."""
@@ -129,7 +129,7 @@ class JobTime:
                 self._due.add(report.due)
             return self._next(now)
 
-    def relayed(self, uid: str, watermark: int | None, last_event_time: int | None, idle: bool = False) -> None:
+    def reached(self, uid: str, watermark: int | None, last_event_time: int | None, idle: bool = False) -> None:
         """Take what another query has handed on with the records that this one has processed."""
         with self._lock:
             (self._idle.add if idle else self._idle.discard)(uid)

@@ -23,7 +23,7 @@ from dagster_unified.graph.nodes import (
 )
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import Exchange
-from dagster_unified.graph.segments import MAIN, HandedOn, handed_on, query_name, segment_of
+from dagster_unified.graph.segments import MAIN, CrossQueryStream, cross_query_streams, query_name, segment_of
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -105,11 +105,11 @@ def _queries_json(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _queries(plan: Plan) -> list[tuple[str, list[int], list[HandedOn]]]:
+def _queries(plan: Plan) -> list[tuple[str, list[int], list[CrossQueryStream]]]:
     """The name of each query, its operators, and what it hands on; none where the plan is not cut."""
     if plan.execution.mode != "STREAMING":
         return []
-    numbers, handed = segment_of(plan.graph), handed_on(plan)
+    numbers, handed = segment_of(plan.graph), cross_query_streams(plan)
     last = max(numbers.values(), default=0)
     return [
         (

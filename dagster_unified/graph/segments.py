@@ -2,7 +2,7 @@
 
 An iteration goes round while an epoch is committed, when the operators with state of its query have had their turn. So
 those behind it are in another query, which reads what this one has committed. Streams that go from one segment to
-another are handed on by a `RelayNode`, and come in by a `RelayedNode`. Knows the logical graph only.
+another are handed on by a `QueryOutputNode`, and come in by a `QueryInputNode`. Knows the logical graph only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dagster_unified.graph.connectors import Boundedness, Source
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.lateness import nearest_assigners
 from dagster_unified.graph.mode import boundedness
-from dagster_unified.graph.nodes import Edge, Graph, IterationNode, Node, RelayedNode, RelayNode
+from dagster_unified.graph.nodes import Edge, Graph, IterationNode, Node, QueryInputNode, QueryOutputNode
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.records import RecordType
 
@@ -29,7 +29,7 @@ def query_name(name: str, segment: int) -> str:
 
 
 @dataclass(frozen=True)
-class HandedOn:
+class CrossQueryStream:
     """A stream that one segment hands on to another, and the uid of the log by which it does."""
 
     stream: Port
@@ -38,7 +38,7 @@ class HandedOn:
     relay: str
 
 
-class Relayed(Source[object]):
+class QueryInput(Source[object]):
     """What another query of the same job hands on, before an engine says where that is."""
 
     kind = "relay"
@@ -63,12 +63,12 @@ def segments(plan: Plan) -> tuple[Plan, ...]:
     return tuple(_cut(plan, numbers, number) for number in range(last + 1))
 
 
-def handed_on(plan: Plan) -> list[HandedOn]:
+def cross_query_streams(plan: Plan) -> list[CrossQueryStream]:
     """The streams that a plan's segments hand on."""
     numbers = segment_of(plan.graph)
     crossing = ((Port.of(e), numbers[e.source], numbers[e.target]) for e in plan.graph.edges)
     found = dict.fromkeys(one for one in crossing if one[1] < one[2])
-    return [HandedOn(*one, _uid(plan, one[0], one[2])) for one in found]
+    return [CrossQueryStream(*one, _uid(plan, one[0], one[2])) for one in found]
 
 
 def segment_of(graph: Graph) -> dict[int, int]:
@@ -117,7 +117,7 @@ def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
     for edge in graph.edges:
         if numbers[edge.source] < number == numbers[edge.target] and Port.of(edge) not in came:
             came[Port.of(edge)] = len(nodes)
-            nodes.append(_relayed(plan, Port.of(edge), len(nodes), number))
+            nodes.append(_query_input(plan, Port.of(edge), len(nodes), number))
     ids: dict[int, int] = {}
     for node in graph.nodes:
         if numbers[node.id] == number:
@@ -134,7 +134,7 @@ def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
         elif edge.source in ids and (port, target) not in handed:
             handed.add((port, target))
             edges.append(Edge(ids[edge.source], len(nodes), tag=edge.tag))
-            nodes.append(_relay(plan, port, len(nodes), numbers, target))
+            nodes.append(_query_output(plan, port, len(nodes), numbers, target))
     cut = replace(graph, nodes=tuple(nodes), edges=tuple(edges))
     execution = replace(plan.execution, boundedness=boundedness(cut))
     return Plan(cut, execution, tasks(cut, execution.chaining))
@@ -145,26 +145,26 @@ def _uid(plan: Plan, port: Port, number: int) -> str:
     return f"relay-{digest(plan.graph.node(port.node).uid, port.tag, number)[:16]}"
 
 
-def _relayed(plan: Plan, port: Port, id_: int, number: int) -> RelayedNode:
+def _query_input(plan: Plan, port: Port, id_: int, number: int) -> QueryInputNode:
     node, records = plan.graph.node(port.node), plan.graph.port_type(port.node, port.tag)
     assert records is not None
-    return RelayedNode(
+    return QueryInputNode(
         id=id_,
         name=node.name,
         uid=_uid(plan, port, number),
         records=records,
         timestamped=node.timestamped,
-        source=Relayed(node.name, records),
+        source=QueryInput(node.name, records),
         is_timed=bool(nearest_assigners(plan.graph, [Edge(port.node, port.node)])),
     )
 
 
-def _relay(plan: Plan, port: Port, id_: int, numbers: dict[int, int], target: int) -> RelayNode:
+def _query_output(plan: Plan, port: Port, id_: int, numbers: dict[int, int], target: int) -> QueryOutputNode:
     node, records = plan.graph.node(port.node), plan.graph.port_type(port.node, port.tag)
     assert records is not None
     before = (plan.graph.node(n) for n in sorted(plan.graph.upstream(port.node)))
     here = [n for n in before if isinstance(n, IterationNode) and numbers[n.id] == numbers[port.node]]
-    return RelayNode(
+    return QueryOutputNode(
         id=id_,
         name=f"{node.name} handed on",
         uid=_uid(plan, port, target),

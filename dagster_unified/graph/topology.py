@@ -5,8 +5,9 @@
 A *level* is one stateful Spark operator, for all keyed operators of one depth. A *pass* runs the chains between two
 levels. Native operators, and exchanges that choose a record's subtask, stand behind the pass that leads to them, each
 with a pass of its own. What comes after the last keyed operator of its path is the *tail*: it runs on each epoch's
-output as a BATCH region does. Assigners whose event time another query goes by are before it. There is one such line of
-stages for each segment of the plan, which iterations are at the ends of. Knows the graph and the operators, not Spark.
+output as a BATCH region does. Assigners that another query depends on stay upstream of the tail. There is one such line
+of stages for each segment of the plan, which iterations are at the ends of. Knows the graph and the operators, not
+Spark.
 """
 
 from __future__ import annotations
@@ -303,13 +304,13 @@ class _Builder:
 
     def _timed(self) -> set[int]:
         """The assigners whose event time is handed on to another query: the tail reports none while a job runs."""
-        relays = [n for n in self.sinks if isinstance(self.nodes[n], g.RelayNode)]
-        nearest = nearest_assigners(self.graph, [edge for n in relays for edge in self.inputs[n]])
+        query_outputs = [n for n in self.sinks if isinstance(self.nodes[n], g.QueryOutputNode)]
+        nearest = nearest_assigners(self.graph, [edge for n in query_outputs for edge in self.inputs[n]])
         return {node.id for node in nearest if not self._is_after_loop(node.id)}
 
     def _looks(self, node: int) -> bool:
         """Whether an operator without a key looks at the watermark, which differs before and behind a control event."""
-        is_end = isinstance(self.nodes[node], g.RelayNode)
+        is_end = isinstance(self.nodes[node], g.QueryOutputNode)
         return self.nodes[node].is_told_watermark and not is_end and not self._is_after_loop(node)
 
     def _is_after_loop(self, node: int) -> bool:

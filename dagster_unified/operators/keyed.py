@@ -197,7 +197,7 @@ class ReduceOperator(KeyedOperator):
         timestamps: Sequence[int | None],
         after: Callable[[], None],
     ) -> None:
-        """As above, in one go: where keys are many and their runs short, what is done for each key is what it costs."""
+        """Batched variant, faster for many keys with few records."""
         if self.one_value is None:
             super().process_runs(keys, starts, records, timestamps, after)
             return

@@ -363,7 +363,7 @@ class MergeOperator(ReduceOperator):
         timestamps: Sequence[int | None],
         after: Callable[[], None],
     ) -> None:
-        """In one go: where keys are many and their runs short, what is done for each key is what it costs."""
+        """Batched variant, faster for many keys with few records."""
         merge, updates = self.function, []
         for value, start, end in zip(self.state.take("value", keys), starts, (*starts[1:], len(records)), strict=True):
             held = value

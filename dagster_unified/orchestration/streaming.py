@@ -205,7 +205,7 @@ class _Watcher:
         """An epoch is committed, a savepoint taken, or the queries have stopped; called from the thread that did it."""
         events.report(event)
         if isinstance(event, QueriesStopped):
-            self._sign()  # else the sensor takes the time that a savepoint needs for that of a last epoch
+            self._write_heartbeat()  # else the sensor takes the time that a savepoint needs for that of a last epoch
         if isinstance(event, QueriesTakenOver | PhaseBegun):
             self._context.log.info(event.describe())
         if isinstance(event, StartDelayed):
@@ -217,7 +217,7 @@ class _Watcher:
                 self._left.append(event.location)
         if isinstance(event, (IterationResumed, RoundCommitted, InputHeldBack)):
             self._busy = None  # an epoch in which an iteration goes round may take long
-            self._sign()
+            self._write_heartbeat()
             log = self._context.log.warning if isinstance(event, InputHeldBack) else self._context.log.info
             log(event.describe())
         if isinstance(event, (ExecutorLost, MasterAway, MasterBack)):
@@ -236,7 +236,7 @@ class _Watcher:
         now = time.monotonic()
         if now - self._told >= 1:
             self._told = now
-            self._sign()
+            self._write_heartbeat()
             self._report_savepoints()
             desired = read_desired(self._directory)
             if desired.state == "drained":
@@ -278,7 +278,7 @@ class _Watcher:
         while self._left:
             self._context.log_event(left(self._assets.savepoint, self._left.popleft(), self._context.log))
 
-    def _sign(self) -> None:
+    def _write_heartbeat(self) -> None:
         running, directory = self.running, self._directory
         if running.token is None:
             return

@@ -43,7 +43,7 @@ from dagster_unified.operators.program.spec import Program
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.operators.watermarks import Mark
 from dagster_unified.testing.driving import Driven, Timed, planned, shipped, to_timed
-from dagster_unified.testing.iterations import StreamedIteration, run_iteration
+from dagster_unified.testing.iterations import HarnessLoop
 from dagster_unified.testing.native import run_native
 from dagster_unified.testing.streams import Inputs, Order, Streams
 
@@ -170,11 +170,11 @@ class _Batch:
     def _iteration(self, node: g.IterationNode, vertex: Vertex) -> None:
         streams = self.inputs.of_iteration(node.id, self.streams)
         inputs = [self.order.shuffled(chain.from_iterable(own)) for own in node.by_input(streams)]
-        outputs, metrics = run_iteration(self.plan, node, inputs, self.clock)
-        for number, records in enumerate(outputs):
+        loop = HarnessLoop(self.plan, node, self.clock)
+        for number, records in enumerate(loop.micro_batch(inputs, ends=True)):
             if Port(node.id, g.output_tag(number)) in vertex.outputs:
                 self._emit(Port(node.id, g.output_tag(number)), 0, records)
-        self.reports.append(metrics)
+        self.reports.append(loop.metrics)
 
     def _python(self, node: g.Node, vertex: Vertex) -> None:
         arriving = self.inputs.of(node.id, self.streams)
@@ -235,7 +235,7 @@ def _sortable(key: Any) -> Any:
 
 
 @dataclass
-class _Handed:
+class _LoggedOutput:
     """What a micro-batch of one segment hands on to another, and how far event time is."""
 
     records: list[Timed]
@@ -258,7 +258,7 @@ def _run_streaming(
     laid_out(decided, Lanes(), plans)  # refuses what a job refuses
     result = Result(sinks={n.name: [] for n in decided.graph.sinks})
     by_uid = {decided.graph.node(n).uid: records for n, records in inputs.items()}
-    handed: dict[str, list[_Handed]] = {}
+    handed: dict[str, list[_LoggedOutput]] = {}
     measured = []
     for segment in plans:
         one = _Streaming(segment, by_uid, clock, order, interval, size, handed)
@@ -282,7 +282,7 @@ class _Streaming:
         order: Order,
         interval: int | None,
         size: int | None,
-        given: Mapping[str, Sequence[_Handed]],
+        given: Mapping[str, Sequence[_LoggedOutput]],
     ) -> None:
         self.plan, self.clock, self.order = decided, clock, order
         nodes = tuple(node.id for node in decided.graph.nodes)
@@ -296,17 +296,19 @@ class _Streaming:
         }
         """The vertices, by their heads, that are told how far event time is."""
 
-        self.records = {n.id: inputs[n.uid] for n in decided.graph.readers if not isinstance(n, g.RelayedNode)}
+        self.records = {n.id: inputs[n.uid] for n in decided.graph.readers if not isinstance(n, g.QueryInputNode)}
         self.interval, self.size = interval, size
-        self.given = {n.id: given[n.uid] for n in decided.graph.nodes if isinstance(n, g.RelayedNode)}
-        self.handed: dict[str, list[_Handed]] = {n.uid: [] for n in decided.graph.nodes if isinstance(n, g.RelayNode)}
+        self.given = {n.id: given[n.uid] for n in decided.graph.nodes if isinstance(n, g.QueryInputNode)}
+        self.handed: dict[str, list[_LoggedOutput]] = {
+            n.uid: [] for n in decided.graph.nodes if isinstance(n, g.QueryOutputNode)
+        }
         self.result = Result(sinks={n.name: [] for n in decided.graph.sinks})
         self.time = JobTime(decided, None, clock(), native_windows=True)
         self.driven: dict[int, list[Driven]] = {}
         """The instances of each vertex, by its head."""
 
         self.iterations = {
-            n.id: StreamedIteration(decided, n, clock) for n in decided.graph.nodes if isinstance(n, g.IterationNode)
+            n.id: HarnessLoop(decided, n, clock) for n in decided.graph.nodes if isinstance(n, g.IterationNode)
         }
         self.streams: dict[bool, Streams] = {}
         """The records of a micro-batch: those that its control event led to (True), and those that came of records."""
@@ -395,7 +397,7 @@ class _Streaming:
             if passed:
                 last = passed[-1]
                 uid = self.plan.graph.node(n).uid
-                self.time.relayed(uid, last.watermark, last.last_event_time)
+                self.time.reached(uid, last.watermark, last.last_event_time)
                 if last.ended:
                     self.time.ended({uid: {ALL}})
 
@@ -427,7 +429,7 @@ class _Streaming:
                     self._emit(Port(node.id), 0, arriving[node.id])
             elif isinstance(node, g.SinkNode):
                 self.result.sinks[node.name] += [record for record, _ in self._records(node)]
-            elif isinstance(node, g.RelayNode):
+            elif isinstance(node, g.QueryOutputNode):
                 self._hand_on(node, self._records(node), event)
             elif isinstance(node, g.IterationNode):
                 self._iteration(node, vertex, self.delivered.ends(node.uid) and node.uid not in ended_before)
@@ -482,7 +484,7 @@ class _Streaming:
             if Port(node.id, g.output_tag(number)) in vertex.outputs:
                 self._emit(Port(node.id, g.output_tag(number)), 0, records)
 
-    def _hand_on(self, node: g.RelayNode, records: list[Timed], event: ControlEvent | None) -> None:
+    def _hand_on(self, node: g.QueryOutputNode, records: list[Timed], event: ControlEvent | None) -> None:
         handed = self.handed[node.uid]
         watermark = handed[-1].watermark if handed else None
         circulates = any(self.iterations[one].circulates for one in self._before(node))
@@ -490,7 +492,7 @@ class _Streaming:
             watermark = self.delivered.watermarks.get(node.uid, watermark)
         ended = self.delivered.ends(node.uid)
         last_event_time = self.delivered.last_event_times.get(node.uid) if ended else None
-        handed.append(_Handed(records, watermark, last_event_time, ended))
+        handed.append(_LoggedOutput(records, watermark, last_event_time, ended))
 
     def _before(self, node: g.Node) -> list[int]:
         """The iterations before a node."""

@@ -8,7 +8,7 @@ import pytest
 from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkGenerator, WatermarkStrategy, iterations
 from dagster_unified.connectors.protocol.alignment import ALL
 from dagster_unified.engine.job_time import JobTime
-from dagster_unified.graph.nodes import RelayNode
+from dagster_unified.graph.nodes import QueryOutputNode
 from dagster_unified.graph.segments import segments
 from dagster_unified.operators.drivers.report import Report, merge_reports
 from dagster_unified.operators.metrics import Metrics
@@ -113,19 +113,19 @@ def test_a_stream_that_is_handed_on_is_idle_where_all_before_it_are():
     (out,) = iterations.iterate_unbounded_streams([quiet], [], body)
     out.union(other).key_by(lambda v: v, key_type=int).process(Keep()).uid("keep").print()
     first, second = segments(pipeline.plan({"execution.runtime-mode": "STREAMING"}))
-    (relay,) = (node.uid for node in first.graph.nodes if isinstance(node, RelayNode))
+    (relay,) = (node.uid for node in first.graph.nodes if isinstance(node, QueryOutputNode))
 
     before, behind = JobTime(first, None, now=0), JobTime(second, None, now=0)
     assert before.after(saw(quiet=50), 1).idle == []
-    behind.relayed(relay, 49, None)
+    behind.reached(relay, 49, None)
     assert behind.after(saw(other=100), 2).watermarks == {"keep": 49}
     event = before.tick(5_001)
     assert (event.idle, event.watermarks) == ([relay], {relay: 49})
     assert before.tick(5_002) is None
-    behind.relayed(relay, 49, None, idle=True)
+    behind.reached(relay, 49, None, idle=True)
     assert behind.tick(5_003).watermarks == {"keep": 99}
     assert before.after(saw(quiet=150), 5_004).idle == []
-    behind.relayed(relay, 149, None)
+    behind.reached(relay, 149, None)
     assert behind.after(saw(other=300), 5_005).watermarks == {"keep": 149}
 
 

@@ -14,8 +14,8 @@ import pytest
 from pyspark import cloudpickle
 
 from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
-from dagster_unified.engine.iterations.files import Block, StoredParcel
-from dagster_unified.engine.iterations.journal import Epoch
+from dagster_unified.engine.iterations.epoch_log import Epoch
+from dagster_unified.engine.iterations.files import Block, StoredMessage
 from dagster_unified.engine.streaming import attaching, desired, through_connect
 from dagster_unified.engine.streaming import job as jobs
 from dagster_unified.engine.streaming.attaching import Running
@@ -24,13 +24,13 @@ from dagster_unified.engine.streaming.epoch import Outcome, StoppedError
 from dagster_unified.engine.streaming.host import Host
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.through_connect import (
-    Asked,
-    Done,
+    EpochDone,
+    EpochFailed,
+    EpochRejected,
+    EpochRequested,
     EpochsElsewhere,
     EpochsHere,
-    Failed,
-    Go,
-    Refused,
+    StartEpoch,
 )
 from dagster_unified.errors import LeaseLostError, MissingRequirementError, StageError
 from dagster_unified.operators.metrics import Metrics
@@ -96,8 +96,8 @@ def asked(job):
     """The server's letters, with an epoch that may begin."""
     token = job._token
     mine, theirs = through_connect._of_server(job._folder, token), through_connect._of_job(job._folder, token)
-    mine.send(Asked(3))
-    while theirs.receive() != Go(False):
+    mine.send(EpochRequested(3))
+    while theirs.receive() != StartEpoch(False):
         pass
     return mine, theirs
 
@@ -116,20 +116,20 @@ def ended(job):
 
 def test_an_epoch_is_committed_there_and_closed_here(job):
     mine, _ = asked(job)
-    mine.send(Done(3, OUTCOME))
+    mine.send(EpochDone(3, OUTCOME))
     assert ended(job) == OUTCOME
 
 
 def test_what_iterations_say_in_an_epoch_is_heard_once_though_not_every_message_is_read(job):
     here = EpochsHere(b"", "main", job._folder, job._directory, job._token)
     asked(job)
-    here._mine._number = 1  # it goes on where those letters are
-    done = Epoch(7, 3, 0, [StoredParcel(0, 0, Block("records", 0, 1), 1)], [], [], "{}", 0.5)
+    here._mine._number = 1  # it goes on where those messages are
+    done = Epoch(7, 3, 0, [StoredMessage(0, 0, Block("records", 0, 1), 1)], [], [], "{}", 0.5)
     here._tell(IterationResumed("sinks", "loop", 6))
     until(lambda: job.observed)
     here._tell(RoundCommitted("sinks", "loop", done))
     here._tell(InputHeldBack("loop", 3, 2))
-    here._mine.send(Done(3, OUTCOME, here._told()))
+    here._mine.send(EpochDone(3, OUTCOME, here._latest_events()))
     assert ended(job) == OUTCOME
     assert job.observed == [
         IterationResumed("sinks", "loop", 6),
@@ -169,7 +169,7 @@ def test_a_job_that_stops_in_an_epoch_has_not_failed(job):
 
 def test_an_error_of_the_server_is_raised_here_with_its_class(job):
     mine, _ = asked(job)
-    mine.send(Failed("MissingRequirementError", "no pandas"))
+    mine.send(EpochFailed("MissingRequirementError", "no pandas"))
     with pytest.raises(MissingRequirementError, match="no pandas"):
         raise ended(job)
 
@@ -300,7 +300,7 @@ def test_the_next_job_answers_to_an_epoch_that_waits_for_one_that_was_killed(dir
 
 def test_the_next_job_closes_an_epoch_that_runs(directory, killed, next_job, epochs):
     server = Server(directory, 3)
-    killed.send(Go(False))
+    killed.send(StartEpoch(False))
     until(lambda: epochs)
     job = next_job(begun=3)
     Runner.may_end.set()
@@ -311,8 +311,8 @@ def test_the_next_job_closes_an_epoch_that_runs(directory, killed, next_job, epo
 def test_the_next_job_closes_an_epoch_that_is_committed_and_not_logged(directory, killed, next_job, epochs):
     server = Server(directory, 3)
     Runner.may_end.set()
-    killed.send(Go(False))
-    until(lambda: isinstance(through_connect._of_server(directory.path / "calls" / "1", 1).receive(), Done))
+    killed.send(StartEpoch(False))
+    until(lambda: isinstance(through_connect._of_server(directory.path / "calls" / "1", 1).receive(), EpochDone))
     job = next_job(begun=3)
     assert server.ends() is None
     assert (until(lambda: job.resumed), job.ended, epochs) == ([(3, OUTCOME)], [], [3])
@@ -339,11 +339,11 @@ def test_the_epoch_after_one_that_was_closed_says_that_it_is(directory, killed, 
 def test_what_a_job_says_that_wakes_up_too_late_is_not_heard(directory, killed, next_job, epochs):
     server = Server(directory, 3)
     held = directory.take("the next job", 0)  # which does not know yet whether it goes on with the query
-    killed.send(Refused("another job has taken over"))
+    killed.send(EpochRejected("another job has taken over"))
     time.sleep(3 * through_connect._ALIVE)
     assert (server.is_alive(), epochs) == (True, [])
     Runner.may_end.set()
-    killed.send(Go(False))
+    killed.send(StartEpoch(False))
     job = job_of(directory, held.token, 1)
     job.go_on(job.run_epoch, job.end_epoch, 3)
     attaching.record(directory, Running(held.token, 1, queries={"main": ("id", "run")}))
@@ -385,7 +385,7 @@ def test_a_query_ends_where_the_next_job_does_not_go_on_with_it(directory, kille
 
 def test_an_epoch_that_runs_is_not_committed_where_the_next_job_has_another_query(directory, killed, next_job, epochs):
     server = Server(directory, 3)
-    killed.send(Go(False))
+    killed.send(StartEpoch(False))
     until(lambda: epochs)
     next_job(begun=None, goes_on=False)
     Runner.may_end.set()

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy, iterations
-from dagster_unified.graph.nodes import RelayedNode, RelayNode
+from dagster_unified.graph.nodes import QueryInputNode, QueryOutputNode
 from dagster_unified.graph.segments import segments
 
 
@@ -29,7 +29,9 @@ def cut(pipeline):
     for plan in segments(pipeline.plan({"execution.runtime-mode": "STREAMING"})):
         names = [[], [], []]
         for node in plan.graph.nodes:
-            names[0 if isinstance(node, RelayedNode) else 2 if isinstance(node, RelayNode) else 1].append(node.name)
+            names[0 if isinstance(node, QueryInputNode) else 2 if isinstance(node, QueryOutputNode) else 1].append(
+                node.name
+            )
         found.append(names)
     return found
 

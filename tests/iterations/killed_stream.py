@@ -18,13 +18,12 @@ from dagster_unified.api import Pipeline, iterations
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.events import IterationResumed, RoundCommitted
-from dagster_unified.engine.iterations.feedback_log import FeedbackLog
-from dagster_unified.engine.iterations.journal import Journal
+from dagster_unified.engine.iterations.epoch_log import EpochLog
 from dagster_unified.engine.iterations.levels import SparkLevels
+from dagster_unified.engine.streaming.cross_query import CrossQueryLog, QueryInputPosition
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.packed import PackedQuery
-from dagster_unified.engine.streaming.relays import Reading, RelayLog
 from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
 from tests.iterations.victims import kill
@@ -95,10 +94,15 @@ class Killing:
         return hop
 
 
+LOOP = {"level": (SparkLevels, "run"), "round": (EpochLog, "commit"), "sinks": (EpochWriter, "commit")}
 POINTS = {
-    "unbounded": {"level": (SparkLevels, "run"), "round": (FeedbackLog, "commit"), "sinks": (EpochWriter, "commit")},
-    "bounded": {"level": (SparkLevels, "run"), "round": (Journal, "commit"), "sinks": (EpochWriter, "commit")},
-    "behind": {"handed": (RelayLog, "commit"), "taken": (Reading, "reached"), "sinks": (EpochWriter, "commit")},
+    "unbounded": LOOP,
+    "bounded": LOOP,
+    "behind": {
+        "handed": (CrossQueryLog, "commit"),
+        "taken": (QueryInputPosition, "reached"),
+        "sinks": (EpochWriter, "commit"),
+    },
 }
 
 HEARD = (PackedQuery, "committed")

@@ -7,13 +7,17 @@ from time import monotonic
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from upath import UPath
 
 from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkGenerator, WatermarkStrategy, iterations
 from dagster_unified.connectors import FileSink
-from dagster_unified.engine.iterations.files import Block, StoredParcel
+from dagster_unified.engine.iterations.files import Block, StoredMessage
+from dagster_unified.engine.streaming.cross_query import CrossQueryLog, CrossQuerySource, LoggedOutput, QueryOutputs
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.relays import Handed, RelayLog, RelaySource
+from dagster_unified.graph.nodes import QueryOutputNode
+from dagster_unified.graph.segments import segments
 from dagster_unified.graph.topology import Lanes, laid_out
+from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 from tests.connectors import log_source
@@ -42,9 +46,9 @@ def test_state_behind_an_iteration_has_in_streaming_what_it_has_in_batch(name, b
 
 
 def test_a_log_is_listed_while_files_of_it_are_deleted(tmp_path):
-    log = RelayLog(str(tmp_path))
+    log = CrossQueryLog(str(tmp_path))
     for epoch in (3, 4):
-        log.commit(epoch, Handed([]))
+        log.commit(epoch, LoggedOutput([]))
     stop = Event()
 
     def come_and_go():
@@ -66,17 +70,17 @@ def test_a_log_is_listed_while_files_of_it_are_deleted(tmp_path):
 
 
 def test_records_of_a_key_are_in_order_where_it_has_gone_to_another_subtask(tmp_path):
-    def parcel(epoch, subtask):
-        return StoredParcel(0, subtask, Block(f"handed-{epoch}", 0, 0), 1)
+    def message(epoch, subtask):
+        return StoredMessage(0, subtask, Block(f"handed-{epoch}", 0, 0), 1)
 
-    log = RelayLog(str(tmp_path))
+    log = CrossQueryLog(str(tmp_path))
     for epoch, subtasks in enumerate([2, 2, 3]):
-        log.commit(epoch, Handed([parcel(epoch, n) for n in range(subtasks)], epoch - 1, subtasks=(subtasks,)))
-    source = RelaySource("loop", record_type(int, "test"), pa.schema([]), str(tmp_path))
+        log.commit(epoch, LoggedOutput([message(epoch, n) for n in range(subtasks)], epoch - 1, subtasks=(subtasks,)))
+    source = CrossQuerySource("loop", record_type(int, "test"), pa.schema([]), str(tmp_path))
 
     def read(start, end):
         splits = source.splits({"": start}, {"": end})
-        return [[(one.block.file[-1], one.target) for one in split.parcels] for split in splits]
+        return [[(one.block.file[-1], one.target) for one in split.messages] for split in splits]
 
     assert read(0, 2) == [[("0", 0), ("1", 0)], [("0", 1), ("1", 1)]]
     assert read(1, 3) == [[("1", 0), ("1", 1), ("2", 0), ("2", 1), ("2", 2)]]
@@ -178,3 +182,20 @@ def test_a_window_behind_an_endless_iteration_fires_while_the_job_runs(spark, tm
 
 def fired(folder):
     return written(folder) if any(folder.glob("**/*.parquet")) else []
+
+
+def test_a_stream_that_is_idle_says_so_in_the_epoch_after_its_last_records(tmp_path):
+    pipeline = Pipeline("p")
+    body = Body(lambda v, d: iterations.IterationBodyResult([v[0].filter(lambda n: False)], v))
+    (out,) = iterations.iterate_unbounded_streams([pipeline.from_collection([1], int)], [], body)
+    out.key_by(lambda v: v, key_type=int).reduce(max).print()
+    first, _ = segments(pipeline.plan({"execution.runtime-mode": "STREAMING"}))
+    (relay,) = (node for node in first.graph.nodes if isinstance(node, QueryOutputNode))
+    outputs = QueryOutputs(first, (relay.id,), UPath(tmp_path), UPath(tmp_path))
+    outputs.begin(None)
+    idle = ControlEvent(idle=[relay.uid])
+    outputs.commit(relay, 0, [StoredMessage(0, 0, Block("records", 0, 1), 1)], idle, False, (2,), lambda: None)
+    assert (outputs.must_announce_idle, outputs.read(relay, 0).idle) == (True, False)
+    outputs.must_announce_idle = False  # the query has an epoch for it
+    outputs.commit(relay, 1, [], idle, False, (2,), lambda: None)
+    assert (outputs.must_announce_idle, outputs.read(relay, 1).idle) == (False, True)

@@ -3,7 +3,7 @@
 import json
 
 from dagster_unified.api import Pipeline, iterations
-from dagster_unified.graph.nodes import RelayedNode, RelayNode
+from dagster_unified.graph.nodes import QueryInputNode, QueryOutputNode
 from dagster_unified.graph.segments import segments
 from tests.iterations.behind import built
 from tests.iterations.programs import PROGRAMS
@@ -58,14 +58,14 @@ def behind(format):
 def test_the_text_shows_into_which_queries_a_stream_is_cut():
     plan, text = behind("text")
     first, second = segments(plan)
-    relays = [node.uid for node in first.graph.nodes if isinstance(node, RelayNode)]
-    assert relays == [node.uid for node in second.graph.nodes if isinstance(node, RelayedNode)]
+    query_outputs = [node.uid for node in first.graph.nodes if isinstance(node, QueryOutputNode)]
+    assert query_outputs == [node.uid for node in second.graph.nodes if isinstance(node, QueryInputNode)]
     assert (
         f"""
 queries, since state comes after an iteration
   query 'main': given, timestamps, down
-    hands on 'timestamps' to query 'main-1' ({relays[0]})
-    hands on 'down' / output-0 to query 'main-1' ({relays[1]})
+    hands on 'timestamps' to query 'main-1' ({query_outputs[0]})
+    hands on 'down' / output-0 to query 'main-1' ({query_outputs[1]})
   query 'main-1': reduce, down as 1, reduce as 2, Both, map, found, passed
 """
         in text

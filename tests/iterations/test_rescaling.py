@@ -3,9 +3,8 @@
 import pytest
 
 from dagster_unified.api import Pipeline, iterations
-from dagster_unified.engine.iterations.feedback_log import Begun
-from dagster_unified.engine.iterations.files import MappedFiles, PagedStates, RoundFile
-from dagster_unified.engine.iterations.journal import StoredState
+from dagster_unified.engine.iterations.epoch_log import Begun, StoredState
+from dagster_unified.engine.iterations.files import EpochFile, MappedFiles, PagedStates
 from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.graph.body import compiled
 from dagster_unified.graph.nodes import IterationNode
@@ -42,7 +41,7 @@ def left(folder, pages, subtasks):
         for group, page in pages:
             if group % subtasks == subtask:
                 states.write((0, group, page), f"{group} {page}".encode())
-        with RoundFile(folder, f"epoch-{subtask}") as file:
+        with EpochFile(folder, f"epoch-{subtask}") as file:
             found.append(StoredState(0, subtask, *states.save(file)))
     return found
 

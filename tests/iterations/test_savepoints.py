@@ -24,7 +24,7 @@ from dagster_unified.api import (
 from dagster_unified.cli import main
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted, RoundCommitted
-from dagster_unified.engine.iterations.files import Block, StoredParcel
+from dagster_unified.engine.iterations.files import Block, StoredMessage
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.savepoints import _by_buffer, start_iteration
 from dagster_unified.engine.state_tables.savepoints import StartingState, described, starting_state
@@ -367,4 +367,4 @@ def test_records_that_came_in_several_ways_are_not_told_apart(tmp_path):
     loop = compiled(plan, next(node for node in plan.graph.nodes if isinstance(node, IterationNode)), 2)
     (slot,) = {route.target for own in loop.inputs for route in own.routes}
     with pytest.raises(StateError, match="that come to it in several ways"):
-        list(_by_buffer(loop, [StoredParcel(slot, 0, Block("file", 0, 1), 1)]))
+        list(_by_buffer(loop, [StoredMessage(slot, 0, Block("file", 0, 1), 1)]))

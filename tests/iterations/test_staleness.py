@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import BroadcastProcessFunction, FlatMapFunction, MapStateDescriptor, Pipeline, iterations
 from dagster_unified.engine.events import IterationResumed, RoundCommitted
-from dagster_unified.engine.rounds.rounds import RoundsApart, run_rounds
 from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
 from dagster_unified.testing import run_pipeline
-from dagster_unified.testing.iterations import InMemory
+from dagster_unified.testing.iterations import HarnessLoop, InMemory
 from tests.iterations.deltas import Nearest, NearestOfMany, by_dijkstra, distances
 from tests.iterations.killed_job import run
 from tests.iterations.test_on_spark import counting_down, rows
@@ -126,9 +125,11 @@ def test_each_record_goes_round_as_often_as_in_step(numbers, hops, staleness, su
 class InAnyOrder(InMemory):
     """Subtasks that end in any order, and how far one was ahead of the slowest."""
 
-    def __init__(self, loop, order):
-        super().__init__(loop, lambda: 0)
-        self.order, self.begun, self.settled, self.ahead, self.given = order, {}, -1, 0, 0
+    run_apart = True
+
+    def __init__(self, loop, clock, order):
+        super().__init__(loop, clock)
+        self.loop, self.order, self.begun, self.settled, self.ahead, self.given = loop, order, {}, -1, 0, 0
 
     def give(self, subtask, epoch, inbox, replayed):
         assert subtask not in self.begun
@@ -145,27 +146,31 @@ class InAnyOrder(InMemory):
         self.settled = epoch
 
 
-def rounds_of(build, order=None):
-    """The rounds of a program in the harness, with all their records; subtasks end in an order, or in step."""
-    found = []
+def epochs_of(build, order=None):
+    """The epochs of a program in the harness, with all their records; subtasks end in an order, or in step."""
+    found, apart = [], []
+    commit = HarnessLoop.commit
 
-    def run(loop, levels, replayed, begin, epoch, ended):
-        def noted(one):
-            parcels = [one.fed_back, *one.later, one.outputs]
-            found.append((*one[:3], one.reason, [[(*p[:2], p.records.to_pylist()) for p in some] for some in parcels]))
-            ended(one)
+    def noted(self, ended):
+        messages = [ended.fed_back, *ended.later, ended.outputs]
+        records = [[(*one[:2], one.batch.to_pylist()) for one in some] for some in messages]
+        found.append((*ended[:3], ended.reason, records))
+        commit(self, ended)
 
-        if order is None:
-            return run_rounds(loop, levels, replayed, begin, epoch, noted)
-        apart = InAnyOrder(loop, order)
-        last = RoundsApart(loop, apart, replayed, begin, epoch, noted).run()
-        assert apart.ahead <= loop.staleness
-        assert apart.given == apart.settled == found[-1][0]  # no subtask has begun an epoch that is not
-        found.append(apart.ahead)
-        return last
+    def in_any_order(loop, clock):
+        apart.append(InAnyOrder(loop, clock, order))
+        return apart[-1]
 
-    with patch("dagster_unified.testing.iterations.run_rounds", run):
-        return build(), found
+    with (
+        patch.object(HarnessLoop, "commit", noted),
+        patch("dagster_unified.testing.iterations.InMemory", in_any_order if order else InMemory),
+    ):
+        result = build()
+    for levels in apart:
+        assert levels.ahead <= levels.loop.staleness
+        assert levels.given == levels.settled == found[-1][0]  # no subtask has begun an epoch that is not
+        found.append(levels.ahead)
+    return result, found
 
 
 MODEL = MapStateDescriptor("model", int, float)
@@ -209,13 +214,13 @@ def test_subtasks_that_are_ahead_of_others_do_what_they_do_in_step(ways, stalene
         pipeline, places = distances(ways, [0, 1], staleness=staleness, parallelism=subtasks)
         return results(pipeline, places.map(lambda place: (place.name, place.distance), tuple[int, int | None]))
 
-    result, (*rounds, _) = rounds_of(build, lambda count: data.draw(st.integers(0, count - 1)))
-    assert (result, rounds) == rounds_of(build)
+    result, (*epochs, _) = epochs_of(build, lambda count: data.draw(st.integers(0, count - 1)))
+    assert (result, epochs) == epochs_of(build)
 
 
 def test_a_subtask_is_ahead_by_the_staleness():
     for staleness in (1, 2, 3):
-        _, (*_, ahead) = rounds_of(lambda k=staleness: noted(SPREAD, k, 3), lambda count: 0)
+        _, (*_, ahead) = epochs_of(lambda k=staleness: noted(SPREAD, k, 3), lambda count: 0)
         assert ahead == staleness
 
 

@@ -18,11 +18,12 @@ import pyarrow.compute as pc
 from dagster_unified.connectors.protocol.frame import MALFORMED, spark_schema
 from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine.batch.carried import CarriedState, PartitionStart, StateBefore, exports_rows
-from dagster_unified.engine.batch.iterate import IterationInputs, Iterations
+from dagster_unified.engine.batch.iterate import Iterations
 from dagster_unified.engine.dataframe.frames import Frames
 from dagster_unified.engine.dataframe.inputs import spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
+from dagster_unified.engine.iterations.spark_loop import IterationInputs
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
 from dagster_unified.graph.nodes import Key

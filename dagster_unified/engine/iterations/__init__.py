@@ -1,1 +1,1 @@
-"""An iteration on Spark: files that workers map, the journal that commits rounds, and the jobs that run levels."""
+"""An iteration on Spark: files that workers map, the log that commits epochs, and the jobs that run levels."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_unified.engine.iterations.journal import Epoch, StoredState
+from dagster_unified.engine.iterations.epoch_log import BEFORE, Epoch, StoredState
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.iterations.savepoints import by_uid
@@ -59,7 +59,7 @@ def _shares(plan: Plan, node: g.IterationNode, loop: Loop) -> Iterator[tuple[str
 
 
 def left_by(plan: Plan, node: g.IterationNode, levels: SparkLevels) -> DataFrame:
-    """The stream of what an iteration has left in its last round."""
+    """The stream of what an iteration has left in its last epoch."""
     found: DataFrame | None = None
     for _, share in _shares(plan, node, levels.loop):
         part = share.as_part(levels.pages(share.level, share.one.number, levels.states))
@@ -68,14 +68,16 @@ def left_by(plan: Plan, node: g.IterationNode, levels: SparkLevels) -> DataFrame
     return found
 
 
-def round_before(plan: Plan, node: g.IterationNode, levels: SparkLevels, left: DataFrame, number: int) -> Epoch:
-    """The round `number` of another run, after which an iteration goes on with what that has left."""
+def epoch_before(plan: Plan, node: g.IterationNode, levels: SparkLevels, left: DataFrame, number: int) -> Epoch:
+    """The epoch `number` of another run, after which an iteration goes on with what that has left."""
     stored: list[StoredState] = []
     for _, share in _shares(plan, node, levels.loop):
         stored += levels.store(share.level, share.one.number, share.taken_from(left))
     states, files = rescaled(stored, levels.loop, levels.folder)
     levels.files += files
-    return Epoch(number, 0, 0, [], [], states, "{}", 0.0)
+    return Epoch(
+        number, 0, 0, [], [], states, "{}", 0.0, micro_batch=BEFORE, closes=True, parallelism=levels.loop.parallelism
+    )
 
 
 def write_left(

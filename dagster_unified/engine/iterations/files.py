@@ -1,7 +1,7 @@
 """The files of an iteration: records and state that workers write once, and map when they read them.
 
-A task writes one file a level and round, under a name that no other attempt has: blocks of bytes one after another.
-What says where a block is goes through the driver. Knows bytes, and `Place` where they are; no Spark.
+A task writes one file for a level and epoch, under a name that no other attempt has: blocks of bytes one after another.
+What says where a block is goes through the driver. Knows bytes, and the folder that they are in; no Spark.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.engine.iterations.places import Place
+from dagster_unified.engine.iterations.folder import IterationFolder
 from dagster_unified.errors import IntermediateLostError
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
 from dagster_unified.operators.numbers import INDEX
-from dagster_unified.operators.rounds.sending import Sent
+from dagster_unified.operators.rounds.sending import Message
 from dagster_unified.operators.rounds.spec import InputBuffer
 
 _ALIGNED = 64
@@ -40,8 +40,8 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
-class StoredParcel(msgspec.Struct, frozen=True, array_like=True):
-    """Records that were sent: the slot, of it the key group or subtask, the records, and how many they are."""
+class StoredMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A message in a file: the slot, of it the key group or subtask, where the records are, and how many."""
 
     slot: int
     target: int
@@ -49,16 +49,16 @@ class StoredParcel(msgspec.Struct, frozen=True, array_like=True):
     rows: int
 
 
-class RoundFile:
-    """The file that a task writes in one level of a round."""
+class EpochFile:
+    """The file that a task writes in one level of an epoch."""
 
     def __init__(self, folder: str, name: str, epoch: int = 0) -> None:
         self.name = f"{name}-{uuid4().hex[:12]}"
-        self._place, self._epoch = Place(folder), epoch
+        self._folder, self._epoch = IterationFolder(folder), epoch
         self.size = 0
         """The bytes that were written."""
 
-        self._path = os.path.join(self._place.here, self.name)
+        self._path = os.path.join(self._folder.here, self.name)
         try:
             self._file = open(self._path, "wb")  # noqa: SIM115  # closed in __exit__
         except FileNotFoundError as error:
@@ -72,8 +72,8 @@ class RoundFile:
         if failed is not None or not self.size:
             os.unlink(self._path)
         else:
-            self._place.publish(self.name)
-            self._place.used(self.name, self._epoch)
+            self._folder.publish(self.name)
+            self._folder.used(self.name, self._epoch)
 
     def put(self, data: bytes | pa.Buffer) -> Block:
         """Writes a block."""
@@ -85,28 +85,28 @@ class RoundFile:
         self.size += size + padding
         return block
 
-    def send(self, sent: Iterable[Sent]) -> list[StoredParcel]:
+    def send(self, sent: Iterable[Message]) -> list[StoredMessage]:
         """Writes records, those that go to one place together."""
         waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         for slot, target, batch in sent:
             if batch.num_rows:
                 waiting.setdefault((slot, target), []).append(batch)
         return [
-            StoredParcel(slot, target, self.put(batch.serialize()), batch.num_rows)
+            StoredMessage(slot, target, self.put(batch.serialize()), batch.num_rows)
             for (slot, target), batches in waiting.items()
             for batch in pa.Table.from_batches(batches).combine_chunks().to_batches(max_chunksize=_ROWS)
         ]
 
 
 INPUT = "input-"
-"""How the names of files begin that are read in round after round."""
+"""How the names of files begin that are read in each epoch."""
 
 
 class MappedFiles:
-    """The files of an iteration as one turn reads them, in a round, mapped into memory until it is over."""
+    """The files of an iteration as one subtask reads them in an epoch, mapped into memory until it is over."""
 
     def __init__(self, folder: str, epoch: int = 0) -> None:
-        self.place = Place(folder)
+        self.folder = IterationFolder(folder)
         self._epoch = epoch
         self._mapped: dict[str, pa.Buffer] = {}
 
@@ -114,28 +114,28 @@ class MappedFiles:
         """A block; raises `IntermediateLostError` where it is not there."""
         whole = self._mapped.get(block.file) or self._mapped.setdefault(block.file, self._map(block.file))
         if whole.size < block.offset + block.size:
-            raise _lost(self.place.folder, block.file)
+            raise _lost(self.folder.folder, block.file)
         return whole.slice(block.offset, block.size)
 
     def _map(self, file: str) -> pa.Buffer:
         try:
-            path = self.place.path(file, self._epoch)
+            path = self.folder.path(file, self._epoch)
             return _kept_mapped(path) if file.startswith(INPUT) else _mapped(path)
         except FileNotFoundError as error:
-            raise _lost(self.place.folder, file) from error
+            raise _lost(self.folder.folder, file) from error
 
-    def batch_of(self, parcel: StoredParcel, schema: pa.Schema) -> pa.RecordBatch:
-        """The records of a parcel."""
-        return pa.ipc.read_record_batch(self.bytes_of(parcel.block), schema)
+    def batch_of(self, message: StoredMessage, schema: pa.Schema) -> pa.RecordBatch:
+        """The records of a message."""
+        return pa.ipc.read_record_batch(self.bytes_of(message.block), schema)
 
     def by_slot(
-        self, parcels: Iterable[StoredParcel], buffers: Sequence[InputBuffer]
+        self, messages: Iterable[StoredMessage], buffers: Sequence[InputBuffer]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """The records of parcels, by slot."""
+        """The records of messages, by slot."""
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
-        for parcel in parcels:
-            found.setdefault(parcel.slot, []).append(
-                (parcel.target, self.batch_of(parcel, buffers[parcel.slot].schema))
+        for message in messages:
+            found.setdefault(message.slot, []).append(
+                (message.target, self.batch_of(message, buffers[message.slot].schema))
             )
         return found
 
@@ -147,7 +147,7 @@ def _mapped(path: str) -> pa.Buffer:
 
 @functools.lru_cache(maxsize=16)
 def _kept_mapped(path: str) -> pa.Buffer:
-    """As `_mapped`, for what a process reads in every round; no name is given to two files."""
+    """As `_mapped`, for what a process reads in every epoch; no name is given to two files."""
     return _mapped(path)
 
 
@@ -165,7 +165,7 @@ StoredPages = list[tuple[int, int, int, Block]]
 
 
 class PagedStates:
-    """The state of a subtask in one level: what was committed, and what a round writes."""
+    """The state of a subtask in one level: what was committed, and what an epoch writes."""
 
     def __init__(self, files: MappedFiles, committed: Block | None) -> None:
         self._files = files
@@ -201,16 +201,16 @@ class PagedStates:
         return None if block is None else self._files.bytes_of(block).to_pybytes()
 
     def write(self, place: tuple[int, int, int], data: bytes) -> None:
-        """Replaces a page, when the round is committed."""
+        """Replaces a page, when the epoch is committed."""
         self._new[place] = data
         self.changed = True
 
     def remove(self, place: tuple[int, int, int]) -> None:
-        """Removes a page, when the round is committed."""
+        """Removes a page, when the epoch is committed."""
         self._new.pop(place, None)
         self.changed = self._pages.pop(place, None) is not None or self.changed
 
-    def save(self, file: RoundFile) -> tuple[Block, list[str]]:
+    def save(self, file: EpochFile) -> tuple[Block, list[str]]:
         """Writes what is new, and where everything is: that block, and the files that hold pages."""
         for place in list(self._pages) if self._is_scattered() else ():
             if place not in self._new:
@@ -227,7 +227,7 @@ class PagedStates:
         if len(files) > _MOST_FILES:
             return True
         held = sum(block.size for block in self._pages.values())
-        return len(files) > 1 and sum(_size(self._files.place.here, file) for file in files) > 4 * held + (1 << 20)
+        return len(files) > 1 and sum(_size(self._files.folder.here, file) for file in files) > 4 * held + (1 << 20)
 
 
 def stands(sizes: Mapping[str, int], blocks: Iterable[Block]) -> bool:

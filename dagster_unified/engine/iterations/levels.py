@@ -1,7 +1,7 @@
 """Runs the levels of a loop on Spark, and brings records into it and out of it.
 
 Only control goes through Spark: tasks that stay are told of one level after another on one machine, and elsewhere the
-job of a level has a task for each subtask. Knows sessions and the loop; neither when rounds are committed nor for whom
+job of a level has a task for each subtask. Knows sessions and the loop; neither when epochs are committed nor for whom
 they run.
 """
 
@@ -17,10 +17,11 @@ import msgspec
 from dagster_unified.by_value import sent
 from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.connectors.sessions import is_connect
-from dagster_unified.engine.iterations.files import StoredParcel
+from dagster_unified.engine.iterations.epoch_log import StoredState
+from dagster_unified.engine.iterations.epochs import LevelResult
+from dagster_unified.engine.iterations.files import StoredMessage
+from dagster_unified.engine.iterations.folder import IterationFolder
 from dagster_unified.engine.iterations.jobs import SeparateJobs
-from dagster_unified.engine.iterations.journal import StoredState
-from dagster_unified.engine.iterations.places import Place
 from dagster_unified.engine.iterations.resident import IS_PINNED, ResidentTasks, can_stay
 from dagster_unified.engine.iterations.worker import (
     ANSWER,
@@ -29,7 +30,7 @@ from dagster_unified.engine.iterations.worker import (
     Order,
     Report,
     Share,
-    Work,
+    Shipped,
     answered,
     decode_answer,
     decode_report,
@@ -40,7 +41,6 @@ from dagster_unified.engine.iterations.worker import (
     store_pages,
     take_in,
 )
-from dagster_unified.engine.rounds.rounds import LevelResult, Parcel
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.spark_internals.placing import Placing
 from dagster_unified.graph import nodes as g
@@ -63,14 +63,14 @@ class SparkLevels:
         """What tasks have written since somebody took it."""
 
         self._states: dict[tuple[int, int], StoredState] = {}
-        self._work = Work(_pickled(loop), folder)
+        self._shipped = Shipped(_pickled(loop), folder)
         self._report = spark_schema(REPORT)
-        self._placing = Placing(spark, copies=not Place(folder).is_shared)
+        self._placing = Placing(spark, copies=not IterationFolder(folder).is_shared)
         self._tasks: ResidentTasks | SeparateJobs | None = None
-        """What carries out orders while there are many rounds; None where each level has a job."""
+        """What carries out orders while there are many epochs; None where each level has a job."""
 
-        self._begun: dict[int, int] = {}
-        """The epoch that each subtask has begun last, where they run apart."""
+        self._started: dict[int, int] = {}
+        """The epoch that each subtask has started last, where they run apart."""
 
         self._unsettled: dict[int, dict[int, Report]] = {}
         """What subtasks have done in epochs that not all have ended."""
@@ -89,14 +89,14 @@ class SparkLevels:
         level: int,
         epoch: int,
         terminated: bool,
-        inbox: Sequence[Parcel[StoredParcel]],
-        replayed: Sequence[Parcel[StoredParcel]] = (),
-    ) -> LevelResult[StoredParcel]:
-        """Runs a level of a round in all its subtasks."""
+        inbox: Sequence[StoredMessage],
+        replayed: Sequence[StoredMessage] = (),
+    ) -> LevelResult[StoredMessage]:
+        """Run a level of an epoch in all its subtasks."""
         self._check()
         shares = self._shares(level, [*replayed, *inbox])
         orders = [Order(level, subtask, epoch, terminated, share) for subtask, share in enumerate(shares)]
-        found: LevelResult[StoredParcel] = LevelResult()
+        found: LevelResult[StoredMessage] = LevelResult()
         for report in self._in_tasks(level, [msgspec.msgpack.encode(order) for order in orders]):
             self._take(report)
             found.add(_result(report))
@@ -110,24 +110,24 @@ class SparkLevels:
         self,
         subtask: int,
         epoch: int,
-        inbox: Sequence[Parcel[StoredParcel]],
-        replayed: Sequence[Parcel[StoredParcel]],
+        inbox: Sequence[StoredMessage],
+        replayed: Sequence[StoredMessage],
     ) -> None:
-        """Begins an epoch of a subtask, which goes on with what it has left in the one before."""
+        """Start an epoch of a subtask, which goes on with what it has left in the one before."""
         self._check()
         before = self._unsettled.get(epoch - 1, {}).get(subtask)
         state = self._states.get((0, subtask)) if before is None else next(iter(before.states), None)
-        share = Share([parcel.records for parcel in (*replayed, *inbox)], state)
+        share = Share([*replayed, *inbox], state)
         assert self._tasks is not None
-        self._begun[subtask] = epoch
+        self._started[subtask] = epoch
         self._tasks.give(subtask, msgspec.msgpack.encode(Order(0, subtask, epoch, False, share)))
 
-    def ended(self) -> tuple[int, LevelResult[StoredParcel]]:
-        """Waits for a subtask to end its epoch."""
+    def ended(self) -> tuple[int, LevelResult[StoredMessage]]:
+        """Wait for a subtask to end its epoch."""
         assert self._tasks is not None
         subtask, answer = self._tasks.answered()
         report = decode_answer(answer)
-        self._unsettled.setdefault(self._begun[subtask], {})[subtask] = report
+        self._unsettled.setdefault(self._started[subtask], {})[subtask] = report
         return subtask, _result(report)
 
     def settle(self, epoch: int) -> None:
@@ -147,53 +147,53 @@ class SparkLevels:
     def _in_job(self, level: int, orders: Mapping[int, bytes]) -> list[bytes]:
         """Carries out the orders of subtasks in a job that has a task for each, where the subtask was last."""
         subtasks = list(orders)
-        running = functools.partial(run_subtasks, self._work, list(orders.values()))
+        running = functools.partial(run_subtasks, self._shipped, list(orders.values()))
         rows = self._placing.rows(level, subtasks).mapInArrow(running, spark_schema(ANSWER)).collect()
         self._placing.ran(level, {subtask: row[EXECUTOR] for subtask, row in zip(subtasks, rows, strict=True)})
         return [bytes(row["answer"]) for row in rows]
 
     @contextmanager
-    def many_rounds(self) -> Iterator[None]:
+    def many_epochs(self) -> Iterator[None]:
         """Meanwhile tasks stay from level to level, where the session is one of this machine."""
-        self._tasks = tasks = self._tasks_of_many_rounds()
+        self._tasks = tasks = self._tasks_of_many_epochs()
         failed = True
         try:
             yield
             failed = False
         finally:
             self._tasks = None
-            self._begun.clear()
+            self._started.clear()
             self._unsettled.clear()
             if tasks is not None:
                 tasks.close(failed)
 
     @property
     def run_apart(self) -> bool:
-        """Whether subtasks need not wait for each other in each epoch, among many rounds."""
+        """Whether subtasks need not wait for each other in each epoch, among many epochs."""
         return self._tasks is not None and self.loop.staleness > 0 and self.loop.levels[0].subtasks > 1
 
-    def _tasks_of_many_rounds(self) -> ResidentTasks | SeparateJobs | None:
+    def _tasks_of_many_epochs(self) -> ResidentTasks | SeparateJobs | None:
         if can_stay(self.spark):
             subtasks = max((level.subtasks for level in self.loop.levels), default=1)
-            return ResidentTasks(self.spark, subtasks, functools.partial(answered, self._work))
+            return ResidentTasks(self.spark, subtasks, functools.partial(answered, self._shipped))
         apart = self.loop.staleness > 0 and (is_connect(self.spark) or IS_PINNED)
         return SeparateJobs(self.spark, lambda subtask, order: self._in_job(0, {subtask: order})[0]) if apart else None
 
-    def _shares(self, number: int, inbox: Iterable[Parcel[StoredParcel]]) -> list[Share]:
+    def _shares(self, number: int, inbox: Iterable[StoredMessage]) -> list[Share]:
         """What each subtask of a level is given."""
         level = self.loop.levels[number]
         shares = [Share(state=self._states.get((number, subtask))) for subtask in range(level.subtasks)]
-        for parcel in inbox:
-            for subtask in level.readers(parcel.slot, parcel.target):
-                shares[subtask].inbox.append(parcel.records)
+        for message in inbox:
+            for subtask in level.readers(message.slot, message.target):
+                shares[subtask].inbox.append(message)
         return shares
 
-    def taken(self, inputs: Sequence[DataFrame]) -> tuple[list[StoredParcel], list[StoredParcel]]:
+    def taken(self, inputs: Sequence[DataFrame]) -> tuple[list[StoredMessage], list[StoredMessage]]:
         """Writes the records of the inputs to where they are read: those that come once, and the replayed ones."""
-        once: list[StoredParcel] = []
-        replayed: list[StoredParcel] = []
+        once: list[StoredMessage] = []
+        replayed: list[StoredMessage] = []
         for number, frame in enumerate(inputs):
-            taking = functools.partial(take_in, self._work.payload, self.folder, number)
+            taking = functools.partial(take_in, self._shipped.payload, self.folder, number)
             into = replayed if number in self.loop.replayed else once
             for report in collected(frame.mapInArrow(taking, self._report)):
                 into += report.sent
@@ -213,27 +213,27 @@ class SparkLevels:
         self.files += [file for report in reports for file in report.files]
         return [state for report in reports for state in report.states]
 
-    def send_again(self, slot: int, savepoint: str, table: OperatorState) -> list[StoredParcel]:
+    def send_again(self, slot: int, savepoint: str, table: OperatorState) -> list[StoredMessage]:
         """Sends the records of a savepoint's table to a slot: those of a file keep their order."""
-        sending = functools.partial(send_again, self._work.payload, self.folder, slot, savepoint, table)
+        sending = functools.partial(send_again, self._shipped.payload, self.folder, slot, savepoint, table)
         reports = collected(self._rows(len(table.files)).mapInArrow(sending, self._report)) if table.files else []
         self.files += [file for report in reports for file in report.files]
-        return [parcel for report in reports for parcel in report.sent]
+        return [message for report in reports for message in report.sent]
 
-    def frames(self, node: g.IterationNode, outputs: Sequence[StoredParcel]) -> dict[Port, DataFrame]:
+    def frames(self, node: g.IterationNode, outputs: Sequence[StoredMessage]) -> dict[Port, DataFrame]:
         """The outputs of an iteration as DataFrames."""
         return {
             Port(node.id, g.output_tag(tail.number)): self._frame(tail, slot.number, outputs, node.timestamped)
             for tail, slot in zip(node.outputs, self.loop.outputs, strict=True)
         }
 
-    def _frame(self, tail: g.TailNode, slot: int, outputs: Sequence[StoredParcel], timestamped: bool) -> DataFrame:
+    def _frame(self, tail: g.TailNode, slot: int, outputs: Sequence[StoredMessage], timestamped: bool) -> DataFrame:
         """One output: each task reads what one subtask emitted, in its order."""
-        emitted: list[list[StoredParcel]] = [[]]
-        for parcel in outputs:
-            if parcel.slot == slot:
-                emitted += [[] for _ in range(len(emitted), parcel.target + 1)]
-                emitted[parcel.target].append(parcel)
+        emitted: list[list[StoredMessage]] = [[]]
+        for message in outputs:
+            if message.slot == slot:
+                emitted += [[] for _ in range(len(emitted), message.target + 1)]
+                emitted[message.target].append(message)
         held = tail.layout
         schema = StreamLayout(held.records, timestamped).schema
         reading = functools.partial(
@@ -246,16 +246,11 @@ class SparkLevels:
         return self.spark.range(0, subtasks, 1, subtasks)
 
 
-def parcels(stored: Iterable[StoredParcel]) -> list[Parcel[StoredParcel]]:
-    """Stored records as they are sent."""
-    return [Parcel(parcel.slot, parcel.target, parcel) for parcel in stored]
-
-
-def _result(report: Report) -> LevelResult[StoredParcel]:
+def _result(report: Report) -> LevelResult[StoredMessage]:
     return LevelResult(
-        sent=parcels(report.sent),
-        fed_back=parcels(report.fed_back),
-        late=parcels(report.late),
+        sent=report.sent,
+        fed_back=report.fed_back,
+        late=report.late,
         feedback=report.feedback,
         criteria=report.criteria,
         metrics=merge([report.metrics]),

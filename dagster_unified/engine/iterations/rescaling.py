@@ -1,7 +1,7 @@
 """The state of an iteration for another number of subtasks: key groups go from one subtask to another, as they are.
 
 How many key groups there are was decided when the iteration began, so that nothing has to be read but where pages are.
-Knows what is committed of a round; no Spark.
+Knows what is committed of an epoch; no Spark.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from dagster_unified.engine.iterations.files import Block, MappedFiles, RoundFile, StoredPages
-from dagster_unified.engine.iterations.journal import StoredState
+from dagster_unified.engine.iterations.epoch_log import StoredState
+from dagster_unified.engine.iterations.files import Block, EpochFile, MappedFiles, StoredPages
 from dagster_unified.operators.rounds.spec import BodyPass, Loop
 
 Page = tuple[int, int, int, Block]
@@ -21,7 +21,7 @@ Page = tuple[int, int, int, Block]
 def rescaled(
     states: Iterable[StoredState], loop: Loop, folder: str, divided: Mapping[int, list[StoredState]] | None = None
 ) -> tuple[list[StoredState], list[str]]:
-    """The state of a round for the subtasks of `loop`, and the files that were written.
+    """The state of an epoch for the subtasks of `loop`, and the files that were written.
 
     Operator state is that of subtasks: `divided` has it, by pass, for as many as there are now.
     """
@@ -36,7 +36,7 @@ def rescaled(
             for page in own if one.groups != one.subtasks else _in_all(one, own):
                 by_subtask.setdefault((number, page[1] % one.subtasks), []).append(page)
     found: list[StoredState] = []
-    with RoundFile(folder, "rescaled") as file:
+    with EpochFile(folder, "rescaled") as file:
         for (level_number, subtask), own in by_subtask.items():
             needed = sorted({block.file for *_, block in own})
             found.append(StoredState(level_number, subtask, file.put(msgspec.msgpack.encode(own)), needed))

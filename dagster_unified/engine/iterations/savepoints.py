@@ -1,9 +1,9 @@
 """The state of an iteration of a stream as tables of a savepoint, and back.
 
 The tables of an unbounded one's operators are those of all operators with state. Besides, a savepoint has the number of
-the last round, and what was fed back in it: a table of records for each operator that has not taken them yet. A bounded
+the last epoch, and what was fed back in it: a table of records for each operator that has not taken them yet. A bounded
 one, which has not gone round, has such tables of all that came in. They are sent anew, to as many key groups or
-subtasks as there are then. Knows the log of rounds, levels and the savepoint; no query.
+subtasks as there are then. Knows the log, levels and the savepoint; no query.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.engine.iterations.feedback_log import FeedbackLog, StreamRound
-from dagster_unified.engine.iterations.files import StoredParcel
-from dagster_unified.engine.iterations.journal import Epoch, Input, StoredState, begun_with
+from dagster_unified.engine.iterations.epoch_log import BEFORE, Epoch, EpochLog, Input, StoredState
+from dagster_unified.engine.iterations.files import StoredMessage
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.iterations.worker import read_output
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from upath import UPath
 
-BEFORE = -1
-"""The epoch of the round that stands for what a savepoint has."""
-
 
 class Written(NamedTuple):
     """What a savepoint has of an iteration."""
@@ -57,27 +53,29 @@ class Written(NamedTuple):
 
 
 def write_iteration(
-    plan: Plan, node: g.IterationNode, spark: SparkSession, rounds: str, epoch: int, folder: UPath, attempt: str
+    plan: Plan, node: g.IterationNode, spark: SparkSession, iteration: str, epoch: int, folder: UPath, attempt: str
 ) -> Written | None:
-    """Writes what the log in the folder `rounds` has after an epoch.
+    """Write what the log in the folder `iteration` has after an epoch of the query.
 
-    None where nothing came to the iteration, and where a bounded one has gone round. Nobody writes to the log. Raises
-    `StateError` where it is ahead of the epoch.
+    None where nothing came to the iteration, and where a bounded one has run its epochs. Nobody writes to the log.
+    Raises `StateError` where it is ahead of the query's epoch.
     """
     where = f"{plan.name}: iteration '{node.name}'"
-    log = FeedbackLog(rounds, where)
-    if not node.takes_input_in_all_rounds:
-        return _write_input(plan, node, spark, log, rounds, epoch, folder, attempt)
+    log = EpochLog(iteration, where)
     last = log.last
-    if last is None or log.begun is None:
+    if log.begun is None:
         return None
-    if last.epoch > epoch:
+    if last is not None and last.micro_batch > epoch:
         raise StateError(
-            f"{where}: it has gone round in epoch {last.epoch}, which was not committed; start the job, and stop it"
-            " with a savepoint"
+            f"{where}: it has gone round in epoch {last.micro_batch}, which was not committed; start the job, and stop"
+            " it with a savepoint"
         )
+    if not node.takes_input_in_all_rounds:
+        return _write_input(plan, node, spark, log, epoch, folder, attempt) if last is None else None
+    if last is None:
+        return None
     left = log.left()
-    levels = SparkLevels(spark, compiled(plan, node, left.parallelism, log.begun.groups), rounds, _nothing)
+    levels = SparkLevels(spark, compiled(plan, node, left.parallelism, log.begun.groups), iteration, _nothing)
     passes = by_uid(node, levels.loop)
     operators = []
     for table in operator_tables(plan, spark, stateful_in_body(plan, node, left.parallelism), {}):
@@ -85,32 +83,24 @@ def write_iteration(
         pages = levels.pages(level, one.number, left.states)
         operators.append(write_table(table, partial(table.files, pages), folder, attempt))
     feedback = [
-        _write_waiting(node, levels, buffer, parcels, False, folder, attempt)
-        for buffer, parcels in _by_buffer(levels.loop, last.round.fed_back)
+        _write_waiting(node, levels, buffer, messages, False, folder, attempt)
+        for buffer, messages in _by_buffer(levels.loop, last.fed_back)
     ]
-    return Written(operators, IterationState(node.uid, node.name, last.round.number, feedback))
+    return Written(operators, IterationState(node.uid, node.name, last.number, feedback))
 
 
 def _write_input(
-    plan: Plan,
-    node: g.IterationNode,
-    spark: SparkSession,
-    log: FeedbackLog,
-    rounds: str,
-    epoch: int,
-    folder: UPath,
-    attempt: str,
+    plan: Plan, node: g.IterationNode, spark: SparkSession, log: EpochLog, epoch: int, folder: UPath, attempt: str
 ) -> Written | None:
-    """Writes what came into a bounded iteration, unless it has begun to go round."""
-    if log.begun is None or begun_with(rounds) is not None:
-        return None
-    levels = SparkLevels(spark, compiled(plan, node, log.begun.parallelism, log.begun.groups), rounds, _nothing)
-    taken = list(log.all_taken(epoch))
+    """Write what came into a bounded iteration until an epoch of the query."""
+    assert log.begun is not None
+    levels = SparkLevels(spark, compiled(plan, node, log.begun.parallelism, log.begun.groups), log.folder, _nothing)
+    taken = [found for micro_batch, found in log.inputs.items() if micro_batch <= epoch]
     came = {False: [p for one in taken for p in one.once], True: [p for one in taken for p in one.replayed]}
     waiting = [
-        _write_waiting(node, levels, buffer, parcels, replayed, folder, attempt)
+        _write_waiting(node, levels, buffer, messages, replayed, folder, attempt)
         for replayed, own in came.items()
-        for buffer, parcels in _by_buffer(levels.loop, own)
+        for buffer, messages in _by_buffer(levels.loop, own)
     ]
     return Written([], IterationState(node.uid, node.name, BEFORE, waiting, bounded=True)) if waiting else None
 
@@ -129,10 +119,10 @@ def by_uid(node: g.IterationNode, loop: Loop) -> dict[str, tuple[int, BodyPass]]
     }
 
 
-def _by_buffer(loop: Loop, parcels: Iterable[StoredParcel]) -> Iterator[tuple[InputBuffer, list[StoredParcel]]]:
-    found: dict[int, list[StoredParcel]] = {}
-    for parcel in parcels:
-        found.setdefault(parcel.slot, []).append(parcel)
+def _by_buffer(loop: Loop, messages: Iterable[StoredMessage]) -> Iterator[tuple[InputBuffer, list[StoredMessage]]]:
+    found: dict[int, list[StoredMessage]] = {}
+    for message in messages:
+        found.setdefault(message.slot, []).append(message)
     for number, waiting in found.items():
         buffer = loop.buffers[number]
         if len({_kind_of(route) for own in loop.inputs for route in own.routes if route.target == number}) > 1:
@@ -157,7 +147,7 @@ def _write_waiting(
     node: g.IterationNode,
     levels: SparkLevels,
     buffer: InputBuffer,
-    parcels: list[StoredParcel],
+    messages: list[StoredMessage],
     replayed: bool,
     folder: UPath,
     attempt: str,
@@ -167,10 +157,10 @@ def _write_waiting(
     name = next(one.name for one in node.body.nodes if one.uid == buffer.reader)
     kind = f"~{'broadcast' if buffer.broadcast else 'feedback'}{'-replayed' if replayed else ''}"
     table = described(uid_in(node, buffer.reader), name, schema, attempt, kind)
-    tasks = min(len({parcel.target for parcel in parcels}), cores(levels.spark))
-    shares: list[list[StoredParcel]] = [[] for _ in range(tasks)]
-    for parcel in parcels:
-        shares[parcel.target % tasks].append(parcel)
+    tasks = min(len({message.target for message in messages}), cores(levels.spark))
+    shares: list[list[StoredMessage]] = [[] for _ in range(tasks)]
+    for message in messages:
+        shares[message.target % tasks].append(message)
     reading = partial(read_output, levels.folder, buffer.schema, schema, tuple(map(msgspec.msgpack.encode, shares)))
     return Feedback(write_records(levels.spark, table, schema, reading, tasks, folder), buffer.broadcast, replayed)
 
@@ -180,8 +170,8 @@ def _records(loop: Loop, buffer: InputBuffer) -> pa.Schema:
     return record_columns(loop.route_to(buffer.number)[0].schema)
 
 
-def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> StreamRound | None:
-    """What a savepoint has of an iteration, as the round that it goes on after; None where there is nothing."""
+def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> Epoch | None:
+    """What a savepoint has of an iteration, as the epoch that it goes on after; None where there is nothing."""
     loop, stored = levels.loop, list[StoredState]()
     for uid, (level, one) in by_uid(node, loop).items():
         pages = start.pages_in_body(uid, one.groups)
@@ -192,11 +182,20 @@ def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLe
         return None
     states, files = rescaled(stored, loop, levels.folder)
     levels.files += files
-    parcels = [parcel for one in (held.feedback if held else ()) for parcel in _sent_again(start, node, levels, one)]
-    number = held.round if held is not None else 0
-    rows = sum(parcel.rows for parcel in parcels)
-    round_ = Epoch(number, rows, 0, parcels, [], states, "{}", 0.0)
-    return StreamRound(round_, BEFORE, True, loop.parallelism)
+    waiting = [message for one in (held.feedback if held else ()) for message in _sent_again(start, node, levels, one)]
+    return Epoch(
+        number=held.round if held is not None else 0,
+        feedback=sum(message.rows for message in waiting),
+        criteria=0,
+        fed_back=waiting,
+        outputs=[],
+        states=states,
+        metrics="{}",
+        seconds=0.0,
+        micro_batch=BEFORE,
+        closes=True,
+        parallelism=loop.parallelism,
+    )
 
 
 def start_input(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> Input | None:
@@ -204,13 +203,13 @@ def start_input(start: StartingState, node: g.IterationNode, levels: SparkLevels
     held = next((one for one in start.manifest.iterations if one.uid == node.uid and one.bounded), None)
     if held is None:
         return None
-    came: dict[bool, list[StoredParcel]] = {False: [], True: []}
+    came: dict[bool, list[StoredMessage]] = {False: [], True: []}
     for one in held.feedback:
         came[one.replayed] += _sent_again(start, node, levels, one)
-    return Input(levels.loop.parallelism, came[False], came[True], "{}")
+    return Input(came[False], came[True])
 
 
-def _sent_again(start: StartingState, node: g.IterationNode, levels: SparkLevels, one: Feedback) -> list[StoredParcel]:
+def _sent_again(start: StartingState, node: g.IterationNode, levels: SparkLevels, one: Feedback) -> list[StoredMessage]:
     loop = levels.loop
     inputs = [own for number, own in enumerate(loop.inputs) if (number in loop.replayed) == one.replayed]
     read = [loop.buffers[route.target] for own in inputs for route in own.routes]

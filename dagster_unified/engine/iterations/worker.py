@@ -1,4 +1,4 @@
-"""What a Spark worker runs of an iteration: it takes records in, or runs a level of a round.
+"""What a Spark worker runs of an iteration: it takes records in, or runs a level of an epoch.
 
 Only control goes through the JVM: records and state are files. Knows the operators and the files; no session.
 """
@@ -15,24 +15,24 @@ from multiprocessing.connection import Connection
 import msgspec
 import pyarrow as pa
 
+from dagster_unified.engine.iterations.epoch_log import StoredState
 from dagster_unified.engine.iterations.files import (
     INPUT,
+    EpochFile,
     MappedFiles,
     PagedStates,
-    RoundFile,
+    StoredMessage,
     StoredPages,
-    StoredParcel,
 )
-from dagster_unified.engine.iterations.journal import StoredState
-from dagster_unified.engine.iterations.places import Place
+from dagster_unified.engine.iterations.folder import IterationFolder
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.carried import rows_of
 from dagster_unified.operators.functions.base import Subtask
-from dagster_unified.operators.rounds.sending import Sent, again, into
+from dagster_unified.operators.rounds.sending import Message, again, into
 from dagster_unified.operators.rounds.spec import Loop
-from dagster_unified.operators.rounds.task import Turn, take_turn
+from dagster_unified.operators.rounds.task import SubtaskEpoch, run_subtask
 from dagster_unified.operators.routing import Sender, in_columns
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import OperatorState
@@ -61,9 +61,9 @@ class Report(msgspec.Struct):
     """What a task has done."""
 
     files: list[str] = []
-    sent: list[StoredParcel] = []
-    fed_back: list[StoredParcel] = []
-    late: list[StoredParcel] = []
+    sent: list[StoredMessage] = []
+    fed_back: list[StoredMessage] = []
+    late: list[StoredMessage] = []
     feedback: int = 0
     criteria: int = 0
     states: list[StoredState] = []
@@ -71,15 +71,15 @@ class Report(msgspec.Struct):
 
 
 class Share(msgspec.Struct, array_like=True):
-    """What a subtask is given in a level of a round."""
+    """What a subtask is given in a level of an epoch."""
 
-    inbox: list[StoredParcel] = []
+    inbox: list[StoredMessage] = []
     state: StoredState | None = None
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is the same in all rounds."""
+class Shipped:
+    """What is the same in all epochs."""
 
     payload: Payload
     """The loop."""
@@ -88,7 +88,7 @@ class Work:
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """A level of a round of one subtask."""
+    """A level of an epoch for one subtask."""
 
     level: int
     subtask: int
@@ -101,10 +101,10 @@ def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.Rec
     """Takes the records of an input into the iteration: each goes to where it is read."""
     loop: Loop = payload.load()
     given, sender = loop.inputs[number], Sender(this_subtask().number)
-    sent: list[Sent] = []
+    sent: list[Message] = []
     report, rows = Report(), 0
     kind = INPUT if number in loop.replayed else "once-"
-    with RoundFile(folder, f"{kind}{number}") as file:
+    with EpochFile(folder, f"{kind}{number}") as file:
         for batch in batches:
             if batch.num_rows:
                 sent += into(given, batch, sender)
@@ -118,12 +118,14 @@ def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.Rec
     yield _row(report)
 
 
-def run_subtasks(work: Work, orders: Sequence[bytes], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_subtasks(
+    shipped: Shipped, orders: Sequence[bytes], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Carries out the order of the subtask that this task is."""
     places = [place for batch in batches for place in batch.column(EXECUTOR).to_pylist()]
     spare_the_garbage_collector()
     number, attempt = this_subtask()
-    answer = answered(work, orders[number], attempt)
+    answer = answered(shipped, orders[number], attempt)
     yield pa.RecordBatch.from_arrays([pa.array([answer], pa.binary()), pa.array(places)], schema=ANSWER)
 
 
@@ -156,37 +158,38 @@ def _next(driver: Connection) -> bytes | None:
         return None
 
 
-def answered(work: Work, order: bytes, attempt: int) -> bytes:
+def answered(shipped: Shipped, order: bytes, attempt: int) -> bytes:
     """Carries out an order, with what was shipped; returns the report as `decode_answer` reads it."""
-    return msgspec.msgpack.encode(_turn(msgspec.msgpack.decode(order, type=Order), work, attempt))
+    return msgspec.msgpack.encode(_carried_out(msgspec.msgpack.decode(order, type=Order), shipped, attempt))
 
 
-def _turn(order: Order, work: Work, attempt: int) -> Report:
-    """Runs a level of a round in one subtask."""
-    loop: Loop = work.payload.load()
-    folder, level = work.folder, loop.levels[order.level]
+def _carried_out(order: Order, shipped: Shipped, attempt: int) -> Report:
+    """Run a level of an epoch in one subtask."""
+    loop: Loop = shipped.payload.load()
+    folder, level = shipped.folder, loop.levels[order.level]
     share, subtask = order.share, Subtask(order.subtask, attempt)
     held = share.state
     files = MappedFiles(folder, order.epoch)
-    files.place.drop_copies(order.epoch - 2 * loop.staleness)  # records come so late, to one that may be so far behind
+    files.folder.drop_copies(order.epoch - 2 * loop.staleness)  # records come so late, to one that may be so far behind
     states = PagedStates(files, held.index if held is not None else None)
     inbox = files.by_slot(share.inbox, loop.buffers)
     is_stale = loop.staleness > 0
-    out = take_turn(Turn(level, subtask, order.epoch, order.terminated, inbox, states, wall_clock, is_stale))
+    work = SubtaskEpoch(level, subtask, order.epoch, order.terminated, inbox, states, wall_clock, is_stale)
+    out = run_subtask(work)
     report = Report(feedback=out.feedback, criteria=out.criteria, metrics=out.metrics.encode())
     leaving = {slot.number for slot in loop.outputs}
     name = f"{order.epoch}-{order.level}-{subtask.number}"
-    with RoundFile(folder, f"epoch-{name}", order.epoch) as file:
+    with EpochFile(folder, f"epoch-{name}", order.epoch) as file:
         report.sent = file.send(sent for sent in out.sent if sent.slot not in leaving)
         report.fed_back, report.late = file.send(out.fed_back), file.send(out.late)
     if states.changed:
-        with RoundFile(folder, f"state-{name}", order.epoch) as kept:  # which no other subtask copies
+        with EpochFile(folder, f"state-{name}", order.epoch) as kept:  # which no other subtask copies
             index, held_in = states.save(kept)
         report.states.append(StoredState(order.level, subtask.number, index, held_in))
         report.files.append(kept.name)
     elif held is not None:
         report.states.append(held)
-    with RoundFile(folder, f"output-{name}", order.epoch) as output:  # which stays
+    with EpochFile(folder, f"output-{name}", order.epoch) as output:  # which stays
         report.sent += output.send(sent for sent in out.sent if sent.slot in leaving)
     report.files += [written.name for written in (file, output) if written.size]
     return report
@@ -200,8 +203,8 @@ def read_output(
     names = tuple(name if name in held.names else None for name in wanted.names)
     for batch in batches:
         for subtask in batch.column("id").to_pylist():
-            for parcel in msgspec.msgpack.decode(emitted[subtask], type=list[StoredParcel]):
-                yield in_columns(files.batch_of(parcel, held), names, wanted)
+            for message in msgspec.msgpack.decode(emitted[subtask], type=list[StoredMessage]):
+                yield in_columns(files.batch_of(message, held), names, wanted)
 
 
 def read_pages(
@@ -219,7 +222,7 @@ def read_pages(
 def store_pages(folder: str, level: int, one: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Stores such pages as the state of a pass, of whichever subtasks it is."""
     report, stored = Report(), StoredPages()
-    with RoundFile(folder, f"restored-{level}") as file:
+    with EpochFile(folder, f"restored-{level}") as file:
         for batch in batches:
             groups, pages = batch.column("group").to_pylist(), batch.column("page").to_pylist()
             for group, page, data in zip(groups, pages, batch.column("state"), strict=True):
@@ -239,23 +242,25 @@ def send_again(
     for number in chain.from_iterable(batch.column("id").to_pylist() for batch in batches):
         sender, report = Sender(number), Report()
         own = msgspec.structs.replace(table, files=[table.files[number]])
-        with RoundFile(folder, f"restored-feedback-{number}") as file:
+        with EpochFile(folder, f"restored-feedback-{number}") as file:
             for rows in read_batches(savepoint, own):
                 report.sent += file.send(again(given, route, rows, sender))
         report.files += [file.name] if file.size else []
         yield _row(report)
 
 
-def hand_on(folder: str, schema: pa.Schema, epoch: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def write_output(
+    folder: str, schema: pa.Schema, epoch: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Writes the records that a stream has in an epoch, in their order, for another query to read."""
     names = tuple(schema.names)
     own, report = this_subtask().number, Report()
-    sent: list[Sent] = []
+    sent: list[Message] = []
     rows = 0
-    Place(folder).drop_copies(epoch - _READ_LATE)
-    with RoundFile(folder, f"handed-{epoch}", epoch) as file:
+    IterationFolder(folder).drop_copies(epoch - _READ_LATE)
+    with EpochFile(folder, f"handed-{epoch}", epoch) as file:
         for batch in batches:
-            sent.append(Sent(0, own, in_columns(batch, names, schema)))
+            sent.append(Message(0, own, in_columns(batch, names, schema)))
             rows += batch.num_rows
             if rows >= _TOGETHER:
                 report.sent += file.send(sent)
@@ -264,16 +269,16 @@ def hand_on(folder: str, schema: pa.Schema, epoch: int, batches: Iterable[pa.Rec
     yield _row(report)
 
 
-def hand_on_again(
+def write_output_again(
     folder: str, schema: pa.Schema, savepoint: str, table: OperatorState, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Writes the records of a savepoint's table for another query to read."""
     for _ in batches:
         pass
     report = Report()
-    with RoundFile(folder, "handed-before") as file:
+    with EpochFile(folder, "handed-before") as file:
         for rows in read_batches(savepoint, table):
-            report.sent += file.send([Sent(0, 0, in_columns(rows, tuple(schema.names), schema))])
+            report.sent += file.send([Message(0, 0, in_columns(rows, tuple(schema.names), schema))])
     yield _row(report)
 
 

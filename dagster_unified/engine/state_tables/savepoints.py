@@ -21,7 +21,7 @@ from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.body import body_plan
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import handed_on
+from dagster_unified.graph.segments import cross_query_streams
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.state.table import ROLE
 from dagster_unified.operators.time import MIN_TIMESTAMP
@@ -210,7 +210,7 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
             f"{plan.name}: the savepoint in {folder} has records that wait in the {gone.kind} iteration '{gone.name}'"
             f" (uid '{gone.uid}'), and {why}, or drop them with execution.savepoint.ignore-unclaimed-state=true"
         )
-    logs = {one.relay for one in handed_on(plan) if streams}
+    logs = {one.relay for one in cross_query_streams(plan) if streams}
     lost = next((one for one in manifest.handed_on if one.rows and one.uid not in logs), None)
     if lost is not None and not ignore_unclaimed:
         raise StateError(

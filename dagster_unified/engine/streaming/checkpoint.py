@@ -397,16 +397,16 @@ class HeldLease:
         self._stopped.set()
         self._thread.join(timeout=10)
         if self._directory.greatest() == self.token:
-            self._sign(released=True)
+            self._write_heartbeat(released=True)
 
     def _beat(self, every: float) -> None:
         while not self._stopped.wait(every):
             with contextlib.suppress(Exception):  # of a store that cannot be reached: it may be the next time
                 if self._directory.greatest() != self.token:  # another job has taken over, or the directory is gone
                     return
-                self._sign(released=False)
+                self._write_heartbeat(released=False)
 
-    def _sign(self, released: bool) -> None:
+    def _write_heartbeat(self, released: bool) -> None:
         """Write a heartbeat, or the release.
 
         Where it cannot be written, as on a full disk, the lease expires: no harm, for its holder is fenced.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.files import listing
-from dagster_unified.engine.streaming.arrived import Arrived
+from dagster_unified.engine.streaming.catch_up import CatchUp
 from dagster_unified.engine.streaming.checkpoint import last_number
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class Drained(Protocol):
     @property
     def over(self) -> bool: ...
     def send_end(self) -> bool: ...
-    def has_read_handed(self) -> Callable[[], bool]: ...
-    def lets_wait(self) -> bool: ...
+    def has_read_inputs(self) -> Callable[[], bool]: ...
+    def ends_alignment(self) -> bool: ...
 
 
 class Draining(Thread):
@@ -74,10 +74,10 @@ class Draining(Thread):
 
     def _read(self) -> None:
         """Have the query read what has arrived, also what was handed on in a bucket, of which Spark hears late."""
-        self._wait_until(self._query.has_read_handed())
+        self._wait_until(self._query.has_read_inputs())
         if self._bounded:
             self._read_arrived()  # its sources stay aligned up to there
-        if self._query.lets_wait() or not self._bounded:
+        if self._query.ends_alignment() or not self._bounded:
             self._read_arrived()
 
     def _read_arrived(self) -> None:
@@ -88,7 +88,7 @@ class Draining(Thread):
             folder = self._query.folder
             self._wait(lambda: listing.all_taken(folder))
             begun = last_number(folder / "spark" / self._query.name / "offsets")
-            self._wait(Arrived(self._running, begun).is_read)
+            self._wait(CatchUp(self._running, begun).is_read)
 
     def _await_end(self) -> None:
         """Wait until the end of the input, which is on its way, has come, and what follows from it."""

@@ -25,14 +25,14 @@ from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.events import Written
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
+from dagster_unified.engine.streaming.cross_query import QueryOutputsInEpoch
 from dagster_unified.engine.streaming.host import Host
 from dagster_unified.engine.streaming.iterations import IterationsInEpoch
-from dagster_unified.engine.streaming.relays import RelaysInEpoch
 from dagster_unified.engine.streaming.tail import Tail
 from dagster_unified.engine.writing import spark_sink, write
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.execution_graph import ExecutionGraph
-from dagster_unified.graph.nodes import RelayNode, SinkNode
+from dagster_unified.graph.nodes import QueryOutputNode, SinkNode
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.metrics import Metrics
@@ -76,8 +76,8 @@ class Outcome(msgspec.Struct, frozen=True):
     circulates: bool = False
     """Whether something was fed back in an iteration that waits for the next epoch."""
 
-    owes_idleness: bool = False
-    """Whether a stream that is handed on is idle, and another epoch has to say it."""
+    must_announce_idle: bool = False
+    """Whether a stream that is handed on went idle in an epoch with records: a further epoch must announce it."""
 
 
 class EpochRunner(ABC):
@@ -137,7 +137,7 @@ class EpochWriter:
         kept: Mapping[int, Keep] | None = None,
         is_empty: Callable[[], bool] = _never,
         iterations: IterationsInEpoch | None = None,
-        relays: RelaysInEpoch | None = None,
+        query_outputs: QueryOutputsInEpoch | None = None,
     ) -> tuple[dict[str, Written], Metrics]:
         """Commit the rows of a micro-batch; returns what each sink wrote, and what the operators of the tail reported.
 
@@ -160,7 +160,7 @@ class EpochWriter:
             staged = load(spark.read.format("parquet").schema(frame.schema), [target])
             for lane, keep in (kept or {}).items():
                 keep(staged.where(f"lane = {lane}"), epoch)
-            results, metrics = self._write(spark, epoch, partial(stream_of, staged), iterations, relays)
+            results, metrics = self._write(spark, epoch, partial(stream_of, staged), iterations, query_outputs)
             self._begun = True
         remove_tree(target)
         return results, metrics
@@ -190,24 +190,24 @@ class EpochWriter:
         epoch: int,
         output: Callable[[Port], DataFrame],
         iterations: IterationsInEpoch | None = None,
-        relays: RelaysInEpoch | None = None,
+        query_outputs: QueryOutputsInEpoch | None = None,
     ) -> tuple[dict[str, Written], Metrics]:
         tail = Tail(self.tail, spark, output, self._shipments, self.log, iterations)
         results = {}
         try:
             for number in self.tail.sinks:
                 node = self.plan.graph.node(number)
-                if isinstance(node, RelayNode):
-                    assert relays is not None
-                    relays.write(node, tail.input_of(number))
+                if isinstance(node, QueryOutputNode):
+                    assert query_outputs is not None
+                    query_outputs.write(node, tail.input_of(number))
                     continue
                 assert isinstance(node, SinkNode)
                 result = write(node, self._commits_of(node), tail.sink_input(number), self._context(node, epoch))
                 results[node.name] = Written(result.rows, result.bytes)
         finally:
             tail.release()
-        if relays is not None:
-            relays.commit()
+        if query_outputs is not None:
+            query_outputs.commit()
         return results, tail.metrics()
 
     def _context(self, node: SinkNode, epoch: int) -> WriteContext:

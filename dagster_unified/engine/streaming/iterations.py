@@ -1,9 +1,7 @@
 """The iterations of a query, which go round while an epoch is committed.
 
-A bounded iteration keeps what each epoch brings, and goes round in the epoch that brings the end of its input. An
-unbounded one has a round for what an epoch brings and what was fed back before, and further rounds for as long as that
-takes no longer than a moment, or more is fed back than may be. What is fed back when an epoch closes waits for the next
-one. An epoch that runs again has the rounds that it had. Knows the queries' epochs; not their rows.
+An epoch of the query is a micro-batch of the loop. An unbounded iteration has further epochs of its own in it for as
+long as that takes no longer than a moment, or more is fed back than may be. Knows the query's epochs; not their rows.
 """
 
 from __future__ import annotations
@@ -13,25 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
-from dagster_unified.engine.iterations.bounded import BoundedIteration
-from dagster_unified.engine.iterations.feedback_log import Begun, FeedbackLog, StreamRound
-from dagster_unified.engine.iterations.files import StoredParcel
-from dagster_unified.engine.iterations.journal import Epoch, Input, Journal, begun_with
-from dagster_unified.engine.iterations.levels import SparkLevels, parcels
-from dagster_unified.engine.iterations.places import text_of
-from dagster_unified.engine.iterations.rescaling import rescaled
-from dagster_unified.engine.iterations.savepoints import BEFORE, divided, start_input, start_iteration
-from dagster_unified.engine.rounds.growth import Growth
-from dagster_unified.engine.rounds.rounds import LevelResult, outputs_of, run_round, terminate
-from dagster_unified.engine.session import cores
+from dagster_unified.engine.events import InputHeldBack, IterationResumed
+from dagster_unified.engine.iterations.epoch_log import BEFORE, Epoch
+from dagster_unified.engine.iterations.epochs import EndedEpoch
+from dagster_unified.engine.iterations.files import StoredMessage
+from dagster_unified.engine.iterations.folder import text_of
+from dagster_unified.engine.iterations.loop import FeedbackGuard
+from dagster_unified.engine.iterations.savepoints import start_input, start_iteration
+from dagster_unified.engine.iterations.spark_loop import IterationInputs, SparkLoop
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming.host import Host
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.body import compiled
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.metrics import Metrics
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,8 +47,8 @@ FED_BACK = "records fed back"
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """What the iterations of a query go round with."""
+class IterationContext:
+    """What the iterations of a query run with."""
 
     plan: Plan
     host: Host
@@ -69,16 +62,15 @@ class StreamIterations:
 
     def __init__(self, plan: Plan, nodes: Sequence[int]) -> None:
         self._nodes = [node for node in map(plan.graph.node, nodes) if isinstance(node, g.IterationNode)]
-        self._streams: dict[int, _Stream] = {}
+        self._loops: dict[int, StreamLoop] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_streams": {}}
+        return {**self.__dict__, "_loops": {}}
 
-    def begin(self, rounds: Rounds) -> None:
-        """Finds what the job before has left of them."""
+    def begin(self, context: IterationContext) -> None:
+        """Find what the job before has left of them."""
         for node in self._nodes:
-            kind = _Unbounded if node.takes_input_in_all_rounds else _Bounded
-            self._streams[node.id] = kind(rounds, node)
+            self._loops[node.id] = StreamLoop(context, node)
 
     def __bool__(self) -> bool:
         return bool(self._nodes)
@@ -86,20 +78,20 @@ class StreamIterations:
     @property
     def circulates(self) -> bool:
         """Whether something was fed back that waits for the next epoch."""
-        return any(one.circulates for one in self._streams.values())
+        return any(one.circulates for one in self._loops.values())
 
     @property
     def subtasks(self) -> tuple[int, ...]:
         """How many there are of each."""
-        return tuple(one.loop.parallelism for one in self._streams.values())
+        return tuple(one.loop.parallelism for one in self._loops.values())
 
     def have(self, epoch: int) -> bool:
         """Whether something of an epoch is committed."""
-        return any(one.log.has(epoch) for one in self._streams.values())
+        return any(one.log.has(epoch) for one in self._loops.values())
 
-    def of(self, node: g.IterationNode) -> _Stream:
+    def of(self, node: g.IterationNode) -> StreamLoop:
         """One of them."""
-        return self._streams[node.id]
+        return self._loops[node.id]
 
 
 @dataclass(frozen=True)
@@ -121,202 +113,89 @@ class IterationsInEpoch:
 
         `reported` gives what operators before it have measured, once the inputs have been computed.
         """
-        one = self.iterations.of(node)
-        outputs, metrics = one.epoch(self.epoch, self.ends(node.uid), lambda: one.taken(inputs, reported))
-        return one.levels.frames(node, outputs), metrics
+        loop = self.iterations.of(node)
+        found = loop.outputs(self.epoch, self.ends(node.uid), lambda: IterationInputs(inputs, reported))
+        return found, loop.metrics
 
 
-class _Stream:
-    """One iteration."""
+class StreamLoop(SparkLoop):
+    """The loop of an iteration in a query."""
 
-    circulates = False
-
-    def __init__(self, rounds: Rounds, node: g.IterationNode) -> None:
-        self.rounds, self.node = rounds, node
-        self.folder = text_of(rounds.folder / node.uid)
-        where = f"{rounds.plan.name}: iteration '{node.name}'"
-        self.log = FeedbackLog(self.folder, where)
-        held = self.log.begun if self.log.holds_state else None
-        parallelism = begun_with(self.folder) or node.parallelism or rounds.plan.execution.parallelism
-        parallelism = parallelism or (held.parallelism if held is not None else cores(rounds.host.spark))
-        self.loop = compiled(rounds.plan, node, parallelism, held.groups if held is not None else ())
-        passes = sorted((one for level in self.loop.levels for one in level.passes), key=lambda one: one.number)
-        slots = {slot.number: slot for one in passes for slot in (one.own, one.broadcast) if slot is not None}
-        slots |= {slot.number: slot for slot in self.loop.outputs}
-        self.log.begin(
-            Begun(
-                parallelism,
-                not node.takes_input_in_all_rounds,
-                [[step.uid for step in one.program.steps] for one in passes],
-                [f"{number} {slot.schema}" for number, slot in sorted(slots.items())],
-                [0 if one.groups == one.subtasks else one.groups for one in passes],
-                [one.subtasks for one in passes],
-            )
-        )
-        self.levels = SparkLevels(rounds.host.spark, self.loop, self.folder, self.check)
-
-    def check(self) -> None:
-        """Raises where the iteration is to stop."""
-        self.rounds.host.check()
-
-    def check_stop(self) -> None:
-        """Raises where the job is being stopped, and an epoch would go on for long."""
-        if self.rounds.host.stopping():
-            raise StateError(f"{self.loop.where}: the job is being stopped; it goes on after the last round")
-
-    def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
-        """What left the iteration in an epoch of the stream, and what its operators have measured."""
-        raise NotImplementedError
-
-    def taken(self, inputs: Sequence[DataFrame], reported: Callable[[], Metrics]) -> Input:
-        """Writes what an epoch brought to where it is read."""
-        once, replayed = self.levels.taken(inputs)
-        self.rounds.host.check()
-        return Input(self.loop.parallelism, once, replayed, reported().encode())
-
-
-class _Bounded(_Stream):
-    def __init__(self, rounds: Rounds, node: g.IterationNode) -> None:
-        super().__init__(rounds, node)
-        if rounds.start is not None:
-            found = start_input(rounds.start, node, self.levels)
-            if found is not None:
-                self.log.take_before(found)
-
-    def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
-        found = self.log.taken(epoch)
-        journal = Journal(self.folder) if ends else None
-        if found is None and (journal is None or journal.input is None):
-            found = take()
-            if found.once or found.replayed:
-                self.log.take(epoch, found)
-        before = Metrics() if found is None else merge([found.metrics])
-        if journal is None:
-            return [], before
-        one = BoundedIteration(journal, self.levels, SINKS, self.node.name, self.rounds.host.observe)
-        outputs = one.rounds(self._all)
-        return outputs, merge([before, one.metrics])
-
-    def check(self) -> None:
-        self.check_stop()
-        super().check()
-
-    def _all(self) -> Input:
-        """What all epochs have brought."""
-        taken = list(self.log.all_taken())
-        once = [parcel for one in taken for parcel in one.once]
-        return Input(self.loop.parallelism, once, [parcel for one in taken for parcel in one.replayed], "{}")
-
-
-class _Unbounded(_Stream):
-    def __init__(self, rounds: Rounds, node: g.IterationNode) -> None:
-        super().__init__(rounds, node)
-        self._told = time.monotonic()
+    def __init__(self, context: IterationContext, node: g.IterationNode) -> None:
+        self._host = context.host
+        plan, spark, folder = context.plan, context.host.spark, text_of(context.folder / node.uid)
+        super().__init__(plan, node, spark, folder, SINKS, context.host.observe)
+        self._most = plan.execution.streaming.max_feedback
         afterwards = "; the job goes on from this round when it is started again"
-        self._growth = Growth(self.loop.where, self._most, afterwards)
-        interval = rounds.plan.execution.streaming.interval
+        self._guard = FeedbackGuard(self.loop.where, self._most, afterwards)
+        interval = plan.execution.streaming.interval
         self._moment = MOMENT if interval is None else max(MOMENT, interval.total_seconds() / 2)
-        """Seconds after which an epoch closes although something was fed back."""
+        """Seconds after which an epoch of the query closes although something was fed back."""
 
-        if rounds.start is not None and (self.log.last is None or self.log.last.epoch == BEFORE):
-            found = start_iteration(rounds.start, node, self.levels)
-            if found is not None:
-                self.log.start(found, self.levels.files)
-                self.levels.files = []
-        if self.log.last is not None:
-            self._take_states(self.log.last)
-            rounds.host.observe(IterationResumed(SINKS, node.name, self.log.last.round.number))
+        self._ends, self._until, self._told = False, 0.0, time.monotonic()
+        if context.start is not None and (self.last is None or self.last.micro_batch == BEFORE):
+            self._start_from(context.start)
+        if not self.is_bounded and self.last is not None:
+            self.observe(IterationResumed(SINKS, node.name, self.last.number))
 
-    def _take_states(self, last: StreamRound) -> None:
-        """Goes on with the state that a round has left, in as many subtasks as there are now."""
-        states, subtasks = last.round.states, self.loop.parallelism
-        if last.parallelism != subtasks:
-            assert self.log.begun is not None
-            before = compiled(self.rounds.plan, self.node, last.parallelism, self.log.begun.groups)
-            found = divided(self.rounds.plan, self.node, self.levels, before, states)
-            states, files = rescaled(states, self.loop, self.folder, found)
-            self.levels.files += files
-        self.levels.states = states
-
-    @property
-    def circulates(self) -> bool:  # type: ignore[override]
-        return bool(self.log.waiting())
-
-    def epoch(self, epoch: int, ends: bool, take: Callable[[], Input]) -> tuple[list[StoredParcel], Metrics]:
-        until, last = time.monotonic() + self._moment, self.log.last
-        if last is not None and last.epoch > epoch:
-            raise StateError(
-                f"{self.loop.where}: epoch {epoch} comes after its rounds of epoch {last.epoch}; the checkpoint"
-                " directory is not whole: go back to a savepoint, or start the job without state"
-            )
-        if last is None or last.epoch < epoch:
-            taken = self.log.taken(epoch)
-            if taken is None:
-                taken = take()
-                if taken.once:
-                    self.log.take(epoch, taken)
-            metrics, begin = merge([taken.metrics]), [*taken.once, *self.log.waiting()]
+    def _start_from(self, start: StartingState) -> None:
+        """Go on with what a savepoint has."""
+        if self.is_bounded:
+            came = start_input(start, self.node, self.levels)
+            if came is not None:
+                self.log.take(BEFORE, came)
         else:
-            metrics, begin = Metrics(), []
-        with self.levels.many_rounds():
-            ended = self._rounds(begin, epoch, ends, until, metrics)
-        return self.log.outputs(epoch) + [parcel.records for parcel in outputs_of(self.loop, ended.sent)], metrics
-
-    def _rounds(
-        self, begin: Sequence[StoredParcel], epoch: int, ends: bool, until: float, metrics: Metrics
-    ) -> LevelResult[StoredParcel]:
-        """Runs the rounds of an epoch, whose first begins with some records; returns what came of the iteration's end.
-
-        Adds to `metrics` what its operators have measured.
-        """
-        if begin or (ends and self.log.last is None):
-            metrics.add_later(self._round(begin, epoch, ends, until))
-        last = self.log.last
-        while last is not None and last.epoch == epoch and not last.closes:
-            metrics.add_later(self._round(last.round.fed_back, epoch, ends, until))
-            last = self.log.last
-        if not ends:
-            return LevelResult()
-        assert last is not None
-        ended = terminate(self.loop, self.levels, last.round.number)
-        self.log.end(self.levels.states, self.levels.loop.parallelism)
-        metrics.add_later(ended.metrics)
-        return ended
-
-    def _round(self, begin: Sequence[StoredParcel], epoch: int, ends: bool, until: float) -> Metrics:
-        """Runs a round and commits it; returns what its operators have measured."""
-        if ends:
-            self.check_stop()
-        begun = time.monotonic()
-        number = self.log.last.round.number + 1 if self.log.last is not None else 0
-        ended = run_round(self.loop, self.levels, parcels(begin), number)
-        now = time.monotonic()
-        closes = not ended.feedback if ends else self._may_close(ended.feedback, now >= until)
-        self.rounds.host.check()
-        done = Epoch.of(ended, self.levels.states, now - begun)
-        self.log.commit(StreamRound(done, epoch, closes, self.loop.parallelism), self.levels.files)
-        self.levels.files = []
-        if not closes and now - self._told >= TELL_EVERY:
-            self._told = now
-            self._tell(done, ends)
-        ended.metrics.count(FED_BACK, ended.feedback)
-        self._growth.check(ended.feedback)
-        return ended.metrics
-
-    def _may_close(self, feedback: int, late: bool) -> bool:
-        """Whether an epoch closes after a round that fed back so many records."""
-        if self.rounds.host.stopping():
-            return True
-        return not feedback or (late and feedback <= self._most)
-
-    def _tell(self, done: Epoch, ends: bool) -> None:
-        """Say that an epoch takes long: a sign of life."""
-        held = not ends and done.feedback > self._most
-        stage = self.node.name
-        self.rounds.host.observe(
-            InputHeldBack(stage, done.feedback, self._most) if held else RoundCommitted(SINKS, stage, done)
-        )
+            before = start_iteration(start, self.node, self.levels)
+            if before is not None:
+                self.start(before)
 
     @property
-    def _most(self) -> int:
-        return self.rounds.plan.execution.streaming.max_feedback
+    def circulates(self) -> bool:
+        """Whether something was fed back that waits for the next epoch of the query."""
+        return not self.is_bounded and self.last is not None and bool(self.last.fed_back)
+
+    def check(self) -> None:
+        if self._ends and self._host.stopping():  # else the epoch of the query closes soon
+            raise StateError(f"{self.loop.where}: the job is being stopped; it goes on after the last round")
+        self._host.check()
+
+    def check_may_write(self) -> None:
+        self._host.check()
+
+    def outputs(self, micro_batch: int, ends: bool, inputs: Callable[[], IterationInputs]) -> dict[Port, DataFrame]:
+        last = self.last
+        if last is not None and last.micro_batch > micro_batch:
+            raise StateError(
+                f"{self.loop.where}: epoch {micro_batch} comes after its rounds of epoch {last.micro_batch}; the"
+                " checkpoint directory is not whole: go back to a savepoint, or start the job without state"
+            )
+        self._ends, self._until = ends, time.monotonic() + self._moment
+        found = super().outputs(micro_batch, ends, inputs)
+        if not self.is_bounded:
+            epochs = self.log.of(micro_batch)
+            if epochs:
+                self.metrics.count(FED_BACK, sum(epoch.feedback for epoch in epochs))
+            if ends:
+                self.log.end(self.levels.states, self.loop.parallelism)
+        return found
+
+    def may_close(self, feedback: int) -> bool:
+        return self._host.stopping() or (time.monotonic() >= self._until and feedback <= self._most)
+
+    def commit(self, ended: EndedEpoch[StoredMessage]) -> None:
+        self._host.check()
+        super().commit(ended)
+        if not self.is_bounded:
+            self._guard.check(ended.feedback)
+
+    def committed(self, epoch: Epoch) -> None:
+        """Say that a bounded iteration has committed an epoch, or that an epoch of the query takes long."""
+        now = time.monotonic()
+        if self.is_bounded:
+            super().committed(epoch)
+        elif not epoch.closes and now - self._told >= TELL_EVERY:
+            self._told = now
+            if self._ends or epoch.feedback <= self._most:
+                super().committed(epoch)
+            else:
+                self.observe(InputHeldBack(self.node.name, epoch.feedback, self._most))

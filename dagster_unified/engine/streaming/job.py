@@ -43,13 +43,13 @@ from dagster_unified.engine.streaming.checkpoint import (
     check_not_drained,
     wait_for,
 )
+from dagster_unified.engine.streaming.cross_query import bound
 from dagster_unified.engine.streaming.draining import End
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
 from dagster_unified.engine.streaming.last_epoch import tell_of_last_epoch
 from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.query import GRACE, Deployment, Query
-from dagster_unified.engine.streaming.relays import bound
 from dagster_unified.engine.streaming.savepoints.copy import check_whole, forget_interrupted, save
 from dagster_unified.engine.streaming.savepoints.export import FrozenCheckpoint, without_tables
 from dagster_unified.engine.streaming.savepoints.request import forget

@@ -25,7 +25,7 @@ from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.events import EpochCommitted, ignore_events
 from dagster_unified.engine.failures import naming_operator
-from dagster_unified.engine.iterations.places import text_of
+from dagster_unified.engine.iterations.folder import text_of
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.malformed import Diverted
 from dagster_unified.engine.spark_internals.spark_log import offsets_of_sources
@@ -35,12 +35,12 @@ from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.checkpoint import INITIAL
 from dagster_unified.engine.streaming.control import ControlFile, event_of
+from dagster_unified.engine.streaming.cross_query import QueryInputPosition, QueryOutputs, QueryOutputsInEpoch
 from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome
 from dagster_unified.engine.streaming.host import Host
-from dagster_unified.engine.streaming.iterations import FOLDER, IterationsInEpoch, Rounds, StreamIterations
+from dagster_unified.engine.streaming.iterations import FOLDER, IterationContext, IterationsInEpoch, StreamIterations
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query
-from dagster_unified.engine.streaming.relays import Reading, Relays, RelaysInEpoch
 from dagster_unified.engine.streaming.splits import Splits
 from dagster_unified.engine.streaming.tables import LookupTables
 from dagster_unified.errors import UnsupportedError
@@ -184,7 +184,7 @@ class PackedFrames:
     def _may_end_early(self, source: SparkSource[Any]) -> bool:
         """Whether a source, or a part of it, may end while others go on that wait for it."""
         nodes = self.plan.graph.nodes
-        others = len(self.plan.graph.sources) > 1 or any(isinstance(n, g.RelayNode) for n in nodes)
+        others = len(self.plan.graph.sources) > 1 or any(isinstance(n, g.QueryOutputNode) for n in nodes)
         return others or isinstance(source, SplitSource)
 
     def _natively_from(self, node: g.SourceNode, head: Head, frame: DataFrame, parts: list[str]) -> DataFrame:
@@ -257,35 +257,37 @@ class PackedRunner(EpochRunner):
         lanes: Mapping[Port, int],
         malformed_rows: Mapping[int, Diverted],
         iterations: StreamIterations,
-        relays: Relays,
+        query_outputs: QueryOutputs,
         rounds: UPath,
     ) -> None:
         """`rounds` is the folder of the iterations."""
         super().__init__(writer)
         self._lanes, self._iterations = lanes, iterations
-        self._relays, self._folder = relays, rounds
+        self._query_outputs, self._folder = query_outputs, rounds
         self._kept = {lane: partial(self._keep, lane, diverted) for lane, diverted in malformed_rows.items()}
         self._diverted: dict[str, int] = {}
 
     def begin(self, host: Host, start: StartingState | None = None) -> None:
         super().begin(host, start)
-        self._iterations.begin(Rounds(self.writer.plan, host, self._folder, start))
-        self._relays.begin(start)
+        self._iterations.begin(IterationContext(self.writer.plan, host, self._folder, start))
+        self._query_outputs.begin(start)
 
     def run(self, frame: DataFrame, epoch: int, ends: bool) -> Outcome:
         self._diverted = {}
         rows = PackedRows(frame)
         iterated = None
         if self._iterations:
-            iterated = IterationsInEpoch(self._iterations, epoch, self._relays.ended_by(epoch, ends))
-        handed = None
-        if self._relays:
+            iterated = IterationsInEpoch(self._iterations, epoch, self._query_outputs.ended_by(epoch, ends))
+        outputs = None
+        if self._query_outputs:
             loops = self._iterations
-            handed = RelaysInEpoch(self._relays, epoch, lambda: loops.circulates, loops.subtasks, self.writer.check)
+            outputs = QueryOutputsInEpoch(
+                self._query_outputs, epoch, lambda: loops.circulates, loops.subtasks, self.writer.check
+            )
         written, metrics = self.writer.commit(
-            rows.frame, epoch, self._unpacked, self._kept, rows.are_none, iterated, handed
+            rows.frame, epoch, self._unpacked, self._kept, rows.are_none, iterated, outputs
         )
-        owed, self._relays.owes_idleness = self._relays.owes_idleness, False
+        owed, self._query_outputs.must_announce_idle = self._query_outputs.must_announce_idle, False
         return Outcome(written, metrics, rows.report(), self._diverted, self._iterations.circulates, owed)
 
     def _unpacked(self, frame: DataFrame, port: Port) -> DataFrame:
@@ -341,15 +343,15 @@ class PackedQuery(Query):
             for node in malformed.diverting(self.plan)
             if node.id in read
         }
-        self._handed = {
-            head.source: Reading(text_of(self.folder / FOLDER / node.uid))
+        self._query_inputs = {
+            head.source: QueryInputPosition(text_of(self.folder / FOLDER / node.uid))
             for head in stages.heads
-            if isinstance(node := self.plan.graph.node(head.source), g.RelayedNode)
+            if isinstance(node := self.plan.graph.node(head.source), g.QueryInputNode)
         }
         self.iterations = StreamIterations(self.plan, stages.tail.nodes)
         rounds, offsets = self.folder / FOLDER, self.folder / "spark" / name / "offsets"
-        relays = Relays(self.plan, stages.tail.sinks, rounds, offsets)
-        self.runner = PackedRunner(self.writer, stages.tail_lanes, kept, self.iterations, relays, rounds)
+        query_outputs = QueryOutputs(self.plan, stages.tail.sinks, rounds, offsets)
+        self.runner = PackedRunner(self.writer, stages.tail_lanes, kept, self.iterations, query_outputs, rounds)
         self._begins = start
 
     def frame(self) -> DataFrame:
@@ -386,7 +388,7 @@ class PackedQuery(Query):
         report = outcome.report
         self._note_positions(epoch)
         self._note_delivered(epoch)
-        if outcome.circulates or outcome.owes_idleness:
+        if outcome.circulates or outcome.must_announce_idle:
             self.time.wake()
         if self.stages.awaits_events or self.alignment:
             event = self.time.after(report, wall_clock())
@@ -413,7 +415,7 @@ class PackedQuery(Query):
         """Note which sources have been read to their end, and what was handed on, by an epoch or before the first."""
         awaits = self.stages.awaits_events or bool(self.alignment)
         endings = self.frames.endings if awaits else {}
-        if not (endings or self._handed):
+        if not (endings or self._query_inputs):
             return
         offsets = offsets_of_sources(self._logged(epoch)) if epoch is not None else []
         positions = {head.source: one for head, one in zip(self.stages.heads, offsets, strict=False)}
@@ -423,10 +425,10 @@ class PackedQuery(Query):
             for number, head in enumerate(self.stages.heads)
             if head.source in endings
         }
-        for source, reading in self._handed.items() if positions else ():
-            last = reading.reached(positions[source])
+        for source, position in self._query_inputs.items() if positions else ():
+            last = position.reached(positions[source])
             if last is not None:
-                self.time.relayed(self.plan.graph.node(source).uid, last.watermark, last.last_event_time, last.idle)
+                self.time.reached(self.plan.graph.node(source).uid, last.watermark, last.last_event_time, last.idle)
                 ended[source] = frozenset([ALL] if last.ended else ())
         if not awaits:  # what was handed on is noted as read, and nobody asks for the time
             return
@@ -461,11 +463,11 @@ class PackedQuery(Query):
             if event is not None:
                 self.control.write(event)
 
-    def has_read_handed(self) -> Callable[[], bool]:
-        handed = {reading: reading.handed() for reading in self._handed.values()}
-        return lambda: all(reading.read >= count for reading, count in handed.items())
+    def has_read_inputs(self) -> Callable[[], bool]:
+        logged = {position: position.logged() for position in self._query_inputs.values()}
+        return lambda: all(position.read >= count for position, count in logged.items())
 
-    def lets_wait(self) -> bool:
+    def ends_alignment(self) -> bool:
         if self.alignment:
             self.alignment.end()
         return bool(self.alignment)

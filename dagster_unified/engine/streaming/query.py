@@ -150,11 +150,11 @@ class Query(ABC):
         """What this process has for epochs."""
         return Host(self.spark, self.writer.check, self._observe, lambda: self._stopping or self._cancelled)
 
-    def has_read_handed(self) -> Callable[[], bool]:
+    def has_read_inputs(self) -> Callable[[], bool]:
         """What says whether the query has read all that other queries have handed on until now."""
         return lambda: True
 
-    def lets_wait(self) -> bool:
+    def ends_alignment(self) -> bool:
         """The input is drained: let no source wait for another from now on; says whether any may have waited."""
         return False
 

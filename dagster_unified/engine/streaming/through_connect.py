@@ -4,13 +4,15 @@ The rows of an epoch are there, so they are computed and committed there. Whethe
 it, the job's process says, as on a classic session; so Spark logs no epoch that the job does not know of. The two write
 to each other in the checkpoint directory, each in a file of its own, of which the other waits for the next message:
 
-    server: Asked(epoch)                [Told(events)]  Done(epoch, outcome) or Failed(error)
-    job:                 Go or Refused                                                        Closed or Refused
+    server: EpochRequested
+    job:    StartEpoch or EpochRejected
+    server: EpochEvents, as often as there are some; at last EpochDone or EpochFailed
+    job:    EpochClosed or EpochRejected
 
 A job that was killed answers no more, and the epoch waits for the next one. Where that goes on with the query
 (`attaching.py`), the server says to it once more what the other has not answered, and obeys it alone from then on;
-where it does not, the query ends. A job that is being stopped says `Go` once more, so that an epoch whose iterations go
-round closes soon. Knows neither rows nor sinks.
+where it does not, the query ends. A job that is being stopped says `StartEpoch` once more, so that an epoch whose
+iterations go round closes soon. Knows neither rows nor sinks.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from dagster_unified.engine.events import Event as JobEvent
 from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.interrupts import meanwhile
-from dagster_unified.engine.iterations.journal import Epoch, bare
+from dagster_unified.engine.iterations.epoch_log import Epoch, bare
 from dagster_unified.engine.streaming import attaching
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
@@ -59,53 +61,53 @@ ORPHANED = 600.0
 """Seconds for which an epoch waits for another job, where the one that the query belonged to was killed."""
 
 
-class Asked(msgspec.Struct, frozen=True, tag=True):
+class EpochRequested(msgspec.Struct, frozen=True, tag=True):
     """Spark has an epoch: may it begin?"""
 
     epoch: int
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
+class EpochEvents(msgspec.Struct, frozen=True, tag=True):
     """What the latest events were, of so many of the epoch: fields of one of `_EVENTS` behind its name."""
 
     count: int
     events: list[tuple[str, list[msgspec.Raw]]]
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class EpochDone(msgspec.Struct, frozen=True, tag=True):
     """The epoch is committed to the sinks."""
 
     epoch: int
     outcome: Outcome
-    told: Told = Told(0, [])
+    events: EpochEvents = EpochEvents(0, [])
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class EpochFailed(msgspec.Struct, frozen=True, tag=True):
     """The epoch has failed, with an error of this class in `errors`."""
 
     kind: str
     message: str
 
 
-class Go(msgspec.Struct, frozen=True, tag=True):
+class StartEpoch(msgspec.Struct, frozen=True, tag=True):
     """The epoch may begin; `ends` says that it brings the end of the input, `soon` that it is to close soon."""
 
     ends: bool
     soon: bool = False
 
 
-class Closed(msgspec.Struct, frozen=True, tag=True):
+class EpochClosed(msgspec.Struct, frozen=True, tag=True):
     """What follows from the epoch is done, and Spark may log it."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class EpochRejected(msgspec.Struct, frozen=True, tag=True):
     """The epoch may not begin, or not be logged."""
 
     reason: str
 
 
-FromServer: TypeAlias = Asked | Told | Done | Failed
-FromJob: TypeAlias = Go | Closed | Refused
+FromServer: TypeAlias = EpochRequested | EpochEvents | EpochDone | EpochFailed
+FromJob: TypeAlias = StartEpoch | EpochClosed | EpochRejected
 RunEpoch: TypeAlias = Callable[[Callable[[bool], Outcome], int], None]
 EndEpoch: TypeAlias = Callable[[Callable[[bool], Outcome] | None, int], None]
 """Ends an epoch that another job has begun: with what says what has come of it, or None where Spark has logged it."""
@@ -140,7 +142,7 @@ def _brief(value: object) -> object:
     return msgspec.structs.replace(bare(value), outputs=[]) if isinstance(value, Epoch) else value
 
 
-class _Letters(Generic[T]):
+class Mailbox(Generic[T]):
     """The messages of one side to or from one job, numbered from 1 on: a file has the latest.
 
     One side writes, the other reads.
@@ -175,14 +177,14 @@ class _Letters(Generic[T]):
         return found
 
 
-def _of_server(folder: UPath, token: int) -> _Letters[FromServer]:
+def _of_server(folder: UPath, token: int) -> Mailbox[FromServer]:
     """What the server says to the job with this token."""
-    return _Letters(folder / "server.json", FromServer, token)
+    return Mailbox(folder / "server.json", FromServer, token)
 
 
-def _of_job(folder: UPath, token: int) -> _Letters[FromJob]:
+def _of_job(folder: UPath, token: int) -> Mailbox[FromJob]:
     """What that job says."""
-    return _Letters(folder / f"{token}.json", FromJob, token)
+    return Mailbox(folder / f"{token}.json", FromJob, token)
 
 
 class EpochsElsewhere:
@@ -206,7 +208,7 @@ class EpochsElsewhere:
         self._theirs, self._mine = _of_server(self._folder, token), _of_job(self._folder, token)
         self._closed = Event()
         self._thread: Thread | None = None
-        self._next_epoch: Asked | None = None
+        self._next_epoch: EpochRequested | None = None
         """An epoch that the server has asked for where another one was waited for."""
 
         self._heard = 0
@@ -266,7 +268,7 @@ class EpochsElsewhere:
             if end_epoch is not None and begun is not None:
                 self._end(end_epoch, begun)
             while (asked := self._next(_IDLE)) is not None:
-                if isinstance(asked, Asked):  # else it ends an epoch that has been refused meanwhile
+                if isinstance(asked, EpochRequested):  # else it ends an epoch that has been refused meanwhile
                     self._mine.send(self._answer(run_epoch, self._run, asked.epoch))
         except Exception as error:  # the two cannot reach each other
             self.failure = error
@@ -277,8 +279,8 @@ class EpochsElsewhere:
         try:
             end(run, epoch)
         except Exception as error:
-            return Refused(str(error))
-        return Closed()
+            return EpochRejected(str(error))
+        return EpochClosed()
 
     def _end(self, end_epoch: EndEpoch, epoch: int) -> None:
         """End an epoch that the job before has begun."""
@@ -299,23 +301,23 @@ class EpochsElsewhere:
 
             self._answer(end_epoch, failed, epoch)  # or whoever waits for the epoch would wait for ever
             raise
-        if isinstance(said, Asked) and said.epoch > epoch:  # so the one before is logged
+        if isinstance(said, EpochRequested) and said.epoch > epoch:  # so the one before is logged
             self._next_epoch = said
             end_epoch(None, epoch)
         elif said is None and is_logged():
             end_epoch(None, epoch)
         else:
-            run = self._run if isinstance(said, Asked) else lambda _: self._outcome(said)
+            run = self._run if isinstance(said, EpochRequested) else lambda _: self._outcome(said)
             answer = self._answer(end_epoch, run, epoch)
             if said is not None:
                 self._mine.send(answer)
 
     def _run(self, ends: bool) -> Outcome:
         """Have the server run the epoch that it has asked for."""
-        self._mine.send(Go(ends))
+        self._mine.send(StartEpoch(ends))
         said: FromServer | None = None
         with meanwhile(partial(self._hasten, ends), f"stop of {self._query}"):
-            while isinstance(said := self._next(), Told):
+            while isinstance(said := self._next(), EpochEvents):
                 self._observe(said)
         return self._outcome(said)
 
@@ -323,23 +325,23 @@ class EpochsElsewhere:
         """Let the server know if the job is being stopped, until the epoch is `done`."""
         while not done.wait(_IDLE):
             if self._host.stopping():
-                self._mine.send(Go(ends, soon=True))
+                self._mine.send(StartEpoch(ends, soon=True))
                 return
 
-    def _observe(self, told: Told) -> None:
+    def _observe(self, latest: EpochEvents) -> None:
         """Observe the events that were not in a message before."""
-        new = max(0, told.count - self._heard)
-        for name, values in told.events[len(told.events) - min(new, len(told.events)) :]:
+        new = max(0, latest.count - self._heard)
+        for name, values in latest.events[len(latest.events) - min(new, len(latest.events)) :]:
             self._host.observe(_decoded(name, values))
-        self._heard = told.count
+        self._heard = latest.count
 
     def _outcome(self, said: FromServer | None) -> Outcome:
         """What the server says of the epoch that it has run."""
-        if isinstance(said, Done):
-            self._observe(said.told)
+        if isinstance(said, EpochDone):
+            self._observe(said.events)
             self._heard = 0
             return said.outcome
-        if isinstance(said, Failed):
+        if isinstance(said, EpochFailed):
             kind: type[errors.UnifiedError] = getattr(errors, said.kind, StageError)
             raise kind(said.message)
         if self._closed.is_set():
@@ -383,16 +385,16 @@ class EpochsHere:
 
         self._count = 0
         self._soon, self._looked = False, 0.0
-        """Whether the epoch is to close soon, and when the job's letters were looked at for that."""
+        """Whether the epoch is to close soon, and when the job's messages were looked at for that."""
 
-        self._sign: tuple[int, int, bool] | None = None
+        self._heartbeat: tuple[int, int, bool] | None = None
         self._seen = 0.0
         """The last sign of life of a job, and when it was seen here: two machines have two clocks."""
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
-        go = self._ask(Asked(epoch))
-        ends = isinstance(go, Go) and go.ends
-        self._soon = isinstance(go, Go) and go.soon
+        go = self._ask(EpochRequested(epoch))
+        ends = isinstance(go, StartEpoch) and go.ends
+        self._soon = isinstance(go, StartEpoch) and go.soon
         self._events, self._count = [], 0
         try:
             if self._runner is None:
@@ -402,24 +404,24 @@ class EpochsHere:
         except Exception as error:
             failed = error if self._runner is None else self._failed(self._runner, error, frame)
             kinds = (kind.__name__ for kind in type(failed).__mro__ if hasattr(errors, kind.__name__))
-            self._mine.send(Failed(next(kinds, StageError.__name__), str(failed)))
+            self._mine.send(EpochFailed(next(kinds, StageError.__name__), str(failed)))
             raise failed from error
-        self._ask(Done(epoch, outcome, self._told()))
+        self._ask(EpochDone(epoch, outcome, self._latest_events()))
 
     def _tell(self, event: JobEvent) -> None:
         self._events = [*self._events[1 - _KEPT :], _encoded(event)]
         self._count += 1
-        self._mine.send(self._told())
+        self._mine.send(self._latest_events())
 
-    def _told(self) -> Told:
-        return Told(self._count, self._events)
+    def _latest_events(self) -> EpochEvents:
+        return EpochEvents(self._count, self._events)
 
     def _is_stopping(self) -> bool:
         """Whether the job has said that the epoch is to close soon."""
         if not self._soon and time.monotonic() - self._looked >= _IDLE:
             self._looked = time.monotonic()
             found = self._theirs.receive()
-            self._soon = isinstance(found, Go) and found.soon
+            self._soon = isinstance(found, StartEpoch) and found.soon
         return self._soon
 
     def _loaded(self) -> EpochRunner:
@@ -452,9 +454,9 @@ class EpochsHere:
         looked = time.monotonic()
         while True:
             found = self._theirs.receive()
-            if isinstance(found, Closed):
+            if isinstance(found, EpochClosed):
                 return found
-            if isinstance(found, Go) and not isinstance(message, Asked):
+            if isinstance(found, StartEpoch) and not isinstance(message, EpochRequested):
                 continue  # it says that the epoch is to close soon, which it does
             if found is None and time.monotonic() - looked < _ALIVE:
                 time.sleep(self._theirs.pause)
@@ -464,7 +466,7 @@ class EpochsHere:
                 self._check_job()
             if self._follow():
                 self._mine.send(message)
-            elif isinstance(found, Refused):
+            elif isinstance(found, EpochRejected):
                 if self._runner is not None:
                     self._runner.close()
                 raise StoppedError(found.reason)
@@ -512,9 +514,9 @@ class EpochsHere:
             )
         if holder.released and holder.token == self._theirs.token:
             raise LeaseLostError(f"{self._directory.path.name}: the job that this query belongs to has stopped")
-        sign = (holder.token, holder.beat, holder.released)
-        if sign != self._sign:
-            self._sign, self._seen = sign, time.monotonic()
+        heartbeat = (holder.token, holder.beat, holder.released)
+        if heartbeat != self._heartbeat:
+            self._heartbeat, self._seen = heartbeat, time.monotonic()
         elif time.monotonic() - self._seen > ORPHANED:
             raise LeaseLostError(
                 f"{self._directory.path.name}: the process of the job that this query belongs to has given no sign of"

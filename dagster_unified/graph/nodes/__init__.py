@@ -40,7 +40,7 @@ from dagster_unified.graph.nodes.native import (
     WindowAggregateNode,
     WithColumnsNode,
 )
-from dagster_unified.graph.nodes.relays import RelayedNode, RelayNode
+from dagster_unified.graph.nodes.query_ends import QueryInputNode, QueryOutputNode
 from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
 
 __all__ = [
@@ -79,10 +79,10 @@ __all__ = [
     "Node",
     "Partitioning",
     "ProcessNode",
+    "QueryInputNode",
+    "QueryOutputNode",
     "ReadingNode",
     "ReduceNode",
-    "RelayNode",
-    "RelayedNode",
     "Role",
     "SelectNode",
     "SinkNode",

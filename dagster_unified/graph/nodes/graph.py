@@ -9,13 +9,13 @@ from typing import Any, Self, TypeAlias
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.nodes.base import ExchangeKind, Node, Partitioning
 from dagster_unified.graph.nodes.functions import AssignTimestampsNode
-from dagster_unified.graph.nodes.relays import RelayedNode, RelayNode
+from dagster_unified.graph.nodes.query_ends import QueryInputNode, QueryOutputNode
 from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
 from dagster_unified.graph.slices import Dimensions, Slice
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.records import UNITED, RecordType
 
-TimedNode: TypeAlias = AssignTimestampsNode | RelayedNode
+TimedNode: TypeAlias = AssignTimestampsNode | QueryInputNode
 """What event times, and watermarks, come from."""
 
 
@@ -53,15 +53,17 @@ class Graph:
         return [n for n in self.nodes if isinstance(n, SinkNode)]
 
     @cached_property
-    def ends(self) -> list[SinkNode | RelayNode]:
+    def ends(self) -> list[SinkNode | QueryOutputNode]:
         """Where streams leave it: its sinks, and what it hands on to other queries."""
-        return [n for n in self.nodes if isinstance(n, SinkNode | RelayNode)]
+        return [n for n in self.nodes if isinstance(n, SinkNode | QueryOutputNode)]
 
     @cached_property
     def timed(self) -> list[TimedNode]:
         """What the event times of its records come from."""
         return [
-            n for n in self.nodes if isinstance(n, AssignTimestampsNode) or (isinstance(n, RelayedNode) and n.is_timed)
+            n
+            for n in self.nodes
+            if isinstance(n, AssignTimestampsNode) or (isinstance(n, QueryInputNode) and n.is_timed)
         ]
 
     @cached_property

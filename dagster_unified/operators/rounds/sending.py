@@ -13,7 +13,7 @@ from dagster_unified.operators.rounds.spec import InputRoute
 from dagster_unified.operators.routing import Route, Sender, in_columns
 
 
-class Sent(NamedTuple):
+class Message(NamedTuple):
     """Records on their way: the buffer they go to, and of it the key group or subtask, or `EVERYWHERE`."""
 
     slot: int
@@ -21,13 +21,13 @@ class Sent(NamedTuple):
     batch: pa.RecordBatch
 
 
-def along(route: Route, batch: pa.RecordBatch, sender: Sender) -> Iterator[Sent]:
+def along(route: Route, batch: pa.RecordBatch, sender: Sender) -> Iterator[Message]:
     """A batch along a route."""
     for channel, part in route.split(route.aligned(batch), sender):
-        yield Sent(route.target, channel, part)
+        yield Message(route.target, channel, part)
 
 
-def into(given: InputRoute, batch: pa.RecordBatch, sender: Sender) -> Iterator[Sent]:
+def into(given: InputRoute, batch: pa.RecordBatch, sender: Sender) -> Iterator[Message]:
     """A batch into an input of the body."""
     batch = in_columns(batch, given.columns, given.schema)
     for keyed in [batch] if given.keys is None else with_keys(given.keys, batch):
@@ -35,7 +35,7 @@ def into(given: InputRoute, batch: pa.RecordBatch, sender: Sender) -> Iterator[S
             yield from along(route, keyed, sender)
 
 
-def again(given: InputRoute, route: Route, batch: pa.RecordBatch, sender: Sender) -> Iterator[Sent]:
+def again(given: InputRoute, route: Route, batch: pa.RecordBatch, sender: Sender) -> Iterator[Message]:
     """Records of an input of the body along one of its routes."""
     columns = tuple(name if name in batch.schema.names else None for name in given.schema.names)
     batch = in_columns(batch, columns, given.schema)

@@ -146,8 +146,10 @@ class Loop:
     has_criteria: bool
     parallelism: int
     staleness: int = 0
-    """How many epochs a subtask may be ahead of the slowest, and so many later than in the next one records come that
-    one sends to another; where it may be, there is one level."""
+    """How many epochs a subtask may lead the slowest; records to others arrive that many epochs later.
+
+    A loop with a staleness has one level.
+    """
 
     def route_to(self, buffer: int) -> tuple[InputRoute, Route]:
         """An input whose records come to a buffer, and their route; that with an event time, if there are others.

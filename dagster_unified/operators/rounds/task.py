@@ -1,4 +1,4 @@
-"""What a subtask does in one level of a round.
+"""Runs one epoch of a subtask in one level.
 
 It reads what was sent to its passes, runs them in their order, tells their functions that the epoch has ended, and
 sends on what they emit. Knows operators and their drivers; not where records and state are kept in the meantime.
@@ -24,7 +24,7 @@ from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.packing import encode
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.spec import Program
-from dagster_unified.operators.rounds.sending import Sent, along, into
+from dagster_unified.operators.rounds.sending import Message, along, into
 from dagster_unified.operators.rounds.spec import BodyPass, Driver, InputBuffer, Level, everywhere_but
 from dagster_unified.operators.routing import EVERYWHERE, Sender
 from dagster_unified.operators.time import MIN_TIMESTAMP
@@ -34,7 +34,7 @@ Inbox: TypeAlias = Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
 
 
 class States(Protocol):
-    """Where the state of a subtask's key groups is kept from round to round."""
+    """Where the state of a subtask's key groups is kept from epoch to epoch."""
 
     def group(self, one: int, group: int) -> GroupStore:
         """The state of a group of a pass."""
@@ -44,8 +44,8 @@ class States(Protocol):
 
 
 @dataclass(frozen=True)
-class Turn:
-    """A level of a round of one subtask."""
+class SubtaskEpoch:
+    """One epoch of one subtask in one level."""
 
     level: Level
     subtask: Subtask
@@ -64,14 +64,14 @@ class Turn:
 
 @dataclass
 class Outcome:
-    """What came of a turn."""
+    """What came of one."""
 
-    sent: list[Sent] = field(default_factory=list)
-    fed_back: list[Sent] = field(default_factory=list)
-    """What belongs to the next round."""
+    sent: list[Message] = field(default_factory=list)
+    fed_back: list[Message] = field(default_factory=list)
+    """Records of the next epoch."""
 
-    late: list[Sent] = field(default_factory=list)
-    """What belongs to a later one, where the turn is stale: all that other subtasks take."""
+    late: list[Message] = field(default_factory=list)
+    """Records of later epochs, with a staleness: all that other subtasks take."""
 
     feedback: int = 0
     """How many records were fed back."""
@@ -82,42 +82,42 @@ class Outcome:
     metrics: Metrics = field(default_factory=Metrics)
 
 
-def take_turn(turn: Turn) -> Outcome:
-    """Runs a level of a round in one subtask."""
-    out = _Turn(turn).run()
-    if turn.is_stale:
-        out.fed_back, out.late = _apart(turn, out.fed_back)
+def run_subtask(work: SubtaskEpoch) -> Outcome:
+    """Run one epoch of a subtask in one level."""
+    out = _SubtaskRun(work).run()
+    if work.is_stale:
+        out.fed_back, out.late = _apart(work, out.fed_back)
     return out
 
 
-def _apart(turn: Turn, fed_back: Iterable[Sent]) -> tuple[list[Sent], list[Sent]]:
+def _apart(work: SubtaskEpoch, fed_back: Iterable[Message]) -> tuple[list[Message], list[Message]]:
     """What was fed back to the subtask itself, and what to others."""
-    own: list[Sent] = []
-    others: list[Sent] = []
-    number = turn.subtask.number
+    own: list[Message] = []
+    others: list[Message] = []
+    number = work.subtask.number
     for sent in fed_back:
-        if sent.target == EVERYWHERE and turn.level.subtasks > 1:
+        if sent.target == EVERYWHERE and work.level.subtasks > 1:
             own.append(sent._replace(target=number))
             others.append(sent._replace(target=everywhere_but(number)))
-        elif turn.level.is_for(number, sent.slot, sent.target):
+        elif work.level.is_for(number, sent.slot, sent.target):
             own.append(sent)
         else:
             others.append(sent)
     return own, others
 
 
-class _Turn:
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+class _SubtaskRun:
+    def __init__(self, work: SubtaskEpoch) -> None:
+        self.work = work
         self.out = Outcome()
         self.near: dict[int, list[tuple[int, pa.RecordBatch]]] = defaultdict(list)
         """What was sent to passes of this level, which read it at once, by buffer."""
 
-        self.sender, self.here = Sender(turn.subtask.number), turn.level.buffers
+        self.sender, self.here = Sender(work.subtask.number), work.level.buffers
 
     def run(self) -> Outcome:
-        for one in self.turn.level.passes:
-            if self.turn.subtask.number < one.subtasks:
+        for one in self.work.level.passes:
+            if self.work.subtask.number < one.subtasks:
                 self._run(one)
         return self.out
 
@@ -125,7 +125,7 @@ class _Turn:
         own, broadcast = self._received(one.own), [] if one.broadcast is None else self._received(one.broadcast)
         everywhere = [batch for _, batch in broadcast]
         if one.driver is Driver.BOUNDED:
-            if own or (everywhere and self.turn.subtask.number == 0):
+            if own or (everywhere and self.work.subtask.number == 0):
                 self._bounded(one, own, everywhere)
         elif one.driver is Driver.GROUPED:
             self._grouped(one, own, everywhere)
@@ -133,12 +133,12 @@ class _Turn:
             self._plain(one, own, everywhere)
 
     def _received(self, buffer: InputBuffer) -> list[tuple[int, pa.RecordBatch]]:
-        return [*self.turn.inbox.get(buffer.number, ()), *self.near.pop(buffer.number, ())]
+        return [*self.work.inbox.get(buffer.number, ()), *self.near.pop(buffer.number, ())]
 
     def _plain(
         self, one: BodyPass, own: Iterable[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
     ) -> None:
-        with RunningProgram(one.program, self._emitting(one), self.turn.clock, self.turn.subtask) as running:
+        with RunningProgram(one.program, self._emitting(one), self.work.clock, self.work.subtask) as running:
             if one.program.broadcast is not None:
                 running.give(pa.Table.from_batches(everywhere, one.program.broadcast.layout.schema))
             for _, batch in own:
@@ -149,30 +149,30 @@ class _Turn:
         self, one: BodyPass, own: Iterable[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
     ) -> None:
         by_group: dict[int, list[pa.RecordBatch]] = defaultdict(list)
-        number, alone = self.turn.subtask.number, one.groups == one.subtasks
+        number, alone = self.work.subtask.number, one.groups == one.subtasks
         for target, batch in own:
             # without keys also what was sent to a subtask that is no more, before there was another number of them
             by_group[number if alone or target <= EVERYWHERE else target].append(batch)
-        if alone and (one.listens or everywhere or self.turn.terminated):
+        if alone and (one.listens or everywhere or self.work.terminated):
             by_group[number]
         elif everywhere:
             for group in range(number, one.groups, one.subtasks):
                 by_group[group]
-        elif self.turn.terminated:
-            for group in self.turn.states.groups(one.number):
+        elif self.work.terminated:
+            for group in self.work.states.groups(one.number):
                 by_group[group]
         if not by_group and not one.listens:
             return
-        with KeyGroups(one.program, self._emitting(one), self.turn.clock, self.turn.subtask) as driver:
+        with KeyGroups(one.program, self._emitting(one), self.work.clock, self.work.subtask) as driver:
             for group in sorted(by_group):
                 given = MicroBatch(
-                    event=ControlEvent(now=self.turn.clock(), end=self.turn.terminated),
+                    event=ControlEvent(now=self.work.clock(), end=self.work.terminated),
                     behind=Arrived(by_group[group], everywhere),
                     leads=group == 0,
-                    epoch=None if self.turn.terminated else self.turn.epoch,
-                    terminated=self.turn.terminated,
+                    epoch=None if self.work.terminated else self.work.epoch,
+                    terminated=self.work.terminated,
                 )
-                driver.run(self.turn.states.group(one.number, group), given)
+                driver.run(self.work.states.group(one.number, group), given)
             self._end(driver.running)
 
     def _bounded(
@@ -181,21 +181,21 @@ class _Turn:
         program = one.program
         if program.broadcast is not None:
             data = tuple(map(encode, everywhere))
-            leads = self.turn.subtask.number == 0
+            leads = self.work.subtask.number == 0
             program = replace(program, broadcast=replace(program.broadcast, data=data, leads=leads))
         whole = pa.Table.from_batches([batch for _, batch in own], one.own.schema).combine_chunks().to_batches()
         batches = [_in_order(program, batch) for batch in whole]
         emit = self._emitting(one)
-        run = run_batch(program, batches, self.turn.clock, self.turn.subtask)
+        run = run_batch(program, batches, self.work.clock, self.work.subtask)
         for emitted in run:
             emit(emitted.output, emitted.batch)
         self.out.metrics.add(run.metrics[0])
 
     def _end(self, running: RunningProgram) -> None:
-        if self.turn.terminated:
+        if self.work.terminated:
             running.end_of_iteration()
         else:
-            running.end_of_epoch(self.turn.epoch)
+            running.end_of_epoch(self.work.epoch)
         self.out.metrics.add(running.report())
 
     def _emitting(self, one: BodyPass) -> Callable[[int, pa.RecordBatch], None]:
@@ -209,7 +209,7 @@ class _Turn:
                     self.out.sent += sent
             if output.is_criteria:
                 self.out.criteria += batch.num_rows
-            if output.feedback and not self.turn.terminated:
+            if output.feedback and not self.work.terminated:
                 self.out.feedback += batch.num_rows
                 for variable in output.feedback:
                     self.out.fed_back += into(variable, batch, self.sender)

@@ -23,7 +23,7 @@ from dagster_unified.connectors.paths import children, for_spark
 from dagster_unified.connectors.protocol.positions import OffsetsRead, Position
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.engine.dataframe.inputs import spark_source
-from dagster_unified.engine.iterations.places import text_of
+from dagster_unified.engine.iterations.folder import text_of
 from dagster_unified.engine.iterations.savepoints import Written, write_iteration
 from dagster_unified.engine.spark_internals.spark_log import offsets_of_sources
 from dagster_unified.engine.state_tables.frames import operator_tables
@@ -34,8 +34,8 @@ from dagster_unified.engine.streaming.checkpoint import (
     last_number,
 )
 from dagster_unified.engine.streaming.control import ControlFile
+from dagster_unified.engine.streaming.cross_query import write_unread_input
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
-from dagster_unified.engine.streaming.relays import write_handed_on
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
@@ -124,7 +124,7 @@ class _Query:
         return {
             node.uid: self._position(node, folder, offset)
             for node, folder, offset in self.sources()
-            if not isinstance(node, g.RelayedNode)
+            if not isinstance(node, g.QueryInputNode)
         }
 
     def _position(self, node: g.SourceNode, folder: UPath, offset: str | None) -> Position:
@@ -205,12 +205,12 @@ class _Query:
             tables.append(write_iteration(self.plan, node, spark, text_of(rounds), self.epoch, folder, attempt))
         return [table for table in tables if table is not None]
 
-    def write_handed_on(self, spark: SparkSession, folder: UPath, attempt: str) -> list[OperatorState]:
+    def write_unread_input(self, spark: SparkSession, folder: UPath, attempt: str) -> list[OperatorState]:
         """Writes the tables of what other queries have handed on, and this one has not read."""
         return [
-            write_handed_on(node, spark, text_of(self.place / ROUNDS / node.uid), offset, folder, attempt)
+            write_unread_input(node, spark, text_of(self.place / ROUNDS / node.uid), offset, folder, attempt)
             for node, _, offset in self.sources()
-            if isinstance(node, g.RelayedNode)
+            if isinstance(node, g.QueryInputNode)
         ]
 
 
@@ -253,7 +253,7 @@ def write_tables(
         event=_together([query.event() for query in exported]),
         operators=[*operators, *(state for loop in loops for state in loop.operators)],
         iterations=[loop.iteration for loop in loops],
-        handed_on=[table for query in exported for table in query.write_handed_on(spark, folder, attempt)],
+        handed_on=[table for query in exported for table in query.write_unread_input(spark, folder, attempt)],
         positions={uid: position for query in exported for uid, position in query.positions().items()},
         epochs={query.spec.name: query.epoch for query in exported if query.epoch is not None},
     )

@@ -1,16 +1,15 @@
-"""The streams that one query of a job hands on to another: a log of what each of its epochs emitted.
+"""Streams from one query of a job to another: a log of what each epoch of the first one emitted.
 
     <checkpoint>/iterations/<uid>/handed-0000000012.json   an epoch: where its records are, and how far event time is
     <checkpoint>/iterations/<uid>/handed-<token>           a file of a task
 
-The query that reads it takes the log for a source, whose offset is the number of the next epoch. An epoch that runs
-again finds that it was handed on. What the reader will not read again is deleted. Knows no query.
+The log is a source of the query that reads it; the source's offset is the number of the next epoch. An epoch that runs
+again finds its output in the log. What the reader will not read again is deleted. Knows no query.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,16 +23,16 @@ from dagster_unified.connectors.paths import children
 from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.connectors.protocol.offsets import Offsets
 from dagster_unified.connectors.protocol.splits import SplitSource
-from dagster_unified.engine.iterations import manifests
-from dagster_unified.engine.iterations.files import MappedFiles, StoredParcel
+from dagster_unified.engine.iterations.epoch_log import Manifests
+from dagster_unified.engine.iterations.files import MappedFiles, StoredMessage
+from dagster_unified.engine.iterations.folder import IterationFolder, text_of
 from dagster_unified.engine.iterations.levels import collected
-from dagster_unified.engine.iterations.places import Place, text_of
-from dagster_unified.engine.iterations.worker import REPORT, hand_on, hand_on_again, read_output
+from dagster_unified.engine.iterations.worker import REPORT, read_output, write_output, write_output_again
 from dagster_unified.engine.state_tables.savepoints import StartingState, described, record_columns, write_records
 from dagster_unified.engine.streaming.control import event_of
 from dagster_unified.errors import StateError
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.nodes import RelayedNode, RelayNode
+from dagster_unified.graph.nodes import QueryInputNode, QueryOutputNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.layout import StreamLayout
@@ -45,92 +44,86 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
-_HANDED = re.compile(r"handed-(\d{10})\.json")
-
 _LISTED_EVERY = 1.0
-"""Seconds after which a bucket is asked again what has been handed on."""
+"""Seconds between two listings of a log in a bucket."""
 
 _ALL = ""
 """The one part of the source."""
 
 
-class Handed(msgspec.Struct, frozen=True):
-    """What an epoch handed on. Times are milliseconds since the epoch."""
+class LoggedOutput(msgspec.Struct, frozen=True):
+    """The output of an epoch. Times are milliseconds since 1970."""
 
-    parcels: list[StoredParcel]
+    messages: list[StoredMessage] = msgspec.field(name="parcels")
     before: int = -1
-    """The epoch that handed something on before."""
+    """The epoch before it in the log."""
 
     watermark: int | None = None
-    """No record that comes later is from before it."""
+    """No later record is older."""
 
     last_event_time: int | None = None
-    """The latest event time of all, once its input has ended."""
+    """The latest event time of all records, once the input has ended."""
 
     subtasks: tuple[int, ...] = ()
-    """How many there were of each iteration: records of one key are in order in one of them."""
+    """The subtasks of each iteration: records of one key are in order within one of them."""
 
     idle: bool = False
-    """Whether nothing more is expected for now, so that nobody is to wait for its watermark."""
+    """Whether the stream is idle, so that nobody waits for its watermark."""
 
     ended: bool = False
-    """Whether nothing comes after it."""
+    """Whether it is the last."""
 
 
-class RelayLog:
+class CrossQueryLog:
     """The log of one stream."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._place = Place(folder)
+        self._folder = IterationFolder(folder)
+        self._manifests = Manifests(self._folder, "handed", LoggedOutput)
 
     @property
     def is_local(self) -> bool:
         """Whether it is on a disk."""
-        return self._place.is_shared
+        return self._folder.is_shared
 
     def epochs(self) -> list[int]:
-        """The epochs that were handed on and not deleted."""
-        found = [_HANDED.fullmatch(name) for name in children(self._place.root)]
-        return sorted(int(match[1]) for match in found if match)
+        """The epochs in the log."""
+        return self._manifests.numbers(children(self._folder.root))
 
-    def read(self, epoch: int) -> Handed | None:
-        """What an epoch handed on, if it did."""
-        return manifests.read(self._place, _name(epoch), Handed)
+    def read(self, epoch: int) -> LoggedOutput | None:
+        """The output of an epoch; None where it is not in the log."""
+        return self._manifests.read(epoch)
 
-    def commit(self, epoch: int, handed: Handed) -> None:
-        """Hands something on."""
-        manifests.create(self._place, _name(epoch), handed, epoch)
+    def commit(self, epoch: int, output: LoggedOutput) -> None:
+        """Add the output of an epoch."""
+        self._manifests.create(epoch, output)
 
     def forget(self, before: int) -> None:
-        """Deletes what was handed on before an epoch, but for the last: it says how far the log is."""
+        """Delete what is before an epoch, but keep the last entry, which says how far the log is."""
         for epoch in self.epochs()[:-1]:
             if epoch < before:
                 self._forget(epoch)
 
-    def forget_unfinished(self, needed: Sequence[StoredParcel] = ()) -> None:
-        """Deletes the files that a job left that was killed before it handed them on, but those that are `needed`."""
+    def forget_unfinished(self, needed: Sequence[StoredMessage] = ()) -> None:
+        """Delete files that a killed job wrote and did not add to the log, except those that are `needed`."""
         found = [self.read(epoch) for epoch in self.epochs()]
-        files = {parcel.block.file for one in found if one is not None for parcel in one.parcels}
-        files.update(parcel.block.file for parcel in needed)
-        for name in children(self._place.root):
-            if _HANDED.fullmatch(name) is None and name not in files:
-                self._place.remove(name)
+        files = {message.block.file for one in found if one is not None for message in one.messages}
+        files.update(message.block.file for message in needed)
+        for name in children(self._folder.root):
+            if not self._manifests.numbers([name]) and name not in files:
+                self._folder.remove(name)
 
     def _forget(self, epoch: int) -> None:
-        handed = self.read(epoch)
-        self._place.remove(_name(epoch))  # first: what it names is gone then
-        for name in {parcel.block.file for parcel in handed.parcels} if handed is not None else ():
-            self._place.remove(name)
-
-
-def _name(epoch: int) -> str:
-    return f"handed-{epoch:010d}.json"
+        output = self.read(epoch)
+        self._manifests.remove(epoch)  # first: what it names is gone then
+        for name in {message.block.file for message in output.messages} if output is not None else ():
+            self._folder.remove(name)
 
 
 @dataclass
-class Relays:
-    """What a query hands on: those of its `ends` that another one reads. Another process begins what it is sent."""
+class QueryOutputs:
+    """The outputs of a query that other queries read. A process that is sent one calls `begin` itself."""
 
     plan: Plan
     ends: tuple[int, ...]
@@ -138,41 +131,41 @@ class Relays:
     offsets: UPath
     """Where Spark logs the query's epochs."""
 
-    owes_idleness: bool = False
-    """Whether a stream is idle whose last epoch had records still, so that another epoch has to say it."""
+    must_announce_idle: bool = False
+    """Whether a stream went idle in an epoch with records: a further epoch must announce it."""
 
-    _before: dict[int, list[StoredParcel]] = field(default_factory=dict)
-    """What that has of each stream, which is handed on with the first records."""
+    _before: dict[int, list[StoredMessage]] = field(default_factory=dict)
+    """What that savepoint has of each stream: it goes into the log with the first records."""
 
     _ended_before: list[str] = field(default_factory=list)
     """The operators that had been told of the end of their input in the savepoint from which the query starts."""
 
-    _logs: dict[int, RelayLog] = field(default_factory=dict)
-    _last: dict[int, tuple[int, Handed]] = field(default_factory=dict)
+    _logs: dict[int, CrossQueryLog] = field(default_factory=dict)
+    _last: dict[int, tuple[int, LoggedOutput]] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_logs": {}, "_last": {}}
 
     def begin(self, start: StartingState | None) -> None:
-        """Finds what the job before has left of the streams, or what the savepoint has from which the query starts."""
+        """Go on with the logs of the job before, or with what the savepoint has from which the query starts."""
         if start is not None:
             self._ended_before = start.manifest.event.ended
         for node in self._nodes:
             folder = self.folder / node.uid
             folder.mkdir(parents=True, exist_ok=True)
-            log = self._logs[node.id] = RelayLog(text_of(folder))
+            log = self._logs[node.id] = CrossQueryLog(text_of(folder))
             log.forget_unfinished(self._before.get(node.id, ()))
             last = max(log.epochs(), default=-1)
             if last < 0 and start is not None:
-                self._before[node.id] = _handed_on_before(start, node, log.folder)
-            self._last[node.id] = last, log.read(last) or Handed([])
+                self._before[node.id] = _unread_before(start, node, log.folder)
+            self._last[node.id] = last, log.read(last) or LoggedOutput([])
 
     def __bool__(self) -> bool:
         return bool(self._nodes)
 
     @property
-    def _nodes(self) -> list[RelayNode]:
-        return [node for node in map(self.plan.graph.node, self.ends) if isinstance(node, RelayNode)]
+    def _nodes(self) -> list[QueryOutputNode]:
+        return [node for node in map(self.plan.graph.node, self.ends) if isinstance(node, QueryOutputNode)]
 
     def event_of(self, epoch: int) -> ControlEvent:
         """The latest control event that an epoch had."""
@@ -187,70 +180,72 @@ class Relays:
         ended = self.event_of(epoch).ended
         return lambda uid: (ends or uid in ended) and uid not in before
 
-    def read(self, node: RelayNode, epoch: int) -> Handed | None:
-        """What an epoch, which runs again, handed on, if it did."""
+    def read(self, node: QueryOutputNode, epoch: int) -> LoggedOutput | None:
+        """The output of an epoch that runs again; None where it is not in the log."""
         return self._logs[node.id].read(epoch)
 
-    def write(self, node: RelayNode, epoch: int, frame: DataFrame) -> list[StoredParcel]:
-        """Writes records where nobody reads them yet."""
-        writing = functools.partial(hand_on, self._logs[node.id].folder, _columns(node), epoch)
+    def write(self, node: QueryOutputNode, epoch: int, frame: DataFrame) -> list[StoredMessage]:
+        """Write records where nobody reads them yet."""
+        writing = functools.partial(write_output, self._logs[node.id].folder, _columns(node), epoch)
         reports = collected(frame.mapInArrow(writing, spark_schema(REPORT)))
-        return [parcel for report in reports for parcel in report.sent]
+        return [message for report in reports for message in report.sent]
 
     def commit(
         self,
-        node: RelayNode,
+        node: QueryOutputNode,
         epoch: int,
-        parcels: list[StoredParcel],
+        messages: list[StoredMessage],
         event: ControlEvent,
         waits: bool,
         subtasks: tuple[int, ...],
         check: Callable[[], None],
     ) -> None:
-        """Hands on what an epoch emitted, and the event time of its control event, unless that `waits`.
+        """Add what an epoch emitted, with the event time of its control event unless that `waits`.
 
         `check` raises where this job may not write any more.
         """
         before, last = self._last[node.id]
         if before < 0 and node.id in self._before:
             # one split has all in its order: a key's records were handed on by whichever subtask
-            parcels = [msgspec.structs.replace(one, target=0) for one in (*self._before[node.id], *parcels)]
+            messages = [msgspec.structs.replace(one, target=0) for one in (*self._before[node.id], *messages)]
             subtasks = ()  # so that it is read in one split with later epochs as well
         watermark = last.watermark if waits else event.watermarks.get(node.uid, last.watermark)
         ended = event.ends(node.uid)
         last_event_time = event.last_event_times.get(node.uid) if ended else None
-        idle = node.uid in event.idle and not (waits or parcels)
-        self.owes_idleness = self.owes_idleness or (node.uid in event.idle and not waits and bool(parcels))
-        handed = Handed(parcels, before, watermark, last_event_time, subtasks, idle, ended)
-        if parcels or _time(handed) != _time(last):
+        idle = node.uid in event.idle and not (waits or messages)
+        self.must_announce_idle = self.must_announce_idle or (node.uid in event.idle and not waits and bool(messages))
+        output = LoggedOutput(messages, before, watermark, last_event_time, subtasks, idle, ended)
+        if messages or _time(output) != _time(last):
             check()
-            self._logs[node.id].commit(epoch, handed)
-            self._last[node.id] = epoch, handed
+            self._logs[node.id].commit(epoch, output)
+            self._last[node.id] = epoch, output
 
 
-def write_handed_on(
-    node: RelayedNode, spark: SparkSession, log: str, offset: str | None, folder: UPath, attempt: str
+def write_unread_input(
+    node: QueryInputNode, spark: SparkSession, log: str, offset: str | None, folder: UPath, attempt: str
 ) -> OperatorState:
-    """Writes the table of what was handed on by a log from an offset on; nobody writes to the log."""
+    """Write the table of what a log has from an offset on; nobody writes to the log meanwhile."""
     schema = _columns(node)
     first = 0 if offset is None else msgspec.json.decode(offset, type=dict[str, int])[_ALL]
-    relay = RelayLog(log)
-    parcels = tuple(parcel for epoch in relay.epochs() if epoch >= first for parcel in _read(relay, epoch).parcels)
+    source_log = CrossQueryLog(log)
+    messages = tuple(
+        message for epoch in source_log.epochs() if epoch >= first for message in _read(source_log, epoch).messages
+    )
     typed = record_columns(schema)
-    reading = functools.partial(read_output, log, schema, typed, (msgspec.msgpack.encode(parcels),))
+    reading = functools.partial(read_output, log, schema, typed, (msgspec.msgpack.encode(messages),))
     table = described(node.uid, node.name, typed, attempt, "~handed")
     return write_records(spark, table, typed, reading, 1, folder)
 
 
-def _read(relay: RelayLog, epoch: int) -> Handed:
-    found = relay.read(epoch)
+def _read(source_log: CrossQueryLog, epoch: int) -> LoggedOutput:
+    found = source_log.read(epoch)
     if found is None:
-        raise StateError(f"what epoch {epoch} handed on cannot be read in {relay.folder}; go back to a savepoint")
+        raise StateError(f"what epoch {epoch} handed on cannot be read in {source_log.folder}; go back to a savepoint")
     return found
 
 
-def _handed_on_before(start: StartingState, node: RelayNode, log: str) -> list[StoredParcel]:
-    """What a savepoint has of a stream, written where its reader finds it."""
+def _unread_before(start: StartingState, node: QueryOutputNode, log: str) -> list[StoredMessage]:
+    """Write what a savepoint has of a stream to where its reader finds it."""
     table = next((one for one in start.manifest.handed_on if one.uid == node.uid), None)
     if table is None or not table.rows:
         return []
@@ -262,21 +257,21 @@ def _handed_on_before(start: StartingState, node: RelayNode, log: str) -> list[S
             f" {', '.join(stored.names)} in the savepoint, and {', '.join(schema.names)} now, or other types; keep its"
             " type, or drain the job"
         )
-    writing = functools.partial(hand_on_again, log, schema, str(start.folder), table)
+    writing = functools.partial(write_output_again, log, schema, str(start.folder), table)
     (report,) = collected(start.spark.range(0, 1, 1, 1).mapInArrow(writing, spark_schema(REPORT)))
     return report.sent
 
 
-def _columns(node: RelayNode | RelayedNode) -> pa.Schema:
+def _columns(node: QueryOutputNode | QueryInputNode) -> pa.Schema:
     assert node.records is not None
     return StreamLayout(node.records, node.timestamped).schema
 
 
 @dataclass
-class RelaysInEpoch:
-    """What a query hands on in one of its epochs."""
+class QueryOutputsInEpoch:
+    """The outputs of a query in one of its epochs."""
 
-    relays: Relays
+    query_outputs: QueryOutputs
     epoch: int
     circulates: Callable[[], bool]
     """Whether something goes on circulating in an iteration, of which records of any time may come."""
@@ -287,34 +282,34 @@ class RelaysInEpoch:
     check: Callable[[], None]
     """Raises where this job may not write any more."""
 
-    _written: list[tuple[RelayNode, list[StoredParcel]]] = field(default_factory=list)
+    _written: list[tuple[QueryOutputNode, list[StoredMessage]]] = field(default_factory=list)
 
-    def write(self, node: RelayNode, frame: DataFrame) -> None:
-        """Writes the records of a stream, unless they were handed on when the epoch ran before."""
-        if self.relays.read(node, self.epoch) is None:
-            self._written.append((node, self.relays.write(node, self.epoch, frame)))
+    def write(self, node: QueryOutputNode, frame: DataFrame) -> None:
+        """Write the records of a stream, unless they are in the log because the epoch ran before."""
+        if self.query_outputs.read(node, self.epoch) is None:
+            self._written.append((node, self.query_outputs.write(node, self.epoch, frame)))
 
     def commit(self) -> None:
-        """Hands on what was written."""
-        circulates, event = self.circulates(), self.relays.event_of(self.epoch)
-        for node, parcels in self._written:
+        """Add what was written to the logs."""
+        circulates, event = self.circulates(), self.query_outputs.event_of(self.epoch)
+        for node, messages in self._written:
             waits = node.waits_for_end or (circulates and node.after_iteration)
-            self.relays.commit(node, self.epoch, parcels, event, waits, self.subtasks, self.check)
+            self.query_outputs.commit(node, self.epoch, messages, event, waits, self.subtasks, self.check)
 
 
-def _time(handed: Handed) -> tuple[int | None, int | None, bool, bool]:
-    return handed.watermark, handed.last_event_time, handed.idle, handed.ended
+def _time(output: LoggedOutput) -> tuple[int | None, int | None, bool, bool]:
+    return output.watermark, output.last_event_time, output.idle, output.ended
 
 
 class _Split(NamedTuple):
     """What a subtask emitted in some epochs, up to this one."""
 
     epoch: int
-    parcels: list[StoredParcel]
+    messages: list[StoredMessage]
 
 
-class RelaySource(SplitSource[Any]):
-    """Reads what another query hands on."""
+class CrossQuerySource(SplitSource[Any]):
+    """Reads the output of another query."""
 
     kind = "relay"
     boundedness = Boundedness.BOUNDED
@@ -341,17 +336,17 @@ class RelaySource(SplitSource[Any]):
         return {_ALL: 0}
 
     def newest(self) -> Offsets:
-        log = RelayLog(self.folder)
+        log = CrossQueryLog(self.folder)
         if log.is_local or time.monotonic() - self._listed >= _LISTED_EVERY:
             self._newest = {_ALL: max(log.epochs(), default=-1) + 1}
             self._listed = time.monotonic()
         return self._newest
 
     def splits(self, start: Offsets, end: Offsets) -> list[_Split]:
-        log, found = RelayLog(self.folder), dict[int, list[StoredParcel]]()
+        log, found = CrossQueryLog(self.folder), dict[int, list[StoredMessage]]()
         scales = set[tuple[int, ...]]()
         epoch = end[_ALL] - 1
-        handed: list[Handed] = []
+        outputs: list[LoggedOutput] = []
         while epoch >= start[_ALL]:
             one = log.read(epoch)
             if one is None:
@@ -359,37 +354,37 @@ class RelaySource(SplitSource[Any]):
                     f"what '{self.name}' handed on in epoch {epoch} is gone from {self.folder}; go back to a savepoint,"
                     " or start the job without state"
                 )
-            handed.append(one)
+            outputs.append(one)
             scales.add(one.subtasks)
             epoch = one.before
-        for parcel in chain.from_iterable(one.parcels for one in reversed(handed)):
+        for message in chain.from_iterable(one.messages for one in reversed(outputs)):
             # a key that has gone to another subtask meanwhile: one split has all in its order
-            found.setdefault(parcel.target if len(scales) == 1 else 0, []).append(parcel)
+            found.setdefault(message.target if len(scales) == 1 else 0, []).append(message)
         return [_Split(end[_ALL] - 1, found[target]) for target in sorted(found)]
 
     def read_split(self, split: _Split) -> Iterator[pa.RecordBatch]:
         files = MappedFiles(self.folder, split.epoch)
-        for parcel in split.parcels:
-            yield files.batch_of(parcel, self._schema)
+        for message in split.messages:
+            yield files.batch_of(message, self._schema)
 
     def backlog(self, offset: str, latest: str) -> int | None:
         return None  # it was counted where it was read first
 
 
-class Reading:
-    """How far a query has read a stream that another hands on."""
+class QueryInputPosition:
+    """How far a query has read the output of another one."""
 
     def __init__(self, folder: str) -> None:
-        self._log = RelayLog(folder)
+        self._log = CrossQueryLog(folder)
         self.read = 0
         """The epoch of the log up to which the query has read."""
 
-    def handed(self) -> int:
-        """The epoch of the log up to which something has been handed on."""
+    def logged(self) -> int:
+        """The epoch up to which the log has output."""
         return max(self._log.epochs(), default=-1) + 1
 
-    def reached(self, offset: str) -> Handed | None:
-        """Note the offset up to which an epoch has read, and what was handed on last before it, if anything.
+    def reached(self, offset: str) -> LoggedOutput | None:
+        """Note the offset up to which an epoch has read; return the last output before it, if there is any.
 
         What the epoch before has read is deleted: Spark has logged it.
         """
@@ -405,13 +400,13 @@ class Reading:
 
 
 def bound(plan: Plan, folder: UPath) -> Plan:
-    """The plan of a segment whose sources know where what is handed to it is."""
+    """The plan of a segment whose sources know where its input is."""
     nodes = []
     for node in plan.graph.nodes:
-        if isinstance(node, RelayedNode):
+        if isinstance(node, QueryInputNode):
             assert node.records is not None
             schema = StreamLayout(node.records, node.timestamped).schema
-            source = RelaySource(node.source.name, node.records, schema, text_of(folder / node.uid))
+            source = CrossQuerySource(node.source.name, node.records, schema, text_of(folder / node.uid))
             node = replace(node, source=source)
         nodes.append(node)
     return replace(plan, graph=replace(plan.graph, nodes=tuple(nodes)))

@@ -13,7 +13,7 @@ from dagster_unified.graph.nodes.sources_and_sinks import SourceNode
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RelayNode(Node):
+class QueryOutputNode(Node):
     """Where a stream leaves a query. It is told the time, which it hands on with the records."""
 
     after_iteration: bool
@@ -27,7 +27,7 @@ class RelayNode(Node):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class RelayedNode(SourceNode):
+class QueryInputNode(SourceNode):
     """Where it comes into another query. Its watermarks are those that were handed on."""
 
     is_timed: bool

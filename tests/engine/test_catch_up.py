@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagster_unified.engine.streaming.arrived import covers
+from dagster_unified.engine.streaming.catch_up import covers
 
 
 @pytest.mark.parametrize(

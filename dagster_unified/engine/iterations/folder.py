@@ -1,7 +1,8 @@
-"""Where the files of an iteration are: a folder that all workers share, or one in a bucket.
+"""The folder of an iteration's files and manifests: one that all workers share, or one in a bucket.
 
-Files of a bucket are mapped from copies on this machine, in a folder that Spark removes with the executor. A task keeps
-what it writes, so that only a task that runs on another machine than before reads the bucket. Knows no Spark.
+A manifest is a small file that is there whole or not at all, beside the files that it names. Files of a bucket are
+mapped from copies on this machine, in a folder that Spark removes with the executor. A task keeps what it writes, so
+that only a task that runs on another machine than before reads the bucket. Knows no Spark.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ import functools
 import os
 import shutil
 import tempfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
-from dagster_unified.connectors.paths import is_local, path_text, storage_path
+import msgspec
+
+from dagster_unified.connectors import conditional
+from dagster_unified.connectors.paths import is_local, path_text, put, read_whole, storage_path
+from dagster_unified.errors import LeaseLostError
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.state.files import open_input, open_output
 
@@ -23,10 +28,13 @@ if TYPE_CHECKING:
     from upath import UPath
 
 _KEPT = 2
-"""The rounds for which a copy stays that none of them has read."""
+"""Epochs for which a copy stays that none of them has read."""
 
 
-class Place:
+M = TypeVar("M")
+
+
+class IterationFolder:
     """The files of one iteration, as this process reaches them."""
 
     def __init__(self, folder: str) -> None:
@@ -42,7 +50,7 @@ class Place:
             os.makedirs(self.here, exist_ok=True)
 
     def path(self, name: str, epoch: int) -> str:
-        """Where a file is mapped that a round reads; it is copied here where it is not.
+        """Where a file is mapped that an epoch reads; it is copied here where it is not.
 
         Raises `FileNotFoundError` where there is none.
         """
@@ -58,7 +66,7 @@ class Place:
         return path
 
     def publish(self, name: str) -> None:
-        """Makes a file that was written here one that all workers reach."""
+        """Make a file that was written here one that all workers reach."""
         if not self.is_shared:
             with open(os.path.join(self.here, name), "rb") as copy, open_output(f"{self.folder}/{name}") as target:
                 shutil.copyfileobj(copy, target, 1 << 20)
@@ -75,7 +83,7 @@ class Place:
         return {entry["name"].rpartition("/")[2]: entry["size"] or 0 for entry in found}
 
     def remove(self, name: str) -> None:
-        """Deletes a file, if it is there."""
+        """Delete a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             if self.is_shared:
                 os.unlink(os.path.join(self.here, name))
@@ -83,13 +91,13 @@ class Place:
                 self.root.fs.rm_file(f"{self.root.path.rstrip('/')}/{name}")
 
     def used(self, name: str, epoch: int) -> None:
-        """A copy is needed in a round."""
+        """Note that an epoch needs a copy."""
         if not self.is_shared:
             with contextlib.suppress(FileNotFoundError):
                 os.utime(os.path.join(self.here, name), (epoch, epoch))
 
     def drop_copies(self, epoch: int) -> None:
-        """Removes the copies that no round has read of late."""
+        """Remove the copies that no epoch has read of late."""
         if self.is_shared:
             return
         with os.scandir(self.here) as entries:
@@ -97,6 +105,30 @@ class Place:
                 with contextlib.suppress(FileNotFoundError):
                     if entry.stat().st_mtime < epoch - _KEPT:
                         os.unlink(entry.path)
+
+    def read(self, name: str, kind: type[M]) -> M | None:
+        """Read a manifest; None where there is none, or none that can be read."""
+        try:
+            return msgspec.json.decode(read_whole(self.root / name), type=kind)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def write(self, name: str, manifest: msgspec.Struct) -> None:
+        """Write a manifest, also where there is one."""
+        put(self.root / name, msgspec.json.encode(manifest), durable=True)
+
+    def create(self, name: str, manifest: msgspec.Struct, number: int) -> None:
+        """Write an epoch's manifest; raises `LeaseLostError` where another process has, in a bucket."""
+        if self.is_shared:
+            self.write(name, manifest)
+            return
+        try:
+            conditional.write(self.root / name, msgspec.json.encode(manifest), None)
+        except FileExistsError as error:
+            raise LeaseLostError(
+                f"epoch {number} of the iteration in {self.folder} was committed by another process meanwhile; this one"
+                " stops and writes nothing more"
+            ) from error
 
 
 def text_of(folder: UPath) -> str:
@@ -106,7 +138,7 @@ def text_of(folder: UPath) -> str:
 
 def forget_copies(folder: str) -> None:
     """Removes the copies that this process has of an iteration that has ended."""
-    place = Place(folder)
+    place = IterationFolder(folder)
     if not place.is_shared:
         shutil.rmtree(place.here, ignore_errors=True)
 

@@ -1,6 +1,6 @@
 """What had arrived at the sources of a query by a moment, and whether it has been read.
 
-Knows what Spark reports of an epoch. A source that is never without new records has nobody wait for those to come.
+Records that arrive after draining began are not awaited. Knows what Spark reports of an epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Offsets: TypeAlias = dict[str, int | dict[str, int]]
 """By part, or by topic and part."""
 
 
-class Arrived:
+class CatchUp:
     """What there is to read for a query now."""
 
     def __init__(self, query: StreamingQuery, begun: int | None) -> None:
