@@ -98,7 +98,7 @@ class Written:
 
 @dataclass(frozen=True)
 class IterationResumed:
-    """A stage was tried again, and its iteration goes on after the last round that was committed."""
+    """A stage was tried again, and its iteration goes on after the last epoch that was committed."""
 
     stage: str
     iteration: str
@@ -127,7 +127,7 @@ class InputHeldBack:
 
 @dataclass(frozen=True)
 class RoundCommitted:
-    """A round of an iteration is committed."""
+    """An epoch of an iteration is committed."""
 
     stage: str
     iteration: str

@@ -1,4 +1,4 @@
-"""Combiners: what a subtask sends to one key in a round of an iteration is reduced to one record before it is sent."""
+"""Combiners: what a subtask sends to one key in an epoch of an iteration is reduced to one record before it is sent."""
 
 from __future__ import annotations
 

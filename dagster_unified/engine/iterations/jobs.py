@@ -1,6 +1,6 @@
 """A Spark job for each order, in a thread of its own: where tasks cannot stay, and subtasks do not wait for each other.
 
-Knows jobs and bytes; neither rounds nor commits.
+Knows jobs and bytes; neither epochs nor commits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Spark tasks that stay: the driver hands them one order after another, on the machine that it runs on itself.
 
-A job for each level of a round costs some 50 milliseconds outside of its tasks, and an order to a task that is there
+A job for each level of an epoch costs some 50 milliseconds outside of its tasks, and an order to a task that is there
 less than one. Which task takes an order does not matter. So one task is enough, nothing has to run at once, and what a
-task had that was lost goes to the one that Spark starts in its place. Knows jobs and bytes; neither rounds nor commits.
+task had that was lost goes to the one that Spark starts in its place. Knows jobs and bytes; neither epochs nor commits.
 """
 
 from __future__ import annotations

@@ -101,21 +101,26 @@ def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.Rec
     """Takes the records of an input into the iteration: each goes to where it is read."""
     loop: Loop = payload.load()
     given, sender = loop.inputs[number], Sender(this_subtask().number)
-    sent: list[Message] = []
-    report, rows = Report(), 0
     kind = INPUT if number in loop.replayed else "once-"
     with EpochFile(folder, f"{kind}{number}") as file:
-        for batch in batches:
-            if batch.num_rows:
-                sent += into(given, batch, sender)
-                rows += batch.num_rows
-            if rows >= _TOGETHER:
-                report.sent += file.send(sent)
-                sent, rows = [], 0
-        report.sent += file.send(sent)
-        if report.sent:
-            report.files.append(file.name)
-    yield _row(report)
+        sent = _send_all(file, batches, lambda batch: into(given, batch, sender))
+    yield _row(Report(sent=sent, files=[file.name] if sent else []))
+
+
+def _send_all(
+    file: EpochFile, batches: Iterable[pa.RecordBatch], messages_of: Callable[[pa.RecordBatch], Iterable[Message]]
+) -> list[StoredMessage]:
+    """Write what becomes of some batches, many rows together."""
+    stored: list[StoredMessage] = []
+    messages: list[Message] = []
+    rows = 0
+    for batch in batches:
+        messages += messages_of(batch) if batch.num_rows else ()
+        rows += batch.num_rows
+        if rows >= _TOGETHER:
+            stored += file.send(messages)
+            messages, rows = [], 0
+    return stored + file.send(messages)
 
 
 def run_subtasks(
@@ -252,27 +257,18 @@ def send_again(
 def write_output(
     folder: str, schema: pa.Schema, epoch: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Writes the records that a stream has in an epoch, in their order, for another query to read."""
-    names = tuple(schema.names)
-    own, report = this_subtask().number, Report()
-    sent: list[Message] = []
-    rows = 0
+    """Write the records of a stream in an epoch, in their order, for another query to read."""
+    names, subtask = tuple(schema.names), this_subtask().number
     IterationFolder(folder).drop_copies(epoch - _READ_LATE)
     with EpochFile(folder, f"handed-{epoch}", epoch) as file:
-        for batch in batches:
-            sent.append(Message(0, own, in_columns(batch, names, schema)))
-            rows += batch.num_rows
-            if rows >= _TOGETHER:
-                report.sent += file.send(sent)
-                sent, rows = [], 0
-        report.sent += file.send(sent)
-    yield _row(report)
+        sent = _send_all(file, batches, lambda batch: [Message(0, subtask, in_columns(batch, names, schema))])
+    yield _row(Report(sent=sent))
 
 
 def write_output_again(
     folder: str, schema: pa.Schema, savepoint: str, table: OperatorState, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Writes the records of a savepoint's table for another query to read."""
+    """Write the records of a savepoint's table for another query to read."""
     for _ in batches:
         pass
     report = Report()

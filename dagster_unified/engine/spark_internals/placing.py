@@ -1,7 +1,7 @@
 """Places a task in the executor where it last ran, which has copies of its files.
 
 Spark takes preferred places from an RDD of the JVM only. A session through Connect has none, so Spark chooses there. A
-task waits for its place as long as `spark.locality.wait` says. Knows tasks and executors; neither rounds nor files.
+task waits for its place as long as `spark.locality.wait` says. Knows tasks and executors; neither epochs nor files.
 """
 
 from __future__ import annotations

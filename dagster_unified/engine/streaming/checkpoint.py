@@ -4,7 +4,7 @@
     <dir>/<pipeline>/lease/<token>.json      fencing tokens; the greatest one may write
     <dir>/<pipeline>/control/<query>/        the control stream's latest event
     <dir>/<pipeline>/spark/<query>/          Spark's checkpoint
-    <dir>/<pipeline>/iterations/<uid>/       the rounds of an iteration: state, and what is fed back
+    <dir>/<pipeline>/iterations/<uid>/       the epochs of an iteration: state, and what is fed back
     <dir>/<pipeline>/malformed/<source>/     rows that did not fit, by epoch
     <dir>/<pipeline>/epochs/                 the epoch that is being committed
     <dir>/<pipeline>/calls/<query>/          how a Spark Connect server and the job speak of the epoch that runs
