@@ -242,8 +242,8 @@ class EpochLog:
         self.epochs = self._standing(sizes, can_run_again or (self.begun is not None and self.begun.bounded))
         """Those that stay; only the last one has what others go on with."""
 
-        found = {number: self._input_manifests.read(number) for number in self._input_manifests.numbers(sizes)}
-        self.inputs = {number: input_ for number, input_ in found.items() if input_ is not None}
+        inputs = {number: self._input_manifests.read(number) for number in self._input_manifests.numbers(sizes)}
+        self.inputs = {number: input_ for number, input_ in inputs.items() if input_ is not None}
         """What came in, by micro-batch."""
 
         self._check_input(sizes, can_run_again)
@@ -262,20 +262,20 @@ class EpochLog:
         """Whether it has more than the record of what was begun."""
         return bool(self.epochs or self.inputs)
 
-    def begin(self, found: Begun) -> None:
+    def begin(self, begun: Begun) -> None:
         """Record what the iteration is; raises `StateError` where it has state as another one."""
-        if self.begun is not None and self.holds_state and (what := self.begun.differs(found)):
-            raise self._error(f"{what}; start it as it was, or the job without state")
-        if self.begun != found:
-            self._folder.write(_BEGUN, found)
-            self.begun = found
+        if self.begun is not None and self.holds_state and (difference := self.begun.differs(begun)):
+            raise self._error(f"{difference}; start it as it was, or the job without state")
+        if self.begun != begun:
+            self._folder.write(_BEGUN, begun)
+            self.begun = begun
 
-    def take(self, micro_batch: int, found: Input) -> None:
+    def take(self, micro_batch: int, input_: Input) -> None:
         """Commit what a micro-batch brought."""
-        self._input_manifests.write(micro_batch, found)
-        self.inputs = dict(sorted([*self.inputs.items(), (micro_batch, found)]))
-        self._keep_replayed(found)
-        self._alive |= found.files() - self._kept
+        self._input_manifests.write(micro_batch, input_)
+        self.inputs = dict(sorted([*self.inputs.items(), (micro_batch, input_)]))
+        self._keep_replayed(input_)
+        self._alive |= input_.files() - self._kept
 
     def commit(self, epoch: Epoch, written: Iterable[str]) -> None:
         """Commit an epoch, in which these files were written, and delete what is not needed any more."""
@@ -327,46 +327,46 @@ class EpochLog:
             released = {block.file for block in epoch.gives()}
             self._kept -= released
             self._alive |= released
-        for number, found in list(self.inputs.items()):
-            if number < micro_batch and not found.replayed:
+        for number, input_ in list(self.inputs.items()):
+            if number < micro_batch and not input_.replayed:
                 self._input_manifests.remove(number)
                 del self.inputs[number]
 
-    def _keep_replayed(self, found: Input) -> None:
-        self._kept |= {message.block.file for message in found.replayed}
+    def _keep_replayed(self, input_: Input) -> None:
+        self._kept |= {message.block.file for message in input_.replayed}
 
     def _standing(self, sizes: dict[str, int], can_run_again: bool) -> list[Epoch]:
         """The epochs as far as one can go on after them; what follows is deleted where it can run again."""
         numbers = self._epochs.numbers(sizes)
-        found: list[Epoch] = []
+        epochs: list[Epoch] = []
         damage = ""
         for number in numbers:
             epoch = self._epochs.read(number)
-            if epoch is None or (found and number != found[-1].number + 1):
+            if epoch is None or (epochs and number != epochs[-1].number + 1):
                 damage = f"what is committed of one of its epochs cannot be read in {self.folder}"
                 break
             if not stands(sizes, epoch.gives()):
                 damage = f"files of its epoch {number} are gone from {self.folder}"
                 break
-            found.append(epoch)
-        while found and not stands(sizes, found[-1].needs()):
-            damage = damage or f"files of its epoch {found[-1].number} are gone from {self.folder}"
-            found.pop()
+            epochs.append(epoch)
+        while epochs and not stands(sizes, epochs[-1].needs()):
+            damage = damage or f"files of its epoch {epochs[-1].number} are gone from {self.folder}"
+            epochs.pop()
         if not can_run_again:
             if damage:
                 raise self._error(f"{damage}; go back to a savepoint, or start the job without state")
-        elif found and found[0].number and found[0].micro_batch != BEFORE:
-            found = []
-        for number in numbers[len(found) :]:
+        elif epochs and epochs[0].number and epochs[0].micro_batch != BEFORE:
+            epochs = []
+        for number in numbers[len(epochs) :]:
             self._epochs.remove(number)
-        return [bare(epoch) for epoch in found[:-1]] + found[-1:]
+        return [bare(epoch) for epoch in epochs[:-1]] + epochs[-1:]
 
     def _check_input(self, sizes: dict[str, int], can_run_again: bool) -> None:
         """Forget all that is there where input is gone that epochs read, if it can be taken in once more."""
         has_begun = self.last is not None and self.last.micro_batch != BEFORE
-        messages = [message for found in self.inputs.values() for message in found.replayed]
+        messages = [message for input_ in self.inputs.values() for message in input_.replayed]
         if not has_begun:
-            messages += [message for found in self.inputs.values() for message in found.once]
+            messages += [message for input_ in self.inputs.values() for message in input_.once]
         is_whole = stands(sizes, [message.block for message in messages])
         if can_run_again:
             if not is_whole or (not self.epochs and self._epochs.numbers(sizes)):

@@ -55,11 +55,11 @@ class SparkLoop(IterationLoop[StoredMessage]):
         self.stage, self.observe = stage, observe
         is_bounded = not node.takes_input_in_all_rounds
         self.log = EpochLog(folder, f"{plan.name}: iteration '{node.name}'", can_run_again=self.runs_once)
-        held = self.log.begun if self.log.holds_state else None
-        fixed = held.parallelism if held is not None and (self.runs_once or (is_bounded and self.log.epochs)) else None
-        given = fixed or node.parallelism or plan.execution.parallelism
-        subtasks = given or (held.parallelism if held is not None else parallelism) or cores(spark)
-        loop = compiled(plan, node, subtasks, held.groups if held is not None else ())
+        begun = self.log.begun if self.log.holds_state else None
+        subtasks = node.parallelism or plan.execution.parallelism
+        if begun is not None and (not subtasks or self.runs_once or (is_bounded and self.log.epochs)):
+            subtasks = begun.parallelism
+        loop = compiled(plan, node, subtasks or parallelism or cores(spark), begun.groups if begun is not None else ())
         self.log.begin(Begun.of(loop, is_bounded))
         self.levels = SparkLevels(spark, loop, folder, self.check)
         super().__init__(loop, self.levels, is_bounded, goes_on)
@@ -103,18 +103,18 @@ class SparkLoop(IterationLoop[StoredMessage]):
 
     def _taken(self, micro_batch: int, inputs: Callable[[], IterationInputs]) -> str:
         """Take in what a micro-batch brings, if that was not done; return what operators before have measured."""
-        found, last = self.log.inputs.get(micro_batch), self.last
-        if found is not None:
-            return found.metrics
+        taken, last = self.log.inputs.get(micro_batch), self.last
+        if taken is not None:
+            return taken.metrics
         if last is not None and last.micro_batch == micro_batch:
             return "{}"
         frames, reported = inputs()
         once, replayed = self.levels.taken(frames)
         self.check_may_write()
-        found = Input(once, replayed, reported().encode())
+        taken = Input(once, replayed, reported().encode())
         if once or replayed or self.runs_once:
-            self.log.take(micro_batch, found)
-        return found.metrics
+            self.log.take(micro_batch, taken)
+        return taken.metrics
 
     def _take_states(self) -> None:
         """Go on with the state that the last epoch has left, in as many subtasks as there are now."""
@@ -125,8 +125,8 @@ class SparkLoop(IterationLoop[StoredMessage]):
         if last.parallelism != self.loop.parallelism:
             assert self.log.begun is not None
             before = compiled(self.plan, self.node, last.parallelism, self.log.begun.groups)
-            found = divided(self.plan, self.node, self.levels, before, states)
-            states, files = rescaled(states, self.loop, self.folder, found)
+            operator_state = divided(self.plan, self.node, self.levels, before, states)
+            states, files = rescaled(states, self.loop, self.folder, operator_state)
             self.levels.files += files
         self.levels.states = states
 
@@ -134,9 +134,9 @@ class SparkLoop(IterationLoop[StoredMessage]):
         once: list[StoredMessage] = []
         replayed: list[StoredMessage] = []
         taken_until = BEFORE - 1 if self.last is None else self.last.micro_batch
-        for micro_batch, found in self.log.inputs.items():
-            once += found.once if micro_batch > taken_until else []
-            replayed += found.replayed
+        for micro_batch, taken in self.log.inputs.items():
+            once += taken.once if micro_batch > taken_until else []
+            replayed += taken.replayed
         return Arrived(once, replayed)
 
     def commit(self, ended: EndedEpoch[StoredMessage]) -> None:
