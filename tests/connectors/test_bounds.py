@@ -14,10 +14,10 @@ from dagster import (
     MultiPartitionsDefinition,
     StaticPartitionsDefinition,
 )
-from dagster_unified.connectors.files.path_template import PathTemplate
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CollectionSource, CsvSource, ParquetSource, RateSource, StructuredSource
+from dagster_unified.connectors.files.path_template import PathTemplate
 from dagster_unified.connectors.protocol.bounds import bounding_range, rows_in, whole_numbers
 from dagster_unified.connectors.protocol.frame import MALFORMED
 from dagster_unified.engine.failures import translated

@@ -22,7 +22,7 @@ from dagster_unified.connectors.paths import for_spark
 from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.events import EpochCommitted, Observer
 from dagster_unified.engine.failures import translated
-from dagster_unified.engine.iterations.places import text_of
+from dagster_unified.engine.iterations.folder import text_of
 from dagster_unified.engine.session import give_up
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.control import brings_end

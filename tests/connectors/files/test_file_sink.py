@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
-from dagster_unified.connectors.files.sink import StagedFolder, _FileCommitter, _staged
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import FileSink
+from dagster_unified.connectors.files.sink import StagedFolder, _FileCommitter, _staged
 from dagster_unified.connectors.paths import storage_path
 from dagster_unified.connectors.protocol.commits import WHOLE, Commit, WriteAttempt, WriteIdentity
 from dagster_unified.engine.commit import _commit

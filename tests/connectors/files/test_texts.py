@@ -8,13 +8,13 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 import pytest
-from dagster_unified.connectors.files.misfits import JsonRows, explained
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink, JsonSource
+from dagster_unified.connectors.files.misfits import JsonRows, explained
 from dagster_unified.errors import MalformedInputError
 from dagster_unified.records import record_type
 
