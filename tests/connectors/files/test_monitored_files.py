@@ -15,11 +15,12 @@ import pytest
 from upath import UPath
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import CsvSource, FileSink, JsonSource, ParquetSource, PrintSink, spark_log
+from dagster_unified.connectors import CsvSource, FileSink, JsonSource, ParquetSource, PrintSink
 from dagster_unified.connectors.files import listing, sources
 from dagster_unified.connectors.files.folder import File, Folder
 from dagster_unified.connectors.protocol.positions import FilesRead, PartitionsRead, Position
 from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StageError, StateError
 from dagster_unified.orchestration.partitions import slice_of
