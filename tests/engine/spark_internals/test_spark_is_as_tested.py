@@ -7,6 +7,7 @@ import pyspark
 import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorApiClient
+from upath import UPath
 
 from dagster_unified.engine import spark_internals
 from dagster_unified.engine.spark_internals.spark_log import entries, found, readers
@@ -75,7 +76,7 @@ def test_the_logs_of_file_sources_and_sinks_are_as_they_were(spark, tmp_path):
     frame = spark.readStream.schema("n int").json(str(tmp_path / "in"))
     written = frame.writeStream.format("json").option("checkpointLocation", str(tmp_path / "checkpoint"))
     written.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination()
-    (reader,) = readers(tmp_path / "checkpoint")
+    (reader,) = readers(UPath(tmp_path / "checkpoint"))
     assert reader.logged == 0
     assert [entry.path.rpartition("/")[2] for entry in found(reader.log, None)] == ["one.json"]
-    assert len(entries(tmp_path / "out" / "_spark_metadata" / "0")) >= 1
+    assert len(entries(UPath(tmp_path / "out" / "_spark_metadata" / "0"))) >= 1
