@@ -143,7 +143,8 @@ def _kept(
     from pyspark.sql import functions as F
 
     diverts = MALFORMED in frame.columns
-    text = F.to_json(F.struct(*[c for c in frame.columns if c != MALFORMED]))
+    columns = [c for c in frame.columns if c != MALFORMED]
+    text = F.coalesce(F.to_json(F.struct(*columns)), F.lit(""))  # never null, as the texts of other malformed rows
     problem = F.col(MALFORMED) if diverts else F.lit(None)
     kept = [problem.isNotNull() if diverts else F.lit(False)] * slices
     known = [F.lit(True)] * slices
