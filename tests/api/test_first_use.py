@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark import SparkContext
 from pyspark.sql import functions as spark_functions
 
 from dagster_unified import api
@@ -26,6 +27,12 @@ from dagster_unified.connectors import (
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, StateError, UserFunctionError
 from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
+
+
+@pytest.fixture
+def no_session(monkeypatch):
+    """Another test's session may run in this process; functions of a harness meet none."""
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
 
 
 class Row(NamedTuple):
@@ -176,7 +183,7 @@ def one_text(n: int) -> Iterator[str]:
         ),
     ],
 )
-def test_a_result_that_is_none_or_no_answer_is_an_error_with_the_record(build, words, mode):
+def test_a_result_that_is_none_or_no_answer_is_an_error_with_the_record(build, words, mode, no_session):
     with pytest.raises(UserFunctionError, match=rf"{words}.*, on [12]$"):
         run(build(stream()), mode)
 
