@@ -170,3 +170,17 @@ def circles(imports):
                 pending.append(name)
         reach[start] = seen
     return {frozenset(other for other in reach[name] if name in reach[other]) for name in reach if name in reach[name]}
+
+
+def test_a_worker_of_a_stream_needs_no_package_for_paths(tmp_path):
+    """It needs pyspark, pyarrow and msgspec: what else a driver has, an environment that is shipped may lack."""
+    program = f"""
+import sys
+sys.modules["upath"] = None
+from dagster_unified.engine.streaming import processor, worker
+from dagster_unified.engine.worker import this_epoch
+(log,) = {str(tmp_path)!r},
+open(f"{{log}}/3", "w").write("v1")
+assert this_epoch(log) == 3
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -58,6 +58,11 @@ def name_of(path: str, default: str) -> str:
     pieces[-1] = PurePosixPath(pieces[-1]).stem
     words = (re.sub(r"\*+", "_", piece).strip("_.-= ") for piece in reversed(pieces))
     return next((word for word in words if word and re.search(r"\w", word)), default)
+
+
+def worker_path(path: str, what: str) -> UPath:
+    """As `storage_path`, in a worker process: it needs universal-pathlib for a bucket only, and may lack it."""
+    return cast("UPath", Path(path)) if path.startswith("/") else storage_path(path, what)
 
 
 def for_spark(path: UPath) -> str:
@@ -128,7 +133,7 @@ def is_in_object_store(path: UPath) -> bool:
 
 def is_local(path: UPath) -> bool:
     """Whether a path is on this machine's disks."""
-    return path.protocol in ("", "file", "local")
+    return getattr(path, "protocol", "") in ("", "file", "local")
 
 
 def check_folder(path: UPath, sink: str) -> None:
@@ -147,7 +152,7 @@ def children(folder: UPath) -> dict[str, bool]:
     """
     try:
         if is_local(folder):
-            with os.scandir(folder.path) as entries:
+            with os.scandir(getattr(folder, "path", folder)) as entries:
                 return {entry.name: entry.is_dir() for entry in entries}
         found = folder.fs.ls(folder.path, detail=True)
     except (FileNotFoundError, NotADirectoryError):

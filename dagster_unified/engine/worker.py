@@ -51,13 +51,13 @@ def this_epoch(log: str) -> int:
     """
     from pyspark import TaskContext
 
-    from dagster_unified.connectors.paths import children, storage_path  # BATCH needs neither
+    from dagster_unified.connectors.paths import children, worker_path  # BATCH needs neither
 
     context = TaskContext.get()
     number = context.getLocalProperty(EPOCH) if context is not None else None
     if number is not None:
         return int(number)
-    logged = children(storage_path(log, "checkpoint directory"))
+    logged = children(worker_path(log, "checkpoint directory"))
     return max((int(name) for name in logged if name.isdigit()), default=-1)
 
 

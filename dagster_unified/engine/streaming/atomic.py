@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
-from upath import UPath
 
 from dagster_unified.connectors import conditional
 from dagster_unified.connectors.paths import is_local, read_whole
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Row
 
 from dagster_unified.by_value import sent
-from dagster_unified.connectors.paths import storage_path
+from dagster_unified.connectors.paths import worker_path
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.spark_internals.state_client import WriteBehindClient
@@ -327,7 +327,7 @@ class _Pass:
         """How far event time is for an operator, as Spark has logged it: an epoch that runs again sees the same."""
         if self._ahead not in self._events:
             epoch = this_epoch(self._log) - self._ahead
-            logged = storage_path(self._log, "checkpoint directory") / str(epoch)
+            logged = worker_path(self._log, "checkpoint directory") / str(epoch)
             self._events[self._ahead] = event_of(logged) if epoch >= 0 else ControlEvent()
         return self._events[self._ahead].watermarks.get(uid, MIN_TIMESTAMP)
 
