@@ -148,7 +148,9 @@ def test_a_lock_is_refused_as_on_spark_in_the_same_words(make):
 
 
 @MODES
-def test_a_modules_logger_and_a_lock_that_open_creates_work(mode, caplog):
+def test_a_modules_logger_and_a_lock_that_open_creates_work(mode, caplog, monkeypatch):
+    monkeypatch.setattr(LOG, "disabled", False)  # where an instance of Dagster is set up, Alembic disables all that are
+
     class Logs(MapFunction[int, int]):
         def open(self, runtime_context) -> None:
             self.lock = threading.Lock()
