@@ -174,13 +174,12 @@ def circles(imports):
 
 def test_a_worker_of_a_stream_needs_no_package_for_paths(tmp_path):
     """It needs pyspark, pyarrow and msgspec: what else a driver has, an environment that is shipped may lack."""
+    (tmp_path / "3").write_text("v1")
     program = f"""
 import sys
 sys.modules["upath"] = None
 from dagster_unified.engine.streaming import processor, worker
 from dagster_unified.engine.worker import this_epoch
-(log,) = {str(tmp_path)!r},
-open(f"{{log}}/3", "w").write("v1")
-assert this_epoch(log) == 3
+assert this_epoch({str(tmp_path)!r}) == 3
 """
     subprocess.run([sys.executable, "-c", program], check=True)

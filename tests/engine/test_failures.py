@@ -59,7 +59,7 @@ Error from python worker:
     File "shops.py", line 1, in <module>
   ModuleNotFoundError: No module named 'shops'
 PYTHONPATH was:
-  /work/python/lib/pyspark.zip:/work
+  /opt/spark/python/lib/pyspark.zip:/opt/shops
 org.apache.spark.SparkException: No port number in pyspark.daemon's stdout
 \tat org.apache.spark.api.python.PythonWorkerFactory.startDaemon(PythonWorkerFactory.scala:284)
 """
