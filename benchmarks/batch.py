@@ -24,7 +24,7 @@ from benchmarks.flink import flink_rate
 from dagster_unified.api import KeyedProcessFunction, Pipeline
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 

@@ -27,7 +27,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import FileSink
 from dagster_unified.connectors.kafka import KafkaOffsetsInitializer, KafkaSource
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from tests.servers.kafka import Broker

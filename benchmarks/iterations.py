@@ -34,7 +34,7 @@ from benchmarks.worker_memory import largest_worker
 from dagster_unified.api import FlatMapFunction, Pipeline, RuntimeContext, iterations
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted, Event, Observer, RoundCommitted, ignore_events

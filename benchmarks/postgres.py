@@ -28,7 +28,7 @@ from dagster_unified.connectors import PostgresSink, PostgresSource
 from dagster_unified.connectors.protocol.commits import Commit, WriteAttempt, WriteIdentity, WriterTask
 from dagster_unified.engine import session
 from dagster_unified.engine.commit import SinkCommits, WriteContext
-from dagster_unified.engine.dataframe.transfer import small_rows
+from dagster_unified.engine.dataframe.passes import small_rows
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.records import record_type
 from tests.servers.postgres import PostgresServer, folder_of_programs

@@ -22,12 +22,12 @@ from benchmarks.batch import R, combine, first
 from dagster_unified.api import KeyedProcessFunction, Pipeline, RuntimeContext, ValueStateDescriptor, WatermarkStrategy
 from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
+from dagster_unified.engine.batch.intermediates import Address, IntermediateStore
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.stage import run_partitions
+from dagster_unified.graph.connectors import Slice, TimeRange
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-from dagster_unified.graph.slices import Slice, TimeRange
 
 DAYS = 64
 RECORDS = 2_000

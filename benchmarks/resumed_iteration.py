@@ -20,7 +20,7 @@ from benchmarks.bars import Bar
 from dagster_unified.api import Pipeline, iterations
 from dagster_unified.connectors import FileSink
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import Event, RoundCommitted

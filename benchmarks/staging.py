@@ -23,8 +23,8 @@ from benchmarks.bars import Bar, Measurement, Options
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates import dataframes
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore, Manifest
+from dagster_unified.engine.batch import intermediates
+from dagster_unified.engine.batch.intermediates import IntermediateStore, Manifest
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.operators.layout import StreamLayout
@@ -92,7 +92,7 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
         plan = built.plan({"execution.batch-shuffle-mode": mode})
 
         def run() -> None:
-            dataframes.CODEC = codec
+            intermediates.CODEC = codec
             run_all(Run(plan, spark, IntermediateStore(f"{folder}/store"), "run", "run"))
 
         return run
@@ -111,7 +111,7 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
             run()
             if number:
                 seconds[name].append(time.perf_counter() - begun)
-    dataframes.CODEC = CODECS[0]
+    intermediates.CODEC = CODECS[0]
     table = Table(f"{shape}, {len(records._fields)} columns", "seconds, best", "against one Spark job")
     for name, taken in seconds.items():
         base = "one Spark job, many small files" if "many" in name else "one Spark job"
@@ -126,7 +126,7 @@ def _rates(spark: SparkSession, folder: str, shape: str, records: Any, count: in
 @contextmanager
 def _in_memory() -> Iterator[None]:
     """Stages read what the one before wrote from Spark's memory, where it is kept as it is written."""
-    write, read = dataframes.write, dataframes.read
+    write, read = intermediates.write, intermediates.read
     kept: dict[str, DataFrame] = {}
 
     def writing(frame: DataFrame, attempt: Any) -> None:
@@ -144,11 +144,11 @@ def _in_memory() -> Iterator[None]:
     ) -> DataFrame:
         return kept[manifests[0].data].select(*layout.schema.names, *further)
 
-    dataframes.write, dataframes.read = writing, reading
+    intermediates.write, intermediates.read = writing, reading
     try:
         yield
     finally:
-        dataframes.write, dataframes.read = write, read
+        intermediates.write, intermediates.read = write, read
         for frame in kept.values():
             frame.unpersist()
 

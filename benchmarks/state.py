@@ -23,7 +23,7 @@ from benchmarks.worker_memory import peak_of_workers
 from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor
 from dagster_unified.connectors import CollectionSource, FileSink, ParquetSource
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob

@@ -28,9 +28,7 @@ from benchmarks.bars import Bar, Measurement, Options
 from benchmarks.flink import flink_rate
 from dagster_unified.api import Pipeline, functions
 from dagster_unified.connectors import DeltaSink, ParquetSource
-from dagster_unified.connectors.protocol.commits import Committable, NoCommitter, WriteAttempt
-from dagster_unified.connectors.protocol.sink import SparkSink
-from dagster_unified.connectors.protocol.writers import Ship
+from dagster_unified.connectors.protocol.commits import Committable, NoCommitter, Ship, SparkSink, WriteAttempt
 from dagster_unified.engine import session
 from dagster_unified.engine.events import EpochCommitted, Event
 from dagster_unified.engine.streaming.job import Start, StreamingJob

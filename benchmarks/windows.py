@@ -31,7 +31,7 @@ from dagster_unified.api import (
     functions,
 )
 from dagster_unified.connectors import FileSink, ParquetSource
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob

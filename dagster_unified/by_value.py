@@ -23,7 +23,7 @@ from dagster_unified.errors import PipelineError
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from dagster_unified.operators.program.spec import Program
+    from dagster_unified.operators.program.step import Program
 
 T = TypeVar("T")
 

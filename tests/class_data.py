@@ -37,7 +37,7 @@ def write() -> None:
     from dagster_unified.api import Pipeline
     from dagster_unified.connectors import DeltaSink, ParquetSource
     from dagster_unified.engine import session
-    from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+    from dagster_unified.engine.batch.intermediates import IntermediateStore
     from dagster_unified.engine.batch.run import Run
     from dagster_unified.engine.batch.savepoint import run_all
     from dagster_unified.engine.streaming.job import Start, StreamingJob

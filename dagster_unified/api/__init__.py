@@ -10,6 +10,7 @@ from dagster_unified.operators.functions.base import (
     AggregateFunction,
     FilterFunction,
     FlatMapFunction,
+    KeyedBatchFunction,
     KeyedProcessFunction,
     KeySelector,
     MapFunction,
@@ -21,13 +22,6 @@ from dagster_unified.operators.functions.base import (
     TimerService,
     TimestampAssigner,
 )
-from dagster_unified.operators.functions.batches import KeyedBatchFunction
-from dagster_unified.operators.functions.broadcast import (
-    BroadcastProcessFunction,
-    BroadcastState,
-    KeyedBroadcastProcessFunction,
-    ReadOnlyBroadcastState,
-)
 from dagster_unified.operators.functions.checkpoints import (
     CheckpointedFunction,
     CheckpointListener,
@@ -37,24 +31,35 @@ from dagster_unified.operators.functions.checkpoints import (
 )
 from dagster_unified.operators.functions.event_time import IngestionTimeAssigner, WatermarkGenerator, WatermarkOutput
 from dagster_unified.operators.functions.two_streams import (
+    BroadcastProcessFunction,
+    BroadcastState,
     CoFlatMapFunction,
     CoGroupFunction,
     CoMapFunction,
     CoProcessFunction,
     FlatJoinFunction,
     JoinFunction,
+    KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     ProcessJoinFunction,
+    ReadOnlyBroadcastState,
 )
 from dagster_unified.operators.metrics import Counter as Counter  # not in __all__: `collections` has one as well
 from dagster_unified.operators.metrics import Distribution, Meter
-from dagster_unified.operators.state.aggregating import AggregatingState, AggregatingStateDescriptor
 from dagster_unified.operators.state.arrow_list import ArrowListState, ArrowListStateDescriptor
-from dagster_unified.operators.state.list import ListState, ListStateDescriptor
-from dagster_unified.operators.state.map import MapState, MapStateDescriptor
-from dagster_unified.operators.state.reducing import ReducingState, ReducingStateDescriptor
+from dagster_unified.operators.state.handles import (
+    AggregatingState,
+    AggregatingStateDescriptor,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReducingState,
+    ReducingStateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
 from dagster_unified.operators.state.ttl import StateTtlConfig, StateVisibility, UpdateType
-from dagster_unified.operators.state.value import ValueState, ValueStateDescriptor
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain, to_millis
 from dagster_unified.operators.windows import (
     ContinuousEventTimeTrigger,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from dagster_unified.api.record_types import NOT_GIVEN, main_output
+from dagster_unified.api.building import NOT_GIVEN, main_output
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes
 from dagster_unified.operators.async_io import AsyncCalls

@@ -16,8 +16,7 @@ from typing import Any, Generic, Self
 import pyarrow as pa
 from msgspec import inspect as mi
 
-from dagster_unified.api.building import GraphBuilder, N, Upstream
-from dagster_unified.api.record_types import stated_output, type_argument
+from dagster_unified.api.building import GraphBuilder, N, Upstream, stated_output, type_argument
 from dagster_unified.arrow_types import has, is_number
 from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph.code import field_of

@@ -1,18 +1,23 @@
-"""`GraphBuilder`: what streams add their operators to.
+"""What a pipeline is built with: the graph that grows, types read from annotations, and errors that name a line.
 
-It only records what is written; nothing runs until an engine is given its plan.
+`GraphBuilder` is what streams add their operators to. Imports no Spark.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import re
+import sys
+import types
+import typing
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_unified.api.located import caller
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import explain as explanation
 from dagster_unified.graph.nodes import Edge, Graph, Location, Naming, Node, Partitioning, SinkNode, SourceNode
@@ -20,12 +25,56 @@ from dagster_unified.graph.operator_state import check_operator_state
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.targets import check_targets, written
+from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.operators.functions.iterations import iteration_listeners
-from dagster_unified.records import RecordType, record_type
+from dagster_unified.operators.functions.type_variables import Out
+from dagster_unified.records import RecordType, element_type, record_type, return_type, type_name
 
 if TYPE_CHECKING:
     from dagster_unified.graph.connectors import Sink
-    from dagster_unified.operators.functions.base import OutputTag
+
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+C = TypeVar("C", bound=type)
+
+
+def located(kind: C) -> C:
+    """A class whose methods an author calls; their errors say from where."""
+    for name, method in list(vars(kind).items()):
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            setattr(kind, name, _located(method))
+    return kind
+
+
+def _located(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except (PipelineError, RecordTypeError) as error:
+            place = f" ({caller()})"
+            if type(error) in (PipelineError, RecordTypeError) and place not in str(error):
+                error.args = (f"{error}{place}",)
+            raise
+
+    return call
+
+
+def caller() -> Location | None:
+    """The line of the author's program that is being executed: the nearest frame outside the library."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_LIBRARY):
+            return Location(_short(frame.f_code.co_filename), frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _short(file: str) -> str:
+    """Relative to the working directory where the file lies below it."""
+    relative = os.path.relpath(file) if os.path.isabs(file) else file
+    return file if relative.startswith("..") else relative
+
 
 N = TypeVar("N", bound=Node)
 
@@ -201,3 +250,103 @@ def _free(name: str, taken: Collection[str]) -> str:
         number += 1
         found = f"{name}-{number}"
     return found
+
+
+NOT_GIVEN: Any = None
+"""The default of a parameter that takes a type. A checker sees nothing in it that would say one."""
+
+
+def itself(annotation: Any) -> Any:
+    """The record of a function that gives one record."""
+    return annotation
+
+
+def main_output(annotation: Any) -> Any | None:
+    """The record of a function that gives an iterable; None where the annotation is not that of one.
+
+    `(tag, record)` goes to a side output: `Iterable[Total | tuple[OutputTag[Sale], Sale]]` gives totals.
+    """
+    element = element_type(annotation)
+    if typing.get_origin(element) not in (types.UnionType, typing.Union):
+        return element
+    members = [m for m in typing.get_args(element) if not _is_side_output(m)]
+    return typing.Union[tuple(members)] if members else element  # noqa: UP007
+
+
+def _is_side_output(annotation: Any) -> bool:
+    if typing.get_origin(annotation) is not tuple:
+        return False
+    tag = typing.get_args(annotation)[0]
+    return (typing.get_origin(tag) or tag) is OutputTag
+
+
+def stated_output(method: Any) -> Any | None:
+    """What a method's class says that it gives: `int` of `MapFunction[Sale, int]`; None where it says nothing."""
+    return type_argument(type(getattr(method, "__self__", None)), Out)
+
+
+def type_argument(cls: type, variable: TypeVar) -> Any | None:
+    """What a class gives for a type variable of one of its bases; None where it gives none."""
+    found = _argument(cls, variable, {})
+    return None if isinstance(found, TypeVar) or found is Any else found
+
+
+def _argument(cls: type, variable: TypeVar, given: Mapping[Any, Any]) -> Any | None:
+    """`given` is what was given for the class's own type variables."""
+    if variable in given:
+        return given[variable]
+    for base in vars(cls).get("__orig_bases__", cls.__bases__):
+        origin = typing.get_origin(base) or base
+        if not isinstance(origin, type) or origin is typing.Generic:
+            continue
+        arguments = [_resolved(_with(given, a), cls) for a in typing.get_args(base)]
+        found = _argument(origin, variable, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False)))
+        if found is not None:
+            return found
+    return None
+
+
+def _with(given: Mapping[Any, Any], argument: Any) -> Any:
+    """A type with what was given for type variables in it."""
+    if argument in given:
+        return given[argument]
+    inner = getattr(argument, "__parameters__", ()) if typing.get_origin(argument) is not None else ()
+    return argument[tuple(given.get(variable, variable) for variable in inner)] if inner else argument
+
+
+def _resolved(argument: Any, cls: type) -> Any:
+    """A type that was written in quotes."""
+    if not isinstance(argument, typing.ForwardRef):
+        return argument
+    holder = type(cls.__name__, (), {"__annotations__": {"argument": argument}})
+    try:
+        return typing.get_type_hints(holder, vars(sys.modules[cls.__module__]))["argument"]
+    except (NameError, KeyError):
+        return None
+
+
+def agreed_output(function: Any, methods: tuple[str, str], unwrap: Callable[[Any], Any], where: str) -> Any:
+    """The output type of a function with two methods.
+
+    Raises where nothing says it, or both are annotated with different ones.
+    """
+    stated = type_argument(type(function), Out)
+    if stated is not None:
+        return stated
+    annotated = {m: t for m in methods if (t := return_type(getattr(function, m))) not in (None, type(None))}
+    for method, given in annotated.items():
+        if unwrap(given) is None:
+            raise RecordTypeError(
+                f"{where}: {method} is annotated to give {type_name(given)}, and has to give an iterable of records, "
+                f"such as Iterable[{type_name(given)}]"
+            )
+    found = [unwrap(annotated[m]) if m in annotated else None for m in methods]
+    agreed = next((t for t in found if t is not None), None)
+    if agreed is None:
+        raise RecordTypeError(f"{where} has no output type; annotate what {methods[0]} returns, or give output_type=")
+    if None not in found and found[0] != found[1]:
+        raise RecordTypeError(
+            f"{where}: {methods[0]} gives {type_name(found[0])} and {methods[1]} gives {type_name(found[1])}; "
+            "make them the same"
+        )
+    return agreed

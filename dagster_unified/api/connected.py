@@ -1,47 +1,49 @@
-"""Streams of two types in one operator: `connect`, window joins and co-groups, interval joins.
-
-Each unites its streams as records of `Either` and puts an operator of one input behind it; see
-`operators/connected.py`.
-"""
+"""Streams of two types in one operator: `connect`, broadcast state, window joins, co-groups and interval joins."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Self, get_args, get_origin, get_type_hints
 
 from dagster_unified.api.base import BaseStream
-from dagster_unified.api.located import located
-from dagster_unified.api.record_types import NOT_GIVEN, agreed_output, main_output, stated_output
+from dagster_unified.api.building import NOT_GIVEN, agreed_output, located, main_output, stated_output
 from dagster_unified.api.windowed import Windows
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import nodes
-from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Node
-from dagster_unified.graph.subtasks import CHOOSING
+from dagster_unified.graph.nodes import ExchangeKind, Key, Naming, Node, Partitioning
+from dagster_unified.graph.operator_state import CHOOSING
 from dagster_unified.operators.arrow_functions import TABLE
-from dagster_unified.operators.broadcast import Broadcasting
+from dagster_unified.operators.broadcast import Broadcasting, checked
 from dagster_unified.operators.connected import (
     CoFlatMap,
     CoMap,
     CoProcess,
     EitherKey,
+    IntervalJoin,
     OneSidesKey,
     OwnKey,
     Tag,
+    WindowedPairs,
     either_type,
 )
 from dagster_unified.operators.functions.base import KeySelector, OutputTag
-from dagster_unified.operators.functions.two_streams import KeyedCoProcessFunction, ProcessJoinFunction
-from dagster_unified.operators.functions.type_variables import A, B
-from dagster_unified.operators.joins import IntervalJoin, WindowedPairs
-from dagster_unified.operators.keyed_forms import KEYED_FORMS, PartlyKeyed
+from dagster_unified.operators.functions.two_streams import (
+    BroadcastProcessFunction,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    ProcessJoinFunction,
+)
+from dagster_unified.operators.functions.type_variables import A, B, T
+from dagster_unified.operators.keyed import KEYED_FORMS, PartlyKeyed
+from dagster_unified.operators.state.handles import MapStateDescriptor
 from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
 from dagster_unified.records import return_type, type_name
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
-
 
 Fields = str | int | Sequence[str | int]
 """A key that fields make: the name or the index of one, or several."""
@@ -385,3 +387,58 @@ class _Fields:
 
     def __call__(self, record: Any) -> tuple[Any, ...]:
         return tuple(get(record) for get in self.getters)
+
+
+class BroadcastStream(Generic[T]):
+    """A stream whose every record goes to every instance of the operator that it is connected to.
+
+    It fills maps there: the broadcast state. There is an example at `BroadcastConnectedStream.process`.
+    """
+
+    def __init__(self, stream: BaseStream[T], descriptors: tuple[MapStateDescriptor[Any, Any], ...]) -> None:
+        self._stream = stream
+        self._descriptors = checked(descriptors, stream._where("broadcast"))
+
+
+@located
+class BroadcastConnected(Generic[A, B]):
+    """A stream and a broadcast stream."""
+
+    def __init__(self, stream: BaseStream[A], broadcast: BroadcastStream[B]) -> None:
+        where = stream._where("connect")
+        stream._pipeline.check_same(broadcast._stream._pipeline, where)
+        exchanges = [u.partitioning.kind for u in stream._upstream if u.partitioning is not None]
+        if ExchangeKind.BROADCAST in exchanges:
+            raise PipelineError(
+                f"{where}: both streams are broadcast; leave broadcast() out on the one whose records are to be "
+                "processed"
+            )
+        self._broadcast = broadcast
+
+    def _process(self, stream: BaseStream[A], key: Key | None, function: Any, output_type: Any) -> Node:
+        """The operator; its stream is keyed by `key`, if at all."""
+        wanted = BroadcastProcessFunction if key is None else KeyedBroadcastProcessFunction
+        if not isinstance(function, wanted):
+            misplaced = key is None and isinstance(function, KeyedBroadcastProcessFunction)
+            hint = "; call key_by before connect" if misplaced else ""
+            raise PipelineError(f"{stream._where('process')}: expected a {wanted.__name__}, got {function!r}{hint}")
+        name = type(function).__name__
+        if output_type is None:
+            methods = ("process_element", "process_broadcast_element")
+            output_type = agreed_output(function, methods, main_output, stream._where(name))
+        records = stream._output(name, function.process_element, output_type, main_output)
+        everywhere = Partitioning(ExchangeKind.BROADCAST, explicit=True)
+        upstream = [
+            *stream._upstream,
+            *(replace(u, partitioning=everywhere) for u in self._broadcast._stream._upstream),
+        ]
+        return stream._pipeline._add(
+            nodes.BroadcastNode,
+            upstream,
+            name,
+            naming=Naming.FUNCTION,
+            records=records,
+            function=Broadcasting(function, self._broadcast._descriptors),
+            key=Key() if key is None else key,
+            timestamped=None if key is None else True,
+        )

@@ -15,8 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from dagster_unified.api.building import GraphBuilder, Upstream
-from dagster_unified.api.record_types import type_argument
+from dagster_unified.api.building import GraphBuilder, Upstream, type_argument
 from dagster_unified.api.stream import DataStream, KeyedStream, UntypedStream
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes
@@ -36,12 +35,13 @@ from dagster_unified.graph.nodes import (
     output_tag,
 )
 from dagster_unified.graph.operator_state import check_operator_state
-from dagster_unified.operators.combining import CombineColumns, CombineRecords, Kind
+from dagster_unified.operators.arrow_aggregate import CombineColumns, CombineRecords, Kind
 from dagster_unified.operators.deltas import SOLUTION, WORK, Sided, Solutions, rows_type
 from dagster_unified.operators.functions.base import OutputTag, ReduceFunction
-from dagster_unified.operators.functions.deltas import BatchDeltaFunction, DeltaFunction
 from dagster_unified.operators.functions.iterations import (
     AllReduce,
+    BatchDeltaFunction,
+    DeltaFunction,
     EpochCollector,
     EpochContext,
     ForwardInputsOfLastRound,

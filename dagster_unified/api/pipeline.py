@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.api.building import GraphBuilder
-from dagster_unified.api.record_types import NOT_GIVEN
+from dagster_unified.api.building import NOT_GIVEN, GraphBuilder
 from dagster_unified.api.stream import DataStream
-from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.connectors.literals import records_of, type_of
+from dagster_unified.connectors.collection import CollectionSource, records_of, type_of
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Source, check_is_one
 from dagster_unified.graph.nodes import Naming, SourceNode

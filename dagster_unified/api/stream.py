@@ -26,14 +26,19 @@ from dagster_unified.api.base import (
     plain_name,
     projection,
 )
-from dagster_unified.api.broadcast import BroadcastConnected, BroadcastStream
-from dagster_unified.api.building import GraphBuilder, Upstream
-from dagster_unified.api.connected import Connected, Fields, Intervals, PairedWindows, Pairs
-from dagster_unified.api.located import located
-from dagster_unified.api.record_types import NOT_GIVEN, itself, main_output, type_argument
+from dagster_unified.api.building import NOT_GIVEN, GraphBuilder, Upstream, itself, located, main_output, type_argument
+from dagster_unified.api.connected import (
+    BroadcastConnected,
+    BroadcastStream,
+    Connected,
+    Fields,
+    Intervals,
+    PairedWindows,
+    Pairs,
+)
 from dagster_unified.api.watermarks import WatermarkStrategy
 from dagster_unified.api.windowed import Windows
-from dagster_unified.connectors.printing import PrintSink
+from dagster_unified.connectors.foreach import PrintSink
 from dagster_unified.errors import PipelineError, RecordTypeError, nearest
 from dagster_unified.graph import nodes
 from dagster_unified.graph.connectors import Boundedness, Sink, Source, check_is_one
@@ -45,6 +50,7 @@ from dagster_unified.operators.functions.base import (
     AggregateFunction,
     FilterFunction,
     FlatMapFunction,
+    KeyedBatchFunction,
     KeyedProcessFunction,
     KeySelector,
     MapFunction,
@@ -53,23 +59,23 @@ from dagster_unified.operators.functions.base import (
     ProcessFunction,
     ReduceFunction,
 )
-from dagster_unified.operators.functions.batches import KeyedBatchFunction
-from dagster_unified.operators.functions.broadcast import BroadcastProcessFunction, KeyedBroadcastProcessFunction
 from dagster_unified.operators.functions.checkpoints import checkpointed
 from dagster_unified.operators.functions.iterations import hears_of_epochs
 from dagster_unified.operators.functions.two_streams import (
+    BroadcastProcessFunction,
     CoFlatMapFunction,
     CoGroupFunction,
     CoMapFunction,
     CoProcessFunction,
     FlatJoinFunction,
     JoinFunction,
+    KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     ProcessJoinFunction,
 )
 from dagster_unified.operators.functions.type_variables import OUT, A, B, K, R, T, W
-from dagster_unified.operators.keyed_forms import KEYED_FORMS, may_hold_state
-from dagster_unified.operators.state.map import MapStateDescriptor
+from dagster_unified.operators.keyed import KEYED_FORMS, may_hold_state
+from dagster_unified.operators.state.handles import MapStateDescriptor
 from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import (
     CountEvictor,

@@ -1,6 +1,6 @@
 """The types of streams and of metrics that a program gets from a method, for annotations: nobody constructs them."""
 
-from dagster_unified.api.broadcast import BroadcastStream
+from dagster_unified.api.connected import BroadcastStream
 from dagster_unified.api.stream import (
     BroadcastConnectedStream,
     CoGroupedStreams,

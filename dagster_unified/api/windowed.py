@@ -12,8 +12,7 @@ from typing import Any, Generic, Self
 import pyarrow as pa
 
 from dagster_unified.api.base import BaseStream
-from dagster_unified.api.located import located
-from dagster_unified.api.record_types import main_output
+from dagster_unified.api.building import located, main_output
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.expressions import Column
@@ -21,8 +20,7 @@ from dagster_unified.graph.nodes import Node
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.operators.functions.type_variables import T, W
 from dagster_unified.operators.keyed import rolling
-from dagster_unified.operators.state.list import ListStateDescriptor
-from dagster_unified.operators.state.value import ValueStateDescriptor
+from dagster_unified.operators.state.handles import ListStateDescriptor, ValueStateDescriptor
 from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import (
     EventTimeSessionWindows,
@@ -33,7 +31,7 @@ from dagster_unified.operators.windows import (
     WindowAssigner,
 )
 from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows
-from dagster_unified.operators.windows.spec import Windowing
+from dagster_unified.operators.windows.contents import Windowing
 from dagster_unified.records import RecordType
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from dagster_unified.cli import deployments, planning, running, state
+from dagster_unified.cli import deployments, pipelines, state
 from dagster_unified.cli.terminal import complain
 from dagster_unified.errors import UnifiedError
 
@@ -25,13 +25,13 @@ app = App(
     version_flags=[],
 )
 config = App(name="config", help="Look at the settings.")
-config.command(planning.show)
+config.command(pipelines.show)
 for command in (
-    planning.init,
-    running.run,
-    planning.explain,
+    pipelines.init,
+    pipelines.run,
+    pipelines.explain,
     deployments.malformed,
-    planning.connectors,
+    pipelines.connectors,
     deployments.suspend,
     deployments.stop,
     deployments.resume,
@@ -42,10 +42,10 @@ for command in (
     deployments.stop_connect_server,
     state.state,
     config,
-    planning.version,
+    pipelines.version,
 ):
     app.command(command)
-app.command(running.check_java_command, name="check-java", show=False)
+app.command(pipelines.check_java_command, name="check-java", show=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -129,7 +129,7 @@ def malformed(
     storage
         Where intermediates are kept; by default where the Definitions say, else in .dagster_unified/intermediates.
     """
-    from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+    from dagster_unified.engine.batch.intermediates import IntermediateStore
     from dagster_unified.engine.malformed import diverting, in_batch, in_streaming
 
     deployment = load_deployment(pipeline)

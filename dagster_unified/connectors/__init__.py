@@ -6,12 +6,11 @@ pyspark is imported only when something is read or written, so that pipelines lo
 """
 
 from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.connectors.delivery import DeliveryGuarantee
 from dagster_unified.connectors.delta import DeltaSink
 from dagster_unified.connectors.files.sink import FileSink
 from dagster_unified.connectors.files.sources import CsvSource, JsonSource, ParquetSource
 from dagster_unified.connectors.finding import find_sink, find_source
-from dagster_unified.connectors.foreach import ForeachSink
+from dagster_unified.connectors.foreach import ForeachSink, PrintSink
 from dagster_unified.connectors.kafka import (
     AvroFormat,
     JsonFormat,
@@ -25,7 +24,7 @@ from dagster_unified.connectors.kafka import (
     RawFormat,
     SchemaRegistry,
 )
-from dagster_unified.connectors.printing import PrintSink
+from dagster_unified.connectors.protocol.commits import DeliveryGuarantee
 from dagster_unified.connectors.sql.generic import DatabaseSink, DatabaseSource
 from dagster_unified.connectors.sql.postgres import PostgresConnection, PostgresSink, PostgresSource
 from dagster_unified.connectors.structured import Rate, RateSource, StructuredSource

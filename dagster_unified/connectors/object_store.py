@@ -1,15 +1,16 @@
-"""The S3-compatible store that a process and its Spark session use: stated once, and known to every client by its name.
-
-s3fs, pyarrow, deltalake and Hadoop's connector all look into the environment; only where the store is, Hadoop's is told
-by Spark's settings. So a secret is in no setting, and in no command line. Knows no Dagster.
-"""
+"""The S3-compatible store that a process and its Spark session use: stated once, and known to every client by it."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dagster_unified.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrameReader, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
 
 @dataclass(frozen=True)
@@ -89,3 +90,8 @@ def use(store: Store) -> None:
         for name in TOKENS:  # a token of the machine's own belongs to another key
             os.environ.pop(name, None)
     os.environ.update(store.environment())
+
+
+def is_connect(session: SparkSession | DataFrameReader | DataStreamReader) -> bool:
+    """Whether a session or its reader is Spark Connect's, by its class's name: not every machine has its packages."""
+    return type(session).__module__.startswith("pyspark.sql.connect")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from urllib.parse import quote
 from uuid import uuid4
 
-from dagster_unified.connectors.sessions import is_connect
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.errors import ConfigurationError, SinkError, SourceError
 
 if TYPE_CHECKING:

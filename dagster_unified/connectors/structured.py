@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
-from dagster_unified.connectors.columns import as_fields
+from dagster_unified.connectors.protocol.frame import as_fields
 from dagster_unified.connectors.protocol.positions import OffsetsRead, Position, SparkOffset, cannot_follow
 from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.errors import PipelineError, StateError, UnsupportedError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
     from upath import UPath
 
-    from dagster_unified.graph.slices import Slice
+    from dagster_unified.graph.connectors import Slice
 
 StartingOptions: TypeAlias = Callable[[str], Mapping[str, str | None]]
 

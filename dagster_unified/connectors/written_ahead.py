@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors.paths import is_local
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.protocol.offsets import Offsets
+from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import PipelineError, StageError, StateError, UnsupportedError

@@ -21,9 +21,8 @@ from pathlib import Path
 
 from dagster_unified.connectors import object_store
 from dagster_unified.engine.environment import shipping
-from dagster_unified.engine.noise import without_pandas_warnings
+from dagster_unified.engine.launch import without_pandas_warnings, without_zips
 from dagster_unified.engine.session import JAVA_OPTIONS, SERVER_DAEMON, check_java, defaults, forking, java_options
-from dagster_unified.engine.spark_home import without_zips
 from dagster_unified.errors import ConfigurationError, StageError
 
 _SHUTDOWN = 20.0

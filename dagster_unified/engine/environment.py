@@ -1,17 +1,25 @@
-"""Ships a packed Python environment to the workers of a cluster, whose own interpreter may have no package at all.
-
-Spark unpacks the archive in each executor's folder. An executor finds the interpreter there by its PATH, and the
-driver, which runs some Python workers as well, finds its own by the same name: Spark has one name for both.
-"""
+"""What the workers of a cluster run in: the environment that is shipped to them, compared with the driver's."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import re
+import socket
 import sys
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dagster_unified.errors import ConfigurationError
+import msgspec
+
+from dagster_unified.errors import ConfigurationError, MissingRequirementError, UnifiedError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 FOLDER = "environment"
 """Where an executor has it, in its own folder."""
@@ -54,3 +62,142 @@ def shipping(path: str, master: str, remote: str | None, config: Mapping[str, st
         "spark.archives": ",".join(filter(None, (config.get("spark.archives"), f"{path}#{FOLDER}"))),
         "spark.executorEnv.PATH": f"{found}:{given}",
     }
+
+
+PACKAGES = ("pyspark", "pyarrow", "msgspec", "dagster-unified")
+PYTHON = "Python"
+
+PROBE = f"""
+import glob, json, os, socket, sys
+home = os.environ.get("SPARK_HOME", "")
+sys.path += [home + "/python", *glob.glob(home + "/python/lib/*.zip")]
+found = {{"{PYTHON}": "%d.%d" % sys.version_info[:2]}}
+for name in {PACKAGES!r}:
+    try:
+        from importlib import metadata
+        found[name] = metadata.version(name)
+    except Exception:
+        pass
+if "pyspark" not in found:
+    try:
+        from pyspark.version import __version__
+        found["pyspark"] = __version__
+    except ImportError:
+        pass
+print(json.dumps({{"host": socket.gethostname(), "found": found}}))
+"""
+
+_checked: dict[str, set[str]] = {}
+"""The executors that have been probed, by application."""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the interpreter of one executor has."""
+
+    host: str
+    found: dict[str, str]
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Raise `MissingRequirementError` where a worker lacks what the driver has; asks each executor once.
+
+    Where the session ships Python files or archives nobody is asked: what tasks then have, only a task knows.
+    """
+    context = spark.sparkContext
+    if (context.master or "").startswith("local"):
+        return
+    if _ships_python(context):
+        return
+    known = _checked.setdefault(context.applicationId, set())
+    while not (executors := _executors(spark)) <= known:  # others come while the first are asked
+        wrong = {answer.host: differences(dict(here()), answer.found) for answer in _answers(spark)}
+        told = [_told(host, found) for host, found in sorted(wrong.items()) if found]
+        if told:
+            raise MissingRequirementError(f"{'; '.join(told)}: {instead(context.pythonExec)}")
+        known |= executors
+
+
+def _ships_python(context: SparkContext) -> bool:
+    """Whether tasks have what the session ships; Spark counts the jars of spark.jars.packages as Python files too."""
+    conf = context.getConf()
+    files = [*(context._python_includes or []), *conf.get("spark.submit.pyFiles", "").split(",")]
+    return any(conf.get(name, "") for name in ("spark.archives", "spark.yarn.dist.archives")) or any(
+        file and not file.endswith(".jar") for file in files
+    )
+
+
+Versions = tuple[tuple[str, str], ...]
+
+
+@functools.cache
+def here() -> Versions:
+    """What this process has; a package that is there without its metadata, such as in a zip file, is left out."""
+    found = {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return tuple(found.items())
+
+
+def check_here(wanted: Versions) -> None:
+    """Raise `MissingRequirementError` where this process has other versions than code was made with."""
+    if wanted == here():
+        return
+    own = dict(here())
+    wrong = differences({name: one for name, one in wanted if name in own}, own)
+    if wrong:
+        raise MissingRequirementError(f"{_told(socket.gethostname(), wrong)}: {instead(sys.executable)}")
+
+
+def instead(interpreter: str) -> str:
+    """What to do where workers lack what the driver has."""
+    return (
+        f"install what the driver has for the workers' interpreter, {interpreter}, name another one in PYSPARK_PYTHON,"
+        " or give SparkResource an environment to ship"
+    )
+
+
+def _told(host: str, wrong: list[str]) -> str:
+    return f"host {host} has {', '.join(wrong)}"
+
+
+def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """What is missing or different, in words."""
+    return [
+        f"{name} {found[name]} and not {one}" if name in found else f"no {name} ({one})"
+        for name, one in wanted.items()
+        if found.get(name) != one
+    ]
+
+
+def _executors(spark: SparkSession) -> set[str]:
+    """The executors that there are now, and the driver."""
+    tracker = spark.sparkContext._jsc.sc().statusTracker()
+    return {f"{one.host()}:{one.port()}" for one in tracker.getExecutorInfos()}
+
+
+def _answers(spark: SparkSession) -> list[Answer]:
+    """What the executors that are there answer: there are tasks enough for each to get one."""
+    from py4j.protocol import Py4JJavaError
+
+    context = spark.sparkContext
+    tasks = max(2 * context.defaultParallelism, 4 * len(_executors(spark)))
+    command = [context.pythonExec, "-c", PROBE]
+    try:
+        lines = context._jsc.parallelize([0] * tasks, tasks).pipe(command).collect()
+    except Py4JJavaError as error:
+        text = str(error.java_exception)
+        lost = re.search(r"\((\S+) executor \S+\): (.*)", text)
+        if lost is None or "Cannot run program" not in text:
+            raise UnifiedError(f"the workers could not be asked what they have: {text.splitlines()[0]}") from error
+        raise MissingRequirementError(
+            f"host {lost.group(1)} has no interpreter {context.pythonExec}: install it there, or name another one in"
+            " PYSPARK_PYTHON"
+        ) from error
+    answers = []
+    for line in lines:
+        with contextlib.suppress(msgspec.DecodeError):  # something that the interpreter says when it starts
+            answers.append(msgspec.json.decode(line, type=Answer))
+    if not answers:
+        raise UnifiedError(f"the workers' interpreter, {context.pythonExec}, does not say what it has: {lines[:1]}")
+    return answers

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from dagster_unified.operators.time import MIN_TIMESTAMP, to_datetime
 
 if TYPE_CHECKING:
-    from dagster_unified.engine.batch.intermediates.store import Manifest
+    from dagster_unified.engine.batch.intermediates import Manifest
     from dagster_unified.engine.iterations.epoch_log import Epoch
     from dagster_unified.operators.metrics import Metrics
 

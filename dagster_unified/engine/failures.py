@@ -20,9 +20,9 @@ from urllib.parse import unquote
 
 from dagster_unified import errors
 from dagster_unified.connectors.files.sources import ParquetSource, TextSource
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.paths import is_local
-from dagster_unified.connectors.sessions import is_connect
-from dagster_unified.engine.handshake import instead
+from dagster_unified.engine.environment import instead
 from dagster_unified.graph.aggregates import fields_of, too_large
 from dagster_unified.graph.nodes import Node
 

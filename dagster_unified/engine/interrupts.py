@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.sessions import is_connect
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.errors import CancelledError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from threading import Lock
 
 import msgspec
 
-from dagster_unified.connectors.protocol.alignment import ALL
+from dagster_unified.connectors.protocol.positions import ALL
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import IterationNode, Node, QueryInputNode, QueryOutputNode
 from dagster_unified.graph.plan import Plan

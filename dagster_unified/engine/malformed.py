@@ -16,12 +16,11 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from dagster_unified.connectors.files.misfits import Rows, explained
 from dagster_unified.connectors.files.sources import TextSource
-from dagster_unified.connectors.files.texts import squeezed
+from dagster_unified.connectors.files.texts import Rows, explained, squeezed
 from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.connectors.protocol.source import SparkSource
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.graph.plan import Plan
 

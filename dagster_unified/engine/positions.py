@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_unified.connectors.protocol.positions import Position, Unread
-from dagster_unified.engine.dataframe.inputs import spark_source
+from dagster_unified.engine.dataframe.frames import spark_source
 from dagster_unified.errors import StateError, UnifiedError
 from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.graph.plan import Plan, Region

@@ -1,7 +1,4 @@
-"""Starts the Spark session of a run, and says in one sentence what is missing where it cannot.
-
-Spark's Python workers take `python3` from PATH, not the running interpreter, so that is set here for local mode.
-"""
+"""Starts the Spark session of a run, and says in one sentence what is missing where it cannot."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import copy
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,20 +15,184 @@ from contextlib import suppress
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 from weakref import WeakSet, ref
 
 from dagster_unified.connectors import object_store
-from dagster_unified.connectors.sessions import is_connect
-from dagster_unified.engine import noise, spark_internals, store_given
-from dagster_unified.engine.addresses import PATIENCE, reach_master, reach_remote
-from dagster_unified.engine.environment import shipping
-from dagster_unified.engine.handshake import check_workers
-from dagster_unified.engine.spark_home import without_zips
+from dagster_unified.connectors.object_store import TOKENS, Store, is_connect
+from dagster_unified.engine import launch, spark_internals
+from dagster_unified.engine.environment import check_workers, shipping
+from dagster_unified.engine.launch import without_zips
 from dagster_unified.engine.spark_internals import local_disk
-from dagster_unified.errors import ConfigurationError, MissingRequirementError
+from dagster_unified.errors import ConfigurationError, MissingRequirementError, UnreachableError, nearest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+PATIENCE = 3.0
+"""Seconds that a connection, and then the first answer, may take."""
+
+BUSY_PATIENCE = 60.0
+"""Seconds that the first answer may take of a server that is known to run on this machine, which may be busy."""
+
+_MASTERS = ("local", "local[*]", "local-cluster[2,1,1024]", "spark://host:7077", "yarn", "k8s://https://host:443")
+_MASTER = re.compile(
+    r"local|local\[(\d+|\*)(\s*,\s*\d+)?\]|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://[^/\s]+:\d+|yarn|k8s://\S+"
+)
+
+
+def checked_master(master: str) -> str:
+    """The master of a classic session; raises `ConfigurationError` where Spark knows none like it."""
+    if not _MASTER.fullmatch(master):
+        raise ConfigurationError(
+            f"'{master}' is not a Spark master, such as {', '.join(_MASTERS)}{nearest(master, _MASTERS)}"
+        )
+    return master
+
+
+def checked_remote(remote: str) -> str:
+    """The address of a Spark Connect server; raises `ConfigurationError` where it is none."""
+    try:
+        parts = urlsplit(remote)
+        named = parts.scheme == "sc" and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # the port
+        named = False
+    if not named:
+        raise ConfigurationError(f"'{remote}' is not the address of a Spark Connect server, such as sc://host:15002")
+    return remote
+
+
+def reach_master(master: str) -> None:
+    """Raises `UnreachableError` where no master of a standalone cluster can be connected to."""
+    if not checked_master(master).startswith("spark://"):
+        return
+    reason = master_away(master)
+    if reason is not None:
+        raise UnreachableError(
+            f"no Spark master can be reached at {master}: {reason}; start one there, or give another address"
+        )
+
+
+def master_away(master: str) -> str | None:
+    """Why none of the masters of a standalone cluster can be connected to; None where one can."""
+    reasons = []
+    for place in master.removeprefix("spark://").split(","):
+        host, _, port = place.rpartition(":")
+        reason = _unreachable(host.strip("[]"), int(port))
+        if reason is None:
+            return None
+        reasons.append(reason)
+    return "; ".join(reasons)
+
+
+def reach_remote(remote: str, patience: float = PATIENCE) -> None:
+    """Raises `UnreachableError` where no Spark Connect server answers at an address within `patience` seconds."""
+    parts = urlsplit(checked_remote(remote))
+    reason = _unreachable(parts.hostname or "", parts.port or 15002) or _silent(remote, patience)
+    if reason is not None:
+        raise UnreachableError(
+            f"no Spark Connect server can be reached at {_shown(remote)}: {reason}; start one there, or give another"
+            " address"
+        )
+
+
+def _unreachable(host: str, port: int) -> str | None:
+    """Why nothing can be connected to, or None."""
+    try:
+        socket.create_connection((host, port), timeout=PATIENCE).close()
+    except TimeoutError:
+        return f"no connection within {PATIENCE:.0f} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _silent(remote: str, patience: float) -> str | None:
+    """Why what was connected to is no Spark Connect server, or None."""
+    import grpc
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
+    channel = DefaultChannelBuilder(remote).toChannel()
+    try:
+        grpc.channel_ready_future(channel).result(timeout=patience)
+    except grpc.FutureTimeoutError:
+        return f"what listens there does not answer as one within {patience:.0f} s"
+    finally:
+        channel.close()
+    return None
+
+
+def _shown(remote: str) -> str:
+    """The address without what may be secret."""
+    return remote.partition("/;")[0]
+
+
+_HADOOP = "spark.hadoop."
+_TOKEN = "fs.s3a.session.token"
+_PROVIDERS = "fs.s3a.aws.credentials.provider"
+"""Who says in its settings where a session's credentials come from has no use for others."""
+
+
+def give(session: SparkSession, store: Store) -> None:
+    """Let Hadoop's connector and the Python workers of a running session use a store, where they do not yet."""
+    context = session.sparkContext
+    jvm: Any = session._jvm
+    java_context: Any = context._jsc
+    configuration, settings = java_context.hadoopConfiguration(), java_context.sc().conf()
+    wanted = {name.removeprefix(_HADOOP): value for name, value in store.settings().items()}
+    credentials = {
+        name: (value, variable)
+        for name, value, variable in (
+            ("fs.s3a.access.key", store.key, "AWS_ACCESS_KEY_ID"),
+            ("fs.s3a.secret.key", store.secret, "AWS_SECRET_ACCESS_KEY"),
+            (_TOKEN, store.token, "AWS_SESSION_TOKEN"),
+        )
+        if value is not None
+    }
+    knows = all(jvm.java.lang.System.getenv(variable) == value for value, variable in credentials.values())
+    own = any(settings.contains(f"{_HADOOP}{name}") for name in (*credentials, _PROVIDERS))
+    if not knows and not own:
+        wanted |= {name: value for name, (value, _) in credentials.items()}
+    lacking = {
+        name: value
+        for name, value in wanted.items()
+        if not settings.contains(f"{_HADOOP}{name}") and configuration.get(name) != value
+    }
+    # what the session found in its environment belongs to another key
+    foreign = store.key is not None and store.token is None and not settings.contains(f"{_HADOOP}{_TOKEN}")
+    foreign = foreign and configuration.get(_TOKEN) is not None
+    if not lacking and not foreign:
+        return
+    for name, value in lacking.items():
+        configuration.set(name, value)
+    if foreign:
+        configuration.unset(_TOKEN)
+    context.environment.update(store.environment())
+    for name in TOKENS if foreign else ():
+        context.environment.setdefault(name, "")  # Python workers inherit the JVM's
+    _forget_connections(jvm)
+
+
+def _forget_connections(jvm: Any) -> None:
+    """Close what Hadoop has opened of S3 with other settings: it would give that to whoever asks for the bucket."""
+    from py4j.protocol import Py4JJavaError
+
+    kind = jvm.java.lang.Class.forName("org.apache.hadoop.fs.FileSystem")
+    try:
+        cache = _private(kind, "CACHE", None)
+        opened = list(_private(cache.getClass(), "map", cache).values())
+    except Py4JJavaError:  # another Hadoop: it has them under other names
+        return
+    for file_system in opened:
+        if file_system.getUri().getScheme() == "s3a":
+            file_system.close()
+
+
+def _private(kind: Any, name: str, of: Any) -> Any:
+    field = kind.getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(of)
+
 
 JAVA = 17
 
@@ -198,7 +360,7 @@ def _start_classic(master: str, config: Mapping[str, str], app_name: str, shippe
         settings.update(store.settings())
     settings.update({**forking(master, DAEMON, config), **config, **shipped})
     with without_zips(master, config):
-        noise.launch({**settings, "spark.master": master, "spark.app.name": app_name})
+        launch.start_jvm({**settings, "spark.master": master, "spark.app.name": app_name})
     if store is not None and not master.startswith("local"):  # not before: a JVM's command line is for all to see
         settings.update({**store.executor_environment(), **config, **shipped})
     for key, value in settings.items():
@@ -208,7 +370,7 @@ def _start_classic(master: str, config: Mapping[str, str], app_name: str, shippe
         # else the driver's own Python workers, which have no such folder, would take their interpreter by it
         session.sparkContext.environment.pop("PATH", None)
     if is_first:
-        noise.ignore_closed(session.sparkContext._accumulatorServer)
+        launch.ignore_closed(session.sparkContext._accumulatorServer)
         local_disk.install(session)
     return prepared(session)
 
@@ -311,7 +473,7 @@ def prepared(session: SparkSession) -> SparkSession:
     else:
         store = object_store.in_use()
         if store is not None:
-            store_given.give(session, store)
+            give(session, store)
         check_workers(session)
     if session.conf.get(PARTITIONS, None) is None and (count := _cores_at_most(session)) is not None:
         session.conf.set(PARTITIONS, str(2 * count))

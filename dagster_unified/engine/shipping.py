@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 from dagster_unified.by_value import by_value_bytes
-from dagster_unified.engine import handshake
+from dagster_unified.engine import environment
 
 T = typing.TypeVar("T")
 
@@ -26,7 +26,7 @@ class Payload:
 
     def __init__(self, data: bytes, fresh: bool) -> None:
         self.data, self.fresh = data, fresh
-        self.versions = handshake.here()
+        self.versions = environment.here()
 
     @classmethod
     def of(cls, value: Any, functions: Iterable[Any]) -> Payload:
@@ -35,13 +35,13 @@ class Payload:
 
     def load(self) -> Any:
         """What was shipped."""
-        handshake.check_here(self.versions)
+        environment.check_here(self.versions)
         return _unpickled(self.data) if self.fresh else _once_per_worker(self.data)
 
 
 def _may_keep(function: Any) -> bool:
     """Whether a function may know at a call what it was given before; a plain one is never opened."""
-    from dagster_unified.graph.memory import kept_by  # where what was shipped is only opened, pyarrow is not loaded
+    from dagster_unified.graph.code import kept_by  # where what was shipped is only opened, pyarrow is not loaded
 
     return function is not None and (not isinstance(function, types.FunctionType) or bool(kept_by(function)))
 

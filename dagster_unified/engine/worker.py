@@ -14,13 +14,20 @@ from collections.abc import Callable, Iterable, Iterator
 import pyarrow as pa
 
 from dagster_unified.by_value import by_value_bytes, sent
-from dagster_unified.operators.drivers.batch import run_batch, spare_the_garbage_collector
-from dagster_unified.operators.drivers.ranges import run_range
+from dagster_unified.operators.drivers.batch import run_batch, run_range, spare_the_garbage_collector
 from dagster_unified.operators.drivers.report import Emitted
 from dagster_unified.operators.functions.base import FIRST, Subtask
-from dagster_unified.operators.layout import PARTITION_INDEX_FIELD, SUBTASK, combine, combined_schema, metrics_row
+from dagster_unified.operators.layout import (
+    CARRIED_LAYOUT,
+    PARTITION_INDEX_FIELD,
+    SUBTASK,
+    combine,
+    combined_schema,
+    metrics_row,
+)
 from dagster_unified.operators.program.run import FLUSH
-from dagster_unified.operators.program.spec import Program
+from dagster_unified.operators.program.step import Program
+from dagster_unified.state.tables import file_of
 
 MapInArrow = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -129,7 +136,6 @@ def run_partition(payload: bytes, log: str | None, batches: Iterable[pa.RecordBa
 
 
 def _with_files(run: Iterable[Emitted], output: int) -> Iterator[Emitted]:
-    from dagster_unified.engine.state_tables.left import in_files  # loads Parquet, which few programs need
 
     return in_files(run, output)
 
@@ -141,3 +147,29 @@ def shipped(program: Program, log: str | None = None) -> MapInArrow:
     """
     where = f"{program.pipeline}: stage '{program.stage}'"
     return functools.partial(run_partition, sent([program], lambda: by_value_bytes(program), where), log)
+
+
+FILE_ROWS, FILE_BYTES = 2_000_000, 64 << 20
+"""Rows, or their bytes in memory, that become one file."""
+
+
+def in_files(emitting: Iterable[Emitted], output: int) -> Iterator[Emitted]:
+    """What a driver emits, with files instead of the rows of one output."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for emitted in emitting:
+        if emitted.output != output:
+            yield emitted
+            continue
+        waiting.append(emitted.batch)
+        rows, size = rows + emitted.batch.num_rows, size + emitted.batch.nbytes
+        if rows >= FILE_ROWS or size >= FILE_BYTES:
+            yield Emitted(output, _row(waiting))
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield Emitted(output, _row(waiting))
+
+
+def _row(rows: list[pa.RecordBatch]) -> pa.RecordBatch:
+    values = zip((0, 0, file_of(rows)), CARRIED_LAYOUT.schema, strict=True)
+    return pa.RecordBatch.from_arrays([pa.array([value], f.type) for value, f in values], schema=CARRIED_LAYOUT.schema)

@@ -1,9 +1,8 @@
-"""A job that runs in this process, and the handle on it."""
+"""A job that runs in this process, the handle on it, and what it shows while it runs."""
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401 - it has to be loaded before `_await_running` is registered
 import logging
 import os
 import sys
@@ -11,36 +10,42 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
+from threading import Thread
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 from uuid import uuid4
 
 import pyarrow.parquet as pq
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from dagster_unified import settings
 from dagster_unified.connectors.files.sink import FileSink
-from dagster_unified.connectors.sessions import is_connect
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.engine import session
-from dagster_unified.engine.addresses import reach_master
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import EpochCommitted, StageFinished
-from dagster_unified.engine.events import Event as JobEvent
+from dagster_unified.engine.events import (
+    EpochCommitted,
+    Event,
+    QueriesStopped,
+    RecordsWait,
+    StageFinished,
+    StageStarted,
+)
 from dagster_unified.engine.interrupts import JobTag, meanwhile
 from dagster_unified.engine.restarts import Attempts
-from dagster_unified.engine.session import check_java
+from dagster_unified.engine.session import check_java, reach_master
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import CancelledError, UnifiedError
-from dagster_unified.execution.progress import ShownProgress
 from dagster_unified.graph.connectors import Sink
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration, Layer
@@ -52,6 +57,69 @@ from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def stages(finished: Sequence[StageFinished]) -> Table:
+    """What each stage emitted."""
+    table = Table("stage", "rows", "bytes", "seconds", "notes")
+    for column in table.columns[1:4]:
+        column.justify = "right"
+    for event in finished:
+        m = event.manifest
+        notes = [f"{n:,} {name}" for name, n in m.counters.items()] + (["recomputed"] if event.reason else [])
+        table.add_row(event.stage, f"{m.rows:,}", f"{m.bytes:,}", f"{m.seconds:.1f}", ", ".join(notes))
+    return table
+
+
+class ShownProgress:
+    """What is running, while it runs: a live line on a terminal, plain lines otherwise."""
+
+    def __init__(self, planned: Plan, console: Console) -> None:
+        self._planned, self._console = planned, console
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._live = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._task: Any = None
+
+    def __enter__(self) -> ShownProgress:
+        streaming = self._planned.execution.mode == "STREAMING"
+        work = "until its input ends, or Ctrl-C" if streaming else f"{len(self._planned.regions)} stages"
+        start = f"{self._planned.name}: {self._planned.execution.mode}, {work}; starting Spark"
+        if self._live is None:
+            self._console.print(start, highlight=False)
+        else:
+            self._live.start()
+            self._task = self._live.add_task(start)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, event: Event) -> None:
+        """Shows an event."""
+        if isinstance(event, EpochCommitted):
+            text = (
+                f"epoch {event.epoch} of {event.query}: {event.rows_in:,} rows read, {event.written_rows()}, committed"
+                f" in {event.seconds:.1f} s"
+            )
+        elif isinstance(event, QueriesStopped):
+            return
+        elif not isinstance(event, (StageStarted, StageFinished)):
+            text = event.describe()
+        elif isinstance(event, StageFinished):
+            place = f"stage {event.number} of {event.of}: {event.stage}"
+            text = f"{place}: {event.manifest.rows:,} rows in {event.manifest.seconds:.1f} s"
+        else:
+            place = f"stage {event.number} of {event.of}: {event.stage}"
+            text = place + (f" (recomputing: {event.reason})" if event.reason else "")
+        if self._live is None:
+            self._console.print(text, highlight=False)
+        elif isinstance(event, StageFinished):
+            self._live.console.print(f"[green]✓[/] {text}", highlight=False)
+        elif isinstance(event, RecordsWait):
+            self._live.console.print(text, highlight=False, markup=False)
+        else:
+            self._live.update(self._task, description=text)
 
 
 JobStatus = Literal["RUNNING", "FINISHED", "FAILED", "CANCELED"]
@@ -66,7 +134,7 @@ _INTERRUPTED = 130
 _log = logging.getLogger(__name__)
 
 _running: set[JobHandle] = set()
-_interrupted = Event()
+_interrupted = threading.Event()
 
 _unseen: list[JobHandle] = []
 """Jobs that have failed, while nobody has asked yet how they ended."""
@@ -153,7 +221,7 @@ class JobHandle:
         self._environment, self._shown = environment, shown
         self._status: JobStatus = "RUNNING"
         self._error: BaseException | None = None
-        self._cancelled = Event()
+        self._cancelled = threading.Event()
         self._runtime = timedelta()
         self._metrics = JobMetrics()
         self._totals = Totals()
@@ -263,7 +331,7 @@ class JobHandle:
         tag = JobTag(spark, self.job_id)
         tag.add()
 
-        def cancel(done: Event) -> None:
+        def cancel(done: threading.Event) -> None:
             while not done.wait(POLL):
                 if self._cancelled.is_set():
                     tag.cancel()
@@ -277,7 +345,7 @@ class JobHandle:
         if self._cancelled.is_set():
             raise CancelledError(f"{self.plan.name} was cancelled; what it had not committed is not")
 
-    def _tell(self, event: JobEvent) -> None:
+    def _tell(self, event: Event) -> None:
         before = self._metrics
         if isinstance(event, StageFinished):
             made = event.manifest

@@ -1,27 +1,151 @@
-"""The execution graph: what all runtimes execute, computed once from the plan.
-
-A vertex is the operators that run in one pass, an edge says how records travel between two of them. What a job of BATCH
-runs, the part of a STREAMING query behind its state, the body of an iteration and the harness are built alike. Knows
-the plan and the operators; no engine.
-"""
+"""The execution graph: what all runtimes execute, computed once from the plan, and the programs of its vertices."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
 import pyarrow as pa
 
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.nodes import Edge, ExchangeKind
+from dagster_unified.graph.iterations import body_on
+from dagster_unified.graph.mode import Execution
+from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
+from dagster_unified.graph.operator_state import chosen_from
 from dagster_unified.graph.plan import Plan, Port, Region
-from dagster_unified.graph.programs import keyed_by, program
-from dagster_unified.graph.subtasks import chosen_from
+from dagster_unified.graph.regions import tasks
+from dagster_unified.operators.functions.iterations import hears_of_epochs
+from dagster_unified.operators.iteration import (
+    GROUPS_PER_SUBTASK,
+    BodyPass,
+    Driver,
+    InputBuffer,
+    InputRoute,
+    Level,
+    Loop,
+    OutputRoutes,
+)
+from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
-from dagster_unified.operators.program.spec import Program
+from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.program.step import BroadcastInput, Output, Program, Step
 from dagster_unified.operators.routing import ByKey, ByPartitioner, ChannelSelector, CopyToAll, Rebalance, Route
+from dagster_unified.records import Decoder, RecordType, decoder
+
+
+def step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
+    """The step of one node that runs in Python."""
+    assert node.step is not None
+    return node.step(
+        name=node.name,
+        function=node.runnable,
+        uid=node.uid,
+        parent=parent,
+        tag=tag,
+        input=plan.input_layout(node.id).records,
+        output=None if node.keeps_records else node.records,
+        parallelism=_parallelism(plan, node),
+        **node.step_arguments(),
+    )
+
+
+def _parallelism(plan: Plan, node: g.Node) -> int:
+    """What a function learns of its operator's parallelism; 0 where Spark decides."""
+    keeps = plan.execution.mode == "STREAMING" or plan.execution.has_savepoint
+    return (plan.subtasks_with_state(node) if keeps else None) or node.parallelism or 0
+
+
+def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOptions:
+    """The options of keyed operators."""
+    return KeyedOptions(
+        incremental_updates=execution.incremental_updates,
+        object_reuse=execution.object_reuse,
+        processing_time=execution.processing_time,
+        processing_time_at_end=execution.processing_time_at_end,
+        end_of_input_chain=execution.end_of_input_chain,
+        expiry=execution.mode == "STREAMING",
+        last_event_time=last_event_time,
+    )
+
+
+def broadcast_input(plan: Plan, node: g.Node) -> BroadcastInput | None:
+    """What a node is given besides its main input, if anything."""
+    return BroadcastInput(plan.broadcast_layout(node.id)) if node.has_broadcast_input else None
+
+
+def keyed_input(node: g.Node, records: RecordType) -> KeyedInput:
+    """How a keyed node's input, of these records, is keyed. A key of no fields is 0 for every record."""
+    assert node.key is not None
+    return keyed_by(node.key, records)
+
+
+def keyed_by(key: Key, records: RecordType) -> KeyedInput:
+    """How a stream of these records is keyed."""
+    if key == Key():
+        return KeyedInput((), int)
+    computed = key.computed
+    if computed is not None:
+        return KeyedInput((key_column(0),), computed.python, decoder(computed.python))
+    types = tuple(records.type_of(f) for f in key.fields)
+    return KeyedInput(
+        key.fields,
+        types[0] if len(types) == 1 else tuple.__class_getitem__(types),
+        _fields_decoder(key.fields, records),
+    )
+
+
+def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | None:
+    """What turns a key as Arrow gives it into the record's own values; None where they are the same."""
+    each = [records.decoder_of(f) for f in fields]
+    if not any(each):
+        return None
+    if len(each) == 1:
+        return each[0]
+    return lambda key: tuple(
+        value if decode is None else decode(value) for value, decode in zip(key, each, strict=True)
+    )
+
+
+def keyed_program(plan: Plan, node: g.Node) -> Program:
+    """One keyed operator alone, none of whose output goes anywhere."""
+    layout = plan.input_layout(node.id)
+    keyed, options = keyed_input(node, layout.records), keyed_options(plan.execution, None)
+    own = (step(plan, node, -1, None),)
+    return Program(plan.name, node.name, layout, own, (), keyed, options, broadcast_input(plan, node))
+
+
+def program(
+    plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Port], last_event_time: int | None = None
+) -> Program:
+    """One pass for connected nodes, the head first; `outputs` are the streams that leave."""
+    index = {node: i for i, node in enumerate(members)}
+    steps = []
+    for member in members:
+        node = plan.graph.node(member)
+        edge = plan.graph.main_inputs(member)[0]
+        parent = index.get(edge.source, -1)
+        steps.append(step(plan, node, parent, edge.tag.name if edge.tag is not None and parent >= 0 else None))
+    head = plan.graph.node(members[0])
+    layout = plan.input_layout(members[0])
+    return Program(
+        pipeline=plan.name,
+        stage=stage,
+        input=layout,
+        steps=tuple(steps),
+        outputs=tuple(Output(index[p.node], plan.layout(p), p.tag) for p in outputs),
+        keyed=keyed_input(head, layout.records) if head.key is not None else None,
+        options=keyed_options(plan.execution, last_event_time),
+        broadcast=broadcast_input(plan, head),
+        in_subtasks=head.id in plan.subtasks,
+    )
+
+
+def keys_program(plan: Plan, stage: str, layout: StreamLayout) -> Program:
+    """A program of no operators, which adds the keys that functions compute."""
+    bare = StreamLayout(layout.records, layout.timestamped)
+    return Program(plan.name, stage, bare, (), (Output(-1, layout),))
 
 
 class Runs(Enum):
@@ -231,3 +355,160 @@ def aligned_columns(own: StreamLayout, wanted: StreamLayout) -> list[str | None]
     if wanted.timestamped:
         columns.append(TIMESTAMP if own.timestamped else None)
     return columns
+
+
+def body_plan(plan: Plan, node: g.IterationNode, parallelism: int) -> Plan:
+    """The body of an iteration, with so many subtasks, as a plan of its own."""
+    body = body_on(node, parallelism)
+    return Plan(body, plan.execution, tasks(body, enabled=True))
+
+
+def compiled(plan: Plan, node: g.IterationNode, parallelism: int, groups: Sequence[int] = ()) -> Loop:
+    """The loop of an iteration with so many subtasks; `groups` are the key groups of each pass that has state."""
+    return _Compiler(plan, node, parallelism, groups).loop()
+
+
+class _Compiler:
+    def __init__(self, plan: Plan, node: g.IterationNode, parallelism: int, groups: Sequence[int]) -> None:
+        self.node, self.parallelism, self.plan = node, parallelism, body_plan(plan, node, parallelism)
+        body = self.body = self.plan.graph
+        self.where = f"{plan.name}: iteration '{node.name}'"
+        heads = {n.id for n in body.nodes if isinstance(n, g.HeadNode)}
+        tails = {n.id for n in body.nodes if isinstance(n, g.TailNode)}
+        handed_on = {e.target for e in body.edges if e.source in heads and e.target in tails}
+        """The streams that the body returns and that have records of an input as they are: a pass hands them on."""
+        inner = tuple(n.id for n in body.nodes if n.id in handed_on or n.id not in heads | tails)
+        self.graph = ExecutionGraph(self.plan, node.name, inner)
+        self.passes = sorted(self.graph.vertices, key=lambda vertex: (vertex.runs is Runs.END, vertex.head))
+        self.buffers: dict[tuple[int, bool], InputBuffer] = {}
+        """By a node, and whether it is for broadcast records, or for those that a body hands straight on."""
+
+        self.groups = dict(enumerate(groups))
+
+    def loop(self) -> Loop:
+        heads = sorted((n for n in self.body.nodes if isinstance(n, g.HeadNode)), key=lambda head: head.number)
+        number = {one: index for index, one in enumerate(self.passes)}
+        levels = [
+            Level(tuple(self._compiled(number[one], one) for one in self.passes if one.depth == depth))
+            for depth in range(max((one.depth for one in self.passes), default=-1) + 1)
+        ]
+        inputs = tuple(self._input(head) for head in heads)
+        outputs = tuple(self._buffer(tail.id) for tail in self.node.outputs)
+        return Loop(
+            where=self.where,
+            levels=tuple(levels),
+            buffers=tuple(self.buffers.values()),
+            inputs=inputs,
+            replayed=frozenset(head.number for head in heads if head.replayed),
+            outputs=outputs,
+            has_criteria=self.node.has_criteria,
+            parallelism=self.parallelism,
+            staleness=self.node.staleness,
+        )
+
+    # Passes
+
+    def _compiled(self, number: int, one: Vertex) -> BodyPass:
+        head = self.body.node(one.head)
+        if isinstance(head, g.TailNode):
+            layout = self.plan.input_layout(head.id)
+            bare = Program(self.plan.name, head.name, layout, (), (Output(-1, layout),))
+            output = self._output(layout, self.body.inputs(head.id)[:1])
+            return BodyPass(number, bare, Driver.PLAIN, head.parallelism or 1, self._buffer(head.id, True), (output,))
+        bounded = head.id in self.node.per_round
+        options = self.plan.execution
+        ship = replace(
+            self.graph.program(one),
+            options=KeyedOptions(
+                incremental_updates=not bounded,
+                processing_time=options.processing_time,
+                processing_time_at_end=options.processing_time_at_end,
+                end_of_input_chain=options.end_of_input_chain,
+                expiry=self.node.takes_input_in_all_rounds and options.mode == "STREAMING",
+            ),
+        )
+        subtasks = head.parallelism or self.parallelism
+        keyed = head.key is not None
+        groups = self._groups(head) if keyed else 0
+        functions = [self.body.node(member).user_function for member in one.members[keyed and groups != subtasks :]]
+        grouped = Driver.BOUNDED if bounded else Driver.GROUPED
+        return BodyPass(
+            number=number,
+            program=ship,
+            driver=grouped if keyed else Driver.PLAIN,
+            subtasks=subtasks,
+            own=self._buffer(head.id),
+            outputs=tuple(self._output_of(port) for port in one.outputs),
+            broadcast=self._buffer(head.id, True) if head.has_broadcast_input else None,
+            groups=groups,
+            listens=any(map(hears_of_epochs, functions)),
+        )
+
+    def _groups(self, head: g.Node) -> int:
+        """How many key groups an operator with state has: of its subtasks each is one, where it has no keys."""
+        subtasks = head.parallelism or self.parallelism
+        if head.key == Key():
+            return subtasks
+        number = self.passes.index(self.graph.vertex_of[head.id])
+        return self.groups.get(number) or subtasks * GROUPS_PER_SUBTASK
+
+    def _buffer(self, node: int, other: bool = False) -> InputBuffer:
+        """Where records wait for a node; with `other` its broadcast records, or those that a body hands straight on."""
+        if (node, other) not in self.buffers:
+            reader = self.body.node(node)
+            broadcast = other and reader.has_broadcast_input
+            layout = self.plan.broadcast_layout(node) if broadcast else self.plan.input_layout(node)
+            self.buffers[node, other] = InputBuffer(len(self.buffers), layout.schema, reader.uid, broadcast)
+        return self.buffers[node, other]
+
+    # Where records go
+
+    def _output_of(self, port: Port) -> OutputRoutes:
+        edges = [edge for edge in self.body.outputs(port.node) if edge.side_output == port.tag]
+        inside = self.graph.vertex_of[port.node].members
+        return self._output(self.plan.layout(port), [edge for edge in edges if edge.target not in inside])
+
+    def _output(self, layout: StreamLayout, edges: list[Edge]) -> OutputRoutes:
+        routes, feedback, criteria = [], [], False
+        for edge in edges:
+            tail = self.body.node(edge.target)
+            if not isinstance(tail, g.TailNode):
+                routes.append(self._route(layout, edge))
+            elif tail.role is g.Role.OUTPUT:
+                routes.append(self._to_end(self._buffer(tail.id), layout))
+            elif tail.role is g.Role.FEEDBACK:
+                head = next(n for n in self.body.nodes if isinstance(n, g.HeadNode) and n.number == tail.number)
+                feedback.append(self._input(head, layout))
+            else:
+                criteria = True
+        return OutputRoutes(tuple(routes), tuple(feedback), criteria)
+
+    def _input(self, head: g.HeadNode, given: StreamLayout | None = None) -> InputRoute:
+        """How the records of an input come into the body, from outside or fed back."""
+        own = self.plan.layout(Port(head.id))
+        bare = head.layout
+        edges = self.body.outputs(head.id)
+        routes = tuple(self._route(own, edge, outside=given is None) for edge in edges)
+        keys = keys_program(self.plan, self.node.name, own) if own.keys else None
+        return InputRoute(tuple(aligned_columns(given or bare, bare)), bare.schema, keys, routes)
+
+    def _route(self, layout: StreamLayout, edge: Edge, outside: bool = False) -> Route:
+        """The route of an edge; from `outside` records come in no subtask, and are spread over all of them."""
+        target = self.body.node(edge.target)
+        subtasks = target.parallelism or self.parallelism
+        spread = Rebalance(subtasks) if outside else None
+        if isinstance(target, g.TailNode):  # handed straight on
+            return self._to_end(self._buffer(target.id, True), layout, spread)
+        everywhere = edge.partitioning.kind is ExchangeKind.BROADCAST
+        apart = everywhere and target.has_broadcast_input
+        wanted = self.plan.broadcast_layout(target.id) if apart else self.plan.input_layout(target.id)
+        by_key = edge.partitioning.kind is ExchangeKind.HASH and target.key is not None
+        count = self._groups(target) if by_key else subtasks
+        where = f"{self.where}, before '{target.name}'"
+        selector = None if everywhere else channel_selector(self.plan, edge, count, where) or spread
+        return route(self.plan, edge, self._buffer(target.id, apart).number, wanted, selector, everywhere)
+
+    def _to_end(self, buffer: InputBuffer, layout: StreamLayout, spread: ChannelSelector | None = None) -> Route:
+        """The route of a stream to where it leaves the body, as it is."""
+        wanted = self.plan.input_layout(next(n.id for n in self.body.nodes if n.uid == buffer.reader))
+        return Route(buffer.number, buffer.schema, tuple(aligned_columns(layout, wanted)), spread)

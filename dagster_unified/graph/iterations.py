@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_unified.errors import UnsupportedError
-from dagster_unified.graph.chaining import resolve_forward
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import (
     Chaining,
@@ -21,6 +20,7 @@ from dagster_unified.graph.nodes import (
     Role,
     TailNode,
 )
+from dagster_unified.graph.regions import resolve_forward
 from dagster_unified.operators.functions.iterations import TerminateOnMaxIter
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dagster_unified.graph.code import names_used, reads_from_outside, reads_watermark, refers_to
-from dagster_unified.graph.findings import Finding
+from dagster_unified.graph.code import kept_by, names_used, reads_from_outside, reads_watermark, refers_to
+from dagster_unified.graph.event_time import Assigned, assigners, nearest_assigners
 from dagster_unified.graph.fingerprint import fingerprint_of
-from dagster_unified.graph.lateness import Assigned, assigners, nearest_assigners
-from dagster_unified.graph.memory import kept_by
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import BroadcastNode, Graph, IterationNode, Node, SinkNode
+from dagster_unified.graph.nodes.base import Finding
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.ttl import StateTtlConfig
 

@@ -12,21 +12,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.carry import carrying, check_savepoint
-from dagster_unified.graph.chaining import Task, resolve_forward, tasks
-from dagster_unified.graph.findings import Finding
+from dagster_unified.graph.aggregates import with_portable_state
+from dagster_unified.graph.event_time import check_generators, nearest_assigners
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.iterations import check_iterations
-from dagster_unified.graph.lateness import check_generators, nearest_assigners
 from dagster_unified.graph.lint import lint
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import Edge, Graph, Naming, Node, SinkNode, SourceNode
-from dagster_unified.graph.operator_state import subtasks_with_state
+from dagster_unified.graph.nodes import Edge, Graph, Lineage, Naming, Node, SinkNode, SourceNode
+from dagster_unified.graph.nodes.base import Finding
+from dagster_unified.graph.nodes.graph import edge_parts, own_parts
+from dagster_unified.graph.operator_state import carrying, check_savepoint, subtasks, subtasks_with_state
 from dagster_unified.graph.options import Configuration
-from dagster_unified.graph.parts import edge_parts, own_parts
-from dagster_unified.graph.portable import with_portable_state
-from dagster_unified.graph.regions import Exchange, behind_barriers, exchanges, regions
-from dagster_unified.graph.subtasks import subtasks
+from dagster_unified.graph.regions import Exchange, Task, behind_barriers, exchanges, regions, resolve_forward, tasks
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, ComputedKey, StreamLayout
 from dagster_unified.version import library_version
 
@@ -353,3 +350,14 @@ def _describe_node(node: Node) -> str:
 
 def _describe_edge(edge: Edge) -> str:
     return digest(*edge_parts(edge).values())
+
+
+def column_lineage(plan: Plan, region: Region, node_id: int) -> Lineage | None:
+    """Where the columns of a node's output come from, or None where that is not known."""
+    node, edges = plan.graph.node(node_id), plan.graph.inputs(node_id)
+    if node_id not in region.nodes or not edges:
+        return {name: frozenset({(node_id, name)}) for name in node.records.names} if node.records else None
+    if len(edges) != 1 or edges[0].tag is not None:
+        return None
+    before = column_lineage(plan, region, edges[0].source)
+    return None if before is None else node.lineage(before)

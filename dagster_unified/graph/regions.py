@@ -1,17 +1,84 @@
-"""Pipelined regions of a task graph (FLIP-119).
-
-Knows the logical graph only. A region is the unit that is scheduled, retried and recovered together: tasks joined by
-pipelined exchanges; regions with a cycle between them are merged, since neither could run first
-(Flink: `PipelinedRegionComputeUtil`).
-"""
+"""Tasks and pipelined regions: which operators are chained, what is one region (FLIP-119), and which run again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
-from dagster_unified.graph.chaining import Task
-from dagster_unified.graph.nodes import Edge, ExchangeKind, Graph
+from dagster_unified.errors import PipelineError
+from dagster_unified.graph.nodes import Chaining, Edge, ExchangeKind, Graph, Partitioning
+
+
+@dataclass(frozen=True)
+class Task:
+    """Operators chained together: the unit that Flink calls a task."""
+
+    id: int
+    operators: tuple[int, ...]
+
+    @property
+    def head(self) -> int:
+        """The operator that reads the task's input."""
+        return self.operators[0]
+
+
+def resolve_forward(graph: Graph) -> Graph:
+    """Makes an exchange REBALANCE where parallelism changes and the author named no exchange.
+
+    An explicit FORWARD is then an error. An operator without a parallelism of its own takes over that of the operator
+    whose records are forwarded to it.
+    """
+    nodes = list(graph.nodes)
+    for node in graph.nodes:
+        forwarded = [
+            nodes[e.source].parallelism
+            for e in graph.edges
+            if e.target == node.id and e.partitioning.kind is ExchangeKind.FORWARD
+        ]
+        if node.parallelism is None and len(set(forwarded)) == 1:
+            nodes[node.id] = replace(node, parallelism=forwarded[0])
+    graph = replace(graph, nodes=tuple(nodes))
+    edges = []
+    for edge in graph.edges:
+        source, target = nodes[edge.source], nodes[edge.target]
+        differs = target.parallelism is not None and None is not source.parallelism != target.parallelism
+        if edge.partitioning.kind is ExchangeKind.FORWARD and differs:
+            if edge.partitioning.explicit:
+                raise PipelineError(
+                    f"{graph.name}: forward() from '{source.name}' to '{target.name}' needs the same parallelism, but"
+                    f" it goes from {source.parallelism} to {target.parallelism}; use rebalance() or rescale()"
+                )
+            edge = replace(edge, partitioning=Partitioning(ExchangeKind.REBALANCE))
+        edges.append(edge)
+    return replace(graph, edges=tuple(edges))
+
+
+def chainable(graph: Graph, edge: Edge, enabled: bool) -> bool:
+    """Whether the two operators of an edge run in one task."""
+    upstream, downstream = graph.nodes[edge.source], graph.nodes[edge.target]
+    return (
+        enabled
+        and len(graph.inputs(edge.target)) == 1
+        and edge.partitioning.kind is ExchangeKind.FORWARD
+        and upstream.parallelism in (None, downstream.parallelism)
+        and upstream.chaining is not Chaining.NEVER
+        and downstream.chaining is Chaining.ALWAYS
+    )
+
+
+def tasks(graph: Graph, enabled: bool) -> tuple[Task, ...]:
+    """The graph's tasks, in the order of their heads."""
+    chained = {e.target: e.source for e in graph.edges if chainable(graph, e, enabled)}
+    head = {n.id: n.id for n in graph.nodes}
+    for node in graph.nodes:
+        if node.id in chained:
+            head[node.id] = head[chained[node.id]]
+    found: list[Task] = []
+    for node in graph.nodes:
+        if head[node.id] == node.id:
+            found.append(Task(len(found), tuple(n.id for n in graph.nodes if head[n.id] == node.id)))
+    return tuple(found)
+
 
 POINTWISE = (ExchangeKind.FORWARD, ExchangeKind.RESCALE)
 
@@ -143,3 +210,75 @@ def _topological(groups: list[tuple[int, ...]], arcs: list[tuple[int, int]]) -> 
     while len(done) < len(groups):
         done.append(next(i for i in range(len(groups)) if i not in done and needs[i] <= set(done)))
     return tuple(groups[i] for i in done)
+
+
+def regions_to_restart(
+    failed: int, inputs: Mapping[int, Collection[int]], available: Collection[int]
+) -> tuple[int, ...]:
+    """The regions to run again, upstream ones first.
+
+    `inputs` gives for each region the regions that it reads from; `available` are the regions whose intermediates still
+    stand.
+    """
+    restart: set[int] = set()
+    pending = [failed]
+    while pending:
+        region = pending.pop()
+        if region in restart:
+            continue
+        restart.add(region)
+        pending += [producer for producer in inputs[region] if producer not in available]
+        pending += [consumer for consumer, producers in inputs.items() if region in producers]
+    return tuple(r for r in upstream_first(inputs) if r in restart)
+
+
+def regions_to_recompute(
+    wanted: int, inputs: Mapping[int, Collection[int]], available: Collection[int]
+) -> tuple[int, ...]:
+    """The ancestors to recompute before `wanted` can run.
+
+    They are the part of `regions_to_restart` that lies upstream, upstream first.
+    """
+    ancestors: set[int] = set()
+    pending = list(inputs[wanted])
+    while pending:
+        region = pending.pop()
+        if region not in ancestors:
+            ancestors.add(region)
+            pending += inputs[region]
+    return tuple(
+        r
+        for r in regions_to_restart(wanted, inputs, available)
+        if r in ancestors and _needed(r, wanted, inputs, available)
+    )
+
+
+def _needed(region: int, wanted: int, inputs: Mapping[int, Collection[int]], available: Collection[int]) -> bool:
+    """Whether `region` is missing and lies on a path of missing intermediates to `wanted`."""
+    if region in available:
+        return False
+    return any(
+        consumer == wanted or _needed(consumer, wanted, inputs, available)
+        for consumer, producers in inputs.items()
+        if region in producers
+    )
+
+
+def upstream_first(inputs: Mapping[int, Collection[int]]) -> list[int]:
+    """All regions, producers before consumers."""
+    ordered: list[int] = []
+    while len(ordered) < len(inputs):
+        ordered += [r for r in inputs if r not in ordered and all(p in ordered for p in inputs[r])]
+    return ordered
+
+
+def releasable(inputs: Mapping[int, Collection[int]], finished: Collection[int]) -> frozenset[int]:
+    """The regions whose intermediates nobody needs any more: finished, with consumers that have all finished.
+
+    `inputs` gives for each region the regions that it reads from. A region without consumers has no intermediate.
+    """
+    consumers: dict[int, set[int]] = {}
+    for region, producers in inputs.items():
+        for producer in producers:
+            consumers.setdefault(producer, set()).add(region)
+    return frozenset(r for r, readers in consumers.items() if r in finished and readers <= set(finished))

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dagster_unified.graph.alignment import aligned, straight_from_source
-from dagster_unified.graph.chaining import tasks
 from dagster_unified.graph.connectors import Boundedness, Source
+from dagster_unified.graph.event_time import aligned, nearest_assigners, straight_from_source
 from dagster_unified.graph.fingerprint import digest
-from dagster_unified.graph.lateness import nearest_assigners
 from dagster_unified.graph.mode import boundedness
 from dagster_unified.graph.nodes import Edge, Graph, IterationNode, Node, QueryInputNode, QueryOutputNode
 from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.regions import tasks
 from dagster_unified.records import RecordType
 
 MAIN = "main"

@@ -18,22 +18,23 @@ from typing import NamedTuple
 
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.alignment import aligned
-from dagster_unified.graph.execution_graph import ExecutionGraph, channel_selector, channels, route
-from dagster_unified.graph.lateness import nearest_assigners
-from dagster_unified.graph.nodes import Edge, ExchangeKind
-from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.graph.programs import (
+from dagster_unified.graph.event_time import aligned, nearest_assigners
+from dagster_unified.graph.execution_graph import (
+    ExecutionGraph,
     broadcast_input,
+    channel_selector,
+    channels,
     keyed_input,
     keyed_options,
+    route,
     step,
 )
+from dagster_unified.graph.nodes import Edge, ExchangeKind
+from dagster_unified.graph.operator_state import CHOOSING
+from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.segments import MAIN, query_name, segments
-from dagster_unified.graph.subtasks import CHOOSING
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.spec import Output, Program
-from dagster_unified.operators.program.step import Step
+from dagster_unified.operators.program.step import Output, Program, Step
 from dagster_unified.operators.routing import (
     ByKey,
     ChannelSelector,

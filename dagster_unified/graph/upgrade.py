@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from dagster_unified.graph.fingerprint import digest
-from dagster_unified.graph.parts import edge_parts, own_parts
+from dagster_unified.graph.nodes.graph import edge_parts, own_parts
 from dagster_unified.graph.plan import Plan
 from dagster_unified.version import library_version
 

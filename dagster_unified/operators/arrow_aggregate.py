@@ -1,9 +1,20 @@
-"""Arrow's group-by over computed columns, with sums that do not overflow."""
+"""Arrow's group-by with sums that do not overflow, and the combiner of what a subtask sends in an epoch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from dagster_unified.arrow_types import is_number
+from dagster_unified.errors import PipelineError, RecordTypeError
+from dagster_unified.operators.functions.base import FlatMapFunction, Function, ReduceFunction, RuntimeContext
+from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext, IterationListener
+from dagster_unified.operators.functions.type_variables import T
+from dagster_unified.operators.keys import key_part
+from dagster_unified.records import RecordType
 
 
 class GroupBy:
@@ -41,3 +52,151 @@ def _widened(values: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_decimal(kind) and largest >= 10 ** (kind.precision - kind.scale):
         return values.cast(pa.decimal256(76, kind.scale))
     return values
+
+
+Kind = Literal["min", "max", "sum"]
+"""How the values of a column become one."""
+
+_AT_ONCE = 1 << 20
+"""Rows that are gathered before they are combined."""
+
+
+class CombineColumns(Function, IterationListener[pa.RecordBatch]):
+    """Combines batches: of the rows of a key, each other column becomes its least, its greatest or its sum."""
+
+    in_all_rounds = True
+
+    def __init__(self, records: RecordType, key: Sequence[str], columns: Mapping[str, Kind], where: str) -> None:
+        self._schema, self._key, self._kinds = records.schema, list(key), dict(columns)
+        self._where = where
+        others = [name for name in records.names if name not in key]
+        wrong = [name for name in columns if name not in others]
+        missing = [name for name in others if name not in columns]
+        kinds = get_args(Kind)
+        if wrong:
+            raise PipelineError(f"{where}: combine has '{wrong[0]}', which is no column beside the key")
+        if missing:
+            raise PipelineError(
+                f"{where}: combine does not say what becomes of '{missing[0]}'; give {', '.join(kinds)}, or a function"
+                " that reduces two records to one"
+            )
+        unknown = next((kind for kind in columns.values() if kind not in kinds), None)
+        if unknown is not None:
+            raise PipelineError(f"{where}: combine knows {', '.join(kinds)}, and not {unknown!r}")
+        for name, kind in columns.items():
+            of = self._schema.field(name).type
+            if kind == "sum" and not is_number(of):
+                raise PipelineError(
+                    f"{where}: combine adds up numbers, and '{name}' is {of}; give a function that reduces two records"
+                    " to one"
+                )
+        self._nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
+        self._held: list[pa.RecordBatch] = []
+        self._rows = 0
+        try:
+            self.combined([])
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise PipelineError(
+                f"{where}: combine cannot be computed on these columns: {error}; give a function that reduces two"
+                " records to one"
+            ) from error
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Takes a batch, and returns nothing yet."""
+        self._held.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= _AT_ONCE:
+            self._held = [self.combined(self._held)]
+            self._rows = 0
+        return batch.slice(0, 0)
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[pa.RecordBatch]
+    ) -> None:
+        self._emit(collector)
+
+    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[pa.RecordBatch]) -> None:
+        self._emit(collector)  # what came when the iteration had ended
+
+    def _emit(self, collector: EpochCollector[pa.RecordBatch]) -> None:
+        held, self._held, self._rows = self._held, [], 0
+        if held:
+            collector.collect(self.combined(held))
+
+    def combined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+        """One row for each key."""
+        table = pa.Table.from_batches([self._with_keys_alike(batch) for batch in batches], self._schema)
+        work = GroupBy(table.select(self._key))
+        names = {name: name for name in self._key}
+        for name, kind in self._kinds.items():
+            values = table.column(name)
+            names[name] = work.add_sum(values) if kind == "sum" else work.add(values, kind)
+        found = work.result()
+        columns = [self._in_type(found.column(names[field.name]), field) for field in self._schema]
+        combined = pa.Table.from_arrays(columns, schema=self._schema)
+        return pa.concat_batches([self._nothing, *combined.to_batches()])
+
+    def _with_keys_alike(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns of a batch, with equal keys alike; raises `RecordTypeError` for one that is None or NaN."""
+        names = self._schema.names
+        columns = [
+            key_part(name, batch.column(name), batch, names, self._where) if name in self._key else batch.column(name)
+            for name in names
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _in_type(self, column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+        try:
+            return column.cast(field.type)
+        except pa.ArrowInvalid as error:
+            raise RecordTypeError(
+                f"{self._where}: combine: a sum of column '{field.name}' is larger than its type, {field.type}, holds:"
+                f" {error}; use a column of a larger type"
+            ) from error
+
+
+class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
+    """Combines the records of a key by a function."""
+
+    in_all_rounds = True
+
+    def __init__(self, function: Callable[[T, T], T] | ReduceFunction[T], key: Callable[[T], Hashable]) -> None:
+        self.function, self._key = function, key
+        self._reduce = function.reduce if isinstance(function, ReduceFunction) else function
+        self._held: dict[Hashable, T] = {}
+
+    @property
+    def wrapped_functions(self) -> tuple[Any, ...]:
+        """The author's."""
+        return (self.function,)
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        if isinstance(self.function, Function):
+            self.function.open(runtime_context)
+
+    def close(self) -> None:
+        if isinstance(self.function, Function):
+            self.function.close()
+
+    def flat_map(self, value: T) -> list[T]:
+        key = self._key(value)
+        held = self._held.get(key)
+        self._held[key] = combined = value if held is None else self._reduce(held, value)
+        if combined is None:
+            raise RecordTypeError(f"combine has made None of two records of key {key!r}; return a record")
+        if held is not None and self._key(combined) != key:
+            raise RecordTypeError(f"combine has made a record of key {self._key(combined)!r} of two of key {key!r}")
+        return []
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[T]
+    ) -> None:
+        self._emit(collector)
+
+    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[T]) -> None:
+        self._emit(collector)  # what came when the iteration had ended
+
+    def _emit(self, collector: EpochCollector[T]) -> None:
+        held, self._held = self._held, {}
+        for record in held.values():
+            collector.collect(record)

@@ -17,21 +17,25 @@ import pyarrow as pa
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.broadcast import Broadcasting, BroadcastOperator
 from dagster_unified.operators.failures import RAISED, placed, user_failure
-from dagster_unified.operators.functions.base import Function, OutputTag, RuntimeContext, TimerService, Wrapping
-from dagster_unified.operators.functions.batches import KeyedBatchFunction
+from dagster_unified.operators.functions.base import (
+    Function,
+    KeyedBatchFunction,
+    OutputTag,
+    RuntimeContext,
+    TimerService,
+    Wrapping,
+)
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared, in_declared_types
 from dagster_unified.operators.operator import OperatorContext
 from dagster_unified.operators.operator_state import CheckpointedOperator
-from dagster_unified.operators.program.blocks import Block, Consumer, encoded
-from dagster_unified.operators.program.epochs import Emitting
+from dagster_unified.operators.program.blocks import Block, Consumer, Emitting, encoded
 from dagster_unified.operators.program.step import BlockStep, StepContext
 from dagster_unified.operators.state import chunks
-from dagster_unified.operators.state.arrow_rows import ArrowRows
+from dagster_unified.operators.state.arrow_list import ArrowRows, RowsByKeyColumn, RowsColumn
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.columns import TypedColumn
-from dagster_unified.operators.state.map import MapStateDescriptor
-from dagster_unified.operators.state.row_columns import RowsByKeyColumn, RowsColumn
+from dagster_unified.operators.state.handles import MapStateDescriptor
 from dagster_unified.operators.time import TimeDomain
 from dagster_unified.records import RecordType, record_type
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import OutputTag, RuntimeContext, TimerService
-from dagster_unified.operators.functions.broadcast import (
+from dagster_unified.operators.functions.two_streams import (
     ABSENT,
     BroadcastProcessFunction,
     BroadcastState,
@@ -29,16 +29,14 @@ from dagster_unified.operators.functions.broadcast import (
     declared_key,
 )
 from dagster_unified.operators.functions.type_variables import R
-from dagster_unified.operators.keyed import KeyedProcessOperator
-from dagster_unified.operators.keyed_forms import NoKey
+from dagster_unified.operators.keyed import KeyedProcessOperator, NoKey
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.operator import OperatorContext
-from dagster_unified.operators.program.blocks import Collector
-from dagster_unified.operators.program.epochs import Emitting
+from dagster_unified.operators.program.blocks import Collector, Emitting
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.descriptors import StateDescriptor
-from dagster_unified.operators.state.map import MapStateDescriptor
+from dagster_unified.operators.state.handles import MapStateDescriptor
 from dagster_unified.records import shorten
 
 

@@ -1,9 +1,4 @@
-"""Keyed operators: `process` with state and timers, and the rolling `reduce` family.
-
-One implementation for every driver. A driver selects a key, hands over a run of that key's records, advances the
-watermark or the clock, and says when a bundle (a key in BATCH, a micro-batch in STREAMING) or the input ends. Rules:
-FLIP-134, FLIP-140.
-"""
+"""Keyed operators: `process` with state and timers, the rolling `reduce` family, and functions of single records."""
 
 from __future__ import annotations
 
@@ -13,12 +8,21 @@ from typing import Any
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.failures import RAISED, user_failure
-from dagster_unified.operators.functions.base import KeyedProcessFunction, OutputTag, RuntimeContext, TimerService
+from dagster_unified.operators.functions.base import (
+    Function,
+    KeyedProcessFunction,
+    NoTimers,
+    OutputTag,
+    ProcessFunction,
+    RuntimeContext,
+    TimerService,
+    Wrapping,
+)
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.operator import KeyedOperator, OperatorContext
-from dagster_unified.operators.program.epochs import Emitting, tell
+from dagster_unified.operators.program.blocks import Emitting, tell
 from dagster_unified.operators.state.backend import KeyedStateBackend
-from dagster_unified.operators.state.value import ValueStateDescriptor
+from dagster_unified.operators.state.handles import ValueStateDescriptor
 from dagster_unified.operators.time import TimeDomain
 from dagster_unified.operators.timers import timer_time
 from dagster_unified.values import FOLD
@@ -309,3 +313,124 @@ def _with(record: Any, field: str | int, value: Any) -> Any:
 def _fields(record: Any) -> Iterable[str]:
     found: Iterable[str] = getattr(record, "__struct_fields__", None) or record.__dataclass_fields__
     return found
+
+
+def may_hold_state(function: Any) -> bool:
+    """Whether a function may ask for keyed state or timers.
+
+    It can ask for state in `open` only, and timers reach `on_timer` only. One that takes the records of all keys in one
+    subtask has no key.
+    """
+    if isinstance(function, IterationListener) and function.in_one_subtask:
+        return False
+    overridden = [(Function, "open"), (ProcessFunction, "on_timer")]
+    return any(
+        isinstance(function, base) and getattr(type(function), name) is not getattr(base, name)
+        for base, name in overridden
+    )
+
+
+class KeyedMap(Wrapping, KeyedProcessFunction[Any, Any, Any]):
+    """A `MapFunction` with state."""
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
+        return (self.function.map(value),)
+
+
+class KeyedFlatMap(Wrapping, KeyedProcessFunction[Any, Any, Any]):
+    """A `FlatMapFunction` with state."""
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
+        found: Iterable[Any] = self.function.flat_map(value)
+        return found
+
+
+class KeyedFilter(Wrapping, KeyedProcessFunction[Any, Any, Any]):
+    """A `FilterFunction` with state."""
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
+        return (value,) if self.function.filter(value) else ()
+
+
+class KeyedProcess(Wrapping, KeyedProcessFunction[Any, Any, Any]):
+    """A `ProcessFunction` with state and timers."""
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any] | None:
+        found: Iterable[Any] | None = self.function.process_element(value, ctx)
+        return found
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Any] | None:
+        found: Iterable[Any] | None = self.function.on_timer(timestamp, ctx)
+        return found
+
+
+class PartlyKeyed(Wrapping, KeyedProcessFunction[Any, Any, Any]):
+    """A function over a keyed stream and one that is not, united as records of `Either`.
+
+    A record of the stream without a key has no keyed state, and there are no timers (Flink: `CoProcessOperator`).
+    """
+
+    def __init__(self, function: KeyedProcessFunction[Any, Any, Any], keyed_side: int) -> None:
+        super().__init__(function)
+        self._keyed_side = keyed_side
+        self._state: KeyedStateBackend | None = None
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._state = runtime_context.keyed_state
+        super().open(runtime_context)
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any] | None:
+        if value.side != self._keyed_side:
+            assert self._state is not None
+            self._state.current = _NO_KEY
+        found: Iterable[Any] | None = self.function.process_element(value, _Untimed(ctx))
+        return found
+
+
+class NoKey(dict[str, Any]):
+    """The state of a record that has no key: to touch it is an error that says `message`."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def _refuse(self, *_: Any) -> Any:
+        raise UnsupportedError(self._message)
+
+    get = setdefault = pop = __getitem__ = __setitem__ = __contains__ = _refuse
+
+
+_NO_KEY = NoKey(
+    "a record of a stream without a key has no keyed state; call key_by on both connected streams, or use the state for"
+    " the keyed stream's records only"
+)
+
+
+class _Untimed(ProcessFunction.Context, NoTimers):
+    """The context of a record, without timers."""
+
+    def __init__(self, context: KeyedProcessFunction.Context[Any]) -> None:
+        self._context = context
+
+    def timestamp(self) -> int | None:
+        return self._context.timestamp()
+
+    def timer_service(self) -> TimerService:
+        return self
+
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
+        self._context.output(tag, value)
+
+    def current_processing_time(self) -> int:
+        return self._context.timer_service().current_processing_time()
+
+    def current_watermark(self) -> int:
+        return self._context.timer_service().current_watermark()
+
+
+KEYED_FORMS: dict[str, Callable[[Any], KeyedProcessFunction[Any, Any, Any]]] = {
+    "map": KeyedMap,
+    "flat_map": KeyedFlatMap,
+    "filter": KeyedFilter,
+    "process": KeyedProcess,
+}
+"""What runs a function with state, by the operator that it was given to."""

@@ -1,31 +1,214 @@
-"""Keys as they lie in a batch's columns, and the key group that each belongs to.
+"""Keys: the one form that equal values have, their hash, and the key group that each belongs to.
 
 A key group is one of `pipeline.max-parallelism` hash partitions of the key space (Flink: *Key Groups*). The hash is of
-the key's msgpack encoding, so it is the same in every process, and for ever: state is found by it. Equal keys have one
-form (`equal_values.py`), and so one hash.
+the msgpack encoding of the key's one form, so it is the same in every process, and for ever: state is found by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import dataclasses
+import datetime as dt
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from itertools import accumulate, chain, groupby
 from operator import itemgetter
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple
+from uuid import UUID
 from zlib import crc32
 
-import msgspec
 import pyarrow as pa
+from msgspec import Struct, msgpack
 
 from dagster_unified.arrow_types import has, python_values
 from dagster_unified.errors import RecordTypeError
-from dagster_unified.operators.column_hashes import integer_hashes, text_hashes
-from dagster_unified.operators.equal_values import OF_ONE_FORM, has_nan, one_form
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.records import shorten
 
-_encode = msgspec.msgpack.Encoder().encode
+
+class _IntegerForm(NamedTuple):
+    """How msgpack writes the numbers from `least` to `most`: a byte that says which form it is, and then so many."""
+
+    least: int
+    most: int
+    first: bytes
+    width: int
+
+
+_INTEGER_FORMS = (
+    _IntegerForm(1 << 32, (1 << 63) - 1, b"\xcf", 8),
+    _IntegerForm(1 << 16, (1 << 32) - 1, b"\xce", 4),
+    _IntegerForm(1 << 8, (1 << 16) - 1, b"\xcd", 2),
+    _IntegerForm(1 << 7, (1 << 8) - 1, b"\xcc", 1),
+    _IntegerForm(-(1 << 5), (1 << 7) - 1, b"", 1),
+    _IntegerForm(-(1 << 7), -(1 << 5) - 1, b"\xd0", 1),
+    _IntegerForm(-(1 << 15), -(1 << 7) - 1, b"\xd1", 2),
+    _IntegerForm(-(1 << 31), -(1 << 15) - 1, b"\xd2", 4),
+    _IntegerForm(-(1 << 63), -(1 << 31) - 1, b"\xd3", 8),
+)
+
+
+def integer_hashes(keys: pa.Array) -> pa.Array:
+    """The hash of each of some keys, which are `int64` and not null, as `uint32`."""
+    import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
+
+    ends = pc.min_max(keys).as_py()
+    found = pa.nulls(len(keys), pa.uint32())
+    for form in _INTEGER_FORMS:
+        if ends["max"] is None or ends["max"] < form.least or ends["min"] > form.most:
+            continue
+        if form.least <= ends["min"] and ends["max"] <= form.most:
+            return _hashes(keys, form)
+        own = pc.and_(pc.greater_equal(keys, form.least), pc.less_equal(keys, form.most))
+        found = pc.replace_with_mask(found, own, _hashes(keys.filter(own), form))
+    return found
+
+
+LONGEST_TEXT = 31
+"""Bytes of a text that msgpack writes behind one byte, which has their number."""
+
+
+def text_hashes(keys: pa.Array) -> pa.Array | None:
+    """The hash of each of some keys, which are `string` and not null, as `uint32`; None where one is too long."""
+    import pyarrow.compute as pc
+
+    lengths = pc.binary_length(keys)
+    longest = pc.max(lengths).as_py() or 0
+    if longest > LONGEST_TEXT:
+        return None
+    empty = [crc32(bytes([0xA0 + length, *bytes(length)])) for length in range(longest + 1)]
+    found = pc.take(pa.array(empty, pa.uint32()), lengths, boundscheck=False)
+    width = max(8, -(-longest // 8) * 8)
+    filled = pc.ascii_lpad(keys, width, padding="\0").view(pa.binary())
+    for start in range(0, width, 8):
+        word = filled if width == 8 else pc.binary_slice(filled, start, start + 8)
+        bits = pa.Array.from_buffers(pa.uint64(), len(keys), [None, word.buffers()[2]])
+        places = {byte: width - start - byte - 1 for byte in range(8)}
+        found = _changed(found, bits, {byte: place for byte, place in places.items() if place < longest})
+    return found
+
+
+def _hashes(keys: pa.Array, form: _IntegerForm) -> pa.Array:
+    """The hashes of keys that have all one form."""
+
+    found = pa.scalar(crc32(form.first + bytes(form.width)), pa.uint32())
+    return _changed(found, keys.view(pa.uint64()), {byte: byte for byte in range(form.width)})
+
+
+def _changed(found: pa.Array | pa.Scalar, numbers: pa.Array, places: Mapping[int, int]) -> pa.Array:
+    """The hashes with what bytes of numbers change: by the byte, from the lowest on, its places before the end."""
+    import pyarrow.compute as pc
+
+    for byte, place in places.items():
+        own = pc.bit_wise_and(pc.shift_right(numbers, pa.scalar(8 * byte, pa.uint64())), pa.scalar(255, pa.uint64()))
+        found = pc.bit_wise_xor(found, pc.take(_changes(place), own, boundscheck=False))
+    return found
+
+
+@lru_cache(maxsize=LONGEST_TEXT + 1)
+def _changes(place: int) -> pa.Array:
+    """What each byte changes in the hash, so many places before the end."""
+    zero = crc32(bytes(place + 1))
+    return pa.array([crc32(bytes([byte]) + bytes(place)) ^ zero for byte in range(256)], pa.uint32())
+
+
+_encode = msgpack.Encoder().encode
+
+OF_ONE_FORM: frozenset[type] = frozenset({int, str, bytes, NoneType, dt.date, dt.timedelta, UUID})
+"""Types whose equal values have one encoding, which is no other type's of them."""
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+
+
+def one_form(value: Any) -> Any:
+    """What equal values have in common, as msgspec encodes it; values that differ may have it in common too."""
+    kind = type(value)
+    if kind in OF_ONE_FORM:
+        return value
+    if kind is float:
+        return int(value) if value.is_integer() and _LEAST <= value <= _MOST else value
+    if isinstance(value, tuple):
+        return value if OF_ONE_FORM.issuperset(map(type, value)) else list(map(one_form, value))
+    for base, convert in _FORMS:
+        if isinstance(value, base):
+            return convert(value)
+    if dataclasses.is_dataclass(value):
+        return [one_form(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return value
+
+
+def has_nan(value: Any) -> bool:
+    """Whether a value is NaN, or has one in it, and so does not equal itself."""
+    kind = type(value)
+    if kind in OF_ONE_FORM:
+        return False
+    if isinstance(value, (float, Decimal)):
+        return value != value
+    if isinstance(value, dict):
+        return any(map(has_nan, chain(value, value.values())))
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return any(map(has_nan, value))
+    return any(has_nan(getattr(value, name)) for name in _fields(value))
+
+
+def _fields(value: Any) -> Iterable[str]:
+    if isinstance(value, Struct):
+        return value.__struct_fields__
+    return (field.name for field in dataclasses.fields(value)) if dataclasses.is_dataclass(value) else ()
+
+
+def _decimal(value: Decimal) -> Any:
+    if not value.is_finite():
+        return str(value)
+    if _LEAST <= value <= _MOST and value == value.to_integral_value():
+        return int(value)
+    as_float = float(value)
+    if as_float == value:
+        return as_float
+    parts = value.as_tuple()
+    return [parts.sign, "".join(map(str, parts.digits)).strip("0"), value.adjusted()]
+
+
+def _datetime(value: dt.datetime) -> Any:
+    """Of one that has a zone its moment; `fold` is nothing to `==`."""
+    value = value.replace(fold=0)
+    return value if value.utcoffset() is None else dt.datetime.__sub__(value, _EPOCH)
+
+
+def _time(value: dt.time) -> Any:
+    value = value.replace(fold=0)
+    offset = value.utcoffset()
+    if offset is None:
+        return value
+    return dt.timedelta(0, value.second, value.microsecond, 0, value.minute, value.hour) - offset
+
+
+def _set(value: Iterable[Any]) -> list[bytes]:
+    return sorted(_encode(one_form(item)) for item in value)
+
+
+def _dict(value: dict[Any, Any]) -> list[tuple[bytes, Any]]:
+    return sorted(((_encode(one_form(key)), one_form(item)) for key, item in value.items()), key=lambda pair: pair[0])
+
+
+_FORMS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    (Enum, lambda value: one_form(value.value)),
+    (int, int),
+    (float, lambda value: one_form(float(value))),
+    (str, str),
+    (Decimal, _decimal),
+    (dt.datetime, _datetime),
+    (dt.time, _time),
+    (list, lambda value: list(map(one_form, value))),
+    ((set, frozenset), _set),
+    (dict, _dict),
+    (Struct, lambda value: [one_form(getattr(value, name)) for name in value.__struct_fields__]),
+)
 
 
 @dataclass(frozen=True)

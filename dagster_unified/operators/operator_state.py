@@ -24,11 +24,11 @@ from dagster_unified.operators.functions.checkpoints import (
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.operator import OperatorContext
-from dagster_unified.operators.program.epochs import Emitting
+from dagster_unified.operators.program.blocks import Emitting
 from dagster_unified.operators.state.arrow_list import ArrowListStateDescriptor
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.descriptors import StateDescriptor
-from dagster_unified.operators.state.list import ListStateDescriptor
+from dagster_unified.operators.state.handles import ListStateDescriptor
 
 LIST, UNION = "list", "union"
 """How the elements of a state are given to subtasks that start from a savepoint."""

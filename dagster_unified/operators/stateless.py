@@ -1,16 +1,20 @@
-"""Operators of single records without state: `map`, `filter`, `flat_map`, and the assignment of event times."""
+"""Operators of single records without state: `map`, `filter`, `flat_map`, `process` without a key, and event times."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError
+from dagster_unified.operators.failures import RAISED, user_failure
+from dagster_unified.operators.functions.base import NoTimers, OutputTag, ProcessFunction, TimerService
 from dagster_unified.operators.functions.event_time import IngestionTimeAssigner
+from dagster_unified.operators.program.blocks import Block, Collector, Consumer
 from dagster_unified.operators.program.fusion import Clause
-from dagster_unified.operators.program.step import FusedStep, StepContext
+from dagster_unified.operators.program.step import BlockStep, FusedStep, StepContext
 from dagster_unified.operators.time import to_millis
 from dagster_unified.operators.watermarks import Generated, Memory, Supplier
 from dagster_unified.records import shorten
@@ -113,3 +117,51 @@ def _event_time(moment: Any, record: Any) -> int:
             f" {shorten(record)}"
         )
     return millis
+
+
+class ProcessStep(BlockStep):
+    """`process`."""
+
+    def consumer(self, context: StepContext) -> Consumer:
+        function: ProcessFunction[Any, Any] = self.function
+        context.open(function)
+        runtime = _Context(context.options.readable(context.clock), context.watermark, Collector(context.copies))
+
+        def consume(block: Block) -> None:
+            out = runtime.out = Collector(context.copies)
+            timestamps = block.timestamps or [None] * block.size
+            record = None
+            try:
+                for record, timestamp in zip(block.records(), timestamps, strict=True):
+                    runtime.current = timestamp
+                    out.emit_all(function.process_element(record, runtime), timestamp)
+            except RAISED as error:
+                raise user_failure(error, context.where, function.process_element, record) from error
+            for tag, emitted in out.blocks():
+                context.send(tag, emitted)
+
+        return consume
+
+
+class _Context(ProcessFunction.Context, NoTimers):
+    """The context of a non-keyed process function: time, side outputs, and no timers."""
+
+    def __init__(self, clock: Callable[[], int], watermark: Callable[[], int], out: Collector) -> None:
+        self._clock, self._watermark = clock, watermark
+        self.current: int | None = None
+        self.out = out
+
+    def timestamp(self) -> int | None:
+        return self.current
+
+    def timer_service(self) -> TimerService:
+        return self
+
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
+        self.out.emit_side(tag, value, self.current)
+
+    def current_processing_time(self) -> int:
+        return self._clock()
+
+    def current_watermark(self) -> int:
+        return self._watermark()

@@ -23,9 +23,9 @@ from dagster import (
     asset,
 )
 
-from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.protocol.commits import SparkSink
 from dagster_unified.engine import events, interrupts
-from dagster_unified.engine.batch.intermediates.store import Address
+from dagster_unified.engine.batch.intermediates import Address
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.savepoint import begun, later_savepoint, leave_savepoint
 from dagster_unified.engine.batch.stage import check_mode, run_partitions
@@ -45,10 +45,10 @@ from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
 from dagster_unified.errors import PipelineError
+from dagster_unified.graph.connectors import Slice
 from dagster_unified.graph.nodes import Node, ReadingNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region
-from dagster_unified.graph.slices import Slice
 from dagster_unified.operators.time import to_millis
 from dagster_unified.orchestration._dagster_compat import AllDepsCondition, has_allow_ignore
 from dagster_unified.orchestration.checks import carried_state_result, carried_state_spec
@@ -56,24 +56,22 @@ from dagster_unified.orchestration.external_assets import (
     Upstream,
     malformed_materialization,
     stage_sink_materializations,
+    targets_metadata,
     upstream_dep,
     upstream_deps,
 )
-from dagster_unified.orchestration.heartbeat import beating
-from dagster_unified.orchestration.metadata import stage_metadata
-from dagster_unified.orchestration.outcomes import as_failure, interruptible, tried_again
+from dagster_unified.orchestration.metadata import ROWS, around, rows_per_partition, stage_metadata
+from dagster_unified.orchestration.outcomes import as_failure, beating, interruptible, tried_again
 from dagster_unified.orchestration.partitions import key_after, key_before, partition_before, slice_of
-from dagster_unified.orchestration.plot import ROWS, around, rows_per_partition
 from dagster_unified.orchestration.producers import Chain, Producers, latest_metadata
 from dagster_unified.orchestration.resources import session_of, store_of
 from dagster_unified.orchestration.savepoints import left
-from dagster_unified.orchestration.targets import targets_metadata
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from dagster_unified.engine.batch.intermediates.store import Manifest
+    from dagster_unified.engine.batch.intermediates import Manifest
     from dagster_unified.engine.state_tables.savepoints import StartingState
     from dagster_unified.orchestration.deployments import BatchDeployment
     from dagster_unified.orchestration.translator import StageTranslator

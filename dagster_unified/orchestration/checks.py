@@ -31,17 +31,16 @@ from dagster import (
     build_last_update_freshness_checks,
 )
 
+from dagster_unified.connectors.protocol.commits import SparkSink
 from dagster_unified.connectors.protocol.frame import spark_schema
-from dagster_unified.connectors.protocol.sink import SparkSink
 from dagster_unified.engine.batch.parity import Comparison, batch_tables, compare
 from dagster_unified.errors import ConfigurationError
-from dagster_unified.graph.connectors import Sink
+from dagster_unified.graph.connectors import Sink, Slice
 from dagster_unified.graph.nodes import Graph, SinkNode
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.slices import Slice
 from dagster_unified.orchestration._dagster_compat import without_warning
 from dagster_unified.orchestration.metadata import CARRIED_FROM, MADE_BY
-from dagster_unified.orchestration.moments import check_lengths
+from dagster_unified.orchestration.partitions import check_lengths
 from dagster_unified.orchestration.resources import session_of
 
 

@@ -31,6 +31,7 @@ from dagster_unified.orchestration.checks import Checks, sink_checks
 from dagster_unified.orchestration.control import control_job
 from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment, configuration_of
 from dagster_unified.orchestration.external_assets import (
+    StagesSelection,
     Upstream,
     check_upstream,
     malformed_assets,
@@ -41,14 +42,13 @@ from dagster_unified.orchestration.external_assets import (
     stage_sink_specs,
     stage_sinks,
 )
-from dagster_unified.orchestration.heartbeat import heartbeat_sensor
 from dagster_unified.orchestration.janitor import janitor_job, janitor_schedule
+from dagster_unified.orchestration.outcomes import heartbeat_sensor
 from dagster_unified.orchestration.resources import ExecutionConfig, IntermediatesResource, ObjectStore, SparkResource
 from dagster_unified.orchestration.savepoints import Origin, has_savepoints, savepoint_spec, start_of, stream_spec
 from dagster_unified.orchestration.schedules import batch_schedule
 from dagster_unified.orchestration.streaming import JobAssets, streaming_job
 from dagster_unified.orchestration.streaming_sensor import streaming_sensor
-from dagster_unified.orchestration.targets import StagesSelection
 from dagster_unified.orchestration.translator import StageTranslator
 
 _DEFAULTS: dict[str, object] = {

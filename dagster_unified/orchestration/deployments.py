@@ -24,15 +24,19 @@ from dagster_unified import settings
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.errors import ConfigurationError, PipelineError
-from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.connectors import Boundedness, Slice
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
-from dagster_unified.graph.slices import Slice
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.checks import Checks
 from dagster_unified.orchestration.janitor import Retention
-from dagster_unified.orchestration.moments import check_lengths
-from dagster_unified.orchestration.partitions import check_apart, checked_carrying, dimensions_of, in_zone
+from dagster_unified.orchestration.partitions import (
+    check_apart,
+    check_lengths,
+    checked_carrying,
+    dimensions_of,
+    in_zone,
+)
 from dagster_unified.orchestration.resources import batch_configuration
 from dagster_unified.orchestration.schedules import BatchSchedule
 

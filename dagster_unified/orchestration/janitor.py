@@ -33,17 +33,17 @@ from dagster import (
 )
 from pydantic import Field
 
-from dagster_unified.engine.batch.intermediates.retention import (
+from dagster_unified.engine.batch.intermediates import IntermediateStore
+from dagster_unified.engine.batch.retention import (
     Budget,
     StoredIntermediate,
     stored_intermediates,
     to_free,
 )
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
-from dagster_unified.orchestration.moments import check_lengths, words
+from dagster_unified.orchestration.partitions import check_lengths, words
 from dagster_unified.orchestration.producers import lineage_of
 from dagster_unified.orchestration.resources import store_of
 

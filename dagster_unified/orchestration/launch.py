@@ -18,7 +18,7 @@ from uuid import uuid4
 from dagster import DagsterInstance, TextMetadataValue
 
 from dagster_unified import settings
-from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.protocol.commits import SparkSink
 from dagster_unified.engine import events, interrupts, session
 from dagster_unified.engine.restarts import Attempts
 from dagster_unified.errors import may_pass

@@ -21,8 +21,8 @@ from dagster import (
     DagsterRunStatus,
 )
 
-from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest
-from dagster_unified.graph.slices import WHOLE, Slice
+from dagster_unified.engine.batch.intermediates import Address, IntermediateStore, Manifest
+from dagster_unified.graph.connectors import WHOLE, Slice
 from dagster_unified.operators.time import to_millis
 
 

@@ -15,8 +15,8 @@ from dagster_unified.connectors.kafka.connection import KafkaConnection
 from dagster_unified.connectors.secrets import deferred, resolved
 from dagster_unified.connectors.sql.postgres.connection import PostgresConnection
 from dagster_unified.engine import connect_server, session
-from dagster_unified.engine.addresses import BUSY_PATIENCE
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
+from dagster_unified.engine.session import BUSY_PATIENCE
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import OPTIONS, Configuration, Layer, option
 from dagster_unified.orchestration._dagster_compat import STORAGE_MODULE

@@ -18,7 +18,7 @@ from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.batch.savepoint import PATH
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
-from dagster_unified.orchestration import plot
+from dagster_unified.orchestration import metadata
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.deployments import (
     BatchDeployment,
@@ -27,7 +27,7 @@ from dagster_unified.orchestration.deployments import (
     directory_of,
 )
 from dagster_unified.orchestration.external_assets import upstream_deps
-from dagster_unified.orchestration.moments import as_text
+from dagster_unified.orchestration.partitions import as_text
 from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
@@ -141,7 +141,7 @@ def _metadata(path: str) -> dict[str, Any]:
         )
         known = {uid: keys for uid, keys in spread.items() if keys is not None}
         if known:
-            shown["keys per group"] = plot.keys_per_group(known)
+            shown["keys per group"] = metadata.keys_per_group(known)
     if manifest.positions:
         read = [TableRecord({"source": uid, "read": at.describe()}) for uid, at in manifest.positions.items()]
         shown["sources"] = MetadataValue.table(read)

@@ -29,7 +29,7 @@ from dagster_unified.orchestration._dagster_compat import (
     ScheduleType,
     UnresolvedAssetJobDefinition,
 )
-from dagster_unified.orchestration.moments import check_lengths, earlier_on_the_clock, words
+from dagster_unified.orchestration.partitions import check_lengths, earlier_on_the_clock, words
 
 _RANGE_START, _RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 

@@ -40,9 +40,9 @@ from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.upgrade import Code, changes, deployed_code, deployment_fingerprint
 from dagster_unified.orchestration._dagster_compat import REPOSITORY_LABEL_TAG
 from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of, directory_of
-from dagster_unified.orchestration.moments import now, utc, words
+from dagster_unified.orchestration.external_assets import check_location
 from dagster_unified.orchestration.outcomes import error_of, log_of, why_it_failed
-from dagster_unified.orchestration.targets import check_location
+from dagster_unified.orchestration.partitions import now, utc, words
 
 if TYPE_CHECKING:
     from upath import UPath

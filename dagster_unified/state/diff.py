@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from dagster_unified.operators.equal_values import one_form
+from dagster_unified.operators.keys import one_form
 from dagster_unified.operators.state.table import EVENT_TIMERS, PROCESSING_TIMERS
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.savepoint import Savepoint
+from dagster_unified.state.state_table import hashable, timer_times
 from dagster_unified.state.tables import read_batches
-from dagster_unified.state.values import hashable, timer_times
 
 EXAMPLES = 10
 """How many keys are shown of each kind."""

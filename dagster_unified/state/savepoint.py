@@ -22,19 +22,28 @@ from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, HELD, PROCESSING_TIMERS, ROLE, SUBTASK_KEY
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
-from dagster_unified.state.manifest import Column, IterationState, Manifest, OperatorState
-from dagster_unified.state.schemas import SUBTASK_ROLES, columns_of, from_spark, table_schema, to_spark
+from dagster_unified.state.manifest import (
+    SUBTASK_ROLES,
+    Column,
+    IterationState,
+    Manifest,
+    OperatorState,
+    columns_of,
+    from_spark,
+    table_schema,
+    to_spark,
+)
 from dagster_unified.state.state_table import (
     arrow_table,
+    check_windows,
     is_frame,
     millis,
+    plain_rows,
     state_schema,
     to_state_frame,
     to_state_table,
 )
 from dagster_unified.state.tables import CODEC, copy_files, files_in, read_batches, read_frame, write_batches
-from dagster_unified.state.values import plain_rows
-from dagster_unified.state.windows import check_windows
 from dagster_unified.version import library_version
 
 if TYPE_CHECKING:

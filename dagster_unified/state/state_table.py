@@ -1,22 +1,22 @@
-"""A table of any origin, arranged as the state of an operator: Arrow's, or a DataFrame of Spark's.
-
-Its types become those that the library writes, and its timers come from a table of their own.
-"""
+"""A table of any origin, Arrow's or Spark's, as the state of an operator, and its rows as plain values."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import reduce
+from itertools import repeat
 from math import isnan
-from operator import and_, or_
-from typing import TYPE_CHECKING, TypeGuard
+from operator import add, and_, or_
+from typing import TYPE_CHECKING, Any, TypeGuard
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_unified.arrow_types import python_values
 from dagster_unified.errors import StateError, nearest
 from dagster_unified.operators.state.table import (
     ENCODED,
@@ -28,12 +28,79 @@ from dagster_unified.operators.state.table import (
     TIMERS,
     timer_lists,
 )
-from dagster_unified.operators.time import to_millis
-from dagster_unified.state.schemas import from_spark, to_spark
-from dagster_unified.state.values import hashable
+from dagster_unified.operators.time import TimeDomain, to_millis
+from dagster_unified.operators.windows.contents import CONTENTS
+from dagster_unified.operators.windows.contents import TIMERS as WINDOW_TIMERS
+from dagster_unified.state.manifest import from_spark, to_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+
+Plain = Callable[[Any], Any]
+
+_decode = msgspec.msgpack.Decoder(strict=False).decode
+
+
+def plain_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """The rows of a table; a column that is null is not in its row, and what is msgpack is decoded."""
+    names = [name for name in batch.schema.names if name != ENCODED]
+    columns = [plain_values(batch.column(name)) for name in names]
+    encoded: list[Any] = [None] * batch.num_rows
+    if ENCODED in batch.schema.names:
+        encoded = batch.column(ENCODED).to_pylist()
+    for row, entries in zip(zip(*columns, strict=True), encoded, strict=True):
+        found = {name: value for name, value in zip(names, row, strict=True) if value is not None}
+        for name, data in entries or ():
+            found[name] = decoded(name, data)
+        yield found
+
+
+def decoded(name: str, data: bytes) -> Any:
+    """What was kept as msgpack."""
+    value = _decode(data)
+    if name != HELD:
+        return value
+    return [{"timestamp": timestamp, "record": record} for timestamp, record in value]
+
+
+def plain_values(column: pa.Array) -> list[Any]:
+    """Values of a column: maps are dicts, and timers the times of them."""
+    convert = _plain(column.type)
+    values = python_values(column)
+    return values if convert is None else [None if v is None else convert(v) for v in values]
+
+
+def timer_times(row: dict[str, Any]) -> dict[str, list[int]]:
+    """The times of a row's timers, by the name of their column."""
+    found = {}
+    for name in (EVENT_TIMERS, PROCESSING_TIMERS):
+        if row.get(name):
+            found[name] = sorted(timer["timestamp"] for timer in row[name])
+    return found
+
+
+def _plain(kind: pa.DataType) -> Plain | None:
+    """What makes dicts of the maps in values of a type; None where there are none."""
+    if pa.types.is_struct(kind):
+        fields = [(f.name, _plain(f.type)) for f in kind]
+        if all(convert is None for _, convert in fields):
+            return None
+        return lambda v: {n: v[n] if c is None or v[n] is None else c(v[n]) for n, c in fields}
+    if pa.types.is_list(kind):
+        element = _plain(kind.value_type)
+        return None if element is None else lambda v: [None if x is None else element(x) for x in v]
+    if pa.types.is_map(kind):
+        item = _plain(kind.item_type)
+        return lambda v: {hashable(k): x if item is None or x is None else item(x) for k, x in v}
+    return None
+
+
+def hashable(value: Any) -> Any:
+    """A value as Arrow gives it, as a key: a record is the tuple of its fields."""
+    if isinstance(value, dict):
+        return tuple(map(hashable, value.values()))
+    return tuple(map(hashable, value)) if isinstance(value, (list, tuple)) else value
+
 
 DOMAINS = {"event": EVENT_TIMERS, "processing": PROCESSING_TIMERS}
 
@@ -363,3 +430,81 @@ def millis(moment: datetime | int) -> int:
     if not isinstance(moment, (int, datetime)) or isinstance(moment, bool):
         raise StateError(f"expected a datetime or milliseconds since the epoch, and was given {moment!r}")
     return to_millis(moment)
+
+
+_TIMERS = {TimeDomain.EVENT_TIME: EVENT_TIMERS, TimeDomain.PROCESSING_TIME: PROCESSING_TIMERS}
+
+
+def check_windows(where: str, rows: pa.Table | DataFrame, schema: pa.Schema, key: Sequence[str]) -> None:
+    """Raises `StateError` where there are windows that nothing would close; `schema` is that of the states.
+
+    Each window of time has a timer, for which the table says that it is the window's. One of another kind may have
+    none: its trigger may count, and it may never go.
+    """
+    names = set(schema.names)
+    if CONTENTS not in names:
+        return
+    if not names & set(WINDOW_TIMERS.values()):
+        raise StateError(
+            f"{where}: the table has '{CONTENTS}', and not which timers close them; give it the column"
+            f" '{WINDOW_TIMERS[TimeDomain.EVENT_TIME]}' as well, a map from times to lists of windows"
+        )
+    if not set(rows.columns if is_frame(rows) else rows.schema.names) & set(_TIMERS.values()):
+        raise StateError(f"{where}: the table has '{CONTENTS}', and no timers, which close them; give timers= as well")
+    if not _is_of_time(schema.field(CONTENTS).type):
+        return
+    found = _first_unclosed_of_frame(rows, key) if is_frame(rows) else _first_unclosed(rows, key)
+    if found is not None:
+        shown = found[0] if len(found) == 1 else found
+        columns = " or ".join(f"'{name}'" for name in WINDOW_TIMERS.values() if name in names)
+        raise StateError(
+            f"{where}: nothing would close the windows of key {shown!r}; each moment in its {columns} needs a timer of"
+            " that key in timers=, and there has to be one"
+        )
+
+
+def _is_of_time(contents: pa.DataType) -> bool:
+    """Whether a column has what windows of time hold; of another type the start of a job says what is wrong."""
+    window = contents.key_type if pa.types.is_map(contents) else contents
+    return pa.types.is_struct(window) and {field.name for field in window} == {"start", "end"}
+
+
+def _first_unclosed(rows: pa.Table, key: Sequence[str]) -> tuple[Any, ...] | None:
+    """The key of the first row with windows that lacks a timer of them."""
+    empty = repeat(None, rows.num_rows)
+
+    def column(name: str) -> Any:
+        return rows[name].to_pylist() if name in rows.schema.names else empty
+
+    waiting = [zip(column(WINDOW_TIMERS[domain]), column(_TIMERS[domain]), strict=True) for domain in TimeDomain]
+    keys = zip(*[rows[name].to_pylist() for name in key], strict=True)
+    own: tuple[Any, ...]
+    for own, windows, *domains in zip(keys, rows[CONTENTS], *waiting, strict=True):
+        if not windows.is_valid or not len(windows):
+            continue
+        moments = [{moment for moment, _ in waiting or ()} for waiting, _ in domains]
+        timers = [{timer["timestamp"] for timer in timers or ()} for _, timers in domains]
+        if not any(moments) or any(one - other for one, other in zip(moments, timers, strict=True)):
+            return own
+    return None
+
+
+def _first_unclosed_of_frame(rows: DataFrame, key: Sequence[str]) -> tuple[Any, ...] | None:
+    """As `_first_unclosed`, of a DataFrame."""
+    from pyspark.sql import functions as F
+
+    def size(column: Column) -> Column:
+        return F.when(column.isNull(), 0).otherwise(F.size(column))
+
+    moments, missing = [], []
+    for domain in TimeDomain:
+        if WINDOW_TIMERS[domain] not in rows.columns:
+            continue
+        waiting = F.map_keys(F.col(f"`{WINDOW_TIMERS[domain]}`"))
+        none = F.array().cast("array<long>")
+        timers = F.col(f"`{_TIMERS[domain]}`")["timestamp"] if _TIMERS[domain] in rows.columns else none
+        moments.append(size(waiting))
+        missing.append(size(F.array_except(waiting, F.coalesce(timers, none))) > 0)
+    unclosed = (reduce(add, moments) == 0) | reduce(or_, missing)
+    found = rows.where((size(F.col(f"`{CONTENTS}`")) > 0) & unclosed).select(*[f"`{name}`" for name in key]).first()
+    return None if found is None else tuple(found)

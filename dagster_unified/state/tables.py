@@ -1,35 +1,78 @@
-"""The tables of a savepoint as files: read with their checksums verified, and written.
-
-Knows pyarrow and paths; of Spark only what a DataFrame that it is given can do.
-"""
+"""The tables of a savepoint as files: read with their checksums verified, and written, by workers and the driver."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from os import SEEK_END
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from urllib.parse import urlsplit
 from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from dagster_unified.connectors.paths import is_data, load, sizes
+from dagster_unified.connectors.paths import is_data, load, sizes, storage_path
 from dagster_unified.errors import StateError
 from dagster_unified.operators.keys import key_hashes, key_values
-from dagster_unified.state.files import open_input, open_output
-from dagster_unified.state.manifest import DataFile, OperatorState
-from dagster_unified.state.schemas import SUBTASK_ROLES, table_schema
+from dagster_unified.state.manifest import SUBTASK_ROLES, DataFile, OperatorState, table_schema
 
 if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
+
+_S3 = ("s3://", "s3a://")
+
+
+def open_input(path: str) -> BinaryIO:
+    """A file that is there, to be read at any place; raises `FileNotFoundError` where it is not."""
+    found = _in_arrow(path)
+    if found is None:
+        return storage_path(path, "savepoint").open("rb")
+    system, name = found
+    return cast("BinaryIO", system.open_input_file(name))
+
+
+def open_output(path: str) -> BinaryIO:
+    """A new file, in a folder that is there."""
+    found = _in_arrow(path)
+    if found is None:
+        return storage_path(path, "savepoint").open("wb")
+    system, name = found
+    return cast("BinaryIO", system.open_output_stream(name))
+
+
+def _in_arrow(path: str) -> tuple[FileSystem, str] | None:
+    """pyarrow's file system for a path, and the path in it; None where another package opens it."""
+    from pyarrow.fs import LocalFileSystem
+
+    if "://" not in path or path.startswith("file://"):
+        return LocalFileSystem(), path.removeprefix("file://")
+    if path.startswith(_S3) and not any(name == "FSSPEC_S3" or name.startswith("FSSPEC_S3_") for name in os.environ):
+        url = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        return _s3(url, region), path.partition("://")[2]
+    return None
+
+
+@cache
+def _s3(url: str | None, region: str | None) -> FileSystem:
+    """S3 with the credentials of the environment, the profile or the machine, as s3fs finds them."""
+    from pyarrow.fs import S3FileSystem
+
+    options: dict[str, Any] = {} if region is None else {"region": region}
+    if url is not None:
+        at = urlsplit(url)
+        options |= {"scheme": at.scheme, "endpoint_override": f"{at.netloc}{at.path.rstrip('/')}"}
+    return S3FileSystem(**options)
 
 
 CODEC = "zstd"

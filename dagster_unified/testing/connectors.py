@@ -34,13 +34,14 @@ from dagster_unified.connectors.protocol.commits import (
     C,
     Commit,
     Committer,
+    Ship,
+    SparkSink,
     WriteAttempt,
     WriteIdentity,
     Writer,
     WriterTask,
+    stage_by_writers,
 )
-from dagster_unified.connectors.protocol.sink import SparkSink
-from dagster_unified.connectors.protocol.writers import Ship, stage_by_writers
 from dagster_unified.engine.commit import SinkCommits, WriteContext
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.records import record_type

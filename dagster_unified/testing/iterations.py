@@ -8,17 +8,21 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from dagster_unified.engine.iterations.epochs import EndedEpoch, LevelResult, outputs_of
-from dagster_unified.engine.iterations.loop import Arrived, FeedbackGuard, IterationLoop
+from dagster_unified.engine.iterations.loop import (
+    Arrived,
+    EndedEpoch,
+    FeedbackGuard,
+    IterationLoop,
+    LevelResult,
+    outputs_of,
+)
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.body import compiled
+from dagster_unified.graph.execution_graph import compiled
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
 from dagster_unified.operators.functions.base import Subtask
+from dagster_unified.operators.iteration import Inbox, Level, Loop, Message, SubtaskEpoch, into, run_subtask
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.rounds.sending import Message, into
-from dagster_unified.operators.rounds.spec import Level, Loop
-from dagster_unified.operators.rounds.task import Inbox, SubtaskEpoch, run_subtask
 from dagster_unified.operators.routing import Sender
 from dagster_unified.testing.driving import Timed, shipped, to_batch, to_timed
 

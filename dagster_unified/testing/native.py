@@ -18,11 +18,10 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.aggregates import fields_of, too_large
 from dagster_unified.graph.expressions import Column, replay
 from dagster_unified.graph.nodes import BOUNDS
-from dagster_unified.operators.equal_values import one_form
+from dagster_unified.operators.keys import one_form
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, cast
 from dagster_unified.operators.time import MIN_TIMESTAMP
-from dagster_unified.operators.windows.assigners import MergingWindowAssigner
-from dagster_unified.operators.windows.context import ByEventTime
+from dagster_unified.operators.windows.assigners import ByEventTime, MergingWindowAssigner
 
 _TABLE = "dagster_unified_input"
 _LOOKED_UP = "dagster_unified_looked_up"

@@ -1,12 +1,18 @@
-"""Holds a pipeline to the promise: over bounded input both modes give the same final result."""
+"""Holds a pipeline to the promise over bounded input, and has what such a test needs: records and shared objects."""
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, Literal
 
+from dagster_unified.api.stream import DataStream
+from dagster_unified.connectors.foreach import PrintSink
+from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.nodes import Graph, SinkNode
+from dagster_unified.operators.functions.type_variables import T
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.testing.run import Result, run_pipeline
 
@@ -81,3 +87,68 @@ def _first(differences: Counter[str], limit: int = 5) -> str:
     shown = list(differences.elements())[:limit]
     more = sum(differences.values()) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "") if shown else "nothing"
+
+
+_living: weakref.WeakValueDictionary[int, InTheTest] = weakref.WeakValueDictionary()
+
+
+class InTheTest:
+    """An object that is not copied with the functions that refer to it, in the process of the test."""
+
+    def __reduce__(self) -> Any:
+        _living[id(self)] = self
+        return _found, (id(self), os.getpid())
+
+
+def _found(identity: int, process: int) -> InTheTest:
+    if os.getpid() != process or identity not in _living:
+        raise UnsupportedError(
+            "a function refers to an object of a test (Shared, ManualClock), which is in the test's process only: the"
+            " harness runs functions there and Spark does not; emit what the test has to see"
+        )
+    return _living[identity]
+
+
+class Shared(InTheTest, Generic[T]):
+    """Holds a value that a test and the functions of a pipeline share while the harness runs them: a test double.
+
+    The harness runs copies of functions, as Spark's workers do: what they append to a list of the test's, the test does
+    not see. It sees what they do to the value of a `Shared`. On Spark the function is refused.
+
+    Examples:
+        >>> calls = Shared([])
+        >>> class Called(MapFunction[int, int]):
+        ...     def map(self, value: int) -> int:
+        ...         calls.value.append(value)
+        ...         return value
+        >>> collect(numbers.map(Called())), calls.value
+        ([1, 2, 3], [1, 2, 3])
+    """
+
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+
+_SINK = "collected"
+
+
+def collect(
+    stream: DataStream[T],
+    mode: Literal["BATCH", "STREAMING"] = "BATCH",
+    inputs: Mapping[str, Sequence[Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> list[T]:
+    """Runs a stream's pipeline in memory and returns the stream's records, in the order in which they were emitted.
+
+    The pipeline stays as it is, and its sinks write nothing. `inputs` and the rest are `run_pipeline`'s. What a
+    function raises comes as a `UserFunctionError`.
+
+    Examples:
+        >>> from dagster_unified.api import Pipeline
+        >>> numbers = Pipeline("numbers").from_collection([1, 2, 3])
+        >>> collect(numbers.filter(lambda n: n > 1))
+        [2, 3]
+    """
+    with_sink = stream._pipeline.with_sink(stream._upstream, PrintSink(_SINK), stream._records(_SINK))
+    found: list[T] = run_pipeline(with_sink, mode, inputs, options).sinks.get(_SINK, [])
+    return found

@@ -19,14 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.connectors.protocol.alignment import ALL
+from dagster_unified.connectors.protocol.positions import ALL
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
+from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex, keyed_input
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.graph.programs import keyed_input
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.topology import Lanes, laid_out
 from dagster_unified.operators.drivers.batch import run_batch
@@ -37,15 +36,14 @@ from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import KeyedInput, decoded, key_columns
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.packing import encode
-from dagster_unified.operators.program.closing import close_each
-from dagster_unified.operators.program.spec import Program
+from dagster_unified.operators.program.blocks import close_each
+from dagster_unified.operators.program.step import Program
+from dagster_unified.operators.routing import encode
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.operators.watermarks import Mark
-from dagster_unified.testing.driving import Driven, Timed, planned, shipped, to_timed
+from dagster_unified.testing.driving import Driven, Inputs, Order, Streams, Timed, planned, shipped, to_timed
 from dagster_unified.testing.iterations import HarnessLoop
 from dagster_unified.testing.native import run_native
-from dagster_unified.testing.streams import Inputs, Order, Streams
 
 
 @dataclass

@@ -22,7 +22,7 @@ from dagster_unified.connectors.protocol.bounds import bounding_range, rows_in, 
 from dagster_unified.connectors.protocol.frame import MALFORMED
 from dagster_unified.engine.failures import translated
 from dagster_unified.errors import MalformedInputError, PipelineError
-from dagster_unified.graph.slices import Slice, TimeRange
+from dagster_unified.graph.connectors import Slice, TimeRange
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type

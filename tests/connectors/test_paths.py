@@ -15,10 +15,9 @@ from upath import UPath
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, JsonSource, ParquetSource, paths
-from dagster_unified.connectors.files import patterns
-from dagster_unified.connectors.files.folder import Folder
+from dagster_unified.connectors.files.folder import Folder, as_regex
 from dagster_unified.connectors.protocol.positions import FilesRead
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.errors import ConfigurationError, PipelineError, SourceError
@@ -71,7 +70,7 @@ def test_a_path_lists_its_own_file_and_a_star_those_that_match(tmp_path_factory,
 
 @given(NAMES)
 def test_a_name_is_found_in_the_time_of_a_template(name):
-    assert re.fullmatch(patterns.as_regex(name.replace("*", "[*]")), name)
+    assert re.fullmatch(as_regex(name.replace("*", "[*]")), name)
 
 
 @pytest.mark.parametrize(("format", "source"), [("csv", CsvSource), ("json", JsonSource), ("parquet", ParquetSource)])

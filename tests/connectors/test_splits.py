@@ -13,9 +13,8 @@ from upath import UPath
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink
-from dagster_unified.connectors.protocol.offsets import shared
-from dagster_unified.connectors.protocol.positions import EverythingRead, OffsetsRead, PartitionsRead
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.connectors.protocol.positions import EverythingRead, OffsetsRead, PartitionsRead, shared
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.malformed import in_batch

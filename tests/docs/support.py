@@ -64,9 +64,9 @@ from dagster_unified.api import functions as F
 from dagster_unified.cli import app
 from dagster_unified.connectors import ParquetSource
 from dagster_unified.errors import UnifiedError
-from dagster_unified.graph.carry import carrying
 from dagster_unified.graph.drawing import as_svg
 from dagster_unified.graph.nodes import IterationNode
+from dagster_unified.graph.operator_state import carrying
 from dagster_unified.graph.options import OPTIONS, Option, written
 from dagster_unified.testing import run_pipeline
 from jobs.flight_delays import pipeline as flights

@@ -23,8 +23,8 @@ from upath import UPath
 from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.connectors.object_store import Store, in_use
-from dagster_unified.engine.batch.intermediates import dataframes
-from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
+from dagster_unified.engine.batch import intermediates
+from dagster_unified.engine.batch.intermediates import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.spark_internals import bucket_files
 from dagster_unified.engine.spark_internals.java_class import JavaClass
@@ -305,19 +305,19 @@ def intermediate(url: str, session) -> int:
     store = IntermediateStore("s3://lake/asked")
     attempt = store.new_attempt(Address("asked", "numbers", "run"))
     requests(url)
-    dataframes.write(session.range(1000).repartition(2), attempt)
+    intermediates.write(session.range(1000).repartition(2), attempt)
     found = requests(url)
     assert len(store.files(attempt)) == 2
     return len(found)
 
 
-def intermediates(url: str, session) -> list[int]:
+def asked_for_intermediates(url: str, session) -> list[int]:
     """What the store is asked so that two tasks write the intermediates of two partitions, and the rows of each."""
     store = IntermediateStore("s3://lake/asked")
     attempts = [store.new_attempt(Address("asked", "numbers", "run", name)) for name in ("one", "two", "none")]
     rows = session.range(1000).selectExpr("id", f"int(id % 3 = 0) AS {PARTITION_INDEX}").repartition(2)
     requests(url)
-    filled = dataframes.write_partitions(rows, attempts)
+    filled = intermediates.write_partitions(rows, attempts)
     found = requests(url)
     read = [session.read.parquet(str(one).replace("s3://", "s3a://")).count() for one in filled.values()]
     return [len(found), *filled, *read]
@@ -350,7 +350,7 @@ def parts(url: str, session) -> dict[str, list[object]]:
         attempt = store.new_attempt(Address("parts", "numbers", "run"))
         disturb(url, *faults)
         try:
-            dataframes.write(rows, attempt)
+            intermediates.write(rows, attempt)
             read = session.read.parquet(str(attempt).replace("s3://", "s3a://")).orderBy("key").collect()
             found["intermediates"].append([tuple(row) for row in read] == large)
         except (PySparkException, Py4JJavaError) as error:
@@ -390,5 +390,5 @@ if __name__ == "__main__":
     told["parts"] = parts(address, given["spark"].spark_session)
     told["asked"] = asked(home, address, given["spark"].spark_session)
     told["intermediate"] = intermediate(address, given["spark"].spark_session)
-    told["intermediates"] = intermediates(address, given["spark"].spark_session)
+    told["intermediates"] = asked_for_intermediates(address, given["spark"].spark_session)
     print(json.dumps(told))

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from dagster_unified.api import CheckpointedFunction, ListStateDescriptor, MapFunction, Pipeline
 from dagster_unified.connectors import CsvSource, FileSink, ParquetSource
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob

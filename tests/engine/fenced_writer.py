@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest
+from dagster_unified.engine.batch.intermediates import Address, IntermediateStore, Manifest
 from dagster_unified.engine.streaming.atomic import AlternatingFiles
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile

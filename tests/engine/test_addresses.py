@@ -6,7 +6,7 @@ import pytest
 
 from dagster_unified.api import Pipeline
 from dagster_unified.engine import session
-from dagster_unified.engine.addresses import checked_master, checked_remote, reach_master
+from dagster_unified.engine.session import checked_master, checked_remote, reach_master
 from dagster_unified.errors import ConfigurationError, UnreachableError, lasting
 from dagster_unified.orchestration import IntermediatesResource, SparkResource, unified_definitions
 

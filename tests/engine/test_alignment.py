@@ -11,13 +11,12 @@ from upath import UPath
 
 from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy, iterations
 from dagster_unified.connectors import DeltaSink
-from dagster_unified.connectors.protocol.alignment import Watermarks
-from dagster_unified.connectors.protocol.offsets import Range
+from dagster_unified.connectors.protocol.positions import Range, Watermarks
 from dagster_unified.engine.job_time import JobTime
-from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.engine.streaming.sources import Alignment
 from dagster_unified.errors import UnsupportedError
-from dagster_unified.graph.alignment import aligned
+from dagster_unified.graph.event_time import aligned
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.topology import Lanes, laid_out
 from dagster_unified.operators.drivers.report import Report

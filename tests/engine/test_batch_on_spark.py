@@ -28,7 +28,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, ForeachSink, JsonSource, ParquetSource
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.malformed import in_batch
@@ -354,7 +354,7 @@ import author_module
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 if len(sys.argv) > 3:
     from pyspark.sql import SparkSession
     spark = session.prepared(SparkSession.builder.remote(sys.argv[3]).getOrCreate())

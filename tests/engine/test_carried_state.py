@@ -29,7 +29,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import CollectionSource, DeltaSink
-from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
+from dagster_unified.engine.batch.intermediates import Address, IntermediateStore
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.savepoint import begun, leave_savepoint, run_all
 from dagster_unified.engine.batch.stage import run_partitions

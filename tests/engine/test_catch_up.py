@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagster_unified.engine.streaming.catch_up import covers
+from dagster_unified.engine.streaming.draining import covers
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,10 @@ def test_a_file_whose_name_has_a_colon_is_named():
     [
         ("msgspec", "no msgspec"),
         ("pyarrow.lib", "a pyarrow without the module pyarrow.lib"),
-        ("dagster_unified.engine.handshake", "a dagster_unified without the module dagster_unified.engine.handshake"),
+        (
+            "dagster_unified.engine.environment",
+            "a dagster_unified without the module dagster_unified.engine.environment",
+        ),
         ("google.protobuf", "no google.protobuf"),
     ],
 )

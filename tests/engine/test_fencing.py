@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from upath import UPath
 
-from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore
+from dagster_unified.engine.batch.intermediates import Address, IntermediateStore
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.savepoints.copy import remove_halves, savepoints

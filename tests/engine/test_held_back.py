@@ -16,14 +16,13 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.connectors import CollectionSource, DeltaSink, FileSink
-from dagster_unified.engine.batch.carried import time_after, time_before, waiting
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.intermediates import IntermediateStore
+from dagster_unified.engine.batch.run import Run, time_after, time_before, waiting
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import RecordsWait
+from dagster_unified.graph.connectors import Slice, TimeRange
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-from dagster_unified.graph.slices import Slice, TimeRange
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.orchestration.assets import _observer
 from dagster_unified.orchestration.metadata import stage_metadata

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkGenerator, WatermarkStrategy, iterations
-from dagster_unified.connectors.protocol.alignment import ALL
+from dagster_unified.connectors.protocol.positions import ALL
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.graph.nodes import QueryOutputNode
 from dagster_unified.graph.segments import segments

@@ -22,7 +22,7 @@ from dagster_unified.connectors import CollectionSource, CsvSource, DeltaSink, F
 from dagster_unified.engine import connect_server
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.tables import LookupTables
+from dagster_unified.engine.streaming.sources import LookupTables
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.testing import run_pipeline
 from tests.orchestration.test_connect_server import port_without_server

@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 from pyspark.accumulators import AccumulatorTCPServer, UpdateRequestHandler
 
-from dagster_unified.engine.noise import ignore_closed, without_noise, without_pandas_warnings
+from dagster_unified.engine.launch import ignore_closed, without_noise, without_pandas_warnings
 
 PROGRAM = """
 from dagster_unified.api import Pipeline

@@ -6,8 +6,7 @@ import pytest
 
 from dagster_unified.api import Pipeline
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-from dagster_unified.engine.streaming.savepoints.pause import Pause
-from dagster_unified.engine.streaming.savepoints.request import Request
+from dagster_unified.engine.streaming.savepoints.request import Pause, Request
 from dagster_unified.engine.streaming.savepoints.schedule import SavepointSchedule
 from dagster_unified.graph.segments import MAIN
 

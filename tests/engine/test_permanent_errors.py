@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink, FileSink
-from dagster_unified.engine.writing import _named
+from dagster_unified.engine.commit import _named
 from dagster_unified.errors import MalformedInputError, PipelineError, SinkError
 
 

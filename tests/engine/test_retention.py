@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from dagster_unified.api import Pipeline
-from dagster_unified.engine.batch.intermediates.retention import Budget, stored_intermediates, to_free
-from dagster_unified.engine.batch.intermediates.store import Address, IntermediateStore, Manifest, StoredFile
+from dagster_unified.engine.batch.intermediates import Address, IntermediateStore, Manifest, StoredFile
+from dagster_unified.engine.batch.retention import Budget, stored_intermediates, to_free
 from dagster_unified.errors import ConfigurationError
 from tests.object_store import client, requests, served
 

@@ -15,7 +15,7 @@ from dagster_unified.errors import MissingRequirementError
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.functions.base import MapFunction
 from dagster_unified.operators.windows import EventTimeTrigger, TumblingEventTimeWindows
-from dagster_unified.operators.windows.spec import Windowing
+from dagster_unified.operators.windows.contents import Windowing
 from tests.graph.test_fingerprint import ROOT
 
 

@@ -21,7 +21,7 @@ from dagster_unified.engine.streaming import job as jobs
 from dagster_unified.engine.streaming.attaching import Running
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.epoch import Outcome, StoppedError
-from dagster_unified.engine.streaming.host import Host
+from dagster_unified.engine.streaming.iterations import Host
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.through_connect import (
     EpochDone,

@@ -5,7 +5,7 @@ import pytest
 
 from dagster_unified.api import MapFunction, Pipeline
 from dagster_unified.connectors import CollectionSource, FileSink
-from dagster_unified.engine.dataframe.transfer import MAX_BYTES, UNLIMITED, may_be_large, small_rows
+from dagster_unified.engine.dataframe.passes import MAX_BYTES, UNLIMITED, may_be_large, small_rows
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 NUMBER, BYTES = pa.schema([("n", pa.int64())]), pa.schema([("tags", pa.list_(pa.struct([("data", pa.binary())])))])

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_unified.api import CoMapFunction, Pipeline
 from dagster_unified.connectors import DeltaSink, FileSink, ForeachSink, PrintSink
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted

@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.failover import regions_to_recompute, regions_to_restart
-from dagster_unified.graph.regions import regions
-from dagster_unified.graph.release import releasable
+from dagster_unified.graph.regions import regions, regions_to_recompute, regions_to_restart, releasable
 
 
 def same(value: int) -> int:

@@ -21,7 +21,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkGenerator,
 )
-from dagster_unified.graph.memory import kept_by, kept_by_objects_of
+from dagster_unified.graph.code import kept_by, kept_by_objects_of
 from dagster_unified.testing import collect
 
 LOG = logging.getLogger(__name__)

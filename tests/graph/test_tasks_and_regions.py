@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
 from dagster_unified.graph.connectors import Boundedness, Source
-from dagster_unified.graph.failover import regions_to_recompute, regions_to_restart
 from dagster_unified.graph.options import Configuration
-from dagster_unified.graph.regions import regions
-from dagster_unified.graph.release import releasable
+from dagster_unified.graph.regions import regions, regions_to_recompute, regions_to_restart, releasable
 from dagster_unified.records import record_type
 
 

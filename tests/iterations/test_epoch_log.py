@@ -8,10 +8,16 @@ from upath import UPath
 
 from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.iterations.epoch_log import BEFORE, Begun, Epoch, EpochLog, Input, StoredState
-from dagster_unified.engine.iterations.files import Block, EpochFile, MappedFiles, PagedStates
-from dagster_unified.engine.iterations.folder import IterationFolder, forget_copies
+from dagster_unified.engine.iterations.files import (
+    Block,
+    EpochFile,
+    IterationFolder,
+    MappedFiles,
+    PagedStates,
+    forget_copies,
+)
 from dagster_unified.errors import IntermediateLostError, LeaseLostError, StateError
-from dagster_unified.operators.rounds.sending import Message
+from dagster_unified.operators.iteration import Message
 
 BATCH = pa.RecordBatch.from_pydict({"value": [1, 2, 3]})
 

@@ -11,7 +11,7 @@ import pytest
 
 from dagster_unified.api import BroadcastProcessFunction, MapStateDescriptor, Pipeline, iterations
 from dagster_unified.connectors import FileSink
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import IterationResumed, RoundCommitted

@@ -5,8 +5,8 @@ import pytest
 from dagster_unified.api import Pipeline, iterations
 from dagster_unified.engine.iterations.epoch_log import Begun, StoredState
 from dagster_unified.engine.iterations.files import EpochFile, MappedFiles, PagedStates
-from dagster_unified.engine.iterations.rescaling import rescaled
-from dagster_unified.graph.body import compiled
+from dagster_unified.engine.iterations.savepoints import rescaled
+from dagster_unified.graph.execution_graph import compiled
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.operators.numbers import BROADCAST
 from tests.iterations.test_both_modes import Hop, Visits

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_unified.engine.iterations import resident
-from dagster_unified.engine.iterations.jobs import SeparateJobs
-from dagster_unified.engine.iterations.resident import ResidentTasks, can_stay
+from dagster_unified.engine.iterations import jobs
+from dagster_unified.engine.iterations.jobs import ResidentTasks, SeparateJobs, can_stay
 from tests.iterations.killed_job import run
 from tests.iterations.programs import PROGRAMS
 from tests.iterations.test_on_spark import rows
@@ -51,13 +50,13 @@ def test_an_order_goes_to_the_task_that_had_the_last_one_of_its_number(spark, cl
 
 
 def test_a_job_makes_room_for_others_after_a_while(spark, closing, monkeypatch):
-    jobs, job = [], resident._Job
-    monkeypatch.setattr(resident, "_Job", lambda *given: jobs.append(job(*given)) or jobs[-1])
-    monkeypatch.setattr(resident, "LONGEST", 0.0)
+    begun, job = [], jobs._Job
+    monkeypatch.setattr(jobs, "_Job", lambda *given: begun.append(job(*given)) or begun[-1])
+    monkeypatch.setattr(jobs, "LONGEST", 0.0)
     tasks = closing(ResidentTasks(spark, 2, by))
     for _ in range(3):
         assert len(all_of(tasks, b"1", b"2", b"3")) == 3
-    assert len(jobs) >= 3
+    assert len(begun) >= 3
 
 
 def test_one_task_is_enough(spark, closing, tmp_path):
@@ -99,7 +98,7 @@ def with_a_timeout(order, attempt):
 
 
 def test_a_default_timeout_of_a_function_is_not_that_of_the_next_job(spark, closing, monkeypatch):
-    monkeypatch.setattr(resident, "LONGEST", 0.0)
+    monkeypatch.setattr(jobs, "LONGEST", 0.0)
     tasks = closing(ResidentTasks(spark, 2, with_a_timeout))
     for seconds in (b"5", b"5", b"5", b"none", b"none", b"none"):  # for other tests' sake the last ones take it back
         assert all_of(tasks, seconds, seconds) == [seconds, seconds]
@@ -148,7 +147,7 @@ def until_it_is_there(order, attempt):
 
 
 def test_a_job_that_is_old_gives_cores_back_while_one_order_takes_long(spark, closing, tmp_path, monkeypatch):
-    monkeypatch.setattr(resident, "LONGEST", 0.5)
+    monkeypatch.setattr(jobs, "LONGEST", 0.5)
     tasks = closing(ResidentTasks(spark, 2, until_it_is_there))
     all_of(tasks, bytes(tmp_path), bytes(tmp_path))
     ran = tmp_path / "ran"

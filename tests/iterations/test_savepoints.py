@@ -32,7 +32,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
-from dagster_unified.graph.body import compiled
+from dagster_unified.graph.execution_graph import compiled
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.state import Savepoint
 from dagster_unified.state.diff import diff

@@ -12,8 +12,7 @@ from dagster_unified.engine.iterations.files import MappedFiles
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.spark_loop import IterationInputs
 from dagster_unified.engine.iterations.worker import answered, decode_answer, decode_report, take_in
-from dagster_unified.engine.streaming.host import Host
-from dagster_unified.engine.streaming.iterations import IterationContext, StreamLoop
+from dagster_unified.engine.streaming.iterations import Host, IterationContext, StreamLoop
 from dagster_unified.errors import StateError
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.operators.metrics import Metrics

@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow.csv import ConvertOptions, read_csv
 
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted

@@ -15,7 +15,7 @@ from typing import get_type_hints
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.errors import PipelineError

@@ -19,7 +19,7 @@ from dagster_unified.api import (
 from dagster_unified.errors import PipelineError, RecordTypeError, StateError
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.state import chunks
-from dagster_unified.operators.state.arrow_rows import ArrowRows
+from dagster_unified.operators.state.arrow_list import ArrowRows
 from dagster_unified.records import record_type
 from dagster_unified.testing import OneInputHarness, run_pipeline
 from tests.operators.test_key_groups import Memory, Row, process, ran

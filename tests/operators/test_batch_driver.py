@@ -14,8 +14,7 @@ from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.spec import Output, Program
-from dagster_unified.operators.program.step import KeyedStep
+from dagster_unified.operators.program.step import KeyedStep, Output, Program
 from dagster_unified.records import record_type
 
 

@@ -17,7 +17,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.operators.state import chunks
-from dagster_unified.operators.state.arrow_rows import ArrowRows
+from dagster_unified.operators.state.arrow_list import ArrowRows
 from dagster_unified.testing import run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])

@@ -9,16 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
-from dagster_unified.operators.drivers import carried
-from dagster_unified.operators.drivers.batch import run_batch
-from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
+from dagster_unified.operators.drivers import batch
+from dagster_unified.operators.drivers.batch import GROUP, PAGE, STATE, run_batch
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.keyed import KeyedProcessOperator, ReduceOperator
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
-from dagster_unified.operators.program.spec import CarryOver, Output, Program
-from dagster_unified.operators.program.step import KeyedStep
+from dagster_unified.operators.program.step import CarryOver, KeyedStep, Output, Program
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 
@@ -81,11 +79,11 @@ def partition(step, rows, state=(), event=None, size=1000, begins=MIN_TIMESTAMP)
     """What a partition emits, and the state that it leaves."""
     emitted, left = [], []
     own = TEXTS if step.operator is KeyedProcessOperator else ROWS
-    for output, batch, _ in run_batch(program(step, event or ControlEvent(), begins), batches(rows, state, size)):
+    for output, chunk, _ in run_batch(program(step, event or ControlEvent(), begins), batches(rows, state, size)):
         if output == 1:
-            left += CARRIED_LAYOUT.records.from_batch(batch)
+            left += CARRIED_LAYOUT.records.from_batch(chunk)
         else:
-            emitted += own.records.from_batch(batch)
+            emitted += own.records.from_batch(chunk)
     return emitted, left
 
 
@@ -125,11 +123,11 @@ def test_partitions_give_the_same_however_their_rows_are_cut(step, partitions, s
         return found
 
     whole = run(1000)
-    held, carried.MOST_WAITING = carried.MOST_WAITING, waiting
+    held, batch.MOST_WAITING = batch.MOST_WAITING, waiting
     try:
         assert run(size) == whole
     finally:
-        carried.MOST_WAITING = held
+        batch.MOST_WAITING = held
 
 
 def test_what_is_counted_as_functions_open_and_close_is_reported():

@@ -4,8 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.operators.column_hashes import LONGEST_TEXT, integer_hashes, text_hashes
-from dagster_unified.operators.keys import key_hashes
+from dagster_unified.operators.keys import LONGEST_TEXT, integer_hashes, key_hashes, text_hashes
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 NUMBERS = st.one_of(INT64, st.integers(-300, 300), st.integers(-70_000, 70_000), st.integers(-(1 << 33), 1 << 33))

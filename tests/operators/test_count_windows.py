@@ -19,8 +19,8 @@ from dagster_unified.api import (
 from dagster_unified.api.windows import CountWindow
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.program.step import KeyedStep
+from dagster_unified.operators.windows.contents import Windowing
 from dagster_unified.operators.windows.operator import WindowOperator
-from dagster_unified.operators.windows.spec import Windowing
 from dagster_unified.testing import run_pipeline
 from tests.operators.test_key_groups import TEXTS, Memory, ran
 from tests.operators.test_key_groups import Row as Element

@@ -25,8 +25,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.errors import PipelineError, RecordTypeError, StateError
-from dagster_unified.operators.equal_values import has_nan, one_form
-from dagster_unified.operators.keys import key_hash, key_hashes
+from dagster_unified.operators.keys import has_nan, key_hash, key_hashes, one_form
 from dagster_unified.operators.state import chunks
 from dagster_unified.testing import run_pipeline
 from tests.operators.test_key_groups import Memory, Row, process, ran

@@ -9,15 +9,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
-from dagster_unified.engine.batch.carried import exports_rows
-from dagster_unified.operators.drivers import export
-from dagster_unified.operators.drivers.batch import run_batch
-from dagster_unified.operators.drivers.carried import rows_of
+from dagster_unified.engine.batch.run import exports_rows
+from dagster_unified.operators.drivers import batch as batch_driver
+from dagster_unified.operators.drivers.batch import rows_of, run_batch
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.keys import sorted_runs
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
-from dagster_unified.operators.program.spec import CarryOver, Output
+from dagster_unified.operators.program.step import CarryOver, Output
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.testing.driving import to_batch
 from tests.depth import examples
@@ -96,7 +95,7 @@ def test_what_keys_leave_are_the_rows_of_their_pages(build, data, batches, most,
     emitted, pages = left_as_pages(program, batch, event)
     cuts = [batch.slice(start, cut) for start in range(0, batch.num_rows, cut)]
     whole = build in (rows, rows_of_windows)  # a function of batches sees how a key's records are cut
-    with patch.object(export, "MOST_WAITING", len(events) + 1 if whole else most):
+    with patch.object(batch_driver, "MOST_WAITING", len(events) + 1 if whole else most):
         out, left = left_as_rows(program, cuts, event)
     assert by_key(left) == by_key(driving.rows(pages))
     assert by_key([b for _, b in out]) == by_key([b for _, b in emitted])

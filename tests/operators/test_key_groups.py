@@ -32,8 +32,7 @@ from dagster_unified.operators.keyed import KeyedProcessOperator, ReduceOperator
 from dagster_unified.operators.keys import KeyedInput, key_hash
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator import KeyedOptions
-from dagster_unified.operators.program.spec import Output, Program
-from dagster_unified.operators.program.step import KeyedStep
+from dagster_unified.operators.program.step import KeyedStep, Output, Program
 from dagster_unified.operators.state.pages import BYTES_PER_PAGE, KEYS_PER_PAGE, decode_page, encode_page
 from dagster_unified.records import record_type
 

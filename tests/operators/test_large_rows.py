@@ -16,9 +16,9 @@ from dagster_unified.api import (
 )
 from dagster_unified.engine.state_tables import worker
 from dagster_unified.errors import StateError
-from dagster_unified.graph.programs import keyed_program
-from dagster_unified.operators.drivers import carried, group
-from dagster_unified.operators.drivers.carried import rows_of
+from dagster_unified.graph.execution_graph import keyed_program
+from dagster_unified.operators.drivers import batch, group
+from dagster_unified.operators.drivers.batch import rows_of
 from dagster_unified.operators.state import table
 from dagster_unified.operators.state.table import KeyShape, StateTable
 from dagster_unified.testing import OneInputHarness
@@ -135,7 +135,7 @@ def test_a_group_whose_rows_do_not_fit_together_is_restored_in_pieces(tmp_path, 
     whole, few, (_,) = restored()
     assert whole == rows.sort_by("key").to_pylist()
     monkeypatch.setattr(worker, "COMBINED_BYTES", 50_000)
-    monkeypatch.setattr(carried, "ROWS_BYTES", 50_000)
+    monkeypatch.setattr(batch, "ROWS_BYTES", 50_000)
     monkeypatch.setattr(group, "LARGE_PAGE", 50_000)
     found, several, batches = restored()
     assert found == whole

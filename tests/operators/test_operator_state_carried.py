@@ -9,13 +9,12 @@ import pytest
 
 from dagster_unified.api import CheckpointedFunction, ListStateDescriptor, MapFunction, Pipeline
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.programs import keyed_program
-from dagster_unified.operators.drivers import carried
-from dagster_unified.operators.drivers.batch import run_batch
-from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
+from dagster_unified.graph.execution_graph import keyed_program
+from dagster_unified.operators.drivers import batch
+from dagster_unified.operators.drivers.batch import GROUP, PAGE, STATE, run_batch
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, StreamLayout
-from dagster_unified.operators.program.spec import CarryOver, Output
+from dagster_unified.operators.program.step import CarryOver, Output
 from dagster_unified.operators.time import MIN_TIMESTAMP
 
 
@@ -64,9 +63,9 @@ def day(rows, state=(), size=1000):
     ordered = sorted(pages + records, key=lambda r: (r[GROUP], r[PAGE] is None))
     schema = pa.schema([("value", pa.int64()), (GROUP, pa.int32()), (PAGE, pa.int64()), (STATE, pa.binary())])
     emitted, left = [], []
-    for output, batch, _ in run_batch(shipped, pa.Table.from_pylist(ordered, schema).to_batches(max_chunksize=size)):
+    for output, chunk, _ in run_batch(shipped, pa.Table.from_pylist(ordered, schema).to_batches(max_chunksize=size)):
         layout = shipped.outputs[output].layout
-        (left if output == 1 else emitted).extend(layout.records.from_batch(batch))
+        (left if output == 1 else emitted).extend(layout.records.from_batch(chunk))
     return emitted, left
 
 
@@ -81,7 +80,7 @@ def test_each_subtask_goes_on_with_its_own_state():
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_subtask_with_many_records_takes_them_in_slices_and_keeps_its_count(monkeypatch, size):
-    monkeypatch.setattr(carried, "MOST_WAITING", 4)
+    monkeypatch.setattr(batch, "MOST_WAITING", 4)
     emitted, state = day([(0, n) for n in range(11)] + [(1, n) for n in range(5)], size=size)
     assert emitted == [Seen(0, n, n) for n in range(11)] + [Seen(1, n, n) for n in range(5)]
     assert day([(1, 9)], state)[0] == [Seen(1, 9, 5)]

@@ -15,8 +15,8 @@ from dagster_unified.api import (
 from dagster_unified.engine.state_tables import worker
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.programs import keyed_program
-from dagster_unified.operators.drivers.carried import rows_of
+from dagster_unified.graph.execution_graph import keyed_program
+from dagster_unified.operators.drivers.batch import rows_of
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint
 from dagster_unified.testing import OneInputHarness

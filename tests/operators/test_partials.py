@@ -24,7 +24,7 @@ from dagster_unified.operators import partials
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.partials import MergePartials, Partial, PartialsStep
-from dagster_unified.operators.program.spec import Output, Program
+from dagster_unified.operators.program.step import Output, Program
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 from tests.depth import examples

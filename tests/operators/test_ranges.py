@@ -8,15 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import KeyedProcessFunction, ValueStateDescriptor
-from dagster_unified.operators.drivers.batch import run_batch
-from dagster_unified.operators.drivers.carried import GROUP, PAGE, STATE
+from dagster_unified.operators.drivers.batch import GROUP, PAGE, STATE, run_batch, run_range
 from dagster_unified.operators.drivers.key_groups import ControlEvent
-from dagster_unified.operators.drivers.ranges import run_range
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT, PARTITION_INDEX, StreamLayout
-from dagster_unified.operators.program.spec import CarryOver, Output, Program
-from dagster_unified.operators.program.step import KeyedStep
+from dagster_unified.operators.program.step import CarryOver, KeyedStep, Output, Program
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import record_type
 

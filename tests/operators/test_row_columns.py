@@ -11,8 +11,8 @@ from dagster_unified.api import ArrowListStateDescriptor, ListStateDescriptor
 from dagster_unified.errors import StateError
 from dagster_unified.operators.arrow_functions import TableDescriptor
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.state import chunks, row_columns, table
-from dagster_unified.operators.state.arrow_rows import ArrowRows
+from dagster_unified.operators.state import arrow_list, chunks, table
+from dagster_unified.operators.state.arrow_list import ArrowRows
 from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.state.table import KeyShape, StateTable
 from dagster_unified.records import record_type
@@ -138,7 +138,7 @@ def test_many_rows_become_several_streams_that_subtasks_share(monkeypatch):
 
 def test_rows_that_are_too_large_for_a_savepoint_are_an_error_that_names_the_state(monkeypatch):
     found = state_table(ArrowListStateDescriptor("rows", Sale))
-    for module in (row_columns, table):
+    for module in (arrow_list, table):
         monkeypatch.setattr(module, "LARGEST", 10_000)
         with pytest.raises(StateError, match="state 'rows' of key 'a' is too large for a savepoint"):
             list(found.batches(Content({"a": {"rows": [stream(*SALES * 1_000)]}})))

@@ -17,8 +17,7 @@ from dagster_unified.operators.keyed import ReduceOperator
 from dagster_unified.operators.keys import KeyedInput, key_groups, sorted_runs
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator import KeyedOptions
-from dagster_unified.operators.program.spec import Output, Program
-from dagster_unified.operators.program.step import KeyedStep
+from dagster_unified.operators.program.step import KeyedStep, Output, Program
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 

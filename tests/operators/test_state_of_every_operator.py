@@ -50,18 +50,18 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
-from dagster_unified.api.broadcast import BroadcastProcessFunction
+from dagster_unified.api.connected import BroadcastProcessFunction
 from dagster_unified.api.windows import Firing, Trigger, TriggerResult
 from dagster_unified.by_value import InThisProcess
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.state_tables import worker
-from dagster_unified.operators.drivers.carried import rows_of
+from dagster_unified.operators.drivers.batch import rows_of
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.testing.driving import DrivenOperator, single
-from dagster_unified.testing.harness import ManualClock
+from dagster_unified.testing.operators import ManualClock
 from tests.depth import examples
 
 LATE, LATE_TOO = OutputTag("late", str), OutputTag("late too", str)

@@ -38,14 +38,13 @@ from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedEr
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.operator import KeyedOptions
-from dagster_unified.operators.program.spec import Output, Program
-from dagster_unified.operators.program.step import KeyedStep
+from dagster_unified.operators.program.step import KeyedStep, Output, Program
 from dagster_unified.operators.state.pages import decode_index
 from dagster_unified.operators.windows.assigners import SlidingEventTimeWindows as Sliding
+from dagster_unified.operators.windows.contents import Windowing
 from dagster_unified.operators.windows.operator import WindowOperator
-from dagster_unified.operators.windows.spec import Windowing
 from dagster_unified.testing import run_pipeline
-from dagster_unified.testing.harness import ManualClock
+from dagster_unified.testing.operators import ManualClock
 from tests.operators.test_key_groups import ROWS, TEXTS, Memory, batch
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])

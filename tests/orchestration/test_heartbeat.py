@@ -13,14 +13,13 @@ from dagster import DagsterInstance, DagsterRunStatus, job, op
 from dagster._core.events import DagsterEvent, DagsterEventType
 from dagster._core.execution.plan.objects import StepSuccessData
 
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.orchestration.heartbeat import Beat, beating, fail_dead_runs, last_beat
-from dagster_unified.orchestration.outcomes import why_it_failed
+from dagster_unified.engine.batch.intermediates import IntermediateStore
+from dagster_unified.orchestration.outcomes import Beat, beating, fail_dead_runs, last_beat, why_it_failed
 
 KILLED = """
 import os, signal, time
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
-from dagster_unified.orchestration.heartbeat import beating, last_beat
+from dagster_unified.engine.batch.intermediates import IntermediateStore
+from dagster_unified.orchestration.outcomes import beating, last_beat
 store = IntermediateStore({folder!r})
 with beating(store, "p", {run!r}):
     while last_beat(store, "p", {run!r}) is None:

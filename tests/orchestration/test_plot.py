@@ -7,7 +7,7 @@ import pytest
 from dagster import AssetKey, AssetMaterialization, DagsterInstance
 from PIL import Image
 
-from dagster_unified.orchestration.plot import OPERATORS, SHOWN, around, keys_per_group, picture, rows_per_partition
+from dagster_unified.orchestration.metadata import OPERATORS, SHOWN, around, keys_per_group, picture, rows_per_partition
 from dagster_unified.orchestration.producers import latest_metadata
 
 MINE, OTHERS = (0x4F, 0x43, 0xDD), (0xB8, 0xB5, 0xD6)

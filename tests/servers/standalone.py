@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyspark
 
-from dagster_unified.engine.spark_home import without_zips
+from dagster_unified.engine.launch import without_zips
 from tests.ports import free_port
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"

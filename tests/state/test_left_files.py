@@ -4,7 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_unified.engine.state_tables import left, worker
+from dagster_unified.engine import worker as batch_worker
+from dagster_unified.engine.state_tables import worker
 from dagster_unified.operators.drivers.report import Emitted
 from dagster_unified.operators.layout import CARRIED_LAYOUT
 
@@ -14,9 +15,9 @@ OTHER = pa.RecordBatch.from_pydict({"n": [1]})
 
 @pytest.mark.parametrize(("most", "files"), [(10_000, 1), (20, 3), (1, 5)])
 def test_rows_are_in_files_of_a_bounded_size_and_other_outputs_pass(tmp_path, monkeypatch, most, files):
-    monkeypatch.setattr(left, "FILE_ROWS", most)
+    monkeypatch.setattr(batch_worker, "FILE_ROWS", most)
     emitted = [Emitted(1, ROWS), Emitted(0, OTHER), *[Emitted(1, ROWS)] * 4]
-    made = list(left.in_files(emitted, 1))
+    made = list(batch_worker.in_files(emitted, 1))
     assert [one.batch for one in made if one.output == 0] == [OTHER]
     rows = [one.batch for one in made if one.output == 1]
     assert {batch.schema for batch in rows} == {CARRIED_LAYOUT.schema}

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from dagster_unified.api import CheckpointedFunction, FlatMapFunction, ListStateDescriptor, MapFunction, Pipeline
 from dagster_unified.connectors import CollectionSource, DeltaSink, ParquetSource
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob

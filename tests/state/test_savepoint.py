@@ -16,7 +16,7 @@ from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.state.table import ENCODED, EVENT_TIMERS, KeyShape, StateTable
 from dagster_unified.state import EverythingRead, Savepoint, Unread, manifest
-from dagster_unified.state.schemas import from_spark, to_spark
+from dagster_unified.state.manifest import from_spark, to_spark
 from tests.depth import SEED
 
 

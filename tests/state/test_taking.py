@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink, ParquetSource
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted, PhaseBegun, QueriesStopped, SavepointTaken

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import CsvSource
-from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.protocol.commits import SparkSink
 from dagster_unified.errors import PipelineError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import Capabilities
 from dagster_unified.testing import ManualClock, assert_same_in_both_modes, run_pipeline

@@ -7,10 +7,9 @@ from typing import NamedTuple
 import pytest
 
 from dagster_unified.api import Pipeline
-from dagster_unified.graph.lineage import column_lineage
+from dagster_unified.graph.execution_graph import program
 from dagster_unified.graph.nodes import Node
-from dagster_unified.graph.plan import Port
-from dagster_unified.graph.programs import program
+from dagster_unified.graph.plan import Port, column_lineage
 from dagster_unified.operators.program.step import FusedStep
 from dagster_unified.operators.stateless import Filter
 from dagster_unified.testing import assert_same_in_both_modes, run_pipeline

@@ -32,9 +32,7 @@ from dagster_unified.connectors.paths import (
     remove_tree,
     storage_path,
 )
-from dagster_unified.connectors.protocol.commits import WriteAttempt, WriteIdentity
-from dagster_unified.connectors.protocol.sink import SparkSink
-from dagster_unified.connectors.protocol.writers import Ship
+from dagster_unified.connectors.protocol.commits import Ship, SparkSink, WriteAttempt, WriteIdentity
 from dagster_unified.engine.spark_internals import in_place
 from dagster_unified.errors import ConfigurationError, PipelineError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target

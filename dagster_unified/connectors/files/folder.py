@@ -1,26 +1,62 @@
 """The files below a folder, or those that a pattern matches: which are there, and which may be new.
 
-Spark's rules say which files count: what a pattern matches (`patterns.py`) may be a folder of files, names that begin
-with `_` or `.` are hidden, and of the folders in a folder only those such as day=2024-01-01 are part of it.
+In a pattern `*` stands for any part of a name, and `[*]` for a star; every other character stands for itself. A folder
+that is a table of Delta or Iceberg is refused.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_unified.connectors.files import patterns
-from dagster_unified.connectors.paths import for_spark, is_local, load, path_text, url
+from dagster_unified.connectors.paths import STRICT, children, escaped, for_spark, is_local, load, path_text, url
 from dagster_unified.operators.time import to_millis
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader
     from upath import UPath
+
+_STARS = re.compile(r"(\[\*\]|\*+)")
+
+
+def has_star(path: str) -> bool:
+    """Whether a path stands for others."""
+    return "*" in path.replace("[*]", "")
+
+
+def plain(path: str) -> str:
+    """What a path without a star that stands for others stands for."""
+    return path.replace("[*]", "*")
+
+
+def as_regex(path: str) -> str:
+    """The regular expression of the paths that it stands for."""
+    return _translated(path, "[^/]*", re.escape)
+
+
+def as_fnmatch(name: str) -> str:
+    """The pattern as Python's fnmatch takes it, and the globs of fsspec."""
+    return _translated(name, "*", lambda text: re.sub(r"([*?[])", r"[\1]", text))
+
+
+def load_pattern(reader: DataFrameReader, path: UPath) -> DataFrame:
+    """Read the files and folders that a path stands for."""
+    return reader.options(**STRICT).load(_translated(for_spark(path), "*", escaped))
+
+
+def _translated(path: str, any_part: str, literally: Callable[[str], str]) -> str:
+    def translated(piece: str) -> str:
+        return any_part if piece.startswith("*") else literally(plain(piece))
+
+    return "".join(map(translated, _STARS.split(path)))
+
 
 _SETTLED = 2.0
 """Seconds after which a folder's time of change tells every change: some disks count in whole seconds."""
@@ -40,16 +76,16 @@ class Folder:
     def __init__(self, path: UPath) -> None:
         text = path_text(path)
         pieces = text.split("/")
-        stars = next((place for place, piece in enumerate(pieces) if patterns.has_star(piece)), None)
+        stars = next((place for place, piece in enumerate(pieces) if has_star(piece)), None)
         self.path = path
-        self.place = path.with_segments(patterns.plain(text)) if stars is None else None
+        self.place = path.with_segments(plain(text)) if stars is None else None
         """What it reads, if it is no pattern."""
 
         begin = len(pieces) - 1 if self.place is not None and self.place.is_file() else stars
-        self.root = patterns.plain(text if begin is None else "/".join(pieces[:begin]) or "/")
+        self.root = plain(text if begin is None else "/".join(pieces[:begin]) or "/")
         self.local = is_local(path)
         self._prefix = for_spark(path).removesuffix(text)
-        self._pattern = () if begin is None else tuple(map(patterns.as_fnmatch, pieces[begin:]))
+        self._pattern = () if begin is None else tuple(map(as_fnmatch, pieces[begin:]))
         self.hidden: set[str] = set()
         """Names of files that were met and are hidden."""
 
@@ -103,7 +139,7 @@ class Folder:
             return load(reader, [self.place])
         if self.local and any(":" in file.path for file in files):  # which Hadoop does not find by a pattern
             return load(reader, files)
-        return patterns.load(reader, self.path)
+        return load_pattern(reader, self.path)
 
     def _told(self, name: str, info: Mapping[str, Any]) -> File:
         return File(name, int(info.get("size") or 0), _changed(info))
@@ -188,3 +224,33 @@ def _changed(info: Mapping[str, Any]) -> int:
     if isinstance(told, str):
         told = datetime.fromisoformat(told)
     return to_millis(told) if isinstance(told, datetime) else int(told * 1000)
+
+
+_LOGS = {"_delta_log": ("Delta", ".json"), "metadata": ("Iceberg", ".metadata.json"), ".hoodie": ("Hudi", "")}
+"""The folder of each format's log, and how the name of some file in it ends."""
+
+_DATA = "data"
+"""Where an Iceberg table has its files."""
+
+
+def table_format(files: Iterable[UPath]) -> tuple[UPath, str] | None:
+    """The folder and the format of a table that one of these files lies in; None where none does.
+
+    A bucket is asked three times for each folder of files; those such as day=2024-01-01 are part of the folder that
+    they are in.
+    """
+    folders = {_without_partitions(file.parent.path): file for file in files}
+    for path, file in folders.items():
+        folder = file.with_segments(path)
+        for place in [folder, *([folder.parent] if folder.name == _DATA else [])]:
+            for log, (name, ending) in _LOGS.items():
+                if any(child.endswith(ending) for child in children(place / log)):
+                    return place, name
+    return None
+
+
+def _without_partitions(folder: str) -> str:
+    place = PurePosixPath(folder)
+    while "=" in place.name:
+        place = place.parent
+    return str(place)

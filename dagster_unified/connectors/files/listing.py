@@ -30,8 +30,8 @@ import msgspec
 
 from dagster_unified.connectors import conditional
 from dagster_unified.connectors.files.folder import File, Folder
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.paths import children, escaped, for_spark, is_local, path_text, put, remove_tree, url
-from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import ConfigurationError, StageError
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence, Set
 from datetime import datetime
 from string import Formatter
 
-from dagster_unified.connectors.files import patterns
+from dagster_unified.connectors.files.folder import as_regex, has_star
 from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
+from dagster_unified.graph.connectors import Dimensions, Slice, TimeRange
 
 _PLAIN = re.compile(r"[\w.=+@:-][\w .=+@:-]*")
 _DIRECTIVES = frozenset("aAbBcCdDeFfgGhHIjklmMpPrRsSTuUVwWxXyYzZ%")
@@ -107,7 +107,7 @@ class PathTemplate:
         if field is None:
             return f"the path template '{self.path}' has no {{start:%Y-%m-%d}}, which would tell a file's partition"
         folders = self._pieces[0][0].split("/")
-        below = next((n for n, folder in enumerate(folders) if patterns.has_star(folder)), len(folders) - 1)
+        below = next((n for n, folder in enumerate(folders) if has_star(folder)), len(folders) - 1)
         pieces = [("/".join(folders[below:]), *self._pieces[0][1:]), *self._pieces[1:]]
         try:
             return PathTimes(field, pieces)
@@ -148,7 +148,7 @@ class PathTimes:
         self._directives: list[str] = []
         pattern = ""
         for text, name, form in pieces:
-            pattern += patterns.as_regex(text)
+            pattern += as_regex(text)
             if name == field == "key":
                 pattern += "([^/]+)"
             elif name == field:

@@ -31,14 +31,13 @@ from dagster_unified.connectors.protocol.commits import (
     CommitConflictError,
     Committable,
     Committer,
+    Ship,
+    SparkSink,
     WriteAttempt,
     WriteIdentity,
 )
-from dagster_unified.connectors.protocol.sink import SparkSink
-from dagster_unified.connectors.protocol.writers import Ship
 from dagster_unified.errors import PipelineError, SinkError
-from dagster_unified.graph.connectors import Capabilities, Target
-from dagster_unified.graph.slices import WHOLE
+from dagster_unified.graph.connectors import WHOLE, Capabilities, Target
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import RecordType
 

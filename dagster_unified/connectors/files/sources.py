@@ -17,20 +17,20 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dagster_unified.arrow_types import with_nulls_declared
-from dagster_unified.connectors.columns import as_fields, widened
-from dagster_unified.connectors.files.checks import within
-from dagster_unified.connectors.files.first_lines import first_lines
-from dagster_unified.connectors.files.folder import Folder
-from dagster_unified.connectors.files.footers import FileColumns, as_spark_reads, schemas, unreadable
+from dagster_unified.connectors.files.file_columns import FileColumns, as_spark_reads, first_lines, schemas, unreadable
+from dagster_unified.connectors.files.folder import Folder, table_format
 from dagster_unified.connectors.files.listing import last_chunk, last_chunk_found, names_until, show
-from dagster_unified.connectors.files.misfits import UNREADABLE, CsvRows, JsonRows, Rows, explained
 from dagster_unified.connectors.files.path_template import PathTemplate
-from dagster_unified.connectors.files.table_folders import table_format
 from dagster_unified.connectors.files.texts import (
     SQUEEZED,
+    UNREADABLE,
+    CsvRows,
+    JsonRows,
+    Rows,
     as_texts,
     converted,
     expected,
+    explained,
     has_half_surrogates,
     in_texts,
     is_overflow,
@@ -38,7 +38,9 @@ from dagster_unified.connectors.files.texts import (
     of_text,
     squeezed,
     unfit,
+    within,
 )
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.paths import (
     STRICT,
     for_spark,
@@ -49,17 +51,22 @@ from dagster_unified.connectors.paths import (
     path_text,
     storage_path,
 )
-from dagster_unified.connectors.protocol.alignment import ALL
 from dagster_unified.connectors.protocol.bounds import in_folder
-from dagster_unified.connectors.protocol.frame import MALFORMED, OnMalformed, fitting, non_deterministic, spark_schema
-from dagster_unified.connectors.protocol.positions import FilesRead, Position, Unread, cannot_follow
+from dagster_unified.connectors.protocol.frame import (
+    MALFORMED,
+    OnMalformed,
+    as_fields,
+    fitting,
+    non_deterministic,
+    spark_schema,
+    widened,
+)
+from dagster_unified.connectors.protocol.positions import ALL, FilesRead, Position, Unread, cannot_follow
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
-from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import MalformedInputError, PipelineError, SourceError
-from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.connectors import Boundedness, Slice
 from dagster_unified.graph.fingerprint import digest
-from dagster_unified.graph.slices import Slice
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import record_type
@@ -73,8 +80,8 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
     from upath import UPath
 
-    from dagster_unified.connectors.files.checks import Check
-    from dagster_unified.graph.slices import Dimensions
+    from dagster_unified.connectors.files.texts import Check
+    from dagster_unified.graph.connectors import Dimensions
 
 _log = logging.getLogger(__name__)
 

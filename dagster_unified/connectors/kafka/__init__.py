@@ -2,7 +2,7 @@
 
 from dagster_unified.connectors.kafka.connection import KafkaConnection
 from dagster_unified.connectors.kafka.formats import AvroFormat, JsonFormat, ProtobufFormat, RawFormat, ValueFormat
-from dagster_unified.connectors.kafka.offsets import KafkaOffsetsInitializer, OffsetResetStrategy
+from dagster_unified.connectors.kafka.reading import KafkaOffsetsInitializer, OffsetResetStrategy
 from dagster_unified.connectors.kafka.registry import SchemaRegistry
 from dagster_unified.connectors.kafka.sink import KafkaSink
 from dagster_unified.connectors.kafka.source import KafkaMessage, KafkaSource

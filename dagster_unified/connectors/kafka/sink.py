@@ -10,15 +10,25 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from dagster_unified.connectors.delivery import DeliveryGuarantee
-from dagster_unified.connectors.kafka.committer import KafkaCommitter, TransactionalTopic
+from dagster_unified.connectors.kafka.committer import KafkaCommitter, Publisher, TransactionalTopic, topic_partitions
 from dagster_unified.connectors.kafka.connection import PRODUCER_OWN, GivesConnection, KafkaConnection, check_option
 from dagster_unified.connectors.kafka.formats import JsonFormat, ValueFormat
-from dagster_unified.connectors.kafka.messages import Bytes, MessageEncoder, MessageFormat
-from dagster_unified.connectors.kafka.publishing import Publisher, topic_partitions
-from dagster_unified.connectors.kafka.staging import StagedMessages, StagingWriter
-from dagster_unified.connectors.protocol.commits import Committer, NoCommitter, WriteIdentity, Writer, WriterTask
-from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.kafka.messages import (
+    Bytes,
+    MessageEncoder,
+    MessageFormat,
+    StagedMessages,
+    StagingWriter,
+)
+from dagster_unified.connectors.protocol.commits import (
+    Committer,
+    DeliveryGuarantee,
+    NoCommitter,
+    SparkSink,
+    WriteIdentity,
+    Writer,
+    WriterTask,
+)
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.errors import PipelineError, SinkError, UnifiedError
 from dagster_unified.graph.connectors import Capabilities, Target

@@ -1,7 +1,7 @@
 """A source of Kafka's topics, for both modes.
 
 Offsets and partitions are those of `SplitSource`; `cluster.py` asks for them, `reading.py` reads them in workers, and
-`formats.py` makes records of values. Here these are put together.
+`formats/` makes records of values. Here these are put together.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import pyarrow as pa
 from dagster_unified.connectors.kafka.cluster import Cluster, Topics
 from dagster_unified.connectors.kafka.connection import GivesConnection, KafkaConnection
 from dagster_unified.connectors.kafka.formats import JsonFormat, RawFormat, ValueFormat
-from dagster_unified.connectors.kafka.offsets import (
+from dagster_unified.connectors.kafka.reading import (
+    Isolation,
     KafkaOffsetsInitializer,
+    OffsetRange,
     OffsetResetStrategy,
+    messages,
     part_name,
     topic_and_partition,
 )
-from dagster_unified.connectors.kafka.reading import Isolation, OffsetRange, messages
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.protocol.offsets import Offsets
-from dagster_unified.connectors.protocol.positions import OffsetsRead, cannot_follow
+from dagster_unified.connectors.protocol.positions import Offsets, OffsetsRead, cannot_follow
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.errors import PipelineError, RecordTypeError, SourceError, UnifiedError, nearest

@@ -11,14 +11,14 @@ from dagster_unified.connectors.protocol.commits import (
     Committer,
     CommitUncertainError,
     NoCommitter,
+    SparkSink,
     WriteAttempt,
     WriteIdentity,
     Writer,
     WriterTask,
 )
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.protocol.offsets import Offsets
-from dagster_unified.connectors.protocol.sink import SparkSink
+from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.written_ahead import WrittenAheadSource

@@ -16,7 +16,7 @@ import pyarrow as pa
 from dagster_unified.connectors.files.texts import moment_of
 from dagster_unified.connectors.protocol.frame import MALFORMED, fitting, non_deterministic
 from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.slices import Dimensions, Slice, TimeRange
+from dagster_unified.graph.connectors import Dimensions, Slice, TimeRange
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.operators.time import to_millis
 

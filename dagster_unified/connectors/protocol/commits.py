@@ -1,20 +1,17 @@
 """How a sink commits: writers prepare committables, one committer makes them visible (FLIP-143).
 
-Writers run in Spark's tasks on Arrow batches. What they have prepared reaches the driver as committables, which are
-small and typed. There one committer commits them under the identity of who writes, which the target remembers together
-with the rows. So it can tell later what it has, and nothing is written twice.
-
-`engine/commit.py` drives it: it asks what has been committed, keeps out writers that may not write any more, tries
-again after a conflict or a lost answer, and cleans up. A sink only says how its target does each step. Knows neither
-Spark nor any target.
+Workers load this file, so it imports little.
 """
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -22,7 +19,22 @@ import pyarrow as pa
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
 from dagster_unified.errors import UnavailableError, UnifiedError
-from dagster_unified.graph.slices import WHOLE
+from dagster_unified.graph.connectors import WHOLE, Sink
+from dagster_unified.operators.functions.type_variables import In
+from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_unified.records import RecordType
+
+
+class DeliveryGuarantee(Enum):
+    """What a sink promises, as Flink's sinks name it. There is an example at `KafkaSink`."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
 
 
 @dataclass(frozen=True)
@@ -245,3 +257,162 @@ def remove_staging(attempts: Sequence[WriteAttempt], committed: bool) -> None:
             own = storage_path(attempt.staging, "staging folder")
             # who has committed is the only one: what killed attempts have left goes as well
             remove_tree(own.parent if committed else own)
+
+
+Batches = Iterable[pa.RecordBatch]
+Ship = Callable[[Callable[..., Iterator[pa.RecordBatch]]], Callable[..., Iterator[pa.RecordBatch]]]
+"""Makes a function one that reaches Spark's workers with its author's code."""
+
+
+class MakesWriters(Protocol[C]):
+    """A sink, as its tasks see it."""
+
+    def writer(self, task: WriterTask) -> Writer[C]:
+        """A writer for the rows of one task."""
+
+
+def stage_by_writers(
+    sink: MakesWriters[C], committable: type[C], frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship
+) -> list[list[C]]:
+    """Writes all rows by the sink's writers, in one job; returns the committables of each attempt.
+
+    With several attempts the column `PARTITION_INDEX` has the index of a row's attempt.
+    """
+    # what is shipped is the same for every epoch; the attempts are not
+    run = functools.partial(_run, ship(_Task(sink)), tuple(attempts))
+    rows = frame.mapInArrow(run, "attempt int, committable binary").collect()
+    found: list[list[C]] = [[] for _ in attempts]
+    decoder = msgspec.msgpack.Decoder(committable)
+    for row in rows:
+        found[row.attempt].append(decoder.decode(row.committable))
+    return found
+
+
+def _run(
+    task: Callable[..., Iterator[pa.RecordBatch]], attempts: tuple[WriteAttempt, ...], batches: Batches
+) -> Iterator[pa.RecordBatch]:
+    return task(attempts, batches)
+
+
+class _Task(Generic[C]):
+    """The writers of one task, one for each attempt that it has rows of; at least one, also without rows."""
+
+    def __init__(self, sink: MakesWriters[C]) -> None:
+        self._sink = sink
+
+    def __call__(self, attempts: Sequence[WriteAttempt], batches: Batches) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        number, retry = context.partitionId(), context.attemptNumber()
+        writers: dict[int, Writer[C]] = {}
+        with ExitStack() as opened:
+
+            def writer(index: int) -> Writer[C]:
+                if index not in writers:
+                    made = self._sink.writer(WriterTask(attempts[index], number, retry))
+                    writers[index] = opened.enter_context(closing(made))
+                return writers[index]
+
+            if len(attempts) == 1:
+                writer(0)
+            for batch in batches:
+                for index, rows in _by_attempt(batch, len(attempts)):
+                    writer(index).write(rows)
+            prepared = [
+                (index, committable) for index, writer in writers.items() for committable in writer.prepare_commit()
+            ]
+        encoded = [msgspec.msgpack.encode(committable) for _, committable in prepared]
+        indices = pa.array([index for index, _ in prepared], pa.int32())
+        yield pa.RecordBatch.from_arrays([indices, pa.array(encoded, pa.binary())], ["attempt", "committable"])
+
+
+def _by_attempt(batch: pa.RecordBatch, attempts: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of a batch, by the attempt that they belong to, in their order."""
+    import pyarrow.compute as pc
+
+    own = [name for name in batch.schema.names if name not in (PARTITION_INDEX, EMITTED)]
+    if attempts == 1:
+        yield 0, batch.select(own)
+        return
+    of_row = batch.column(PARTITION_INDEX)
+    for index in pc.unique(of_row).to_pylist():
+        yield index, batch.filter(pc.equal(of_row, index)).select(own)
+
+
+def arrow_stream(batches: Sequence[pa.RecordBatch]) -> bytes:
+    """Batches as an Arrow stream, compressed."""
+    buffer = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.ipc.new_stream(buffer, batches[0].schema, options=options) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+    return bytes(buffer.getvalue())
+
+
+class SparkSink(Sink[In], Generic[In, C]):
+    """A sink that Spark writes: `writer` in Spark's tasks, `committer` on the driver, `engine/commit.py` between them.
+
+    A sink whose rows Spark can write by itself, such as Parquet, overrides `stage` instead of `writer`.
+    """
+
+    committable: type[C]
+    """What its writers prepare."""
+
+    commits_in_writers: bool = False
+    """Whether writers make rows visible themselves, under the identity of their attempt."""
+
+    @abstractmethod
+    def committer(self, schema: pa.Schema) -> Committer[C]:
+        """The committer of a job, for rows of this schema.
+
+        It may create a table that is not there. Raises `SinkError` where the rows do not fit what is there, and
+        `UnavailableError` where the target is away.
+        """
+
+    def writer(self, task: WriterTask) -> Writer[C]:
+        """A writer for the rows of one of Spark's tasks, which has them in the order of emission.
+
+        The rows of a key that an operator before the sink emitted are in one task.
+        """
+        raise NotImplementedError
+
+    def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[C]]:
+        """Writes all rows where readers do not see them yet; returns the committables of each attempt.
+
+        With several attempts (`takes_together`), the column `PARTITION_INDEX` has the index of a row's attempt, and
+        for a sink that `upserts` the column `EMITTED` the order of a key's rows within a partition. The engine counts
+        the rows while they are written, so run one job over them.
+
+        In later epochs `ship` gives what it was given in the first: pass attempts as arguments, not inside.
+        """
+        return stage_by_writers(self, self.committable, frame, attempts, ship)
+
+    def takes_together(self) -> bool:
+        """Whether several partitions can be written at once; otherwise they are written one by one."""
+        return not self.upserts
+
+    def location(self, identity: WriteIdentity) -> str:
+        """Where a write goes to, for people."""
+        return self.describe()
+
+    def elsewhere(self, path: str) -> Self | None:
+        """The same sink, writing to another place; None where it writes to none that can be read back."""
+        return None
+
+    def exists(self) -> bool:
+        """Whether what it wrote is still there, as far as it knows."""
+        return True
+
+    def dataset(self, records: RecordType | None = None) -> ds.Dataset:
+        """All that is there. `records` are those that are written, for files that do not say their columns' types."""
+        raise NotImplementedError
+
+    def schema_of(self, records: RecordType) -> pa.Schema:
+        """The columns that `dataset` has where the table is as declared."""
+        return records.schema
+
+    def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
+        """The first rows of what is there, or None where it cannot be read back."""
+        return None

@@ -1,4 +1,4 @@
-"""The columns of a DataFrame that a source reads: the records', the part of a row, and what does not fit."""
+"""The columns of a DataFrame as a record's fields: taken where no value changes by it, and what does not fit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column
-    from pyspark.sql.types import StructType
+from dagster_unified.errors import PipelineError
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
 
 OnMalformed = Literal["fail", "drop", "divert"]
 """What becomes of rows that do not fit the records."""
@@ -85,3 +86,98 @@ class Malformed:
     place: str
     content: str
     reason: str
+
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+
+_TAKEN_FROM = {
+    "bigint": _WHOLE,
+    "double": (*_WHOLE, "float"),
+    "string": (*_WHOLE, "date", "binary"),
+    "binary": ("string",),
+    "timestamp": ("timestamp_ntz", "date"),
+}
+"""Simple types of columns from which values of another type follow without loss, besides decimals."""
+
+
+def as_fields(frame: DataFrame, schema: pa.Schema, where: str) -> DataFrame:
+    """The columns of a record's fields, in its types; raises `PipelineError` where a value could change by it.
+
+    A whole number that a float, or 64 bits, cannot hold is an error when it is read; a decimal becomes the nearest
+    float.
+    """
+    wanted = spark_schema(schema)
+    for field in wanted:
+        found = frame.schema[field.name].dataType
+        if not _fits(found, field.dataType):
+            raise PipelineError(
+                f"{where}: column '{field.name}' is {found.simpleString()}, and a value of it could change on its way"
+                f" to field '{field.name}', which is {schema.field(field.name).type}; declare a type that holds it as"
+                " it is, and convert it in a map"
+            )
+    return frame.select(*[_as_field(frame, field, where).alias(field.name) for field in wanted])
+
+
+def widened(found: StructType, schema: pa.Schema) -> StructType:
+    """The columns of a record's fields, with small numbers as wide as the fields are."""
+    from pyspark.sql.types import StructType
+
+    return StructType([_wide(found[field.name], field) for field in spark_schema(schema)])
+
+
+def _wide(found: StructField, wanted: StructField) -> StructField:
+    small = (found.dataType.simpleString(), wanted.dataType.simpleString())
+    widens = (small[1] == "bigint" and small[0] in _WHOLE) or small == ("float", "double")
+    return wanted if widens else found
+
+
+def _as_field(frame: DataFrame, field: StructField, where: str) -> Column:
+    from pyspark.sql import functions as F
+
+    column, kind = F.col(field.name), field.dataType
+    there = column.try_cast(kind)
+    found, wanted = frame.schema[field.name].dataType, kind.simpleString()
+    if (found.simpleString(), wanted) == ("bigint", "double"):
+        # a float of 2**63 comes back as the largest bigint
+        exact = (there < 2.0**63) & F.coalesce(there.try_cast("bigint") == column, F.lit(False))
+        lacking, instead = "a float", "an int"
+    elif found.typeName() == "decimal" and wanted == "bigint":
+        exact = there.isNotNull()
+        lacking, instead = "64 bits", "a Decimal"
+    else:
+        return column.cast(kind)
+    problem = F.concat(
+        F.lit(f"dagster_unified.errors.MalformedInputError: {where}: column '{field.name}' has "),
+        column.cast("string"),
+        F.lit(f", which {lacking} cannot hold; declare field '{field.name}' as {instead}"),
+    )
+    return F.when(column.isNull() | exact, there).otherwise(F.raise_error(problem).cast(kind))
+
+
+def _fits(found: DataType, wanted: DataType) -> bool:
+    from pyspark.sql.types import ArrayType, DecimalType, MapType, StructType
+
+    if isinstance(wanted, StructType):
+        return (
+            isinstance(found, StructType)
+            and found.names == wanted.names
+            and all(_fits(a.dataType, b.dataType) for a, b in zip(found, wanted, strict=True))
+        )
+    if isinstance(wanted, ArrayType):
+        return isinstance(found, ArrayType) and _fits(found.elementType, wanted.elementType)
+    if isinstance(wanted, MapType):
+        return (
+            isinstance(found, MapType)
+            and _fits(found.keyType, wanted.keyType)
+            and _fits(found.valueType, wanted.valueType)
+        )
+    name = wanted.simpleString()
+    if isinstance(found, DecimalType):
+        if isinstance(wanted, DecimalType):
+            return found.scale <= wanted.scale and found.precision - found.scale <= wanted.precision - wanted.scale
+        # what is too large is an error of the cast's
+        return name == "double" or (name == "bigint" and found.scale == 0)
+    of = found.simpleString()
+    if isinstance(wanted, DecimalType):
+        return of in _WHOLE
+    return of == name or of in _TAKEN_FROM.get(name, ())

@@ -1,20 +1,26 @@
-"""Positions: what has been read of a source. They belong to the library, and travel between runs in savepoints.
+"""Positions: what has been read of a source, by files or by the offsets of its parts.
 
-A position is a small record, a line of JSON. The source that gave it, or the same source in another mode or version of
-the pipeline, reads what comes after it (`SparkSource.after`). Knows neither Spark nor its logs.
+They belong to the library, and travel between runs in savepoints. Watermark alignment (FLIP-182, FLIP-217) tells a
+source how far its parts may read.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from dagster_unified.connectors.paths import put
 from dagster_unified.errors import StateError, UnsupportedError
-from dagster_unified.graph.slices import Slice
+from dagster_unified.graph.connectors import Slice
 from dagster_unified.records import shorten
+
+if TYPE_CHECKING:
+    from upath import UPath
 
 
 class Unread(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
@@ -146,3 +152,90 @@ def cannot_follow(source: str, position: Position, reason: str) -> StateError:
         f"source '{source}': it cannot go on after {position.describe()}: {reason}; start without state, or give the"
         " source another uid to read it from its beginning"
     )
+
+
+ALL = ""
+"""What stands for all parts of a source that does not say of which part a split is."""
+
+
+class Watermarks(msgspec.Struct, frozen=True):
+    """The watermarks of a source's parts, and of those that it is aligned with. Milliseconds since the epoch."""
+
+    drift: int
+    """How far a part may be ahead of the slowest."""
+
+    parts: dict[str, int] = {}
+    """The watermark of each part that had records."""
+
+    idle: frozenset[str] = frozenset()
+    """The parts for which nobody waits."""
+
+    others: int | None = None
+    """The smallest watermark of the other sources of the group."""
+
+    def slowest(self, finished: Collection[str] = ()) -> int | None:
+        """The smallest watermark of the group; nobody waits for a part that is finished."""
+        own = [mark for part, mark in self.parts.items() if part not in self.idle and part not in finished]
+        return min([*own, *([] if self.others is None else [self.others])], default=None)
+
+    def waiting(self, parts: Collection[str], finished: Collection[str] = ()) -> set[str]:
+        """Those of some parts that are not to be read further now."""
+        slowest = self.slowest(finished)
+        if slowest is None:
+            return set()
+        marks = {part: self.parts.get(part, self.parts.get(ALL)) for part in parts}
+        return {part for part, mark in marks.items() if mark is not None and mark > slowest + self.drift}
+
+
+def tell(file: UPath, watermarks: Watermarks) -> None:
+    """Write what a source is to go by from its next micro-batch on."""
+    put(file, msgspec.json.encode(watermarks))
+
+
+def held_back(
+    file: UPath, start: Mapping[str, int], end: Mapping[str, int], until: Mapping[str, int] | None
+) -> set[str]:
+    """The parts that wait, of those that could be read from `start` to `end`; `until` is where the source ends."""
+    watermarks = msgspec.json.decode(file.read_bytes(), type=Watermarks)
+    finished = {part for part, last in (until or {}).items() if start.get(part, -1) >= last}
+    return watermarks.waiting([part for part in end if part in start], finished)
+
+
+Offsets = Mapping[str, int]
+"""How far each part of a source has been read, by the part's name: the offset of the next record."""
+
+
+class Range(msgspec.Struct, frozen=True):
+    """What a query reads: from `start`, and until `end` if it ends."""
+
+    start: dict[str, int]
+    end: dict[str, int] | None = None
+
+    def parts_read(self, log: UPath | None, offset: str | None) -> frozenset[str]:
+        """The parts that a query has read to their end, at an offset; with `ALL` where that is so for each of them."""
+        position = self.start
+        if offset is not None and offset != "-":  # it had nothing to read yet
+            position = msgspec.json.decode(offset, type=dict[str, int])
+        end = self.end or {}
+        parts = {part for part, last in end.items() if position.get(part, -1) >= last}
+        return frozenset({*parts, ALL} if self.end is not None and len(parts) == len(end) else parts)
+
+
+def shared(start: Offsets, end: Offsets, most: int) -> dict[str, int]:
+    """The position that is at most so many records behind `start`: each part gives in proportion to what it has."""
+    waiting = {part: max(0, last - start.get(part, last)) for part, last in end.items()}
+    total = sum(waiting.values())
+    if total <= most:
+        return dict(end)
+    given = {part: count * most // total for part, count in waiting.items()}
+    rest = most - sum(given.values())
+    for part in sorted(waiting, key=lambda part: (given[part] - waiting[part], part))[:rest]:
+        given[part] += 1
+    return {part: start.get(part, last) + given.get(part, 0) for part, last in end.items()}
+
+
+def cuts(low: int, high: int, count: int) -> list[tuple[int, int]]:
+    """A range in so many pieces, at least one."""
+    count = max(1, min(count, high - low))
+    marks = [low + (high - low) * number // count for number in range(count + 1)]
+    return list(pairwise(marks))

@@ -28,8 +28,7 @@ from dagster_unified.connectors.protocol.positions import (
     partitions_read,
 )
 from dagster_unified.errors import PipelineError, UnsupportedError
-from dagster_unified.graph.connectors import Boundedness, Source
-from dagster_unified.graph.slices import Dimensions, Slice
+from dagster_unified.graph.connectors import Boundedness, Dimensions, Slice, Source
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.layout import PARTITION_INDEX
 

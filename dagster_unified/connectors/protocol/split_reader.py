@@ -17,17 +17,12 @@ from weakref import WeakKeyDictionary
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART, Malformed, OnMalformed, spark_schema
-from dagster_unified.connectors.protocol.offsets import Offsets, Range
+from dagster_unified.connectors.protocol.positions import Offsets, Range
 from dagster_unified.connectors.reads import planned_in
 from dagster_unified.errors import MalformedInputError, StageError, UnifiedError
 from dagster_unified.graph.fingerprint import digest
@@ -35,6 +30,7 @@ from dagster_unified.records import shorten
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 _MALFORMED_ROWS = 10_000
 """Malformed rows at most in one batch."""

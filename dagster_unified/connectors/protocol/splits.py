@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from dagster_unified.connectors.paths import put
-from dagster_unified.connectors.protocol.alignment import held_back
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.protocol.offsets import Offsets, Range, shared
 from dagster_unified.connectors.protocol.positions import (
+    Offsets,
     OffsetsRead,
     PartitionsRead,
     Position,
+    Range,
     cannot_follow,
+    held_back,
     partitions_read,
+    shared,
 )
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.errors import PipelineError, SourceError, StateError
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
-    from dagster_unified.graph.slices import Dimensions, TimeRange
+    from dagster_unified.graph.connectors import Dimensions, TimeRange
 
 _IDENTITIES = "identities.json"
 """What is kept of a stream besides its range: what its offsets are of."""
@@ -182,7 +184,7 @@ class SplitSource(SparkSource[Out]):
         return self.unread(stream(spark, self, self.stream_range(folder)))
 
     def going_by(self, watermarks: UPath) -> Self:
-        """The same source, whose stream goes by the watermarks in this file (see `alignment.py`)."""
+        """The same source, whose stream goes by the watermarks in this file (see `positions.py`)."""
         changed = copy.copy(self)
         changed._watermarks = watermarks
         return changed

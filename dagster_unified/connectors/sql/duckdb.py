@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_unified.connectors.sql.generic.dialect import Dialect
-from dagster_unified.connectors.sql.reading import Column
 from dagster_unified.connectors.sql.sqlite import on_conflict
+from dagster_unified.connectors.sql.table_source import Column
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

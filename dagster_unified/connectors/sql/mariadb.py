@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dagster_unified.connectors.sql.generic.dialect import LOCK_SECONDS, Dialect
+from dagster_unified.connectors.sql.generic.dialect import EXACT, LOCK_SECONDS, Dialect
 from dagster_unified.errors import SinkError
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ from 2000 to 2999 are of a client that does not reach it."""
 
 _FLOAT = 4
 """The number of FLOAT in the protocol of MySQL."""
-
-EXACT = "_nopad_bin"
-"""How collations of MariaDB end that compare texts as they are."""
 
 TABLE_OPTIONS: dict[str, Any] = {
     f"{dialect}_{name}": value

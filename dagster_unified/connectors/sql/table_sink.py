@@ -1,16 +1,15 @@
-"""What all sinks into tables of databases have in common: modes, the key, the column of a partition. No client."""
+"""What all sinks into tables have in common, and their commit: rows and marks of who wrote them in one transaction."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Generic, Literal, Protocol
 
 import pyarrow as pa
 
-from dagster_unified.connectors.protocol.commits import C
-from dagster_unified.connectors.protocol.sink import SparkSink
-from dagster_unified.errors import PipelineError, nearest
+from dagster_unified.connectors.protocol.commits import C, Commit, CommitConflictError, SparkSink
+from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
@@ -117,3 +116,71 @@ class TableSink(SparkSink[In, C]):
     def is_json(self, field: pa.Field) -> bool:
         """Whether a field's values are stored as JSON."""
         return bool(pa.types.is_nested(field.type))
+
+
+class MarkedWrite(ABC, Generic[C]):
+    """One transaction of a sink into a table. `where` begins the messages of its errors."""
+
+    def __init__(self, mode: Mode, partition_column: str | None, where: str) -> None:
+        self.mode, self.partition_column, self.where = mode, partition_column, where
+
+    def write(self, commits: Sequence[Commit[C]]) -> None:
+        """Write all rows of some commits, and their marks; raises `CommitConflictError` where a later mark is there."""
+        first = self._mark(commits)
+        for number, commit in enumerate(commits):
+            self.load(number, commit.committables, self._clear(commit, first[number]))
+
+    def _mark(self, commits: Sequence[Commit[C]]) -> list[bool]:
+        """Raise the marks, always in the same order; returns which commits are the first of their deployment."""
+        first = [False] * len(commits)
+        for name, number in sorted((name, number) for number, commit in enumerate(commits) for name in commit.marks):
+            commit = commits[number]
+            is_new = self.raise_mark(name, commit.marks[name], again=name != commit.identity.writer)
+            if is_new is None:
+                raise CommitConflictError(f"{self.where}: {name} has been committed by another job")
+            first[number] = first[number] or (is_new and name == commit.identity.deployment)
+        return first
+
+    def _clear(self, commit: Commit[C], first: bool) -> str | None:
+        """Delete what a commit replaces; returns the partition that its rows are marked with."""
+        identity = commit.identity
+        if self.mode == "upsert":
+            return None
+        if identity.replaces is None:
+            if self.mode == "overwrite" and (identity.epoch is None or first):
+                self.delete_all()
+            return None
+        again = self.count_run(identity.replaces)
+        if self.partition_column is not None:
+            self.delete_partition(self.partition_column, identity.partition_key)
+            return identity.partition_key
+        if again:
+            raise SinkError(
+                f"{self.where}: partition '{identity.partition_key}' was written before, and its rows cannot be told"
+                " from others, so they would be there twice; name a column that says what partition wrote a row, with"
+                " partition_column=..., or use mode='upsert'"
+            )
+        return None
+
+    @abstractmethod
+    def raise_mark(self, name: str, version: int, again: bool) -> bool | None:
+        """Raise a mark that nobody else changes until this transaction ends; returns whether it is new.
+
+        None where a later version is there, or the same one unless it may come `again`.
+        """
+
+    @abstractmethod
+    def count_run(self, name: str) -> bool:
+        """Wait for other runs of a partition, and count this one; returns whether one has committed before."""
+
+    @abstractmethod
+    def delete_all(self) -> None:
+        """Delete all rows of the table."""
+
+    @abstractmethod
+    def delete_partition(self, column: str, key: str) -> None:
+        """Delete the rows of a partition."""
+
+    @abstractmethod
+    def load(self, number: int, committables: Sequence[C], partition: str | None) -> None:
+        """Add the staged rows of the commit with this number, or replace those with their keys."""

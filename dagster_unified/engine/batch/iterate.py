@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_unified.connectors.paths import children, remove_tree
-from dagster_unified.engine.batch.carried import StateBefore
-from dagster_unified.engine.batch.intermediates.store import Address, IterationSummary, Manifest
-from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.iterations.carried import epoch_before, left_by
+from dagster_unified.engine.batch.intermediates import Address, IterationSummary, Manifest
+from dagster_unified.engine.batch.run import Run, StateBefore
 from dagster_unified.engine.iterations.epoch_log import FORMAT, Epoch
-from dagster_unified.engine.iterations.folder import forget_copies, text_of
-from dagster_unified.engine.iterations.savepoints import start_iteration
+from dagster_unified.engine.iterations.files import forget_copies, text_of
+from dagster_unified.engine.iterations.savepoints import epoch_before, left_by, start_iteration
 from dagster_unified.engine.iterations.spark_loop import IterationInputs, SparkLoop
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dagster_unified.connectors.protocol.sink import SparkSink
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.connectors.protocol.commits import SparkSink
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.errors import UnsupportedError
+from dagster_unified.graph.connectors import Slice
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
-from dagster_unified.graph.slices import Slice
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,20 +13,24 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_unified.connectors.paths import storage_path
-from dagster_unified.engine.batch.carried import exports_rows, time_after
-from dagster_unified.engine.batch.intermediates import dataframes
-from dagster_unified.engine.batch.intermediates.store import Manifest as StageManifest
+from dagster_unified.engine.batch import intermediates
+from dagster_unified.engine.batch.intermediates import Manifest as StageManifest
 from dagster_unified.engine.batch.iterate import summary_of
-from dagster_unified.engine.batch.run import Carrying, Run
+from dagster_unified.engine.batch.run import Carrying, Run, exports_rows, time_after
 from dagster_unified.engine.batch.stage import run_stage
 from dagster_unified.engine.failures import naming_store
-from dagster_unified.engine.iterations.carried import write_left
+from dagster_unified.engine.iterations.savepoints import write_left
 from dagster_unified.engine.positions import after
-from dagster_unified.engine.state_tables.frames import operator_tables
-from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state, stateful, write_table
+from dagster_unified.engine.state_tables.savepoints import (
+    StartingState,
+    operator_tables,
+    starting_state,
+    stateful,
+    write_table,
+)
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.connectors import WHOLE
 from dagster_unified.graph.plan import Plan, Region
-from dagster_unified.graph.slices import WHOLE
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
 from dagster_unified.operators.metrics import Metrics, merge
@@ -141,7 +145,7 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
         """The stage of a node, and what the node has left of state."""
         stage = by_name[plan.region_of(node.id).name]
         run.check()
-        return stage, dataframes.read(run.spark, run.store, [stage], node.uid, CARRIED, CARRIED_LAYOUT)
+        return stage, intermediates.read(run.spark, run.store, [stage], node.uid, CARRIED, CARRIED_LAYOUT)
 
     for table in operator_tables(plan, run.spark, stateful(plan), {}):
         stage, left = left_by(table.operator.node)

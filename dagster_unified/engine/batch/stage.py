@@ -7,7 +7,7 @@ are written from that, so that nothing is computed twice and a retry of a sink c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
@@ -17,36 +17,101 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.connectors.reads import read_here
-from dagster_unified.engine.batch.carried import partition_starts, seen_before, state_before, waiting
-from dagster_unified.engine.batch.intermediates import dataframes
-from dagster_unified.engine.batch.intermediates.store import Manifest, now
+from dagster_unified.engine.batch import intermediates
+from dagster_unified.engine.batch.intermediates import Manifest, now
 from dagster_unified.engine.batch.iterate import Iterations
-from dagster_unified.engine.batch.materialize import (
+from dagster_unified.engine.batch.region import (
+    LeavingStream,
     Materialized,
+    RegionFrames,
     count_malformed,
     leaving_streams,
     manifests_of,
     materialize,
     materialize_together,
 )
-from dagster_unified.engine.batch.region import RegionFrames
-from dagster_unified.engine.batch.run import Lookup, Run, only_saved
-from dagster_unified.engine.batch.sinks import RegionSinks
+from dagster_unified.engine.batch.run import (
+    Lookup,
+    Run,
+    only_saved,
+    partition_starts,
+    seen_before,
+    state_before,
+    waiting,
+)
 from dagster_unified.engine.cluster import watching
-from dagster_unified.engine.commit import WriteResult
-from dagster_unified.engine.dataframe.transfer import may_be_large, small_rows
+from dagster_unified.engine.commit import SinkCommits, WriteContext, WriteResult, spark_sink, write, write_partitions
+from dagster_unified.engine.dataframe.partitions import PartitionAxis
+from dagster_unified.engine.dataframe.passes import may_be_large, small_rows
 from dagster_unified.engine.events import SinkHeld, StageFinished, StageStarted
 from dagster_unified.engine.failures import damaged_file, translated
 from dagster_unified.engine.positions import batch_positions, with_fixed_ranges
+from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
-from dagster_unified.graph.failover import regions_to_recompute
+from dagster_unified.graph.connectors import WHOLE
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.regions import regions_to_recompute
+from dagster_unified.operators.layout import EMITTED
 from dagster_unified.operators.metrics import merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+class RegionSinks:
+    """The sinks of a region, for one partition or several."""
+
+    def __init__(self, runs: Sequence[Run], region: Region, nodes: Sequence[SinkNode]) -> None:
+        self.runs, self.region, self.nodes = runs, region, nodes
+
+    @property
+    def need_order(self) -> bool:
+        """Whether a sink needs the order in which rows were emitted."""
+        return any(node.sink.upserts for node in self.nodes)
+
+    def write(self, run: Run, node: SinkNode, frame: DataFrame) -> WriteResult:
+        """Write the rows of one partition to a sink."""
+        with closing(SinkCommits(spark_sink(run.plan.name, node))) as commits:
+            return write(node, commits, frame, self._context(run, node))
+
+    def write_materialized(self, run: Run, node: SinkNode, manifest: Manifest) -> WriteResult:
+        """Write what one partition materialized to a sink."""
+        return self.write(run, node, self._materialized(node, [manifest]))
+
+    def write_together(self, manifests: Sequence[Manifest]) -> tuple[list[dict[str, WriteResult]], list[SinkNode]]:
+        """Write what several partitions materialized to the sinks that can take several at once.
+
+        Returns the results by partition, and the sinks that are left.
+        """
+        results: list[dict[str, WriteResult]] = [{} for _ in manifests]
+        left = list(self.nodes)
+        if len(manifests) == 1:
+            return results, left
+        for node in self.nodes:
+            contexts = [self._context(run, node) for run in self.runs]
+            frame = self._materialized(node, manifests, [EMITTED] if node.sink.upserts else [])
+            written = write_partitions(node, frame, contexts)
+            if written is not None:
+                left.remove(node)
+                for of_partition, result in zip(results, written, strict=True):
+                    of_partition[node.name] = result
+        return results, left
+
+    def _materialized(self, node: SinkNode, manifests: Sequence[Manifest], further: Sequence[str] = ()) -> DataFrame:
+        run = self.runs[0]
+        stream = LeavingStream.to_sink(run.plan, self.region, node)
+        frame = intermediates.read(run.spark, run.store, manifests, stream.uid, stream.tag, stream.layout, further)
+        return frame.select(*stream.layout.records.names, *further, *PartitionAxis(len(manifests)).columns)
+
+    def _context(self, run: Run, node: SinkNode) -> WriteContext:
+        replaces = node.sink.capabilities.takes_again(partitioned=run.partition != WHOLE)
+        number = run.number if replaces else 0
+        identity = WriteIdentity(run.plan.name, node.uid, run.execution, run.partition, run=number)
+        staging = str(run.store.root / ".staging")
+        return WriteContext(identity, self.region.name, ship=by_value_afresh, staging=staging)
 
 
 def run_stage(run: Run, region: Region, find: Lookup) -> Manifest:
@@ -219,7 +284,7 @@ def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifes
         raise IntermediateLostError(
             f"{plan.name}: the intermediate of stage '{region.name}' is gone; run that stage again"
         )
-    return dataframes.read(
+    return intermediates.read(
         runs[0].spark,
         runs[0].store,
         [manifests[region.id] for manifests in inputs],

@@ -1,27 +1,231 @@
-"""The lazy DataFrames of an execution graph, each built once.
-
-Knows how streams, inputs and passes fit together. A runtime says in a subclass how operators run that are not Python's.
-"""
+"""The lazy DataFrames of an execution graph, each built once: what sources yield, and what reaches each operator."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable
-from typing import TYPE_CHECKING
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from dagster_unified.engine.dataframe.inputs import Inputs
+import pyarrow as pa
+
+from dagster_unified.connectors.protocol.frame import MALFORMED, spark_schema
+from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import Reports, mapped, stream_of
 from dagster_unified.engine.failures import naming_operator
-from dagster_unified.engine.shipping import Shipments
+from dagster_unified.engine.shipping import Shipments, by_value
+from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.execution_graph import ExecutionGraph, Runs, Vertex
+from dagster_unified.graph.execution_graph import ExecutionGraph, Runs, Vertex, channel_selector, channels, keys_program
+from dagster_unified.graph.nodes import Edge, ExchangeKind
+from dagster_unified.graph.operator_state import CHOOSING
 from dagster_unified.graph.plan import Port
-from dagster_unified.graph.programs import keys_program
-from dagster_unified.operators.program.spec import Program
+from dagster_unified.operators.layout import SUBTASK, TIMESTAMP, StreamLayout, key_column
+from dagster_unified.operators.program.step import Program
+from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll
+from dagster_unified.records import RecordType, type_name
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+
+_WITHOUT_FUNCTIONS = (g.SourceNode, g.NativeNode, g.AssignTimestampsNode)
+"""What lets records pass that nobody has decoded."""
+
+
+class Inputs(ABC):
+    """What reaches the operators of an execution graph."""
+
+    def __init__(self, graph: ExecutionGraph, axis: PartitionAxis | None, shipments: Shipments | None) -> None:
+        self.graph, self.plan = graph, graph.plan
+        self.axis = axis or PartitionAxis()
+        self.shipments = Shipments() if shipments is None else shipments
+
+    @abstractmethod
+    def port(self, port: Port) -> DataFrame:
+        """A stream of the graph or from outside of it, in the columns of its layout."""
+
+    def input_of(self, node_id: int) -> DataFrame:
+        """A node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""
+        node = self.plan.graph.node(node_id)
+        layout = self.plan.input_layout(node_id)
+        edges = self.plan.graph.main_inputs(node_id)
+        choosing = [edge.partitioning for edge in edges if edge.partitioning.kind in CHOOSING]
+        if len(edges) == 1 or choosing == [edges[0].partitioning] * len(edges):
+            return self._exchanged(self.united(edges, layout), edges[0], node, layout)
+        if node_id in self.plan.subtasks:
+            return self._in_subtasks([(edge, self._aligned(edge, layout)) for edge in edges], layout)
+        if not choosing:
+            return self._exchanged(self.united(edges, layout), edges[0], node, layout)
+        frames = [self._exchanged(self._aligned(edge, layout), edge, node, layout) for edge in edges]
+        return functools.reduce(lambda one, other: one.unionByName(other), frames)
+
+    def sink_input(self, sink: int) -> DataFrame:
+        """What a sink writes: the columns of the records, and the pass-through columns.
+
+        A null that a type does not allow fails where no function has looked at the records before.
+        """
+        records = self.plan.input_layout(sink).records
+        edges = self.plan.graph.main_inputs(sink)
+        unseen = any(isinstance(self.plan.graph.node(edge.source), _WITHOUT_FUNCTIONS) for edge in edges)
+        columns = self._without_nulls(sink, records) if unseen else list(records.names)
+        return self.input_of(sink).select(*columns, *self.axis.columns)
+
+    def _without_nulls(self, sink: int, records: RecordType) -> list[Column]:
+        from pyspark.sql import functions as F
+
+        name, kind, columns = self.plan.graph.node(sink).name, type_name(records.python), []
+        for field, stored in zip(records.schema, spark_schema(records.schema), strict=True):
+            column = F.col(field.name)
+            if not field.nullable:
+                message = (
+                    f"dagster_unified.errors.RecordTypeError: {self.plan.name}: sink '{name}': field '{field.name}' of"
+                    f" {kind} is null, and its type does not allow None; declare it optional (`| None`), or leave such"
+                    " rows out before"
+                )
+                raised = F.raise_error(F.lit(message)).cast(stored.dataType)
+                column = F.when(column.isNull(), raised).otherwise(column).alias(field.name)
+            columns.append(column)
+        return columns
+
+    def inputs_of_iteration(self, node: g.IterationNode) -> list[DataFrame]:
+        """The inputs of an iteration, the variables first."""
+        edges = node.by_input(self.plan.graph.inputs(node.id))
+        return [self.united(own, head.layout) for own, head in zip(edges, node.heads, strict=True)]
+
+    def united(self, edges: Sequence[Edge], layout: StreamLayout) -> DataFrame:
+        """The streams that come over some edges, in the columns of one layout."""
+        frame = self._aligned(edges[0], layout)
+        for edge in edges[1:]:
+            frame = frame.unionByName(self._aligned(edge, layout))
+        return frame
+
+    def _aligned(self, edge: Edge, layout: StreamLayout) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        port = Port.of(edge)
+        frame = self.port(port)
+        own = self.plan.layout(port)
+        columns: list[Column] = [F.col(name) for name in own.records.names]
+        if layout.timestamped:
+            columns.append(F.col(TIMESTAMP) if own.timestamped else F.lit(None).cast("long").alias(TIMESTAMP))
+        computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
+        if computed is not None:
+            columns.append(F.col(key_column(own.keys.index(computed))).alias(key_column(0)))
+        return frame.select(*columns, *self.axis.columns)
+
+    # Exchanges
+
+    def parallelism(self, node: g.Node) -> int | None:
+        """How many tasks a node is to have, or None where Spark decides."""
+        return node.parallelism or self.plan.execution.parallelism
+
+    def _exchanged(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout) -> DataFrame:
+        """Partition rows as their edge says, and sort them where the node is keyed."""
+        from pyspark.sql import functions as F
+
+        kind, count = edge.partitioning.kind, self.parallelism(node)
+        if kind is ExchangeKind.HASH:
+            return self._by_key(frame, edge, node, layout, count)
+        if kind in (ExchangeKind.REBALANCE, ExchangeKind.RESCALE, ExchangeKind.SHUFFLE):
+            if count:
+                return frame.repartition(count)
+            return frame.repartition(F.rand() if kind is ExchangeKind.SHUFFLE else F.spark_partition_id())
+        if kind is ExchangeKind.GLOBAL:
+            return frame.coalesce(1)
+        if kind in (ExchangeKind.CUSTOM, ExchangeKind.BROADCAST):
+            return self._in_subtasks([(edge, frame)], layout)
+        return frame.coalesce(count) if count and not self._has_partitions(edge, count) else frame
+
+    def _by_key(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout, count: int | None) -> DataFrame:
+        if node.aggregates_natively:
+            return frame  # Catalyst shuffles by itself, after it has aggregated in part
+        keys = [*self.axis.columns, *key_columns(edge)]
+        spread = frame.repartition(count, *keys) if count else frame.repartition(*keys)
+        if node.key is None:
+            return spread
+        order = [*keys, TIMESTAMP] if layout.timestamped else keys
+        return spread.sortWithinPartitions(*order)
+
+    def _has_partitions(self, edge: Edge, count: int) -> bool:
+        """Whether an exchange upstream yields `count` partitions already.
+
+        Coalescing them to as many would number them anew.
+        """
+        if self.plan.subtasks.get(edge.source) == count:
+            return True
+        while edge.source in self.graph.nodes:
+            node, inputs = self.plan.graph.node(edge.source), self.plan.graph.main_inputs(edge.source)
+            if len(inputs) != 1 or self.parallelism(node) != count or node.aggregates_natively:
+                return False
+            edge = inputs[0]
+            if edge.partitioning.kind is not ExchangeKind.FORWARD:
+                return True
+        return False
+
+    def _in_subtasks(self, inputs: Sequence[tuple[Edge, DataFrame]], layout: StreamLayout) -> DataFrame:
+        """The rows of some inputs of a node, united, each in the partition of the subtask that its edge says."""
+        names = [*layout.schema.names, *self.axis.columns, SUBTASK]
+        counts = [channels(self.plan, edge) for edge, _ in inputs]
+        rows = [
+            frame.withColumn(SUBTASK, self._channel(edge, count)).select(*names)
+            for (edge, frame), count in zip(inputs, counts, strict=True)
+        ]
+        united = functools.reduce(lambda one, other: one.unionByName(other), rows)
+        return united.repartitionById(max(counts), SUBTASK).drop(SUBTASK)
+
+    def _channel(self, edge: Edge, count: int) -> Column:
+        """The channel of a row, as the edge's selector says it; those to which it is copied."""
+        from pyspark.sql import functions as F
+
+        selector = channel_selector(self.plan, edge, count)
+        if isinstance(selector, CopyToAll):
+            return F.explode(F.sequence(F.lit(0), F.lit(selector.count - 1)))
+        if isinstance(selector, ByPartitioner):
+            return self._chosen(edge, selector)
+        if isinstance(selector, ByKey):
+            return F.pmod(F.hash(*key_columns(edge)), F.lit(selector.count))
+        return F.lit(0) if edge.partitioning.kind is ExchangeKind.GLOBAL else F.spark_partition_id() % count
+
+    def _chosen(self, edge: Edge, selector: ByPartitioner) -> Column:
+        """What a partitioner says: a Python function of the key, which Spark runs as a UDF."""
+        from pyspark.sql.pandas.functions import arrow_udf
+        from pyspark.sql.types import IntegerType
+
+        def choose(*columns: pa.Array) -> pa.Array:
+            return pa.array(selector.subtasks(columns), pa.int32())
+
+        sent = self.shipments.once((edge.source, edge.target, "partitioner"), lambda: by_value(choose))
+
+        def chosen(*columns: pa.Array) -> pa.Array:
+            return sent(*columns)
+
+        udf: Any = arrow_udf
+        found: Column = udf(chosen, IntegerType())(*key_columns(edge))
+        return found
+
+
+def key_columns(edge: Edge) -> list[str]:
+    """The columns of the key by which an exchange partitions."""
+    key = edge.partitioning.key
+    assert key is not None
+    return [key_column(0)] if key.computed is not None else list(key.fields)
+
+
+def spark_source(pipeline: str, node: g.SourceNode) -> SparkSource[Any]:
+    """The source of a node; raises `PipelineError` where Spark cannot read it."""
+    if not isinstance(node.source, SparkSource):
+        raise PipelineError(
+            f"{pipeline}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read"
+        )
+    return node.source
+
+
+def split_malformed(frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+    """What a source read: the rows that fit its schema, and those that do not, where it distinguishes them."""
+    if MALFORMED not in frame.columns:
+        return frame, None
+    return frame.where(f"{MALFORMED} is null"), frame.where(f"{MALFORMED} is not null")
 
 
 class Frames(Inputs):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from dagster_unified.operators.layout import PARTITION_INDEX, PARTITION_INDEX_FIELD
-from dagster_unified.operators.program.spec import Program
+from dagster_unified.operators.program.step import Program
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row

@@ -1,16 +1,16 @@
-"""Runs Python passes over rows, and observes what they report.
-
-Knows programs and Spark's DataFrame API. Lazy: nothing runs here.
-"""
+"""Runs Python passes over rows, and observes what they report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import pyarrow as pa
+
+from dagster_unified.arrow_types import has
 from dagster_unified.connectors.protocol.frame import spark_schema
-from dagster_unified.engine.dataframe.observations import observed
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.shipping import Shipments
 from dagster_unified.engine.worker import shipped
@@ -18,10 +18,23 @@ from dagster_unified.graph.execution_graph import Vertex
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.layout import METRICS, OUTPUT, SUBTASK, StreamLayout, combined_schema, output_column
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.program.spec import Program
+from dagster_unified.operators.program.step import Program
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Observation
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
+
+
+def observed(observation: Observation) -> dict[str, Any]:
+    """The metrics that a finished job observed.
+
+    Empty where the optimizer removed the observed node, as it does over input that it knows to be empty.
+    """
+    try:
+        return observation.get
+    except Exception as error:
+        if "toPyRow" in str(error):  # how a classic session says that the row is not there
+            return {}
+        raise
 
 
 def mapped(
@@ -103,3 +116,31 @@ class Reports:
         """The totals of each partition; call it after the job has run."""
         reports = [r for o in self._observations for r in observed(o).get("reports") or []]
         return [merge(r["report"] for r in reports if r["partition"] == index) for index in range(self.axis.count)]
+
+
+MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+MAX_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+UNLIMITED = str((1 << 31) - 1)
+"""What Spark takes for no limit of bytes."""
+
+
+@contextmanager
+def small_rows(spark: SparkSession) -> Iterator[None]:
+    """Spark does not measure batches. Nothing changes where the session's configuration sets the limit of bytes."""
+    if spark.conf.get(MAX_BYTES, None) is not None:
+        yield
+        return
+    spark.conf.set(MAX_BYTES, UNLIMITED)
+    try:
+        yield
+    finally:
+        spark.conf.unset(MAX_BYTES)
+
+
+def may_be_large(schemas: Iterable[pa.Schema]) -> bool:
+    """Whether a row of one of these columns may be large: it has bytes in it."""
+    return any(has(field.type, _is_bytes) for schema in schemas for field in schema)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))

@@ -22,12 +22,11 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from dagster_unified.engine.iterations.epochs import EndedEpoch
-from dagster_unified.engine.iterations.files import Block, StoredMessage, stands
-from dagster_unified.engine.iterations.folder import IterationFolder
+from dagster_unified.engine.iterations.files import Block, IterationFolder, StoredMessage, stands
+from dagster_unified.engine.iterations.loop import EndedEpoch
 from dagster_unified.errors import StateError
+from dagster_unified.operators.iteration import Loop
 from dagster_unified.operators.metrics import GaugeRange, merge
-from dagster_unified.operators.rounds.spec import Loop
 
 FORMAT = 2
 """Of the log's files."""

@@ -1,20 +1,28 @@
-"""A Spark job for each order, in a thread of its own: where tasks cannot stay, and subtasks do not wait for each other.
-
-Knows jobs and bytes; neither epochs nor commits.
-"""
+"""How an iteration's tasks run: they stay on the driver's machine and take orders, or each order is a Spark job."""
 
 from __future__ import annotations
 
+import functools
+import os
+import selectors
+import shutil
+import socket
+import tempfile
+import time
+from collections import deque
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.engine.interrupts import JobTag
+from dagster_unified.engine.iterations.worker import Answer, stay
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 class SeparateJobs:
@@ -55,3 +63,196 @@ class SeparateJobs:
             if failed:
                 self._tag.cancel_until_over(thread)
             thread.join()
+
+
+LONGEST = 10.0
+"""Seconds after which a job makes room for others of its session, which wait for the cores that it has."""
+
+_LOOK_EVERY, _PATIENCE = 1.0, 2.0
+"""Seconds between two looks at the age of a job, and until one that should end is cancelled."""
+
+IS_PINNED = os.environ.get("PYSPARK_PIN_THREAD", "true").lower() == "true"
+"""Whether the jobs of a thread can be told from those of another."""
+
+_LONGEST_FOLDER = 80
+"""Bytes: the path of a socket has up to a hundred."""
+
+
+def can_stay(spark: SparkSession) -> bool:
+    """Whether the tasks of a session run on this machine, and reach this process through a socket in a folder."""
+    if is_connect(spark) or not IS_PINNED or not hasattr(socket, "AF_UNIX"):
+        return False
+    master = spark.sparkContext.master or ""
+    is_here = master == "local" or master.startswith("local[")
+    return is_here and len(os.fsencode(tempfile.gettempdir())) < _LONGEST_FOLDER
+
+
+class ResidentTasks:
+    """Up to so many tasks that carry out orders; they end where this is closed, and come again for another order."""
+
+    def __init__(self, spark: SparkSession, tasks: int, answer: Answer) -> None:
+        self._spark, self._answer = spark, answer
+        self._tasks = min(tasks, spark.sparkContext.defaultParallelism)
+        self._waiting: dict[int, bytes] = {}
+        """What no task has been given yet, by number."""
+
+        self._answered: deque[tuple[int, bytes]] = deque()
+        self._job: _Job | None = None
+
+    def give(self, number: int, order: bytes) -> None:
+        """Has an order carried out: by the task that had the last one of this number, if it has nothing to do."""
+        self._waiting[number] = order
+        self._hand_out()
+
+    def answered(self) -> tuple[int, bytes]:
+        """Waits for the next order that is carried out: its number, and the answer.
+
+        Raises what the tasks' job fails with.
+        """
+        while not self._answered:
+            assert self._job is not None
+            self._answered += self._job.answers()
+            self._hand_out()
+        return self._answered.popleft()
+
+    def _hand_out(self) -> None:
+        if self._job is not None and self._job.is_old:
+            if self._job.is_busy:
+                self._job.let_idle_tasks_end()
+                return
+            self.close()
+        if self._waiting:
+            if self._job is None:
+                self._job = _Job(self._spark, self._tasks, self._answer)
+            self._job.hand_out(self._waiting)
+
+    def close(self, failed: bool = False) -> None:
+        """Lets the tasks end; those that still work are killed where something has `failed`."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.close(failed)
+
+
+class _Job:
+    def __init__(self, spark: SparkSession, tasks: int, answer: Answer) -> None:
+        from pyspark import InheritableThread
+
+        self._begun = time.monotonic()
+        self._folder = tempfile.mkdtemp(prefix="rounds-")  # which nobody else can enter
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.settimeout(None)
+        self._server.bind(os.path.join(self._folder, "tasks"))
+        self._server.listen(tasks)
+        self._over, self._runs = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self._selector.register(self._over, selectors.EVENT_READ)
+        self._idle: list[Connection] = []
+        self._busy: dict[Connection, tuple[int, bytes]] = {}
+        self._lost: dict[int, bytes] = {}
+        """What tasks had that are gone."""
+
+        self._had: dict[int, Connection] = {}
+        """Which task had the last order of a number."""
+
+        self._answered = 0
+        self._failure: BaseException | None = None
+        self._tag = JobTag(spark, f"rounds-{uuid4().hex}")
+        staying = functools.partial(stay, self._server.getsockname(), answer)
+        frame = spark.range(0, tasks, 1, tasks).mapInArrow(staying, "nothing boolean")
+        self._thread = InheritableThread(target=self._run, args=(frame,), name="rounds", daemon=True)
+        self._thread.start()
+
+    def _run(self, frame: DataFrame) -> None:
+        try:
+            self._tag.add()
+            frame.collect()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._runs.close()
+
+    @property
+    def is_old(self) -> bool:
+        """Whether another one should follow; not before it has done something."""
+        return self._answered > 0 and time.monotonic() - self._begun > LONGEST
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is not carried out yet that was handed out."""
+        return bool(self._busy or self._lost)
+
+    def hand_out(self, waiting: dict[int, bytes]) -> None:
+        """Gives what waits to tasks that have nothing to do."""
+        for number in list(waiting):
+            if self._had.get(number) in self._idle:
+                self._send(self._had[number], number, waiting.pop(number))
+        for number in list(waiting)[: len(self._idle)]:
+            self._send(self._idle[0], number, waiting.pop(number))
+
+    def answers(self) -> list[tuple[int, bytes]]:
+        """Waits until something happens; returns what has been carried out. Raises what the job fails with."""
+        found: list[tuple[int, bytes]] = []
+        for key, _ in self._selector.select(_LOOK_EVERY):
+            if key.fileobj is self._over:
+                raise self._failure or RuntimeError("the tasks of an iteration have ended by themselves")
+            if key.fileobj is self._server:
+                came, _ = self._server.accept()
+                came.settimeout(None)
+                self._take_in(Connection(came.detach()))
+            else:
+                assert isinstance(key.fileobj, Connection)
+                found += self._answer_of(key.fileobj)
+        return found
+
+    def _answer_of(self, task: Connection) -> list[tuple[int, bytes]]:
+        try:
+            answer = task.recv_bytes()
+        except (EOFError, OSError):
+            self._lose(task)
+            return []
+        number, _ = self._busy.pop(task)
+        self._idle.append(task)
+        self._answered += 1
+        return [(number, answer)]
+
+    def _take_in(self, task: Connection) -> None:
+        self._selector.register(task, selectors.EVENT_READ)
+        self._idle.append(task)
+        if self._lost:
+            self._send(task, *self._lost.popitem())
+
+    def _send(self, task: Connection, number: int, order: bytes) -> None:
+        self._idle.remove(task)
+        self._busy[task], self._had[number] = (number, order), task
+        try:
+            task.send_bytes(order)
+        except OSError:
+            self._lose(task)
+
+    def _lose(self, task: Connection) -> None:
+        """Its work waits for the task that comes in its place; where Spark starts none, the job fails."""
+        if task in self._busy:
+            number, order = self._busy.pop(task)
+            self._lost[number] = order
+        elif task in self._idle:
+            self._idle.remove(task)
+        self._had = {number: had for number, had in self._had.items() if had is not task}
+        self._selector.unregister(task)
+        task.close()
+
+    def let_idle_tasks_end(self) -> None:
+        """Gives back the cores of tasks that have nothing to do."""
+        for task in list(self._idle):
+            self._lose(task)
+
+    def close(self, failed: bool) -> None:
+        """Lets the tasks end, and waits until the job has."""
+        self._server.close()
+        for task in (*self._idle, *self._busy):
+            task.close()
+        self._selector.close()
+        self._thread.join(0 if failed else _PATIENCE)
+        self._tag.cancel_until_over(self._thread)  # it works on, or waits for a core to find that nothing is left
+        self._over.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_unified.by_value import sent
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.protocol.frame import spark_schema
-from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.iterations.epoch_log import StoredState
-from dagster_unified.engine.iterations.epochs import LevelResult
-from dagster_unified.engine.iterations.files import StoredMessage
-from dagster_unified.engine.iterations.folder import IterationFolder
-from dagster_unified.engine.iterations.jobs import SeparateJobs
-from dagster_unified.engine.iterations.resident import IS_PINNED, ResidentTasks, can_stay
+from dagster_unified.engine.iterations.files import IterationFolder, StoredMessage
+from dagster_unified.engine.iterations.jobs import IS_PINNED, ResidentTasks, SeparateJobs, can_stay
+from dagster_unified.engine.iterations.loop import LevelResult
 from dagster_unified.engine.iterations.worker import (
     ANSWER,
     EXECUTOR,
@@ -45,9 +43,9 @@ from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.spark_internals.placing import Placing
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Port
+from dagster_unified.operators.iteration import Loop
 from dagster_unified.operators.layout import CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
-from dagster_unified.operators.rounds.spec import Loop
 from dagster_unified.state.manifest import OperatorState
 
 if TYPE_CHECKING:

@@ -1,29 +1,270 @@
-"""The loop of an iteration, which a BATCH region, a STREAMING query and the harness each drive.
-
-Input comes in micro-batches, of which BATCH has one. A bounded iteration runs all its epochs in the micro-batch that
-brings the end of its input. An unbounded one has an epoch for what a micro-batch brings and what was fed back before,
-and further epochs until its host lets new input come in; what is fed back then waits for the next micro-batch. A
-micro-batch that runs again has the epochs that it had. Knows the loop; not where epochs are committed.
-"""
+"""The loop of an iteration and its epochs (FLIP-176), which BATCH, STREAMING and the harness each drive."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from dagster_unified.engine.iterations.epochs import (
-    Addressed,
-    Coming,
-    EndedEpoch,
-    LevelResult,
-    Levels,
-    R,
-    run_epochs,
-    terminate,
-)
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.rounds.spec import Loop
+from dagster_unified.operators.iteration import Loop
+from dagster_unified.operators.metrics import Metrics
+
+
+class Addressed(Protocol):
+    """A message: records that were sent to a slot, and of it to a key group or subtask, or to all."""
+
+    @property
+    def slot(self) -> int:
+        """The number of the slot."""
+
+    @property
+    def target(self) -> int:
+        """The key group or subtask, or `EVERYWHERE`."""
+
+
+R = TypeVar("R", bound=Addressed)
+"""A message, with its records or with where they are."""
+
+
+@dataclass
+class LevelResult(Generic[R]):
+    """What came of a level of an epoch in all its subtasks."""
+
+    sent: list[R] = field(default_factory=list)
+    fed_back: list[R] = field(default_factory=list)
+    late: list[R] = field(default_factory=list)
+    """Feedback that other subtasks take later than in the next epoch."""
+
+    feedback: int = 0
+    criteria: int = 0
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def add(self, other: LevelResult[R]) -> None:
+        """Add what came of another one."""
+        self.sent += other.sent
+        self.fed_back += other.fed_back
+        self.late += other.late
+        self.feedback += other.feedback
+        self.criteria += other.criteria
+        self.metrics.add(other.metrics)
+
+
+class Levels(Protocol[R]):
+    """Runs levels, and where subtasks run apart the subtasks of the only level."""
+
+    @property
+    def run_apart(self) -> bool:
+        """Whether subtasks need not wait for each other in each epoch."""
+
+    def many_epochs(self) -> AbstractContextManager[None]:
+        """Keep meanwhile what is needed from epoch to epoch."""
+
+    def run(
+        self, level: int, epoch: int, terminated: bool, inbox: Sequence[R], replayed: Sequence[R] = ()
+    ) -> LevelResult[R]:
+        """Run a level of an epoch in all its subtasks.
+
+        `inbox` is what was sent to its slots, and `replayed` what comes to them in each epoch.
+        """
+
+    def give(self, subtask: int, epoch: int, inbox: Sequence[R], replayed: Sequence[R]) -> None:
+        """Start an epoch of a subtask, which has ended the one before."""
+
+    def ended(self) -> tuple[int, LevelResult[R]]:
+        """Wait for a subtask to end its epoch; return which it is, and what came of that."""
+
+    def settle(self, epoch: int) -> None:
+        """All subtasks have ended an epoch: from now on their state is what it left."""
+
+
+class EndedEpoch(NamedTuple, Generic[R]):
+    """An epoch that has ended."""
+
+    number: int
+    """Epochs are counted from 0."""
+
+    feedback: int
+    criteria: int
+    fed_back: Sequence[R]
+    """What the next epoch begins with."""
+
+    outputs: Sequence[R]
+    """What left the iteration in this epoch."""
+
+    metrics: Metrics
+    reason: str
+    """Why there is no other; empty where there is one."""
+
+    later: Sequence[Sequence[R]] = ()
+    """What comes in the epochs after the next one, for each of them."""
+
+    micro_batch: int = 0
+    closes: bool = False
+    """Whether it is the last of its micro-batch."""
+
+
+@dataclass(frozen=True)
+class Coming(Generic[R]):
+    """What the next epochs take in."""
+
+    number: int
+    """The number of the next epoch."""
+
+    begin: Sequence[R]
+    """What it begins with."""
+
+    replayed: Sequence[R] = ()
+    """What comes in every epoch."""
+
+    later: Sequence[Sequence[R]] = ()
+    """What comes in the epochs after the next one, for each of them."""
+
+
+def run_epochs(loop: Loop, levels: Levels[R], coming: Coming[R]) -> Iterator[EndedEpoch[R]]:
+    """Run one epoch after another, until there is no other."""
+    if levels.run_apart:
+        yield from _SubtasksApart(loop, levels, coming).run()
+        return
+    number, begin, later = coming.number, coming.begin, coming.later
+    while True:
+        found = _through(loop, levels, begin, number, terminated=False, replayed=coming.replayed)
+        ended = _ended(loop, number, found, later)
+        yield ended
+        if ended.reason:
+            return
+        number, begin, later = number + 1, ended.fed_back, ended.later
+
+
+class _SubtasksApart(Generic[R]):
+    """Epochs in which subtasks need not wait for each other: with a staleness.
+
+    An epoch ends when all subtasks have ended it. No subtask starts an epoch before it is known that the iteration has
+    it.
+    """
+
+    def __init__(self, loop: Loop, levels: Levels[R], coming: Coming[R]) -> None:
+        self._loop, self._levels = loop, levels
+        (self._level,) = loop.levels
+        count = self._level.subtasks
+        self._replayed = [self._for(subtask, coming.replayed) for subtask in range(count)]
+        self._epoch = coming.number  # the first that not all have ended
+        self._begin, self._later = coming.begin, coming.later
+        self._next = [coming.number] * count
+        self._working: set[int] = set()
+        self._own: list[Sequence[R]] = [()] * count
+        """What each has fed back to itself in its last epoch."""
+
+        self._results: dict[int, dict[int, LevelResult[R]]] = {}
+        """What came of epochs that not all have ended, by subtask."""
+
+    def run(self) -> Iterator[EndedEpoch[R]]:
+        """Run them; the first that not all had ended is the next one."""
+        while True:
+            self._start()
+            subtask, result = self._levels.ended()
+            self._working.remove(subtask)
+            self._results.setdefault(self._next[subtask], {})[subtask] = result
+            self._own[subtask] = result.fed_back
+            self._next[subtask] += 1
+            while len(self._results.get(self._epoch, ())) == len(self._next):
+                ended = self._settle()
+                yield ended
+                if ended.reason:
+                    return
+                self._epoch += 1
+
+    def _start(self) -> None:
+        """Start the next epoch of every idle subtask whose input is complete."""
+        coming = [self._begin, *self._later]
+        for subtask in sorted(set(range(len(self._next))) - self._working):
+            epoch = self._next[subtask]
+            ahead = epoch - self._epoch
+            if ahead > self._loop.staleness or (ahead and not self._goes_on(subtask, epoch, coming[ahead:])):
+                continue
+            came = self._for(subtask, coming[ahead] if ahead < len(coming) else ())
+            if ahead:  # else what it has fed back to itself is among what the epoch begins with
+                came += self._own[subtask]
+            self._working.add(subtask)
+            self._levels.give(subtask, epoch, came, self._replayed[subtask])
+
+    def _goes_on(self, subtask: int, epoch: int, coming: Sequence[Sequence[R]]) -> bool:
+        """Whether it is known that the iteration has an epoch; the subtask has ended the one before.
+
+        Criteria end it with an epoch that is the same in all subtasks. `coming` is what comes in the epoch and later.
+        """
+        if self._loop.has_criteria and not self._results[epoch - 1][subtask].criteria:
+            return False
+        ahead = (result for number, found in self._results.items() if number >= epoch - 1 for result in found.values())
+        return any(coming) or any(result.feedback for result in ahead)
+
+    def _settle(self) -> EndedEpoch[R]:
+        """End the first epoch that not all had ended."""
+        found: LevelResult[R] = LevelResult()
+        for _, result in sorted(self._results.pop(self._epoch).items()):
+            found.add(result)
+        self._levels.settle(self._epoch)
+        ended = _ended(self._loop, self._epoch, found, self._later)
+        self._begin, self._later = ended.fed_back, ended.later
+        return ended
+
+    def _for(self, subtask: int, messages: Iterable[R]) -> list[R]:
+        return [one for one in messages if self._level.is_for(subtask, one.slot, one.target)]
+
+
+def _ended(loop: Loop, number: int, found: LevelResult[R], later: Sequence[Sequence[R]]) -> EndedEpoch[R]:
+    """Close an epoch: merge its results with records scheduled for later epochs."""
+    coming = [list(messages) for messages in later]
+    coming += [[] for _ in range(len(coming), loop.staleness + 1)]
+    coming[loop.staleness] += found.late
+    coming[0] += found.fed_back
+    reason = _why_it_ends(loop, number, bool(found.feedback) or any(coming), found.criteria)
+    outputs = outputs_of(loop, found.sent)
+    return EndedEpoch(number, found.feedback, found.criteria, coming[0], outputs, found.metrics, reason, coming[1:])
+
+
+def terminate(loop: Loop, levels: Levels[R], epoch: int) -> LevelResult[R]:
+    """Tell all operators that the iteration has ended with an epoch."""
+    if not loop.listens_to_the_end:
+        return LevelResult()
+    return _through(loop, levels, [], epoch, terminated=True)
+
+
+def outputs_of(loop: Loop, sent: Iterable[R]) -> list[R]:
+    """The messages that leave the iteration."""
+    leaving = {slot.number for slot in loop.outputs}
+    return [message for message in sent if message.slot in leaving]
+
+
+def _why_it_ends(loop: Loop, epoch: int, has_feedback: bool, criteria: int) -> str:
+    """Why there is no epoch after this one; empty where there is one."""
+    if loop.has_criteria and not criteria:
+        return f"the termination criteria had no record in epoch {epoch}"
+    if not has_feedback:
+        return f"nothing was fed back in epoch {epoch}"
+    return ""
+
+
+def _through(
+    loop: Loop,
+    levels: Levels[R],
+    inbox: Sequence[R],
+    epoch: int,
+    terminated: bool,
+    replayed: Sequence[R] = (),
+) -> LevelResult[R]:
+    """Run an epoch through all levels."""
+    whole: LevelResult[R] = LevelResult()
+    for number, level in enumerate(loop.levels):
+        buffers = level.buffers
+        here = [message for message in (*inbox, *whole.sent) if message.slot in buffers]
+        again = [message for message in replayed if message.slot in buffers]
+        if here or again or terminated or any(one.listens for one in level.passes):
+            whole.add(levels.run(number, epoch, terminated, here, again))
+    return whole
+
 
 MOST_GROWING, MOST_TIMES = 10, 10
 """Epochs in a row, each with more feedback than the one before, and how far above the limit: then a loop multiplies."""

@@ -1,10 +1,4 @@
-"""The state of an iteration of a stream as tables of a savepoint, and back.
-
-The tables of an unbounded one's operators are those of all operators with state. Besides, a savepoint has the number of
-the last epoch, and what was fed back in it: a table of records for each operator that has not taken them yet. A bounded
-one, which has not gone round, has such tables of all that came in. They are sent anew, to as many key groups or
-subtasks as there are then. Knows the log, levels and the savepoint; no query.
-"""
+"""The state of an iteration: as tables of a savepoint, as a stream of a BATCH stage, and for other subtasks."""
 
 from __future__ import annotations
 
@@ -16,15 +10,14 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.engine.iterations.epoch_log import BEFORE, Epoch, EpochLog, Input, StoredState
-from dagster_unified.engine.iterations.files import StoredMessage
+from dagster_unified.engine.iterations.files import Block, EpochFile, MappedFiles, StoredMessage, StoredPages
 from dagster_unified.engine.iterations.levels import SparkLevels
-from dagster_unified.engine.iterations.rescaling import rescaled
 from dagster_unified.engine.iterations.worker import read_output
 from dagster_unified.engine.session import cores
-from dagster_unified.engine.state_tables.frames import operator_tables
 from dagster_unified.engine.state_tables.savepoints import (
     StartingState,
     described,
+    operator_tables,
     record_columns,
     stateful_in_body,
     uid_in,
@@ -33,16 +26,59 @@ from dagster_unified.engine.state_tables.savepoints import (
 )
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.body import compiled
+from dagster_unified.graph.execution_graph import compiled
 from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.rounds.spec import BodyPass, Driver, InputBuffer, Loop
+from dagster_unified.operators.iteration import BodyPass, Driver, InputBuffer, Loop
 from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll, Route
-from dagster_unified.state.manifest import Feedback, IterationState, OperatorState
-from dagster_unified.state.schemas import from_spark, to_spark
+from dagster_unified.state.manifest import Feedback, IterationState, OperatorState, from_spark, to_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
+
+Page = tuple[int, int, int, Block]
+"""A pass, a key group, a page, and where that is."""
+
+
+def rescaled(
+    states: Iterable[StoredState], loop: Loop, folder: str, divided: Mapping[int, list[StoredState]] | None = None
+) -> tuple[list[StoredState], list[str]]:
+    """The state of an epoch for the subtasks of `loop`, and the files that were written.
+
+    Operator state is that of subtasks: `divided` has it, by pass, for as many as there are now.
+    """
+    divided = divided or {}
+    files = MappedFiles(folder)
+    by_subtask: dict[tuple[int, int], list[Page]] = {}
+    pages = {level: _pages(files, [s for s in states if s.level == level]) for level in range(len(loop.levels))}
+    for number, level in enumerate(loop.levels):
+        for one in level.passes:
+            held = _pages(files, divided[one.number]) if one.number in divided else pages[number]
+            own = [page for page in held if page[0] == one.number]
+            for page in own if one.groups != one.subtasks else _in_all(one, own):
+                by_subtask.setdefault((number, page[1] % one.subtasks), []).append(page)
+    found: list[StoredState] = []
+    with EpochFile(folder, "rescaled") as file:
+        for (level_number, subtask), own in by_subtask.items():
+            needed = sorted({block.file for *_, block in own})
+            found.append(StoredState(level_number, subtask, file.put(msgspec.msgpack.encode(own)), needed))
+    return found, [file.name] if file.size else []
+
+
+def _pages(files: MappedFiles, states: Iterable[StoredState]) -> list[Page]:
+    found: list[Page] = []
+    for state in states:
+        found += msgspec.msgpack.decode(files.bytes_of(state.index).to_pybytes(), type=StoredPages)
+    return found
+
+
+def _in_all(one: BodyPass, own: list[Page]) -> list[Page]:
+    """The pages of an operator whose state is that of its subtasks, each of which has all broadcast state."""
+    before = {group for _, group, *_ in own}
+    if not own or before == set(range(one.subtasks)):
+        return own
+    first = [page for page in own if page[1] == min(before)]
+    return [(number, group, page, block) for group in range(one.subtasks) for number, _, page, block in first]
 
 
 class Written(NamedTuple):
@@ -250,3 +286,73 @@ def divided(
             pages = table.divided(levels.pages(level, one.number, states), count, one.subtasks)
             found[one.number] = levels.store(level, one.number, pages)
     return found
+
+
+class _Share(NamedTuple):
+    """The part of the stream that is one operator's."""
+
+    level: int
+    one: BodyPass
+    first: int
+    """The number of its first group in the stream."""
+
+    def taken_from(self, left: DataFrame) -> DataFrame:
+        """Its pages, by its own groups."""
+        from pyspark.sql import functions as F
+
+        own = F.col("group") - self.first
+        return left.where(own.between(0, self.one.groups - 1)).withColumn("group", own.cast("int"))
+
+    def as_part(self, pages: DataFrame) -> DataFrame:
+        """The inverse."""
+        from pyspark.sql import functions as F
+
+        return pages.withColumn("group", (F.col("group") + self.first).cast("int"))
+
+
+def _shares(plan: Plan, node: g.IterationNode, loop: Loop) -> Iterator[tuple[str, _Share]]:
+    """The operators with state, by what a savepoint knows them by."""
+    passes, first = by_uid(node, loop), 0
+    for operator in stateful_in_body(plan, node, loop.parallelism):
+        level, one = passes[operator.uid]
+        yield operator.uid, _Share(level, one, first)
+        first += one.groups
+
+
+def left_by(plan: Plan, node: g.IterationNode, levels: SparkLevels) -> DataFrame:
+    """The stream of what an iteration has left in its last epoch."""
+    found: DataFrame | None = None
+    for _, share in _shares(plan, node, levels.loop):
+        part = share.as_part(levels.pages(share.level, share.one.number, levels.states))
+        found = part if found is None else found.unionByName(part)
+    assert found is not None
+    return found
+
+
+def epoch_before(plan: Plan, node: g.IterationNode, levels: SparkLevels, left: DataFrame, number: int) -> Epoch:
+    """The epoch `number` of another run, after which an iteration goes on with what that has left."""
+    stored: list[StoredState] = []
+    for _, share in _shares(plan, node, levels.loop):
+        stored += levels.store(share.level, share.one.number, share.taken_from(left))
+    states, files = rescaled(stored, levels.loop, levels.folder)
+    levels.files += files
+    return Epoch(
+        number, 0, 0, [], [], states, "{}", 0.0, micro_batch=BEFORE, closes=True, parallelism=levels.loop.parallelism
+    )
+
+
+def write_left(
+    plan: Plan,
+    node: g.IterationNode,
+    spark: SparkSession,
+    left: DataFrame,
+    parallelism: int,
+    folder: UPath,
+    attempt: str,
+) -> list[OperatorState]:
+    """Writes what an iteration of so many subtasks has left into a savepoint."""
+    shares = dict(_shares(plan, node, compiled(plan, node, parallelism)))
+    return [
+        write_table(table, partial(table.files, shares[table.operator.uid].taken_from(left)), folder, attempt)
+        for table in operator_tables(plan, spark, stateful_in_body(plan, node, parallelism), {})
+    ]

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_unified.engine.events import IterationResumed, Observer, RoundCommitted
 from dagster_unified.engine.iterations.epoch_log import BEFORE, Begun, Epoch, EpochLog, Input
-from dagster_unified.engine.iterations.epochs import EndedEpoch, outputs_of
 from dagster_unified.engine.iterations.files import StoredMessage
 from dagster_unified.engine.iterations.levels import SparkLevels
-from dagster_unified.engine.iterations.loop import Arrived, IterationLoop
-from dagster_unified.engine.iterations.rescaling import rescaled
-from dagster_unified.engine.iterations.savepoints import divided
+from dagster_unified.engine.iterations.loop import Arrived, EndedEpoch, IterationLoop, outputs_of
+from dagster_unified.engine.iterations.savepoints import divided, rescaled
 from dagster_unified.engine.session import cores
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.body import compiled
+from dagster_unified.graph.execution_graph import compiled
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.metrics import Metrics, merge
 

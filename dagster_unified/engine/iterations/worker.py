@@ -19,20 +19,17 @@ from dagster_unified.engine.iterations.epoch_log import StoredState
 from dagster_unified.engine.iterations.files import (
     INPUT,
     EpochFile,
+    IterationFolder,
     MappedFiles,
     PagedStates,
     StoredMessage,
     StoredPages,
 )
-from dagster_unified.engine.iterations.folder import IterationFolder
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
-from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
-from dagster_unified.operators.drivers.carried import rows_of
+from dagster_unified.operators.drivers.batch import rows_of, spare_the_garbage_collector
 from dagster_unified.operators.functions.base import Subtask
-from dagster_unified.operators.rounds.sending import Message, again, into
-from dagster_unified.operators.rounds.spec import Loop
-from dagster_unified.operators.rounds.task import SubtaskEpoch, run_subtask
+from dagster_unified.operators.iteration import Loop, Message, SubtaskEpoch, again, into, run_subtask
 from dagster_unified.operators.routing import Sender, in_columns
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import OperatorState

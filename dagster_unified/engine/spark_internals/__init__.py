@@ -3,9 +3,8 @@
 * `java_class.py` has Janino, which Spark brings along for its own code, compile classes of ours, and defines them in
   Spark's class loader: `LocalDisk.java`, `BucketFiles.java`, `InPlace.java` and `ControlStream.java`.
 * `state_client.py` changes how the client of `transformWithState` sends its requests.
-* `task_balance.py` inverts the hash by which Spark's exchange chooses a task.
 * `spark_log.py` reads and writes the logs of Spark's file sources and sinks.
-* `placing.py` has an RDD of the JVM prefer executors.
+* `placing.py` inverts the hash by which Spark's exchange chooses a task, and has an RDD of the JVM prefer executors.
 
 `tests/engine/spark_internals/test_spark_is_as_tested.py` is the first that fails where Spark has changed one of these.
 """

@@ -13,8 +13,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.paths import is_data, is_in_object_store, sizes
-from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.spark_internals.java_class import FOLDER, JavaClass
 
 if TYPE_CHECKING:

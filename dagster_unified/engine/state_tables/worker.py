@@ -17,22 +17,19 @@ import pyarrow.parquet as pq
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.worker import this_subtask
 from dagster_unified.errors import StateError
-from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
-from dagster_unified.operators.drivers.carried import rows_of
+from dagster_unified.operators.drivers.batch import rows_of, spare_the_garbage_collector
 from dagster_unified.operators.drivers.group import Divided, MemoryStore, apart, in_order_of_blocks, pages_of_hashes
 from dagster_unified.operators.drivers.key_groups import KeyGroups
 from dagster_unified.operators.keys import grouped_stretches, key_hashes, stretches
 from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.operator_state import KEY, LIST, CheckpointedOperator, redistributed
-from dagster_unified.operators.packing import decode, encode
-from dagster_unified.operators.program.spec import Program
+from dagster_unified.operators.program.step import Program
+from dagster_unified.operators.routing import decode, encode
 from dagster_unified.operators.state.pages import Block, Blocks, Columns, Content, decode_index
 from dagster_unified.operators.state.table import LARGEST, StateTable
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
-from dagster_unified.state.files import open_output
-from dagster_unified.state.manifest import OperatorState
-from dagster_unified.state.schemas import table_schema
-from dagster_unified.state.tables import Split, read_split, write_file
+from dagster_unified.state.manifest import OperatorState, table_schema
+from dagster_unified.state.tables import Split, open_output, read_split, write_file
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -95,7 +92,7 @@ def to_file(payload: Payload, schema: pa.Schema, folder: str) -> Mapped:
 
 
 def files_left(folder: str) -> Mapped:
-    """Files with rows of a table, as `left.py` makes them, which a task writes under names of its own."""
+    """Files with rows of a table, as `engine/worker.py` makes them, which a task writes under names of its own."""
     return functools.partial(_files_left, folder)
 
 

@@ -45,6 +45,7 @@ from dagster_unified.operators.time import wall_clock
 if TYPE_CHECKING:
     from dagster_unified.graph.plan import Plan
 
+
 FORMAT = 3
 """Of the directory: of its records, and of the keys under which Spark keeps state."""
 

@@ -22,8 +22,8 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.paths import storage_path
-from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.spark_internals.java_class import FOLDER, JavaClass
 from dagster_unified.engine.spark_internals.spark_log import offsets_of_sources
 from dagster_unified.engine.streaming.atomic import AlternatingFiles

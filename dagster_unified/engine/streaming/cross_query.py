@@ -21,11 +21,10 @@ import pyarrow as pa
 
 from dagster_unified.connectors.paths import children
 from dagster_unified.connectors.protocol.frame import spark_schema
-from dagster_unified.connectors.protocol.offsets import Offsets
+from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.engine.iterations.epoch_log import Manifests
-from dagster_unified.engine.iterations.files import MappedFiles, StoredMessage
-from dagster_unified.engine.iterations.folder import IterationFolder, text_of
+from dagster_unified.engine.iterations.files import IterationFolder, MappedFiles, StoredMessage, text_of
 from dagster_unified.engine.iterations.levels import collected
 from dagster_unified.engine.iterations.worker import REPORT, read_output, write_output, write_output_again
 from dagster_unified.engine.state_tables.savepoints import StartingState, described, record_columns, write_records
@@ -37,8 +36,7 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.records import RecordType
-from dagster_unified.state.manifest import OperatorState
-from dagster_unified.state.schemas import from_spark, to_spark
+from dagster_unified.state.manifest import OperatorState, from_spark, to_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,25 +1,82 @@
-"""Brings a query to the end of its data, or of its input, while the job watches.
-
-What has arrived is read first, and then the end of the input is sent. Knows what a query has to read, not what its
-rows are.
-"""
+"""Brings a query to the end of its data, or of its input, while the job watches, and says which epoch is the last."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from functools import partial
 from threading import Thread
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.by_value import sent
 from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.files import listing
-from dagster_unified.engine.streaming.catch_up import CatchUp
+from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.streaming.checkpoint import last_number
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.execution_graph import broadcast_input, keyed_program, step
+from dagster_unified.graph.plan import Plan
+from dagster_unified.operators.functions.checkpoints import listeners
+from dagster_unified.operators.program.run import RunningProgram
+from dagster_unified.operators.program.step import Program
+from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from upath import UPath
+
+Offsets: TypeAlias = dict[str, int | dict[str, int]]
+"""By part, or by topic and part."""
+
+
+class CatchUp:
+    """What there is to read for a query now."""
+
+    def __init__(self, query: StreamingQuery, begun: int | None) -> None:
+        """`begun` is the last epoch that Spark has logged to have begun."""
+        self._query = query
+        # the one after that may have been planned already
+        self._planned_later = 2 + (-1 if begun is None else begun)
+        self._targets: list[Offsets] | None = None
+
+    def is_read(self) -> bool:
+        """Whether an epoch has read up to what was the newest when one was planned from now on.
+
+        Of a source that does not tell the newest such an epoch has read what there was.
+        """
+        progress = self._query.lastProgress
+        if progress is None or progress.batchId < self._planned_later:
+            return False
+        if self._targets is None:
+            self._targets = [_offsets(one.latestOffset) for one in progress.sources]
+        read = [_offsets(one.endOffset) for one in progress.sources]
+        return all(covers(have, wanted) for have, wanted in zip(read, self._targets, strict=True))
+
+
+def covers(read: Mapping[str, int | dict[str, int]], wanted: Mapping[str, int | dict[str, int]]) -> bool:
+    """Whether every offset that is wanted is read."""
+    for part, last in wanted.items():
+        have = read.get(part)
+        if isinstance(last, dict):
+            if not covers(have if isinstance(have, dict) else {}, last):
+                return False
+        elif not isinstance(have, int) or have < last:
+            return False
+    return True
+
+
+def _offsets(text: str | None) -> Offsets:
+    """What Spark says of a source; nothing where it does not tell, or not in numbers."""
+    try:
+        return msgspec.json.decode(text or "", type=Offsets)
+    except msgspec.DecodeError:
+        return {}
+
 
 _POLL = 0.05
 """Seconds after which a query that is drained is looked at again."""
@@ -129,3 +186,32 @@ class _Idle(Thread):
 
 def _never() -> bool:
     return False
+
+
+def tell_of_last_epoch(plan: Plan, nodes: Iterable[int], epoch: int, spark: SparkSession) -> None:
+    """Open an instance of each of these operators that listens, and tell it that an epoch is committed."""
+    for node in map(plan.graph.node, sorted(nodes)):
+        if node.step is None or next(iter(listeners(node.user_function)), None) is None:
+            continue
+        program = _alone(plan, node)
+        payload = sent([program], partial(Payload.of, program, [node.user_function]), program.pipeline)
+        spark.range(0, 1, 1, 1).mapInArrow(_telling(payload, epoch), "id long").collect()
+
+
+def _alone(plan: Plan, node: g.Node) -> Program:
+    if node.key is not None:
+        return keyed_program(plan, node)
+    steps = (step(plan, node, -1, None),)
+    return Program(plan.name, node.name, plan.input_layout(node.id), steps, (), broadcast=broadcast_input(plan, node))
+
+
+def _telling(payload: Payload, epoch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    return partial(_tell, payload, epoch)
+
+
+def _tell(payload: Payload, epoch: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    program: Program = payload.load()
+    for batch in batches:
+        with RunningProgram(program, lambda number, emitted: None, wall_clock) as running:
+            running.notify(epoch)
+        yield batch.slice(0, 0)

@@ -1,12 +1,4 @@
-"""Commits one micro-batch: what the query computed goes to all sinks, as one epoch.
-
-The query's rows have to be computed exactly once, since that is what advances its state. If one sink takes everything
-as one stream, they go straight to it (`engine/writing.py` computes them also where the sink has this epoch already).
-Otherwise they are staged in the checkpoint directory, and each sink is written from there.
-
-What is done with the rows knows nothing of the job's process: a classic session runs it there, and through Spark
-Connect it is sent by value to where the server runs it (`through_connect.py`).
-"""
+"""Commits one micro-batch: what the query computed goes through the last operators to all sinks, as one epoch."""
 
 from __future__ import annotations
 
@@ -22,26 +14,73 @@ import msgspec
 
 from dagster_unified.connectors.paths import children, for_spark, load, remove_tree
 from dagster_unified.connectors.protocol.commits import WriteIdentity
-from dagster_unified.engine.commit import SinkCommits, WriteContext
+from dagster_unified.engine.commit import SinkCommits, WriteContext, spark_sink, write
+from dagster_unified.engine.dataframe.frames import Frames
+from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.events import Written
 from dagster_unified.engine.shipping import Shipments, by_value_afresh
 from dagster_unified.engine.streaming.cross_query import QueryOutputsInEpoch
-from dagster_unified.engine.streaming.host import Host
-from dagster_unified.engine.streaming.iterations import IterationsInEpoch
-from dagster_unified.engine.streaming.tail import Tail
-from dagster_unified.engine.writing import spark_sink, write
-from dagster_unified.errors import UnifiedError
+from dagster_unified.engine.streaming.iterations import Host, IterationsInEpoch
+from dagster_unified.errors import PipelineError, UnifiedError
+from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph
 from dagster_unified.graph.nodes import QueryOutputNode, SinkNode
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.drivers.report import Report
-from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.metrics import Metrics, merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
 
     from dagster_unified.engine.state_tables.savepoints import StartingState
+
+
+class Tail(Frames):
+    """The lazy DataFrames of one epoch's tail. `output` gives the streams of the query's output.
+
+    Epochs share their `shipments`, so that each program is sent to workers once. `log` is Spark's log of the query's
+    offsets.
+    """
+
+    def __init__(
+        self,
+        graph: ExecutionGraph,
+        spark: SparkSession,
+        output: Callable[[Port], DataFrame],
+        shipments: Shipments,
+        log: str,
+        iterations: IterationsInEpoch | None = None,
+    ) -> None:
+        super().__init__(graph, output, shipments=shipments, log=log)
+        self._natives = Natives(self.plan.name, graph.name, spark)
+        self._iterations = iterations
+        self._iterated: dict[Port, DataFrame] = {}
+        self._in_iterations = Metrics()
+
+    def metrics(self) -> Metrics:
+        """What the operators reported; call it after all sinks were written."""
+        return merge([*self.reports.metrics(), self._in_iterations])
+
+    def run_natively(self, node: g.Node, port: Port) -> DataFrame:
+        if isinstance(node, g.IterationNode):
+            return self._output_of(node, port)
+        if node.holds_state:
+            raise PipelineError(
+                f"{self.plan.name}: '{node.name}' cannot run in STREAMING behind an operator with state"
+            )
+        return self._natives.run(node, self.input_of(node.id))
+
+    def _output_of(self, node: g.IterationNode, port: Port) -> DataFrame:
+        """An output of an iteration, which runs when the first of them is asked for."""
+        if port not in self._iterated:
+            assert self._iterations is not None
+            inputs, reported = self.reports.take(lambda: self.inputs_of_iteration(node))
+            found, metrics = self._iterations.outputs(node, inputs, lambda: merge(reported()))
+            self._iterated.update(found)
+            self._in_iterations.add(metrics)
+        return self._iterated[port]
+
 
 StreamOf = Callable[["DataFrame", Port], "DataFrame"]
 """Returns one stream of the rows of a query."""

@@ -1,8 +1,4 @@
-"""The iterations of a query, which go round while an epoch is committed.
-
-An epoch of the query is a micro-batch of the loop. An unbounded iteration has further epochs of its own in it for as
-long as that takes no longer than a moment, or more is fed back than may be. Knows the query's epochs; not their rows.
-"""
+"""The iterations of a query, which go round while an epoch is committed, and the process that they ask."""
 
 from __future__ import annotations
 
@@ -11,24 +7,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_unified.engine.events import InputHeldBack, IterationResumed
+from dagster_unified.engine.events import InputHeldBack, IterationResumed, Observer
 from dagster_unified.engine.iterations.epoch_log import BEFORE, Epoch
-from dagster_unified.engine.iterations.epochs import EndedEpoch
-from dagster_unified.engine.iterations.files import StoredMessage
-from dagster_unified.engine.iterations.folder import text_of
-from dagster_unified.engine.iterations.loop import FeedbackGuard
+from dagster_unified.engine.iterations.files import StoredMessage, text_of
+from dagster_unified.engine.iterations.loop import EndedEpoch, FeedbackGuard
 from dagster_unified.engine.iterations.savepoints import start_input, start_iteration
 from dagster_unified.engine.iterations.spark_loop import IterationInputs, SparkLoop
 from dagster_unified.engine.state_tables.savepoints import StartingState
-from dagster_unified.engine.streaming.host import Host
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.metrics import Metrics
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from upath import UPath
+
+
+@dataclass(frozen=True)
+class Host:
+    """The session, and what epochs ask and tell the job."""
+
+    spark: SparkSession
+    check: Callable[[], None]
+    """Raises where the job may not write any more."""
+
+    observe: Observer
+    stopping: Callable[[], bool]
+    """Whether the job is being stopped, so that an epoch is to close soon."""
+
 
 FOLDER = "iterations"
 """The folder of the checkpoint directory."""

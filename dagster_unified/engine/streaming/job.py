@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_unified.connectors import written_ahead
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.paths import is_local, remove_tree
-from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.cluster import watching
-from dagster_unified.engine.dataframe.transfer import MAX_ROWS, may_be_large, small_rows
+from dagster_unified.engine.dataframe.passes import MAX_ROWS, may_be_large, small_rows
 from dagster_unified.engine.events import (
     Observer,
     PhaseBegun,
@@ -33,7 +33,7 @@ from dagster_unified.engine.positions import after, check_positions
 from dagster_unified.engine.session import PARTITIONS, partitions, server_of
 from dagster_unified.engine.spark_internals import bucket_files
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
-from dagster_unified.engine.streaming import attaching, tables
+from dagster_unified.engine.streaming import attaching, sources
 from dagster_unified.engine.streaming.checkpoint import (
     INITIAL,
     PATIENCE,
@@ -44,9 +44,8 @@ from dagster_unified.engine.streaming.checkpoint import (
     wait_for,
 )
 from dagster_unified.engine.streaming.cross_query import bound
-from dagster_unified.engine.streaming.draining import End
+from dagster_unified.engine.streaming.draining import End, tell_of_last_epoch
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
-from dagster_unified.engine.streaming.last_epoch import tell_of_last_epoch
 from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.query import GRACE, Deployment, Query
@@ -252,7 +251,7 @@ class StreamingJob:
             if query.over:
                 if found is not None:
                     found.queries[query.name].stop()
-                    tables.forget(self.spark, self.directory.path, query.name, found.running.started)
+                    sources.forget(self.spark, self.directory.path, query.name, found.running.started)
                 continue
             try:
                 if found is None:

@@ -15,42 +15,44 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.paths import for_spark, is_local, load
-from dagster_unified.connectors.protocol.alignment import ALL
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART, spark_schema
+from dagster_unified.connectors.protocol.positions import ALL
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.engine import malformed
-from dagster_unified.engine.dataframe.inputs import spark_source
+from dagster_unified.engine.dataframe.frames import spark_source
 from dagster_unified.engine.dataframe.native import Natives
-from dagster_unified.engine.dataframe.observations import observed
+from dagster_unified.engine.dataframe.passes import observed
 from dagster_unified.engine.events import EpochCommitted, ignore_events
 from dagster_unified.engine.failures import naming_operator
-from dagster_unified.engine.iterations.folder import text_of
+from dagster_unified.engine.iterations.files import text_of
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.malformed import Diverted
+from dagster_unified.engine.spark_internals.placing import PLACED, SPREAD, spread
 from dagster_unified.engine.spark_internals.spark_log import offsets_of_sources
-from dagster_unified.engine.spark_internals.task_balance import PLACED, SPREAD, spread
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
-from dagster_unified.engine.streaming.alignment import Alignment
 from dagster_unified.engine.streaming.checkpoint import INITIAL
 from dagster_unified.engine.streaming.control import ControlFile, event_of
 from dagster_unified.engine.streaming.cross_query import QueryInputPosition, QueryOutputs, QueryOutputsInEpoch
 from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome
-from dagster_unified.engine.streaming.host import Host
-from dagster_unified.engine.streaming.iterations import FOLDER, IterationContext, IterationsInEpoch, StreamIterations
+from dagster_unified.engine.streaming.iterations import (
+    FOLDER,
+    Host,
+    IterationContext,
+    IterationsInEpoch,
+    StreamIterations,
+)
 from dagster_unified.engine.streaming.processor import KeyGroupProcessor
 from dagster_unified.engine.streaming.query import Deployment, Query
-from dagster_unified.engine.streaming.splits import Splits
-from dagster_unified.engine.streaming.tables import LookupTables
+from dagster_unified.engine.streaming.sources import Alignment, LookupTables, Splits
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.topology import Exchanged, Head, Native, Topology
 from dagster_unified.operators.drivers.report import Report, merge_reports
 from dagster_unified.operators.metrics import merge
-from dagster_unified.operators.packing import PACKED, REPORT, BatchOrder, sequence
-from dagster_unified.operators.routing import Route, RoutedProgram
+from dagster_unified.operators.routing import PACKED, REPORT, BatchOrder, Route, RoutedProgram, sequence
 from dagster_unified.operators.time import wall_clock
 
 if TYPE_CHECKING:

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.files import listing
+from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.paths import for_spark
-from dagster_unified.connectors.sessions import is_connect
 from dagster_unified.engine.events import EpochCommitted, Observer
 from dagster_unified.engine.failures import translated
-from dagster_unified.engine.iterations.folder import text_of
+from dagster_unified.engine.iterations.files import text_of
 from dagster_unified.engine.session import give_up
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, last_number
 from dagster_unified.engine.streaming.control import brings_end
 from dagster_unified.engine.streaming.draining import Draining, End
 from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Outcome, StoppedError
-from dagster_unified.engine.streaming.host import Host
-from dagster_unified.engine.streaming.savepoints.pause import Brake, Pause
-from dagster_unified.engine.streaming.tables import LookupTables
+from dagster_unified.engine.streaming.iterations import Host
+from dagster_unified.engine.streaming.savepoints.request import Brake, Pause
+from dagster_unified.engine.streaming.sources import LookupTables
 from dagster_unified.engine.streaming.through_connect import EpochsElsewhere
 from dagster_unified.errors import LeaseLostError, StateError, UnifiedError
 from dagster_unified.graph.connectors import Boundedness

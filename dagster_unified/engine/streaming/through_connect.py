@@ -39,7 +39,7 @@ from dagster_unified.engine.streaming import attaching
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.epoch import EpochRunner, Outcome, StoppedError
-from dagster_unified.engine.streaming.host import Host
+from dagster_unified.engine.streaming.iterations import Host
 from dagster_unified.errors import LeaseLostError, MissingRequirementError, PipelineError, StageError, StateError
 from dagster_unified.graph.plan import Plan
 

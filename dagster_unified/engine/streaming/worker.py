@@ -27,21 +27,22 @@ from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, 
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.numbers import INDEX
-from dagster_unified.operators.packing import (
+from dagster_unified.operators.program.blocks import close_each
+from dagster_unified.operators.program.run import RunningProgram
+from dagster_unified.operators.routing import (
     PACKED,
     REPORT,
     ROWS,
     BatchOrder,
     Packer,
+    Route,
+    RoutedProgram,
     decode,
     encoded,
     packed,
     place_of,
     sequence,
 )
-from dagster_unified.operators.program.closing import close_each
-from dagster_unified.operators.program.run import RunningProgram
-from dagster_unified.operators.routing import Route, RoutedProgram
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.operators.watermarks import Kept
 

@@ -29,10 +29,10 @@ from dagster_unified.graph.nodes.keyed import (
     ReduceNode,
     WindowNode,
 )
-from dagster_unified.graph.nodes.lookup import LookupNode
 from dagster_unified.graph.nodes.native import (
     BOUNDS,
     AggregateNode,
+    LookupNode,
     NativeKeyedNode,
     NativeNode,
     SelectNode,
@@ -40,8 +40,13 @@ from dagster_unified.graph.nodes.native import (
     WindowAggregateNode,
     WithColumnsNode,
 )
-from dagster_unified.graph.nodes.query_ends import QueryInputNode, QueryOutputNode
-from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
+from dagster_unified.graph.nodes.sources_and_sinks import (
+    QueryInputNode,
+    QueryOutputNode,
+    ReadingNode,
+    SinkNode,
+    SourceNode,
+)
 
 __all__ = [
     "BOUNDS",

@@ -7,12 +7,24 @@ from dataclasses import dataclass, fields
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dagster_unified.graph.findings import Finding
 from dagster_unified.operators.layout import ComputedKey
 from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from dagster_unified.operators.program.step import Step
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing the lint found: its rule, its severity (`warning` or `note`), the operator, and what to do.
+
+    `node` is None where the operator leads to no sink, and so is not in the plan.
+    """
+
+    rule: str
+    severity: str
+    node: int | None
+    message: str
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dagster_unified.graph.code import classes_used, reads_watermark
-from dagster_unified.graph.findings import Finding
-from dagster_unified.graph.memory import kept_by_objects_of
-from dagster_unified.graph.nodes.base import Node
+from dagster_unified.graph.code import classes_used, kept_by_objects_of, reads_watermark
+from dagster_unified.graph.nodes.base import Finding, Node
 from dagster_unified.operators.arrow_functions import BroadcastBatchesStep, MapBatchesStep
 from dagster_unified.operators.async_io import AsyncStep
 from dagster_unified.operators.functions.event_time import (
@@ -17,10 +15,9 @@ from dagster_unified.operators.functions.event_time import (
     IngestionTimeAssigner,
     WatermarkGenerator,
 )
-from dagster_unified.operators.process import ProcessStep
 from dagster_unified.operators.program.fusion import Clause
 from dagster_unified.operators.program.step import FusedStep
-from dagster_unified.operators.stateless import AssignTimestampsStep, Filter, FlatMap, Map
+from dagster_unified.operators.stateless import AssignTimestampsStep, Filter, FlatMap, Map, ProcessStep
 from dagster_unified.operators.watermarks import Supplier
 
 

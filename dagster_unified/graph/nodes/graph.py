@@ -1,4 +1,4 @@
-"""The graph: nodes, and the edges between them."""
+"""The graph: nodes, the edges between them, and the parts of both that decide what a fingerprint is made of."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 from dagster_unified.errors import PipelineError
+from dagster_unified.graph.connectors import Dimensions, Slice
+from dagster_unified.graph.fingerprint import digest, fingerprint_of
 from dagster_unified.graph.nodes.base import ExchangeKind, Node, Partitioning
 from dagster_unified.graph.nodes.functions import AssignTimestampsNode
-from dagster_unified.graph.nodes.query_ends import QueryInputNode, QueryOutputNode
-from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode, SinkNode, SourceNode
-from dagster_unified.graph.slices import Dimensions, Slice
+from dagster_unified.graph.nodes.sources_and_sinks import (
+    QueryInputNode,
+    QueryOutputNode,
+    ReadingNode,
+    SinkNode,
+    SourceNode,
+)
 from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.records import UNITED, RecordType
 
@@ -148,3 +154,31 @@ class Graph:
         edge = next(e for e in self.outputs(node_id) if e.tag is not None and e.tag.name == tag)
         found: RecordType = edge.tag.output_type  # type: ignore[union-attr]
         return found
+
+
+def own_parts(node: Node, with_input: bool = True) -> dict[str, str]:
+    """What decides what a node does, part by part: its settings under '', the author's code by where it was written.
+
+    Without `with_input` not what a source holds just now.
+    """
+    described: list[object] = [
+        type(node).__name__,
+        node.uid,
+        node.records.describe() if node.records else "",
+        node.timestamped,
+        node.parallelism,
+    ]
+    parts = {"": digest(*described, *node.settings(with_input))}
+    return {**parts, **fingerprint_of(*node.code()).parts}
+
+
+def edge_parts(edge: Edge) -> dict[str, str]:
+    """What decides where an edge's records go, as `own_parts` does for a node."""
+    key = edge.partitioning.key
+    tag = edge.tag.name if edge.tag else ""
+    parts = {"": digest(edge.partitioning.kind, key.fields if key else "", tag)}
+    functions = [
+        key.computed.function if key is not None and key.computed is not None else None,
+        edge.partitioning.partitioner,
+    ]
+    return {**parts, **fingerprint_of(*(f for f in functions if f is not None)).parts}

@@ -8,10 +8,8 @@ from enum import Enum
 from itertools import islice
 from typing import Any, TypeVar
 
-from dagster_unified.graph.findings import Finding
-from dagster_unified.graph.nodes.base import Chaining, Node
-from dagster_unified.graph.nodes.graph import Graph
-from dagster_unified.graph.parts import edge_parts, own_parts
+from dagster_unified.graph.nodes.base import Chaining, Finding, Node
+from dagster_unified.graph.nodes.graph import Graph, edge_parts, own_parts
 from dagster_unified.operators.layout import StreamLayout
 
 T = TypeVar("T")

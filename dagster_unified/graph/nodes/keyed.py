@@ -5,26 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from dagster_unified.graph.code import names_used, reads_watermark
-from dagster_unified.graph.findings import Finding
-from dagster_unified.graph.keyed_state import declared_lists, declared_states
-from dagster_unified.graph.nodes.base import Chaining, Key, Lineage, Node
+from dagster_unified.graph.code import declared_lists, declared_states, names_used, reads_watermark
+from dagster_unified.graph.nodes.base import Chaining, Finding, Key, Lineage, Node
 from dagster_unified.operators.arrow_functions import (
     BroadcastTableOperator,
     CheckpointedBatchOperator,
     KeyedBatchOperator,
 )
-from dagster_unified.operators.batch_deltas import BatchDeltaOperator
 from dagster_unified.operators.broadcast import BroadcastOperator
-from dagster_unified.operators.deltas import SOLUTION, DeltaOperator, Solutions
-from dagster_unified.operators.functions.deltas import BatchDeltaFunction
+from dagster_unified.operators.deltas import SOLUTION, BatchDeltaOperator, DeltaOperator, Solutions
+from dagster_unified.operators.functions.iterations import BatchDeltaFunction
 from dagster_unified.operators.keyed import KeyedProcessOperator, ReduceOperator
 from dagster_unified.operators.operator import KeyedOperator
 from dagster_unified.operators.operator_state import CheckpointedOperator
 from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.operators.windows import Firing
+from dagster_unified.operators.windows.contents import CONTENTS
 from dagster_unified.operators.windows.operator import WindowOperator
-from dagster_unified.operators.windows.spec import CONTENTS
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""Operators on columns, which Catalyst runs."""
+"""Operators on columns, which Catalyst runs, and what column aggregates become where their state is portable."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_unified.graph.expressions import Column
-from dagster_unified.graph.nodes.base import Lineage, Node
-from dagster_unified.graph.nodes.keyed import KeyedNode
-from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, WindowAssigner
-from dagster_unified.operators.windows.context import ByEventTime
+from dagster_unified.graph.nodes.base import Finding, Lineage, Node
+from dagster_unified.graph.nodes.keyed import KeyedNode, ReduceNode, WindowNode
+from dagster_unified.graph.nodes.sources_and_sinks import ReadingNode
+from dagster_unified.operators.partials import MergeOperator, Partial, PartialsStep
+from dagster_unified.operators.windows.assigners import AlignedEventTimeWindows, ByEventTime, WindowAssigner
 
 BOUNDS = ("window_start", "window_end")
 """The fields of a record that hold a native window's bounds."""
@@ -134,3 +135,82 @@ def _columns_read(column: object, before: Lineage) -> set[str] | frozenset[str] 
     if isinstance(column, Column):
         return column.references()
     return {column} if isinstance(column, str) and column in before else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LookupNode(NativeNode, ReadingNode):
+    """Joins each record with the rows of a small table, its `source`, that have its key."""
+
+    on: tuple[tuple[str, str], ...]
+    """The record's fields and the table's columns that have to be equal."""
+
+    found: tuple[tuple[str, str], ...]
+    """The fields that come from the table, and its columns."""
+
+    inner: bool
+    """Whether a record without a row is dropped."""
+
+    counts_records = False
+
+    def settings(self, with_input: bool = True) -> list[object]:
+        found: list[object] = [self.source.describe(), self.on, self.found, self.inner]
+        return [*found, self.source.snapshot()] if with_input else found
+
+    def describe(self) -> str:
+        equal = ", ".join(f"{field} = {column}" for field, column in self.on)
+        return f"Catalyst: {equal} in {self.source.describe()}{', inner' if self.inner else ''}"
+
+    def lineage(self, before: Lineage) -> Lineage | None:
+        return None
+
+    def parity(self) -> list[Finding]:
+        return [
+            self.note(
+                "lookup",
+                f"reads '{self.source.name}' as it is when the stage runs in BATCH, and as it is at each micro-batch in"
+                " STREAMING; while it changes, results differ",
+            )
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartialsNode(Node):
+    """Partial aggregates of the records of a key that come to one task, and with `panes` of a pane of event time."""
+
+    keys: tuple[str, ...]
+    partials: tuple[Partial, ...]
+    panes: tuple[int, int] | None = None
+
+    step = PartialsStep
+
+    def step_arguments(self) -> dict[str, Any]:
+        return {"keys": self.keys, "partials": self.partials, "panes": self.panes}
+
+    def describe(self) -> str:
+        return ", ".join(partial.shown for partial in self.partials)
+
+    def lineage(self, before: Lineage) -> Lineage | None:
+        found: Lineage = {name: before[name] for name in self.keys}
+        for partial in self.partials:
+            found[partial.name] = frozenset() if partial.column is None else before[partial.column]
+        return found
+
+
+class MergeNode(ReduceNode):
+    """Merges the partials of a key."""
+
+    operator = MergeOperator
+    merges_partials = True
+
+    def lineage(self, before: Lineage) -> Lineage | None:
+        return before
+
+
+class MergeWindowsNode(WindowNode):
+    """Merges the partials of a key and window."""
+
+    merges_partials = True
+
+    def lineage(self, before: Lineage) -> Lineage | None:
+        names = self.records.names if self.records else ()
+        return {name: before.get(name, frozenset()) for name in names}

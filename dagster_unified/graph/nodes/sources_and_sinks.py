@@ -1,4 +1,4 @@
-"""Where records come from, and where they go."""
+"""Where records come from, where they go, and the two ends of a stream from one query of a STREAMING job to another."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagster_unified.graph.connectors import Sink, Source
-from dagster_unified.graph.findings import Finding
-from dagster_unified.graph.nodes.base import Node
+from dagster_unified.graph.nodes.base import Finding, Node
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,3 +74,30 @@ class SinkNode(Node):
 
     def describe(self) -> str:
         return f"{self.sink.describe()}, {self.sink.capabilities.describe()}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QueryOutputNode(Node):
+    """Where a stream leaves a query. It is told the time, which it hands on with the records."""
+
+    after_iteration: bool
+    """Whether an iteration of its query comes before it."""
+
+    waits_for_end: bool
+    """Whether records may come at the end of the input whose event time has long been passed."""
+
+    keeps_records = True
+    has_timers = True
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QueryInputNode(SourceNode):
+    """Where it comes into another query. Its watermarks are those that were handed on."""
+
+    is_timed: bool
+    """Whether there are timestamp assigners before it."""
+
+    idleness_ms: int | None = None
+    max_out_of_orderness_ms: int | None = None
+    generator: Any = None
+    says_watermarks = True

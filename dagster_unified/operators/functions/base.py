@@ -9,12 +9,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
+import pyarrow as pa
+
 from dagster_unified.errors import PipelineError, UnsupportedError
-from dagster_unified.operators.functions.type_variables import A, In, Key, KeyOut, Out, R, T
+from dagster_unified.operators.functions.type_variables import IN, OUT, A, In, K, Key, KeyOut, Out, R, T, V
 from dagster_unified.operators.metrics import MetricGroup, Registry
-from dagster_unified.operators.state.backend import KeyedStateBackend
+from dagster_unified.operators.state.backend import KeyedStateBackend, StateBackend
 from dagster_unified.operators.state.descriptors import StateDescriptor
-from dagster_unified.operators.state.store import KeyedStateStore
+from dagster_unified.operators.state.handles import (
+    AggregatingState,
+    AggregatingStateDescriptor,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReducingState,
+    ReducingStateDescriptor,
+)
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -22,6 +33,40 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
     from dagster_unified.operators.time import TimeDomain
+
+
+class KeyedStateStore(ABC):
+    """Where a function gets its state. `get_state` gives every kind; the other names are PyFlink's for the same."""
+
+    @abstractmethod
+    def get_state(self, descriptor: StateDescriptor[R]) -> R:
+        """The handle on the state that `descriptor` names: for a `ValueStateDescriptor`, a `ValueState`."""
+
+    def get_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]:
+        """The list state that `descriptor` names."""
+        return self.get_state(descriptor)
+
+    def get_map_state(self, descriptor: MapStateDescriptor[K, V]) -> MapState[K, V]:
+        """The map state that `descriptor` names."""
+        return self.get_state(descriptor)
+
+    def get_reducing_state(self, descriptor: ReducingStateDescriptor[V]) -> ReducingState[V]:
+        """The reducing state that `descriptor` names."""
+        return self.get_state(descriptor)
+
+    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor[IN, A, OUT]) -> AggregatingState[IN, OUT]:
+        """The aggregating state that `descriptor` names."""
+        return self.get_state(descriptor)
+
+
+class BackendStore(KeyedStateStore):
+    """The state of a backend's scope."""
+
+    def __init__(self, backend: StateBackend) -> None:
+        self._backend = backend
+
+    def get_state(self, descriptor: StateDescriptor[Any]) -> Any:
+        return self._backend.bind(descriptor)
 
 
 class OutputTag(Generic[T]):
@@ -490,4 +535,69 @@ class KeyedProcessFunction(Function, ABC, Generic[Key, In, Out]):
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
         """The records that a timer leads to. What it emits carries the timer's timestamp."""
+        return None
+
+
+class KeyedBatchFunction(Function, ABC, Generic[Key]):
+    """A function of Arrow batches on a keyed stream, with state and timers of their key, for `map_batches`.
+
+    A batch has rows of one key. How a key's rows are cut into batches is not defined, in either mode: what goes beyond
+    a batch belongs into the key's state, and a result of all rows into a timer. In BATCH a key's rows come in
+    event-time order, and its timers fire after the last one. In STREAMING a batch has what a micro-batch brings for the
+    key. In the body of an iteration it may be an `IterationListener`, which emits batches. Spark: `applyInArrow`, with
+    the state of `applyInPandasWithState`.
+
+    Examples:
+        >>> import pyarrow as pa
+        >>> import pyarrow.compute as pc
+        >>> class Totals(KeyedBatchFunction[str]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         self.total = runtime_context.get_state(ValueStateDescriptor("total", int))
+        ...     def process_batch(self, batch: pa.RecordBatch, ctx: KeyedBatchFunction.Context) -> None:
+        ...         self.total.update((self.total.value() or 0) + pc.sum(batch["amount"]).as_py())
+        ...         ctx.timer_service().register_event_time_timer(MAX_TIMESTAMP)
+        ...     def on_timer(self, timestamp: int, ctx: KeyedBatchFunction.OnTimerContext) -> pa.RecordBatch:
+        ...         return pa.RecordBatch.from_pydict({"value": [f"{ctx.get_current_key()}: {self.total.value()}"]})
+        >>> sorted(collect(sales.key_by("shop").map_batches(Totals(), str)))
+        ['north: 8', 'south: 4']
+    """
+
+    class Context(ABC, Generic[KeyOut]):
+        """The context that `process_batch` gets with a batch."""
+
+        @abstractmethod
+        def get_current_key(self) -> KeyOut:
+            """The key of the batch or timer."""
+
+        @abstractmethod
+        def timer_service(self) -> TimerService:
+            """Time and timers."""
+
+        @abstractmethod
+        def output(self, tag: OutputTag[Any], batch: pa.RecordBatch) -> None:
+            """Emits a batch of records to a side output.
+
+            Its rows have the event times of its column `__ts`, or else those of the rows of `process_batch`, of which
+            it then has as many; in `on_timer`, the timer's timestamp.
+            """
+
+    class OnTimerContext(Context[KeyOut]):
+        """The context that `on_timer` gets with a timestamp."""
+
+        @abstractmethod
+        def time_domain(self) -> TimeDomain:
+            """Which clock the timer listened to."""
+
+    requires_time_sorted_input: bool = False
+    """As `KeyedProcessFunction.requires_time_sorted_input`; a batch then has rows of one event time."""
+
+    @abstractmethod
+    def process_batch(self, batch: pa.RecordBatch, ctx: Context[Key]) -> pa.RecordBatch | None:
+        """The records that a batch leads to, None for none.
+
+        Event times are in the column `__ts`, where the stream has them; keep it where the number of rows changes.
+        """
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> pa.RecordBatch | None:
+        """The records that a timer leads to. They carry the timer's timestamp."""
         return None

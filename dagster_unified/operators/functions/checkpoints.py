@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, overload
 
 from dagster_unified.operators.functions.type_variables import V
-from dagster_unified.operators.state.list import ListState, ListStateDescriptor
+from dagster_unified.operators.state.handles import ListState, ListStateDescriptor
 
 if TYPE_CHECKING:
     from dagster_unified.operators.state.arrow_list import ArrowListState, ArrowListStateDescriptor

@@ -1,10 +1,10 @@
-"""What an author writes for two streams in one operator: connected, joined, grouped together."""
+"""What an author writes for two streams in one operator: connected, joined, grouped together, or broadcast."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, Generic, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Optional, TypeAlias
 
 from dagster_unified.operators.functions.base import (
     Function,
@@ -12,8 +12,13 @@ from dagster_unified.operators.functions.base import (
     OutputTag,
     ProcessFunction,
     SideOutput,
+    TimerService,
 )
-from dagster_unified.operators.functions.type_variables import In1, In2, Key, KeyOut, Out, R
+from dagster_unified.operators.functions.type_variables import In1, In2, K, Key, KeyOut, Out, R, V
+from dagster_unified.operators.state.backend import Declared
+from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.handles import MapStateDescriptor
+from dagster_unified.operators.time import TimeDomain
 
 
 class CoMapFunction(Function, ABC, Generic[In1, In2, Out]):
@@ -190,3 +195,220 @@ class ProcessJoinFunction(Function, ABC, Generic[In1, In2, Out]):
     @abstractmethod
     def process_element(self, left: In1, right: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
         """What the pair gives."""
+
+
+ABSENT: Any = object()
+"""In the place of the value of a key that has none."""
+
+Change = tuple[str, dict[Any, Any], bool]
+"""What a broadcast map held before a broadcast record changed it: its name, entries, and whether they were all."""
+
+
+class ReadOnlyBroadcastState(Generic[K, V]):
+    """A broadcast map, as the records of the large stream see it.
+
+    There is an example at `KeyedBroadcastProcessFunction`.
+    """
+
+    def __init__(self, entries: dict[K, V], key: Declared) -> None:
+        self._entries, self._key = entries, key
+
+    def get(self, key: K) -> V | None:
+        """The value of `key`, or None."""
+        return self._entries.get(self._key.sought(key))
+
+    def contains(self, key: K) -> bool:
+        """Whether `key` has a value."""
+        return self._key.sought(key) in self._entries
+
+    def items(self) -> list[tuple[K, V]]:
+        """The entries, in the order in which their keys were first put."""
+        return list(self._entries.items())
+
+    def keys(self) -> list[K]:
+        """The keys."""
+        return list(self._entries)
+
+    def values(self) -> list[V]:
+        """The values."""
+        return list(self._entries.values())
+
+    def is_empty(self) -> bool:
+        """Whether there is no entry."""
+        return not self._entries
+
+    def __contains__(self, key: K) -> bool:
+        return self.contains(key)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.keys())
+
+
+class BroadcastState(ReadOnlyBroadcastState[K, V]):
+    """A broadcast map, as the broadcast records fill it.
+
+    There is an example at `KeyedBroadcastProcessFunction`.
+    """
+
+    def __init__(self, entries: dict[K, V], descriptor: MapStateDescriptor[K, V], changes: list[Change]) -> None:
+        super().__init__(entries, declared_key(descriptor))
+        self._name, self._changes = descriptor.name, changes
+        self._value = Declared("broadcast state", descriptor.name, Optional[descriptor.value_type])  # noqa: UP045
+
+    def put(self, key: K, value: V) -> None:
+        """Sets the value of `key`."""
+        key = self._key.normal(key)
+        self._key.check_equals_itself(key)
+        value = self._value.normal(value)
+        self._changes.append((self._name, {key: self._entries.get(key, ABSENT)}, False))
+        self._entries[key] = value
+
+    def put_all(self, values: dict[K, V]) -> None:
+        """Sets the values of several keys."""
+        for key, value in values.items():
+            self.put(key, value)
+
+    def remove(self, key: K) -> None:
+        """Forgets `key`; nothing happens where it is not there."""
+        key = self._key.sought(key)
+        if key in self._entries:
+            self._changes.append((self._name, dict(self._entries), True))
+            del self._entries[key]
+
+    def clear(self) -> None:
+        """Forgets all entries."""
+        self._changes.append((self._name, dict(self._entries), True))
+        self._entries.clear()
+
+
+def declared_key(descriptor: MapStateDescriptor[Any, Any]) -> Declared:
+    """What keys of a broadcast map have to be."""
+    return Declared("a key in broadcast state", descriptor.name, descriptor.key_type)
+
+
+class _BaseContext(ABC):
+    @abstractmethod
+    def timestamp(self) -> int | None:
+        """The record's event time, or None where the stream has none."""
+
+    @abstractmethod
+    def current_processing_time(self) -> int:
+        """The clock, in milliseconds since the epoch."""
+
+    @abstractmethod
+    def current_watermark(self) -> int:
+        """The event-time watermark: the smaller one of both streams'."""
+
+    @abstractmethod
+    def output(self, tag: OutputTag[R], value: R) -> None:
+        """Emits to a side output."""
+
+
+class BroadcastProcessFunction(Function, ABC, Generic[In1, In2, Out]):
+    """A process function on a stream that is not keyed, with broadcast state (Flink: *The Broadcast State Pattern*).
+
+    In BATCH every broadcast record comes before the first of the stream's; in STREAMING both come as they arrive, the
+    broadcast records of a micro-batch first. In BATCH the stream stays partitioned as it is; in STREAMING its records
+    are spread over the key groups, each of which holds a copy of the state. There is an example at
+    `BroadcastConnectedStream.process`.
+    """
+
+    class ReadOnlyContext(_BaseContext):
+        """The context that `process_element` gets with a record."""
+
+        @abstractmethod
+        def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> ReadOnlyBroadcastState[K, V]:
+            """The broadcast map that `descriptor` names, to be read."""
+
+    class Context(_BaseContext):
+        """The context that `process_broadcast_element` gets with a record."""
+
+        @abstractmethod
+        def get_broadcast_state(self, descriptor: MapStateDescriptor[K, V]) -> BroadcastState[K, V]:
+            """The broadcast map that `descriptor` names, to be read and written."""
+
+    @abstractmethod
+    def process_element(self, value: In1, ctx: ReadOnlyContext) -> Iterable[Out | SideOutput] | None:
+        """The records that a record of the stream leads to; `(tag, record)` goes to a side output."""
+
+    @abstractmethod
+    def process_broadcast_element(self, value: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
+        """Takes a broadcast record into the state.
+
+        It runs once in every instance, and has to do the same in each; what it emits is emitted once.
+        """
+
+
+class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
+    """A process function on a keyed stream, with broadcast state as well (Flink: *The Broadcast State Pattern*).
+
+    It has keyed state, timers, and broadcast state that only broadcast records change. In BATCH every broadcast record
+    comes before the first of the stream's, and a key's records together; in STREAMING both come as they arrive, the
+    broadcast records of a micro-batch first.
+
+    Examples:
+        >>> LIMITS = MapStateDescriptor("limits", str, int)
+        >>> class Reached(KeyedBroadcastProcessFunction[str, Sale, int, str]):
+        ...     def open(self, runtime_context: RuntimeContext) -> None:
+        ...         self.total = runtime_context.get_state(ValueStateDescriptor("total", int))
+        ...     def process_element(self, value, ctx) -> list[str]:
+        ...         self.total.update((self.total.value() or 0) + value.amount)
+        ...         limit = ctx.get_broadcast_state(LIMITS).get("limit")
+        ...         return [ctx.get_current_key()] if limit is not None and self.total.value() > limit else []
+        ...     def process_broadcast_element(self, value, ctx) -> None:
+        ...         ctx.get_broadcast_state(LIMITS).put("limit", value)
+        >>> limit = numbers.map(lambda n: 5, int)
+        >>> collect(sales.key_by("shop").connect(limit.broadcast(LIMITS)).process(Reached()))
+        ['north']
+    """
+
+    class ReadOnlyContext(BroadcastProcessFunction.ReadOnlyContext, Generic[KeyOut]):
+        """The context that `process_element` gets with a record."""
+
+        @abstractmethod
+        def timer_service(self) -> TimerService:
+            """Time and timers of the current key."""
+
+        @abstractmethod
+        def get_current_key(self) -> KeyOut:
+            """The key of the record or timer."""
+
+    class OnTimerContext(ReadOnlyContext[KeyOut]):
+        """The context that `on_timer` gets with a timestamp."""
+
+        @abstractmethod
+        def time_domain(self) -> TimeDomain:
+            """Which clock the timer listened to."""
+
+    class Context(BroadcastProcessFunction.Context):
+        """The context that `process_broadcast_element` gets with a record."""
+
+        @abstractmethod
+        def apply_to_keyed_state(
+            self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]
+        ) -> None:
+            """Calls `function(key, state)` for every key that has this state.
+
+            The function may change the state, and what it returns is emitted. In BATCH there is no key yet when
+            broadcast records come, so that it is called for none.
+            """
+
+    requires_time_sorted_input: bool = False
+
+    @abstractmethod
+    def process_element(self, value: In1, ctx: ReadOnlyContext[Key]) -> Iterable[Out | SideOutput] | None:
+        """The records that a record of the stream leads to; `(tag, record)` goes to a side output."""
+
+    @abstractmethod
+    def process_broadcast_element(self, value: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
+        """Takes a broadcast record into the state.
+
+        It runs in every instance, each of which has some of the keys, and has to do the same to the broadcast state in
+        each. What it emits where there is no key is emitted once, and what it emits besides where it has seen the state
+        of keys, by `ctx.apply_to_keyed_state`, is emitted of each instance: to know the former, it is called once more
+        there, with no keys. So what depends on chance or the clock is an error there.
+        """
+
+    def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
+        """The records that a timer leads to."""
+        return None

@@ -6,9 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Generic
 
-from dagster_unified.operators.functions.base import Function, OutputTag, SideOutput
+from dagster_unified.operators.functions.base import Function, KeyedStateStore, OutputTag, SideOutput
 from dagster_unified.operators.functions.type_variables import In, Key, Out, R, Win, WinOut
-from dagster_unified.operators.state.store import KeyedStateStore
 
 
 class WindowFunction(Function, ABC, Generic[In, Out, Key, Win]):

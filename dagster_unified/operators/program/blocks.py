@@ -1,16 +1,18 @@
-"""What goes from operator to operator: whole lists of records, in Python's form or Arrow's."""
+"""What goes from operator to operator: whole lists of records, in Python's form or Arrow's; and how all are closed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import pyarrow as pa
 
-from dagster_unified.errors import RecordTypeError
-from dagster_unified.operators.failures import placed
+from dagster_unified.errors import RecordTypeError, UnsupportedError
+from dagster_unified.operators.failures import RAISED, placed, user_failure
 from dagster_unified.operators.functions.base import OutputTag
-from dagster_unified.records import Copy, RecordType
+from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext
+from dagster_unified.records import Copy, RecordType, shorten
 
 
 class Block:
@@ -176,3 +178,74 @@ class Collector:
             self.batches.setdefault(tag, []).extend(batches)
         self.types |= other.types
         self.rows += other.rows
+
+
+class Emitting(EpochContext, EpochCollector[Any]):
+    """Puts what a listener emits into an operator's output, with no event time; on a keyed stream it has a key."""
+
+    def __init__(self, out: Collector, *key: Any) -> None:
+        self.out, self._key = out, key
+
+    def collect(self, value: Any) -> None:
+        self.out.emit(value, None)
+
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
+        self.out.emit_side(tag, value, None)
+
+    def get_current_key(self) -> Any:
+        if not self._key:
+            raise UnsupportedError(
+                "there is no key; call key_by before the operator, and give it a KeyedProcessFunction, or a function"
+                " that overrides open()"
+            )
+        return self._key[0]
+
+
+def tell(method: Callable[..., object], *what: int, emitted: Emitting) -> None:
+    """Calls a listener's method; raises `TypeError` where it returns what it should emit, which would be lost."""
+    returned = method(*what, emitted, emitted)
+    if returned is not None:
+        raise TypeError(
+            f"{method.__name__} returned {shorten(returned)}, which goes nowhere; emit with collector.collect(record)"
+        )
+
+
+@dataclass(frozen=True)
+class Closing:
+    """An author's function, or what holds one; `where` is how an error names it."""
+
+    where: str
+    one: Any
+
+    def close(self, failure: BaseException | None) -> None:
+        """Closes it, whatever has failed before."""
+        try:
+            self.one.close()
+        except RAISED as error:
+            close = getattr(getattr(self.one, "function", self.one), "close", None)
+            raise user_failure(error, self.where, close, "close()") from error
+
+
+class Closes(Protocol):
+    """What is closed, after a failure or without one."""
+
+    def close(self, failure: BaseException | None) -> None: ...
+
+
+def close_each(ones: Iterable[Closes], failure: BaseException | None) -> None:
+    """Closes all of them, also where one fails to; raises what failed first, which may be noted at what failed before.
+
+    Flink: `StreamTask.cleanUp`, whose failures are suppressed ones of what made the task fail.
+    """
+    first: Exception | None = None
+    for one in ones:
+        try:
+            one.close(failure or first)
+        except Exception as error:
+            told = failure or first
+            if told is None:
+                first = error
+            else:
+                told.add_note(f"after that: {error}")
+    if first is not None:
+        raise first

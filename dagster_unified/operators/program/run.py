@@ -22,12 +22,19 @@ from dagster_unified.operators.functions.iterations import IterationListener, he
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
 from dagster_unified.operators.metrics import Metrics, Registry
 from dagster_unified.operators.operator import KeyedOperator
-from dagster_unified.operators.program.blocks import Block, Collector, Consumer, Copies, encoded
-from dagster_unified.operators.program.closing import Closing, close_each
-from dagster_unified.operators.program.epochs import Emitting, tell
+from dagster_unified.operators.program.blocks import (
+    Block,
+    Closing,
+    Collector,
+    Consumer,
+    Copies,
+    Emitting,
+    close_each,
+    encoded,
+    tell,
+)
 from dagster_unified.operators.program.fusion import Clause, FusedChain, fuse
-from dagster_unified.operators.program.spec import Output, Program
-from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, StepContext
+from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, Output, Program, StepContext
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import Generated, Kept, Mark, slowest

@@ -20,8 +20,8 @@ from msgspec import inspect as mi
 from msgspec import msgpack
 
 from dagster_unified.errors import PipelineError, StateError
-from dagster_unified.operators.equal_values import OF_ONE_FORM, has_nan
 from dagster_unified.operators.functions.type_variables import R
+from dagster_unified.operators.keys import OF_ONE_FORM, has_nan
 from dagster_unified.operators.state.descriptors import StateDescriptor, StateHandle
 from dagster_unified.records import shorten, type_name
 from dagster_unified.values import Fit, Misfit, UnfitError, fit_of, python_of

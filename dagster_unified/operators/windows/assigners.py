@@ -5,14 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Generic, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias
 
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.operators.functions.type_variables import In, T, WinOut
-from dagster_unified.operators.state.value import ValueStateDescriptor
+from dagster_unified.operators.state.handles import ValueStateDescriptor
 from dagster_unified.operators.time import checked_span
-from dagster_unified.operators.windows import context
-from dagster_unified.operators.windows.context import WindowAssignerContext
 from dagster_unified.operators.windows.triggers import (
     CountTrigger,
     EventTimeTrigger,
@@ -22,6 +20,31 @@ from dagster_unified.operators.windows.triggers import (
     Trigger,
 )
 from dagster_unified.operators.windows.window import CountWindow, GlobalWindow, TimeWindow
+
+if TYPE_CHECKING:
+    from dagster_unified.operators.functions.base import RuntimeContext
+
+
+class WindowAssignerContext(ABC):
+    """The context that an assigner gets with an element."""
+
+    @abstractmethod
+    def get_current_processing_time(self) -> int:
+        """The clock, in milliseconds since the epoch."""
+
+    @abstractmethod
+    def get_runtime_context(self) -> RuntimeContext:
+        """Where it runs, with the state of the element's key."""
+
+
+class ByEventTime(WindowAssignerContext):
+    """For windows by event time alone, which are assigned without running an operator."""
+
+    def get_current_processing_time(self) -> int:
+        raise UnsupportedError("windows by event time do not read the clock; use the element's timestamp")
+
+    def get_runtime_context(self) -> RuntimeContext:
+        raise UnsupportedError("windows by event time have no state; use the element's timestamp")
 
 
 class WindowAssigner(ABC, Generic[In, WinOut]):
@@ -40,7 +63,7 @@ class WindowAssigner(ABC, Generic[In, WinOut]):
         [12]
     """
 
-    WindowAssignerContext: TypeAlias = context.WindowAssignerContext
+    WindowAssignerContext: TypeAlias = WindowAssignerContext
 
     window_type: Any = TimeWindow
     is_event_time: bool = True

@@ -1,20 +1,116 @@
-"""What a window holds: its elements, or what they are reduced or aggregated to.
-
-Knows neither windows nor time. What a window holds is None where nothing has come.
-"""
+"""One window as its operator, its trigger and its function see it: elements or an accumulator, state and contexts."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
+from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.failures import RAISED, user_failure
-from dagster_unified.operators.state.backend import Declared, KeyedStateBackend
-from dagster_unified.operators.windows.spec import Windowing
+from dagster_unified.operators.functions.base import (
+    AggregateFunction,
+    BackendStore,
+    Function,
+    KeyedStateStore,
+    OutputTag,
+    RuntimeContext,
+)
+from dagster_unified.operators.functions.windows import ProcessWindowFunction, WindowFunction
+from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.program.blocks import Collector
+from dagster_unified.operators.state.arrow_list import RowsByKeyColumn, RowsColumn
+from dagster_unified.operators.state.backend import Declared, KeyedStateBackend, StateBackend
+from dagster_unified.operators.state.columns import TypedColumn
+from dagster_unified.operators.state.descriptors import StateDescriptor
+from dagster_unified.operators.state.handles import MapStateDescriptor, State
+from dagster_unified.operators.time import TimeDomain
+from dagster_unified.operators.timers import timer_time
+from dagster_unified.operators.windows.assigners import WindowAssigner, WindowAssignerContext
+from dagster_unified.operators.windows.evictors import Evictor
+from dagster_unified.operators.windows.triggers import OnMergeContext, Trigger, TriggerResult
+from dagster_unified.records import Copy
 from dagster_unified.values import UnfitError
+
+CONTENTS = "window contents"
+"""The name of the state that has what each window of a key holds."""
+
+TIMERS = {TimeDomain.EVENT_TIME: "window timers", TimeDomain.PROCESSING_TIME: "window clock timers"}
+"""The names of the states that have the windows for which a timer of a key is."""
+
+
+@dataclass(frozen=True)
+class Windowing:
+    """What an author says of a windowed stream.
+
+    A window holds its elements, or what `reduce` or `aggregate` computes from them.
+    """
+
+    assigner: WindowAssigner[Any, Any]
+    trigger: Trigger[Any, Any]
+    element_type: Any
+    evictor: Evictor[Any, Any] | None = None
+    lateness: int = 0
+    """Milliseconds for which a window stays after its end."""
+    late_tag: OutputTag[Any] | None = None
+    reduce: Any = None
+    aggregate: AggregateFunction[Any, Any, Any] | None = None
+    accumulator_type: Any = None
+    function: ProcessWindowFunction[Any, Any, Any, Any] | WindowFunction[Any, Any, Any, Any] | None = None
+    only_registers_end: bool = field(init=False)
+    """What the trigger says. A class that is sent to a worker by value loses what equals its base's attribute."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "only_registers_end", self.trigger.only_registers_end)
+
+    def describe(self) -> str:
+        """One line for plans."""
+        parts = [self.assigner.describe()]
+        if type(self.trigger) is not type(self.assigner.get_default_trigger()):
+            parts.append(type(self.trigger).__name__)
+        if self.evictor is not None:
+            parts.append(type(self.evictor).__name__)
+        if self.lateness:
+            parts.append(f"allowed lateness {self.lateness} ms")
+        return ", ".join([*parts, self._held()])
+
+    def _held(self) -> str:
+        if self.evictor is not None:
+            return "all elements"
+        if self.aggregate is not None:
+            return "aggregated"
+        return "all elements" if self.reduce is None else "reduced"
+
+    @property
+    def suspect(self) -> Any:
+        """The author's function to which an error is traced."""
+        for function, method in ((self.function, "process"), (self.aggregate, "add"), (self.reduce, "reduce")):
+            if function is not None:
+                return getattr(function, method, function)
+        return self.trigger.on_element
+
+    @property
+    def wrapped_functions(self) -> tuple[Any, ...]:
+        """The author's."""
+        return (self.assigner, self.trigger, self.evictor, self.reduce, self.aggregate, self.function)
+
+    @property
+    def drops_late_records(self) -> bool:
+        """Whether a record can come too late for all its windows."""
+        return self.assigner.is_event_time
+
+    @property
+    def late_tags(self) -> tuple[OutputTag[Any] | None, ...]:
+        """Where late records go, for each input."""
+        return (self.late_tag,)
+
+    @property
+    def functions(self) -> list[Function]:
+        """Those that have to be opened and closed."""
+        return [f for f in (self.reduce, self.aggregate, self.function) if isinstance(f, Function)]
 
 
 class Contents(ABC):
@@ -231,3 +327,216 @@ def contents_of(spec: Windowing, where: str, state: KeyedStateBackend) -> Conten
     if spec.evictor is not None:
         return Evicted(spec, value)
     return Elements(spec.element_type) if value is None else value
+
+
+class WindowingOperator(Protocol):
+    """The window operator, as its strategies, its contexts and merging windows see it."""
+
+    where: str
+    spec: Windowing
+    options: KeyedOptions
+    clock: Callable[[], int]
+    read_clock: Callable[[], int]
+    watermark: int
+    state: KeyedStateBackend
+    out: Collector
+    contents: Contents
+    assigning: WindowAssignerContext
+    copy: Copy | None
+
+    def at(self, timestamp: int | None) -> None: ...
+    def windows(self) -> Any: ...
+    def is_late(self, window: Any) -> bool: ...
+    def late(self, record: Any, timestamp: int) -> None: ...
+    def add_all(self, window: Any, records: Sequence[Any]) -> None: ...
+    def act(self, result: TriggerResult, window: Any) -> None: ...
+    def register(self, window: Any, timestamp: int, domain: TimeDomain) -> None: ...
+    def unregister(self, window: Any, timestamp: int, domain: TimeDomain) -> None: ...
+    def register_cleanup(self, window: Any) -> None: ...
+    def merge_trigger(self, cover: Any, parts: Sequence[Any]) -> None: ...
+
+
+class WindowScope(StateBackend):
+    """State of one window of the current key: each state is a map by window in the key's own state."""
+
+    def __init__(self, operator: WindowingOperator, window_type: Any, prefix: str) -> None:
+        super().__init__(operator.clock, operator.options.expiry)
+        self._operator, self._prefix, self._window_type = operator, prefix, window_type
+        self.window: Any = None
+        self.current = _WindowCells(self)
+
+    def normal(self, declared: Declared, value: Any) -> Any:
+        return self._operator.state.normal(declared, value)
+
+    def look(self, declared: Declared, value: Any) -> None:
+        self._operator.state.look(declared, value)
+
+    def look_at_latest(self, declared: Declared, value: Any) -> None:
+        self._operator.state.look(declared, value)  # the latest is by key, and a key has one value for each window
+
+    def on_first(self, descriptor: StateDescriptor[Any]) -> None:
+        self._operator.state.register(_OfWindows(self.name(descriptor.name), self._window_type, descriptor))
+
+    def name(self, name: str) -> str:
+        """A state's name among the key's."""
+        return f"{self._prefix} {name}"
+
+    @property
+    def of_key(self) -> dict[str, Any]:
+        """The state of the current key."""
+        return self._operator.state.current
+
+
+class _OfWindows(MapStateDescriptor[Any, Any]):
+    """A state of windows, as a map of the key's."""
+
+    def __init__(self, name: str, window_type: Any, descriptor: StateDescriptor[Any]) -> None:
+        super().__init__(name, window_type, descriptor.stored_type)
+        self._of_window = descriptor
+
+    @property
+    def column_type(self) -> Any:
+        return dict[self.key_type, self._of_window.column_type]  # type: ignore[name-defined]
+
+    @property
+    def declared(self) -> str:
+        return self._of_window.declared
+
+    def stores_as(self, other: StateDescriptor[Any]) -> bool:
+        return isinstance(other, _OfWindows) and self._of_window.stores_as(other._of_window)
+
+    def column(self, what: str) -> TypedColumn:
+        rows = self._of_window.column(what)
+        return (
+            RowsByKeyColumn(what, self.key_type, rows, several=True)
+            if isinstance(rows, RowsColumn)
+            else super().column(what)
+        )
+
+
+class _WindowCells:
+    """The states of a scope's window, each an entry of a map in the key's state."""
+
+    def __init__(self, scope: WindowScope) -> None:
+        self._scope = scope
+
+    def get(self, name: str) -> Any:
+        held = self._scope.of_key.get(self._scope.name(name))
+        return held.get(self._scope.window) if held else None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._scope.of_key.setdefault(self._scope.name(name), {})[self._scope.window] = value
+
+    def setdefault(self, name: str, value: Any) -> Any:
+        held = self.get(name)
+        if held is None:
+            self[name] = held = value
+        return held
+
+    def pop(self, name: str, default: Any) -> Any:
+        full = self._scope.name(name)
+        held = self._scope.of_key.get(full)
+        if not held:
+            return default
+        value = held.pop(self._scope.window, default)
+        if not len(held):
+            self._scope.of_key.pop(full, None)
+        return value
+
+
+class OperatorAssignerContext(WindowAssignerContext):
+    """The clock, and the state of the current key."""
+
+    def __init__(self, operator: WindowingOperator, runtime_context: RuntimeContext) -> None:
+        self._operator, self._runtime_context = operator, runtime_context
+
+    def get_current_processing_time(self) -> int:
+        return self._operator.read_clock()
+
+    def get_runtime_context(self) -> RuntimeContext:
+        return self._runtime_context
+
+
+class OperatorTriggerContext(OnMergeContext):
+    """Time, timers and state of the current key and one window."""
+
+    def __init__(self, operator: WindowingOperator) -> None:
+        self._operator = operator
+        self._scope = WindowScope(operator, operator.spec.assigner.window_type, "trigger")
+        self._merged: Sequence[Any] = ()
+
+    def of(self, window: Any, merged: Sequence[Any] = ()) -> OperatorTriggerContext:
+        self._scope.window, self._merged = window, merged
+        return self
+
+    def get_current_watermark(self) -> int:
+        return self._operator.watermark
+
+    def get_current_processing_time(self) -> int:
+        return self._operator.read_clock()
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        self._operator.register(self._scope.window, timer_time(timestamp), TimeDomain.EVENT_TIME)
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        self._operator.register(self._scope.window, timer_time(timestamp), TimeDomain.PROCESSING_TIME)
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        self._operator.unregister(self._scope.window, timestamp, TimeDomain.EVENT_TIME)
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        self._operator.unregister(self._scope.window, timestamp, TimeDomain.PROCESSING_TIME)
+
+    def get_partitioned_state(self, descriptor: StateDescriptor[Any]) -> Any:
+        return self._scope.bind(descriptor)
+
+    def early_results(self) -> bool:
+        return self._operator.options.incremental_updates
+
+    def merge_partitioned_state(self, descriptor: StateDescriptor[Any]) -> None:
+        scope, into = self._scope, self._scope.window
+        state: State = scope.bind(descriptor)  # first: what is there from before the job started has no type yet
+        found = []
+        for window in self._merged:
+            scope.window = window
+            value = scope.current.pop(descriptor.name, None)
+            if value is not None:
+                found.append(value)
+        scope.window = into
+        if not found:
+            return
+        try:
+            state.merge(found)
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{self._operator.where}: {error}") from error
+
+
+class OperatorFunctionContext(ProcessWindowFunction.Context[Any]):
+    """Time, state and side outputs of the current key and one window."""
+
+    def __init__(self, operator: WindowingOperator) -> None:
+        self._operator = operator
+        self._scope = WindowScope(operator, operator.spec.assigner.window_type, "window")
+        self._of_window, self._of_key = BackendStore(self._scope), BackendStore(operator.state)
+
+    def of(self, window: Any) -> OperatorFunctionContext:
+        self._scope.window = window
+        return self
+
+    def window(self) -> Any:
+        return self._scope.window
+
+    def current_processing_time(self) -> int:
+        return self._operator.read_clock()
+
+    def current_watermark(self) -> int:
+        return self._operator.watermark
+
+    def window_state(self) -> KeyedStateStore:
+        return self._of_window
+
+    def global_state(self) -> KeyedStateStore:
+        return self._of_key
+
+    def output(self, tag: OutputTag[Any], value: Any) -> None:
+        self._operator.out.emit_side(tag, value, self._scope.window.max_timestamp())

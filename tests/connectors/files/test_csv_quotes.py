@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, FileSink
-from dagster_unified.connectors.files.misfits import CsvRows
+from dagster_unified.connectors.files.texts import CsvRows
 from dagster_unified.errors import MalformedInputError, PipelineError
 from tests.connectors.files.test_csv import read
 from tests.depth import examples

@@ -12,10 +12,10 @@ from upath import UPath
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import ParquetSource, PrintSink
-from dagster_unified.connectors.files import footers
+from dagster_unified.connectors.files import file_columns
+from dagster_unified.connectors.files.file_columns import FileColumns, schemas
 from dagster_unified.connectors.files.folder import Folder
-from dagster_unified.connectors.files.footers import FileColumns, schemas
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.stage import run_stage
 from dagster_unified.errors import MalformedInputError, PipelineError, UnifiedError
@@ -213,7 +213,7 @@ def test_a_file_of_no_bytes_has_no_rows(spark, tmp_path, caplog):
     write(tmp_path / "in", {"id": 1, "amount": 1})
     (tmp_path / "in" / "0-empty.parquet").touch()
     source = ParquetSource(str(tmp_path / "in"), Small, name="sales")
-    with caplog.at_level(logging.WARNING, footers.__name__):
+    with caplog.at_level(logging.WARNING, file_columns.__name__):
         assert rows_of(source.read(spark)) == [(1, 1)]
     assert Query(spark, source, tmp_path / "job").run() == [1]
     assert "0-empty.parquet has no bytes" in caplog.text

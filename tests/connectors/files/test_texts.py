@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink, JsonSource
-from dagster_unified.connectors.files.misfits import JsonRows, explained
+from dagster_unified.connectors.files.texts import JsonRows, explained
 from dagster_unified.errors import MalformedInputError
 from dagster_unified.records import record_type
 

@@ -13,8 +13,13 @@ from confluent_kafka.admin import AclOperation, ResourceType
 
 from dagster_unified.connectors.kafka import KafkaConnection
 from dagster_unified.connectors.kafka.committer import KafkaCommitter, TransactionalTopic
-from dagster_unified.connectors.kafka.messages import MessageEncoder, MessageFormat, Messages
-from dagster_unified.connectors.kafka.staging import StagedMessages, StagingWriter
+from dagster_unified.connectors.kafka.messages import (
+    MessageEncoder,
+    MessageFormat,
+    Messages,
+    StagedMessages,
+    StagingWriter,
+)
 from dagster_unified.connectors.protocol.commits import (
     Commit,
     CommitConflictError,

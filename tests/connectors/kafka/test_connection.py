@@ -10,7 +10,7 @@ import pytest
 from dagster import EnvVar, asset, materialize
 
 from dagster_unified.connectors.kafka import KafkaConnection, cluster, connection
-from dagster_unified.connectors.kafka.publishing import topic_partitions
+from dagster_unified.connectors.kafka.committer import topic_partitions
 from dagster_unified.connectors.secrets import Environment
 from dagster_unified.errors import ConfigurationError, UnavailableError
 from dagster_unified.orchestration import KafkaResource

@@ -10,7 +10,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
-from dagster_unified.connectors.kafka import KafkaOffsetsInitializer, KafkaSink, KafkaSource, committer, groups
+from dagster_unified.connectors.kafka import KafkaOffsetsInitializer, KafkaSink, KafkaSource, cluster, committer
 from dagster_unified.connectors.protocol.commits import Commit, CommitConflictError, WriteAttempt, WriteIdentity
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import SinkError, UnavailableError
@@ -104,7 +104,7 @@ def test_a_time_out_that_is_longer_than_the_broker_allows_is_one_sentence(forget
 
 
 def test_coordinators_that_are_away_are_one_sentence_each(uncoordinated, monkeypatch):
-    for module in (committer, groups):
+    for module in (committer, cluster):
         monkeypatch.setattr(module, "ANSWER", 3.0)
     topic = uncoordinated.create_topic()
     away = f"Kafka at {uncoordinated.address} answers, and"

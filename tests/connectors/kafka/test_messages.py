@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dagster_unified.connectors.kafka.messages import MessageEncoder, MessageFormat, Messages
-from dagster_unified.connectors.kafka.staging import joined
+from dagster_unified.connectors.kafka.messages import MessageEncoder, MessageFormat, Messages, joined
 from dagster_unified.errors import PipelineError, SinkError, UserFunctionError
 from dagster_unified.records import record_type
 

@@ -150,7 +150,7 @@ def test_what_a_registry_does_not_take_ends_the_run_before_anything_is_written(r
 
 
 def test_a_run_that_is_repeated_writes_nothing_and_another_run_adds(run_on_spark, kafka, tmp_path, spark):
-    from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+    from dagster_unified.engine.batch.intermediates import IntermediateStore
     from dagster_unified.engine.batch.run import Run
     from dagster_unified.engine.batch.savepoint import run_all
 

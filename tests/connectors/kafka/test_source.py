@@ -23,7 +23,7 @@ from dagster_unified.connectors.kafka import (
     OffsetResetStrategy,
     RawFormat,
     SchemaRegistry,
-    groups,
+    cluster,
     reading,
 )
 from dagster_unified.connectors.protocol.frame import Malformed
@@ -223,7 +223,7 @@ def test_offsets_of_a_group_in_a_transaction_that_has_not_ended_are_waited_for(k
     producer.begin_transaction()
     consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": group})
     producer.send_offsets_to_transaction([TopicPartition(topic, 0, 3)], consumer.consumer_group_metadata(), 30)
-    monkeypatch.setattr(groups, "ANSWER", 1.0)
+    monkeypatch.setattr(cluster, "ANSWER", 1.0)
     with pytest.raises(
         UnavailableError, match=f"consumer group '{group}' in .* are in a transaction that has not ended"
     ):

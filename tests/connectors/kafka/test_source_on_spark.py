@@ -19,7 +19,7 @@ from dagster_unified.connectors.kafka import (
     KafkaSource,
     OffsetResetStrategy,
 )
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.malformed import in_batch, in_streaming
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob

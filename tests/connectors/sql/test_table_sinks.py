@@ -19,7 +19,7 @@ from dagster_unified.connectors.sql.generic import DatabaseSink, DatabaseSource
 from dagster_unified.connectors.sql.postgres import PostgresSink, PostgresSource
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
-from dagster_unified.graph.slices import Slice
+from dagster_unified.graph.connectors import Slice
 from dagster_unified.orchestration import BatchDeployment
 from dagster_unified.records import record_type
 from tests.connectors.sql.generic.test_source import everything as everything_in_a_database

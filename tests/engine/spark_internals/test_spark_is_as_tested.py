@@ -10,8 +10,8 @@ from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcesso
 from upath import UPath
 
 from dagster_unified.engine import spark_internals
+from dagster_unified.engine.spark_internals.placing import spread_of
 from dagster_unified.engine.spark_internals.spark_log import entries, found, readers
-from dagster_unified.engine.spark_internals.task_balance import spread_of
 
 
 def test_this_is_the_version_that_was_tested():

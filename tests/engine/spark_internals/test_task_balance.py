@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted
-from dagster_unified.engine.spark_internals.task_balance import PLACED, spread, spread_of
+from dagster_unified.engine.spark_internals.placing import PLACED, spread, spread_of
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 
 pytestmark = pytest.mark.spark

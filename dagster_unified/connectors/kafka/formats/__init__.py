@@ -5,9 +5,7 @@ encoded with is imported only where that is done: on workers, and on the driver 
 """
 
 from dagster_unified.connectors.kafka.formats.avro import AvroFormat
-from dagster_unified.connectors.kafka.formats.base import ValueFormat
-from dagster_unified.connectors.kafka.formats.json import JsonFormat
+from dagster_unified.connectors.kafka.formats.base import JsonFormat, RawFormat, ValueFormat
 from dagster_unified.connectors.kafka.formats.protobuf import ProtobufFormat
-from dagster_unified.connectors.kafka.formats.raw import RawFormat
 
 __all__ = ["AvroFormat", "JsonFormat", "ProtobufFormat", "RawFormat", "ValueFormat"]

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import inspect as mi
 
-from dagster_unified.connectors.exact_times import check_each, times_in
-from dagster_unified.connectors.plain_values import NO_FLOAT, finder
+from dagster_unified.connectors.plain_values import NO_FLOAT, check_each, finder, times_in
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.records import RecordType, shorten
 

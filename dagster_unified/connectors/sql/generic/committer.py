@@ -1,11 +1,9 @@
-"""The committer of a sink into a database that SQLAlchemy reaches. Runs on the driver.
-
-Connections are closed after each step: an open file of DuckDB keeps other processes out.
-"""
+"""The committer of a sink into a database that SQLAlchemy reaches, and its transaction. Runs on the driver."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,16 +17,175 @@ from dagster_unified.connectors.protocol.commits import (
     remove_staging,
 )
 from dagster_unified.connectors.sql.dialects import dialect_of, exactly_once
-from dagster_unified.connectors.sql.generic.connection import is_locked
-from dagster_unified.connectors.sql.generic.dialect import Dialect
+from dagster_unified.connectors.sql.generic.connection import Database, is_locked
+from dagster_unified.connectors.sql.generic.dialect import Dialect, compared_text, shortened, statement_columns
 from dagster_unified.connectors.sql.generic.staging import StagedRows
-from dagster_unified.connectors.sql.generic.transaction import MARKS, DatabaseWrite, WritePlan
-from dagster_unified.connectors.sql.generic.types import compared_text, statement_columns
 from dagster_unified.connectors.sql.mariadb import TABLE_OPTIONS
+from dagster_unified.connectors.sql.table_sink import MarkedWrite, Mode
 from dagster_unified.errors import SinkError, UnavailableError, UnifiedError
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+_VALUES = 500
+"""Values of one statement: databases have limits, from a thousand on."""
+
+
+def remove_keys(connection: sa.Connection, table: sa.Table, key: Sequence[str], rows: pa.Table, where: str) -> None:
+    """Deletes the rows that have the key of one of these; raises `SinkError` where a text only resembles one."""
+    import sqlalchemy as sa
+
+    columns = [table.c[name] for name in key]
+    texts = [place for place, name in enumerate(key) if pa.types.is_string(rows.schema.field(name).type)]
+    step = max(_VALUES // len(key), 1)
+    for start in range(0, len(rows), step):
+        keys = [tuple(row.values()) for row in rows.select(list(key)).slice(start, step).to_pylist()]
+        meant: sa.ColumnElement[bool]
+        if len(columns) == 1:
+            meant = columns[0].in_([one for (one,) in keys])
+        else:
+            meant = sa.or_(*[sa.and_(*[c == v for c, v in zip(columns, one, strict=True)]) for one in keys])
+        if texts:
+            given = {tuple(one[place] for place in texts) for one in keys}
+            found = connection.execute(sa.select(*[columns[place] for place in texts]).where(meant).distinct())
+            for held in found:
+                check_same(tuple(held), given, table.name, where)
+        connection.execute(sa.delete(table).where(meant))
+
+
+def check_same(held: tuple[str, ...], given: set[tuple[str, ...]], table: str, where: str) -> None:
+    """Raises `SinkError` where a database finds a text that was not asked for."""
+    if held not in given:
+        raise SinkError(
+            f"{where}: to the database the text {', '.join(map(repr, held))}, which table {table} has, is the same as"
+            " another one that is written, and their rows would replace each other; give the column a collation that"
+            " compares texts as they are"
+        )
+
+
+MARKS = "dagster_unified_commits"
+"""The library's table, with the highest version of each writer."""
+
+
+@dataclass(frozen=True)
+class WritePlan:
+    """What a sink commits, and how."""
+
+    database: Database
+    table: str
+    db_schema: str | None
+    rows: pa.Schema
+    mode: Mode
+    key: tuple[str, ...]
+    partition_column: str | None
+    exactly_once: bool
+    """Whether a repeated write must not be there twice; upserts need no such promise."""
+
+    where: str
+    """How messages begin."""
+
+
+class DatabaseWrite(MarkedWrite[StagedRows]):
+    """The transaction of some commits, on a connection that has begun it.
+
+    `scales` are the digits after the point that the table's columns of decimals have.
+    """
+
+    def __init__(
+        self,
+        plan: WritePlan,
+        dialect: Dialect,
+        connection: sa.Connection,
+        marks: sa.Table,
+        table: sa.Table,
+        scales: Mapping[str, int],
+    ) -> None:
+        super().__init__(plan.mode, plan.partition_column, plan.where)
+        self._plan, self._dialect, self._connection = plan, dialect, connection
+        self._marks, self._table, self._scales = marks, table, scales
+
+    def version(self, name: str) -> int | None:
+        """The version of a mark; None where there is none."""
+        import sqlalchemy as sa
+
+        asked = sa.select(self._marks.c.writer, self._marks.c.version).where(self._marks.c.writer == name)
+        found = self._connection.execute(asked).one_or_none()
+        if found is None:
+            return None
+        check_same((found.writer,), {(name,)}, MARKS, self.where)
+        return int(found.version)
+
+    def raise_mark(self, name: str, version: int, again: bool) -> bool | None:
+        held = self._locked(name)
+        if held is not None and (held > version or (held == version and not again)):
+            return None
+        self._remember(name, held, version)
+        return held is None
+
+    def count_run(self, name: str) -> bool:
+        before = self._locked(name)
+        self._remember(name, before, 0 if before is None else before + 1)
+        return before is not None
+
+    def _locked(self, name: str) -> int | None:
+        """The version of a mark, which nobody else changes until this transaction ends."""
+        import sqlalchemy as sa
+
+        mine = self._marks.c.writer == name
+        self._connection.execute(sa.update(self._marks).where(mine).values(version=self._marks.c.version))
+        return self.version(name)
+
+    def _remember(self, name: str, held: int | None, version: int) -> None:
+        import sqlalchemy as sa
+
+        if held is None:
+            self._connection.execute(sa.insert(self._marks).values(writer=name, version=version))
+        else:
+            mine = self._marks.c.writer == name
+            self._connection.execute(sa.update(self._marks).where(mine).values(version=version))
+
+    def delete_all(self) -> None:
+        import sqlalchemy as sa
+
+        self._connection.execute(sa.delete(self._table))
+
+    def delete_partition(self, column: str, key: str) -> None:
+        import sqlalchemy as sa
+
+        if self._dialect.exactly_once:
+            self._connection.execute(sa.delete(self._table).where(self._table.c[column] == key))
+        else:
+            remove_keys(self._connection, self._table, (column,), pa.table({column: [key]}), self.where)
+
+    def load(self, number: int, committables: Sequence[StagedRows], partition: str | None) -> None:
+        for staged in committables:
+            self._load(staged.table(), partition)
+
+    def _load(self, rows: pa.Table, partition: str | None) -> None:
+        plan, dialect = self._plan, self._dialect
+        if plan.key:
+            rows = _last_of_each_key(rows, plan.key)
+        rows = shortened(dialect.stored(rows, self.where), self._scales, self.where)
+        if partition is not None and self.partition_column is not None:
+            rows = rows.append_column(self.partition_column, pa.array([partition] * len(rows), pa.string()))
+        dialect.check_rows(self._connection, plan.table, plan.db_schema, rows, self.where)
+        statement = self._table.insert()
+        if plan.key and dialect.exactly_once:
+            further = [name for name in plan.rows.names if name not in plan.key]
+            statement = dialect.upsert(self._table, plan.key, further)
+        elif plan.key:
+            remove_keys(self._connection, self._table, plan.key, rows, self.where)
+        dialect.insert(self._connection, statement, rows)
+
+
+def _last_of_each_key(rows: pa.Table, key: tuple[str, ...]) -> pa.Table:
+    numbered = rows.select(list(key)).append_column("__row", pa.array(range(len(rows)), pa.int64()))
+    import pyarrow.compute as pc
+
+    for place, name in enumerate(key):
+        if pa.types.is_floating(numbered.column(name).type):  # to a database -0.0 is the key 0.0
+            numbered = numbered.set_column(place, name, pc.add(numbered.column(name), 0.0))
+    return rows.take(numbered.group_by(list(key)).aggregate([("__row", "max")]).column("__row_max"))
 
 
 class DatabaseCommitter(Committer[StagedRows]):

@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from dagster_unified.connectors.delivery import DeliveryGuarantee
-from dagster_unified.connectors.protocol.commits import WriterTask
+from dagster_unified.connectors.protocol.commits import DeliveryGuarantee, WriterTask
 from dagster_unified.connectors.secrets import Value, check_is_no_url
-from dagster_unified.connectors.sql.generic.committer import DatabaseCommitter, not_exact
+from dagster_unified.connectors.sql.generic.committer import MARKS, DatabaseCommitter, WritePlan, not_exact
 from dagster_unified.connectors.sql.generic.connection import Database
 from dagster_unified.connectors.sql.generic.source import DatabaseSource
 from dagster_unified.connectors.sql.generic.staging import StagedRows, StagingWriter
-from dagster_unified.connectors.sql.generic.transaction import MARKS, WritePlan
 from dagster_unified.connectors.sql.table_sink import Mode, TableSink
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import In

@@ -10,17 +10,14 @@ import pyarrow as pa
 
 from dagster_unified.connectors.protocol.bounds import in_any_zone, whole_numbers
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.protocol.offsets import Offsets
+from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.secrets import Value, check_is_no_url
 from dagster_unified.connectors.sql.dialects import dialect_of
 from dagster_unified.connectors.sql.generic.connection import Database, driver_errors
-from dagster_unified.connectors.sql.generic.dialect import Dialect
-from dagster_unified.connectors.sql.generic.types import spelled
-from dagster_unified.connectors.sql.reading import ReadField, converted
-from dagster_unified.connectors.sql.table_source import KeyRange, TableSource, key_ranges
+from dagster_unified.connectors.sql.generic.dialect import Dialect, spelled
+from dagster_unified.connectors.sql.table_source import KeyRange, ReadField, TableSource, converted, key_ranges
 from dagster_unified.errors import PipelineError, SourceError
-from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.slices import TimeRange
+from dagster_unified.graph.connectors import Boundedness, TimeRange
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import to_millis
 from dagster_unified.records import record_type

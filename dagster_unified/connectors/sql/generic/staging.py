@@ -12,8 +12,7 @@ from uuid import uuid4
 import pyarrow as pa
 
 from dagster_unified.connectors.paths import put, storage_path
-from dagster_unified.connectors.protocol.commits import Committable, WriteAttempt, Writer, staged_content
-from dagster_unified.connectors.protocol.writers import arrow_stream
+from dagster_unified.connectors.protocol.commits import Committable, WriteAttempt, Writer, arrow_stream, staged_content
 
 _INLINE = 256 << 10
 """Bytes of a task's rows that travel within their committable."""

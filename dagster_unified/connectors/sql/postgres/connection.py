@@ -1,20 +1,16 @@
-"""How to reach a PostgreSQL server, and what its errors mean.
-
-Clients are made here, and only here: psycopg for statements, ADBC for rows in bulk. Knows neither sinks nor sources.
-"""
+"""How to reach a PostgreSQL server, how names are quoted, what a user may do, and what errors mean."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeGuard, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dagster_unified.connectors.secrets import Value, deferred, resolved, shown
-from dagster_unified.connectors.sql.postgres.rights import grant_of
+from dagster_unified.connectors.secrets import Value, check_is_no_url, deferred, resolved, shown
 from dagster_unified.errors import (
     ConfigurationError,
     MissingRequirementError,
@@ -26,6 +22,85 @@ from dagster_unified.errors import (
 
 if TYPE_CHECKING:
     import psycopg
+
+    Client: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+_LONGEST = 63
+"""Bytes of a name; PostgreSQL would cut off the rest without a word."""
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it; raises `PipelineError` for what cannot be one."""
+    if not name or len(name.encode()) > _LONGEST or any(c in '"%\0' for c in name):
+        raise PipelineError(
+            f"{name!r} cannot be the name of something in PostgreSQL: expected 1 to {_LONGEST} bytes, without quotes,"
+            " % and NUL"
+        )
+    return f'"{name}"'
+
+
+@dataclass(frozen=True)
+class TableName:
+    """A table's name, and its schema's where it is given."""
+
+    schema: str | None
+    table: str
+
+    @classmethod
+    def of(cls, written: str) -> TableName:
+        """`table` or `schema.table`, each as it is called, in its case; raises `PipelineError` for anything else."""
+        check_is_no_url(written)
+        parts = written.split(".") if isinstance(written, str) else []
+        if len(parts) not in (1, 2):
+            raise PipelineError(f"{written!r} is no table of PostgreSQL: write 'table' or 'schema.table'")
+        for part in parts:
+            quoted(part)
+        return cls(parts[0] if len(parts) == 2 else None, parts[-1])
+
+    @property
+    def sql(self) -> str:
+        """The name in SQL."""
+        return quoted(self.table) if self.schema is None else f"{quoted(self.schema)}.{quoted(self.table)}"
+
+    def __str__(self) -> str:
+        return self.table if self.schema is None else f"{self.schema}.{self.table}"
+
+
+_DENIED_TO = re.compile(r'permission denied for (materialized view|foreign table|\w+) "?([^"]+)')
+_ON: dict[str, tuple[str, str]] = {
+    "database": ("CONNECT", "DATABASE"), "schema": ("USAGE", "SCHEMA"), "sequence": ("USAGE", "SEQUENCE"),
+    "type": ("USAGE", "TYPE"), "function": ("EXECUTE", "FUNCTION"), "table": ("SELECT", "TABLE"),
+    "view": ("SELECT", "TABLE"), "materialized view": ("SELECT", "TABLE"), "foreign table": ("SELECT", "TABLE"),
+}  # fmt: skip
+"""What a source needs of a thing, by what the server calls it, and what GRANT calls it."""
+
+
+def check_rights(
+    client: Client, where: str, kind: Literal["database", "schema", "table"], oid: int, name: str, rights: Sequence[str]
+) -> None:
+    """Raises `ConfigurationError`, with the statement that grants it, for what the user may not do.
+
+    `name` is as SQL has it.
+    """
+    asked = ", ".join(f"has_{kind}_privilege(%s::oid, %s)" for _ in rights)
+    parameters = [parameter for right in rights for parameter in (oid, right)]
+    row = client.execute(f"SELECT current_user, {asked}".encode(), parameters).fetchone()
+    assert row is not None
+    missing = ", ".join(right for right, held in zip(rights, row[1:], strict=True) if not held)
+    if missing:
+        raise ConfigurationError(
+            f"{where}: user '{row[0]}' has no right to {missing} on {kind} {name};"
+            f" GRANT {missing} ON {kind.upper()} {name} TO {quoted(row[0])}"
+        )
+
+
+def grant_of(said: str, user: str | None) -> str:
+    """What to do about what the server says that a user may not do."""
+    to = "the user that the job connects as" if user is None else f'"{user}"'
+    found = _DENIED_TO.search(said)
+    right, kind = _ON.get(found[1], ("", "")) if found else ("", "")
+    return f"GRANT {right} ON {kind} {found[2]} TO {to}" if found and right else f"grant it to {to}"
+
 
 _DEFAULTS = {
     "connect_timeout": "8",

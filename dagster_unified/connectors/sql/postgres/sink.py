@@ -9,13 +9,11 @@ import pyarrow as pa
 
 from dagster_unified.connectors.protocol.commits import WriterTask
 from dagster_unified.connectors.secrets import Value
-from dagster_unified.connectors.sql.postgres.committer import PostgresCommitter
-from dagster_unified.connectors.sql.postgres.connection import GivesConnection, PostgresConnection
-from dagster_unified.connectors.sql.postgres.names import TableName, quoted
+from dagster_unified.connectors.sql.postgres.committer import PostgresCommitter, WritePlan
+from dagster_unified.connectors.sql.postgres.connection import GivesConnection, PostgresConnection, TableName, quoted
 from dagster_unified.connectors.sql.postgres.source import PostgresSource
 from dagster_unified.connectors.sql.postgres.staging import PostgresCommittable, Staging, StagingWriter
 from dagster_unified.connectors.sql.postgres.tables import Wanted
-from dagster_unified.connectors.sql.postgres.transaction import WritePlan
 from dagster_unified.connectors.sql.postgres.types import staged_column
 from dagster_unified.connectors.sql.table_sink import Mode, TableSink
 from dagster_unified.operators.functions.type_variables import In

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from datetime import datetime, timedelta, timezone
 from math import floor
 from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.protocol.bounds import in_any_zone, whole_numbers
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.protocol.offsets import Offsets, Range, cuts
+from dagster_unified.connectors.protocol.positions import Offsets, Range, cuts
+from dagster_unified.connectors.reads import at_end_of_read
 from dagster_unified.connectors.secrets import Value
-from dagster_unified.connectors.sql.postgres.asking import AskedField, misfits
-from dagster_unified.connectors.sql.postgres.connection import GivesConnection, PostgresConnection, errors_of
-from dagster_unified.connectors.sql.postgres.names import TableName, quoted
-from dagster_unified.connectors.sql.postgres.snapshots import Snapshot, export, keep
-from dagster_unified.connectors.sql.reading import ReadField, converted
-from dagster_unified.connectors.sql.table_source import TableSource, key_ranges
+from dagster_unified.connectors.sql.postgres.connection import (
+    GivesConnection,
+    PostgresConnection,
+    TableName,
+    errors_of,
+    quoted,
+)
+from dagster_unified.connectors.sql.postgres.staging import lock_of
+from dagster_unified.connectors.sql.postgres.types import AskedField, misfits
+from dagster_unified.connectors.sql.table_source import ReadField, TableSource, converted, key_ranges
 from dagster_unified.errors import PipelineError, SourceError, UnavailableError
-from dagster_unified.graph.connectors import Boundedness
-from dagster_unified.graph.slices import TimeRange
+from dagster_unified.graph.connectors import Boundedness, TimeRange
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import checked_span, to_millis
 from dagster_unified.records import record_type
@@ -37,6 +43,60 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_unified.connectors.protocol.positions import Position
+
+_LINGER_SECONDS = 600.0
+"""How long a snapshot is kept that nobody reads: for a branch of a plan that begins late, or a task's next attempt."""
+
+_LOOK_SECONDS = 5.0
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A snapshot, for workers."""
+
+    name: str
+    lock: int
+    """The advisory lock that a reader holds."""
+
+
+def export(connection: PostgresConnection, where: str) -> tuple[Snapshot, psycopg.Connection[tuple[Any, ...]]]:
+    """Export a snapshot, kept by a thread until it is not used any more; and the connection that looks at it."""
+    client = connection.connect(where)
+    with errors_of(connection, where):
+        client.execute("SET idle_in_transaction_session_timeout = 0; SET TIME ZONE 'UTC'")
+        client.commit()
+        client.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row = client.execute("SELECT pg_export_snapshot()").fetchone()
+    assert row is not None
+    return Snapshot(row[0], lock_of(uuid4().hex[:14])), client
+
+
+def keep(snapshot: Snapshot, client: psycopg.Connection[tuple[Any, ...]]) -> None:
+    """Keep the snapshot until it has been read, nobody has read it for a while, or this process ends."""
+    ended = threading.Event()
+    holder = threading.Thread(target=_hold, args=(snapshot, client, ended), name="postgres-snapshot", daemon=True)
+    holder.start()
+
+    def release() -> None:
+        ended.set()
+        holder.join(_LOOK_SECONDS)
+
+    at_end_of_read(release)
+
+
+def _hold(snapshot: Snapshot, client: psycopg.Connection[tuple[Any, ...]], ended: threading.Event) -> None:
+    used = time.monotonic()
+    statement = (
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1"
+        " AND (classid::int8 << 32) | objid::int8 = %s"
+    )
+    with suppress(Exception):  # the connection is gone, and the snapshot with it: readers say so
+        while time.monotonic() - used < _LINGER_SECONDS and not ended.wait(_LOOK_SECONDS):
+            row = client.execute(statement, (snapshot.lock,)).fetchone()
+            if row is not None and row[0]:
+                used = time.monotonic()
+    with suppress(Exception):
+        client.close()
+
 
 _PART = "rows"
 """The one part of a table that is followed."""

@@ -18,11 +18,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_unified.connectors.nested import to_json
-from dagster_unified.connectors.protocol.commits import Committable, WriteAttempt, WriteIdentity, Writer, WriterTask
-from dagster_unified.connectors.protocol.writers import arrow_stream
-from dagster_unified.connectors.sql.postgres.connection import PostgresConnection, errors_of
-from dagster_unified.connectors.sql.postgres.names import quoted
+from dagster_unified.connectors.plain_values import to_json
+from dagster_unified.connectors.protocol.commits import (
+    Committable,
+    WriteAttempt,
+    WriteIdentity,
+    Writer,
+    WriterTask,
+    arrow_stream,
+)
+from dagster_unified.connectors.sql.postgres.connection import PostgresConnection, errors_of, quoted
 from dagster_unified.connectors.sql.postgres.types import StagedColumn
 
 ORDER = "__order"

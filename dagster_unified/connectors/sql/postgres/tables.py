@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dagster_unified.connectors.sql.postgres.names import TableName, quoted
-from dagster_unified.connectors.sql.postgres.rights import check_rights
+from dagster_unified.connectors.sql.postgres.connection import TableName, check_rights, quoted
 from dagster_unified.connectors.sql.postgres.types import StagedColumn, TableColumn
 from dagster_unified.errors import SinkError
 

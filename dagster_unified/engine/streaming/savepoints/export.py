@@ -22,12 +22,11 @@ from upath import UPath
 from dagster_unified.connectors.paths import children, for_spark
 from dagster_unified.connectors.protocol.positions import OffsetsRead, Position
 from dagster_unified.connectors.protocol.splits import SplitSource
-from dagster_unified.engine.dataframe.inputs import spark_source
-from dagster_unified.engine.iterations.folder import text_of
+from dagster_unified.engine.dataframe.frames import spark_source
+from dagster_unified.engine.iterations.files import text_of
 from dagster_unified.engine.iterations.savepoints import Written, write_iteration
 from dagster_unified.engine.spark_internals.spark_log import offsets_of_sources
-from dagster_unified.engine.state_tables.frames import operator_tables
-from dagster_unified.engine.state_tables.savepoints import stateful, stateful_in_all, write_table
+from dagster_unified.engine.state_tables.savepoints import operator_tables, stateful, stateful_in_all, write_table
 from dagster_unified.engine.streaming.checkpoint import (
     Deployed,
     check_sources,

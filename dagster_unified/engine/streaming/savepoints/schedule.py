@@ -31,8 +31,7 @@ from dagster_unified.engine.streaming.savepoints.copy import (
     savepoints,
 )
 from dagster_unified.engine.streaming.savepoints.export import FrozenCheckpoint, without_tables, write_tables
-from dagster_unified.engine.streaming.savepoints.pause import Brake, Pause
-from dagster_unified.engine.streaming.savepoints.request import Request, answer, pending
+from dagster_unified.engine.streaming.savepoints.request import Brake, Pause, Request, answer, pending
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN
 from dagster_unified.graph.topology import PackedSpec

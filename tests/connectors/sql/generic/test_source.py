@@ -12,7 +12,7 @@ from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DatabaseSink, DatabaseSource
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.sql.reading import ReadField, converted
+from dagster_unified.connectors.sql.table_source import ReadField, converted
 from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, UnsupportedError
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type

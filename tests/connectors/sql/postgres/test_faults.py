@@ -18,7 +18,7 @@ import pytest
 
 from dagster_unified.connectors.protocol.commits import Commit, CommitUncertainError, WriteAttempt
 from dagster_unified.connectors.sql.postgres import PostgresSink, committer
-from dagster_unified.connectors.sql.postgres.transaction import PostgresWrite
+from dagster_unified.connectors.sql.postgres.committer import PostgresWrite
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import UnavailableError
 from tests.connectors.sql.postgres.support import LocalCommits, execute, identity, rows, stage, staging_tables, write

@@ -7,7 +7,7 @@ import pytest
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import PostgresConnection, PostgresSink, PostgresSource
 from dagster_unified.connectors.sql.postgres.source import PostgresSplit
-from dagster_unified.engine.batch.intermediates.store import IntermediateStore
+from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.graph.options import Configuration

@@ -17,11 +17,11 @@ from pyspark import cloudpickle
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.protocol.offsets import Range
-from dagster_unified.connectors.protocol.positions import OffsetsRead
+from dagster_unified.connectors.protocol.positions import OffsetsRead, Range
 from dagster_unified.connectors.protocol.split_reader import _StreamReader
 from dagster_unified.connectors.reads import read_here
-from dagster_unified.connectors.sql.postgres import PostgresConnection, PostgresSink, PostgresSource, snapshots
+from dagster_unified.connectors.sql.postgres import PostgresConnection, PostgresSink, PostgresSource
+from dagster_unified.connectors.sql.postgres import source as postgres_source
 from dagster_unified.connectors.sql.postgres.source import PostgresSplit
 from dagster_unified.errors import (
     ConfigurationError,
@@ -30,7 +30,7 @@ from dagster_unified.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from dagster_unified.graph.slices import TimeRange
+from dagster_unified.graph.connectors import TimeRange
 from dagster_unified.orchestration.partitions import slice_of
 from tests.connectors.sql.postgres.support import execute, rows, write
 from tests.connectors.sql.postgres.test_sink import VALUES, Everything
@@ -202,7 +202,7 @@ def test_a_snapshot_that_is_gone_is_transient(postgres, postgres_server):
 
 
 def test_a_snapshot_is_let_go_when_nobody_reads_it_any_more(postgres, monkeypatch):
-    monkeypatch.setattr(snapshots, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(postgres_source, "_LOOK_SECONDS", 0.05)
     orders(postgres, 10)
     source = PostgresSource("orders", Order, postgres)
     (split,) = planned(source)
@@ -217,7 +217,7 @@ def test_a_snapshot_is_let_go_when_nobody_reads_it_any_more(postgres, monkeypatc
 
     reading = source.read_split(split)
     next(reading)
-    monkeypatch.setattr(snapshots, "_LINGER_SECONDS", 0.3)
+    monkeypatch.setattr(postgres_source, "_LINGER_SECONDS", 0.3)
     time.sleep(1)
     assert held() == 2  # the reader and the snapshot
     reading.close()

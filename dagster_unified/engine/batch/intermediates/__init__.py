@@ -1,1 +1,0 @@
-"""Intermediates: the materialized output of stages, stored, read back and freed."""

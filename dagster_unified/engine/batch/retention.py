@@ -1,0 +1,139 @@
+"""Which intermediates go, and which stay: the release rule, then budgets of age and bytes, the oldest first.
+
+Knows what is stored; the caller knows who still needs it. What is freed too early is not lost: a stage that needs it
+recomputes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from upath import UPath
+
+from dagster_unified.connectors.paths import children
+from dagster_unified.engine.batch.intermediates import MANIFEST, Address, IntermediateStore, Manifest
+from dagster_unified.engine.malformed import FOLDER
+from dagster_unified.errors import ConfigurationError
+from dagster_unified.graph.plan import Plan
+from dagster_unified.graph.regions import releasable
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long intermediates are kept that nobody needs any more.
+
+    At most `max_age`, and of one pipeline at most `max_bytes` in all. None does not limit.
+    """
+
+    max_age: timedelta | None = timedelta(days=7)
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.max_age is not None and self.max_age < timedelta(0)) or (
+            self.max_bytes is not None and self.max_bytes < 0
+        ):
+            raise ConfigurationError("retention: max_age and max_bytes cannot be negative")
+
+
+@dataclass(frozen=True)
+class StoredIntermediate:
+    """An intermediate in the store, with its manifest; None for an attempt that a killed run left uncommitted."""
+
+    address: Address
+    manifest: Manifest | None
+    bytes: int
+    created: float
+    """Seconds since the epoch."""
+
+    committed: float = 0.0
+    """When this run had it: later than `created` where it was taken over from another."""
+
+    @property
+    def linked(self) -> bool:
+        """Whether its data is another run's."""
+        return self.manifest is not None and self.manifest.run != self.address.run
+
+
+def stored_intermediates(store: IntermediateStore, pipeline: str) -> Iterator[StoredIntermediate]:
+    """Everything that is stored of a pipeline."""
+    for stage in (f for f in _folders(store.root / pipeline) if f.name != FOLDER):
+        for partition in _folders(stage):
+            for run in _folders(partition):
+                address = Address(pipeline, stage.name, run.name, partition.name)
+                manifest = store.manifest(address)
+                size = sum(f.bytes for f in manifest.files) if manifest is not None else sum(map(_size, run.rglob("*")))
+                written = float((run / MANIFEST if manifest is not None else run).stat().st_mtime)
+                yield StoredIntermediate(
+                    address, manifest, size, manifest.created if manifest is not None else written, written
+                )
+
+
+def to_free(
+    found: Iterable[StoredIntermediate],
+    plan: Plan,
+    budget: Budget,
+    now: float,
+    running: Callable[[str], bool],
+    needed: Callable[[StoredIntermediate], bool],
+) -> list[StoredIntermediate]:
+    """What goes now, the oldest first.
+
+    `running` says whether a run may still write; `needed` whether somebody may still read an intermediate. An
+    intermediate is released when all its consumers have finished in its run, or when its run is over.
+    """
+    known = list(found)
+    finished: dict[tuple[str, str], set[str]] = {}
+    for one in known:
+        if one.manifest is not None:
+            finished.setdefault((one.address.run, one.address.partition), set()).add(one.address.stage)
+
+    def goes(one: StoredIntermediate) -> bool:
+        if needed(one):
+            return False
+        return not running(one.address.run) or (
+            one.manifest is not None
+            and one.address.stage in _released(plan, finished[(one.address.run, one.address.partition)])
+        )
+
+    candidates = sorted((s for s in known if goes(s)), key=lambda s: (s.created, not s.linked))
+    leavings = [s for s in candidates if s.manifest is None]
+    whole = [s for s in candidates if s.manifest is not None]
+    held = sum(s.bytes for s in known if not s.linked)
+    links: dict[Address, set[Address]] = {}
+    for one in known:
+        if one.linked and one.manifest is not None:
+            links.setdefault(replace(one.address, run=one.manifest.run), set()).add(one.address)
+    going: dict[Address, StoredIntermediate] = {}
+
+    def stays_for_a_link(one: StoredIntermediate) -> bool:
+        return not links.get(one.address, set()) <= going.keys()
+
+    held -= sum(s.bytes for s in leavings)
+    for one in whole:
+        too_old = budget.max_age is not None and now - one.created > budget.max_age.total_seconds()
+        too_much = budget.max_bytes is not None and held > budget.max_bytes
+        if (too_old or too_much) and not stays_for_a_link(one):
+            going[one.address] = one
+            held -= 0 if one.linked else one.bytes
+    return [*(s for s in leavings if not stays_for_a_link(s)), *going.values()]
+
+
+def _released(plan: Plan, finished: Collection[str]) -> set[str]:
+    """The stages whose consumers have all finished."""
+    by_id = {r.id: r.name for r in plan.regions}
+    return {by_id[r] for r in releasable(plan.inputs, [r.id for r in plan.regions if r.name in finished])}
+
+
+def _size(path: UPath) -> int:
+    """The bytes of a file; 0 for anything else, and for one that a run has deleted meanwhile."""
+    try:
+        return int(path.stat().st_size) if path.is_file() else 0
+    except FileNotFoundError:
+        return 0
+
+
+def _folders(path: UPath) -> list[UPath]:
+    """The folders in a folder, which a bucket tells by one request."""
+    return [path / name for name, is_folder in sorted(children(path).items()) if is_folder and name[0] != "."]

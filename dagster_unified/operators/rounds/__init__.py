@@ -1,1 +1,0 @@
-"""An iteration round by round: what a subtask does in one, and when there is no other."""
