@@ -77,11 +77,6 @@ def test_both_modes_agree_where_the_table_is_there_first(mode):
     assert run(True, sales, weights, mode, micro_batch=None) == [Sale("a", 20), Sale("b", 300)]
 
 
-@MODES
-def test_without_a_broadcast_record_the_table_is_empty(mode):
-    assert run(True, [Sale("a", 2)], [], mode) == [Sale("a", 2)]
-
-
 def timed(stream, field):
     return stream.assign_timestamps_and_watermarks(
         WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(field)
@@ -166,11 +161,3 @@ def test_each_broadcast_row_is_stored_a_few_times_at_most(monkeypatch):
 
     few, many = stored(1_000), stored(8_000)
     assert many < 1.5 * few
-
-
-@MODES
-def test_a_forgotten_return_is_an_error(mode):
-    sales, numbers = streams()
-    sales.connect(numbers.broadcast()).map_batches(lambda batch, table: None, Sale).print()
-    with pytest.raises(RecordTypeError, match=r"map_batches must return a pyarrow.RecordBatch, not NoneType"):
-        run_pipeline(sales._pipeline, mode)

@@ -208,14 +208,6 @@ def test_a_duration_in_words_is_exact(number, unit):
         assert Configuration.of({option: text})[option] == timedelta(milliseconds=number * millis // 1000)
 
 
-@given(st.integers(min_value=1, max_value=2**40), st.integers(min_value=1, max_value=999))
-def test_only_whole_milliseconds_are_a_length_of_time(millis, micros):
-    whole = timedelta(milliseconds=millis)
-    assert TumblingEventTimeWindows.of(whole).size == millis
-    with pytest.raises(PipelineError, match="TumblingEventTimeWindows: the size has to be in whole milliseconds"):
-        TumblingEventTimeWindows.of(whole + timedelta(microseconds=micros))
-
-
 @pytest.mark.parametrize("gap", [1.5, "1", None, True])
 def test_a_sessions_gap_that_is_no_length_of_time_is_an_error(gap):
     with pytest.raises(PipelineError, match=f"a session's gap is a timedelta or an int of milliseconds, not {gap!r}"):

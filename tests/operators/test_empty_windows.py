@@ -8,7 +8,6 @@ from dagster_unified.api import (
     AggregateFunction,
     CountTrigger,
     EventTimeSessionWindows,
-    Pipeline,
     ProcessWindowFunction,
     ReducingStateDescriptor,
     TimeWindow,
@@ -16,7 +15,6 @@ from dagster_unified.api import (
 )
 from dagster_unified.api.windows import Evictor, Trigger, TriggerResult
 from dagster_unified.errors import UserFunctionError
-from dagster_unified.testing import run_pipeline
 from tests.operators.test_triggers import MODES, Row, results, windowed
 
 HUNDRED = TumblingEventTimeWindows.of(timedelta(milliseconds=100))
@@ -123,11 +121,3 @@ def test_a_reduce_that_fails_names_the_record_that_it_failed_with(mode):
 
     with pytest.raises(UserFunctionError, match=r"ValueError: seven, .*on Row\(key='a', at=2, amount=7\)"):
         printed(mode, HUNDRED, [*ROWS, Row("a", 4, 1)], lambda w: w.reduce(add))
-
-
-@MODES
-def test_a_flat_map_that_returns_nothing_to_iterate_names_operator_and_record(mode):
-    pipeline = Pipeline("flat")
-    pipeline.from_collection([1, 2], int).flat_map(lambda n: [n] if n == 1 else None, int).name("halves").print("out")
-    with pytest.raises(UserFunctionError, match=r"'halves': TypeError: it returned None, and a flat_map.*, on 2"):
-        run_pipeline(pipeline, mode)

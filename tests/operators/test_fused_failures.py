@@ -95,11 +95,3 @@ def test_a_long_record_is_shortened():
     pipeline.from_collection(["x" * 1000]).map(lambda v: int(v), int).name("parse").print()
     with pytest.raises(UserFunctionError, match=r"on 'x+… \(1002 characters\)$"):
         run_pipeline(pipeline, "BATCH")
-
-
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_a_function_that_returns_another_type_than_it_says_is_named(mode):
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map(str, output_type=int).name("count").print()
-    with pytest.raises(Exception, match=r"operator 'count': the value is declared int, and is '1' \(str\)"):
-        run_pipeline(pipeline, mode)

@@ -17,7 +17,7 @@ class Row(NamedTuple):
     at: int
 
 
-def keyed(function, rows, mode, timestamped=True, **options):
+def keyed(function, rows, mode, timestamped=True, options=None):
     pipeline = Pipeline("p")
     stream = pipeline.from_collection(rows)
     if timestamped:
@@ -65,6 +65,9 @@ def test_a_timer_registered_by_a_timer_fires_although_its_time_has_passed(mode):
     assert keyed(Past(), [Row("a", 1)], mode).sinks["out"] == ["100", "50"]
 
 
+CHAIN = "pipeline.event-time.end-of-input-chain"
+
+
 class Forever(KeyedProcessFunction):
     """Every timer registers the next one. Gives up after 1,000, so that a missing bound is an error and not a hang."""
 
@@ -83,10 +86,11 @@ class Forever(KeyedProcessFunction):
 
 
 @MODES
-def test_a_chain_of_timers_ends_after_sixteen_generations_past_the_end_and_is_counted(mode):
-    # The timer at 5 is not past the end; the one at 6 is, and 16 generations follow it.
-    result = keyed(Forever(), [Row("a", 5)], mode)
-    assert result.sinks["out"] == [str(t) for t in range(5, 6 + 1 + 16)]
+@pytest.mark.parametrize(("options", "generations"), [({}, 16), ({CHAIN: 3}, 3), ({CHAIN: 0}, 0)])
+def test_a_chain_of_timers_ends_some_generations_past_the_end_and_is_counted(mode, options, generations):
+    # The timer at 5 is not past the end; the one at 6 is, and 16 generations follow it where no option says otherwise.
+    result = keyed(Forever(), [Row("a", 5)], mode, options=options)
+    assert result.sinks["out"] == [str(t) for t in range(5, 6 + 1 + generations)]
     assert result.metrics.counters == {"timers past the end of input, not followed": 1}
 
 
@@ -140,7 +144,7 @@ class Clocked(KeyedProcessFunction):
     ],
 )
 def test_pending_processing_time_timers_fire_once_at_the_end_or_not_at_all(mode, options, fired):
-    assert keyed(Clocked(), [Row("a", 1)], mode, **options).sinks["out"] == fired
+    assert keyed(Clocked(), [Row("a", 1)], mode, options=options).sinks["out"] == fired
 
 
 @MODES
@@ -190,3 +194,18 @@ def test_a_key_function_that_gives_none_is_an_error_that_says_what_to_do(mode, p
     pipeline.from_collection([1]).key_by(lambda v: None, key_type=python).process(KeyText(), str).print()
     with pytest.raises(Exception, match=r"key.* is None for .*filter such records out"):
         run_pipeline(pipeline, mode)
+
+
+class OnlyInTimers(KeyedProcessFunction[str, tuple[str, int], str]):
+    def process_element(self, value: tuple[str, int], ctx: KeyedProcessFunction.Context[str]) -> None:
+        ctx.timer_service().register_event_time_timer(value[1])
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[str]) -> list[str]:
+        return [f"{ctx.get_current_key()} at {timestamp}"]
+
+
+@MODES
+def test_a_function_that_emits_in_its_timers_only_may_say_that_process_element_returns_nothing(mode):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([("a", 5)]).key_by(lambda row: row[0], key_type=str).process(OnlyInTimers()).print()
+    assert run_pipeline(pipeline, mode).only() == ["a at 5"]

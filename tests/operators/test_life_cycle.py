@@ -114,21 +114,6 @@ def test_what_was_opened_is_closed_when_a_later_open_fails(mode):
 
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_counters_reach_the_result(mode):
-    class Count(MapFunction):
-        def open(self, context):
-            self.context = context
-
-        def map(self, value) -> int:
-            self.context.count("seen", value)
-            return value
-
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1, 2]).map(Count()).print()
-    assert run_pipeline(pipeline, mode).metrics.counters == {"seen": 3}
-
-
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 def test_a_function_learns_its_partition_and_attempt(mode):
     class Where(MapFunction):
         def open(self, context):

@@ -24,7 +24,7 @@ from dagster_unified.api import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from dagster_unified.errors import PipelineError, StateError, UnifiedError, UnsupportedError, UserFunctionError
+from dagster_unified.errors import PipelineError, StateError, UnsupportedError, UserFunctionError
 from dagster_unified.operators.operator_state import LIST, UNION, redistributed
 from dagster_unified.testing import OneInputHarness, run_pipeline
 
@@ -441,23 +441,3 @@ def test_lists_are_split_evenly_and_union_lists_are_given_whole():
     ]
     assert redistributed(held, {"a": LIST}, 4) == [{"a": [1, 2]}, {"a": [3]}, {"a": [4]}, {"a": [5]}]
     assert redistributed([], {"a": LIST, "b": UNION}, 2) == [{"a": [], "b": []}] * 2
-
-
-class Locked(Counting, MapFunction):
-    def __init__(self):
-        import threading
-
-        self.lock = threading.Lock()
-
-    def map(self, value) -> int:
-        return value
-
-
-def test_a_function_that_cannot_be_copied_says_what_to_do():
-    pipeline = Pipeline("locked")
-    numbers(pipeline, 1).map(Locked()).print()
-
-    with pytest.raises(
-        UnifiedError, match=r"operator 'Locked' cannot be sent to Spark's workers: cannot pickle.*in open\(\)"
-    ):
-        run_pipeline(pipeline, "BATCH")

@@ -21,7 +21,7 @@ from dagster_unified.api import (
     WatermarkStrategy,
 )
 from dagster_unified.api.windows import Trigger, TriggerResult
-from dagster_unified.errors import PipelineError, StateError, UnsupportedError
+from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
 from dagster_unified.operators.state.chunks import SpilledMap
 from dagster_unified.operators.state.descriptors import OneTypeDescriptor
@@ -233,18 +233,6 @@ def test_explain_shows_a_new_kind_and_what_a_base_class_or_a_global_declares():
     pipeline.from_collection(rows_of([1]), Row).key_by("key").process(Inherited()).print()
     text = pipeline.explain()
     assert "; counter state 'seen'; set state 'amounts'; list state 'answers'" in text
-
-
-def test_one_name_for_two_states_is_an_error():
-    class Twice(Counting):
-        def open(self, context):
-            context.get_state(Counter("seen"))
-            context.get_state(ValueStateDescriptor("seen", int))
-
-    with pytest.raises(
-        PipelineError, match="state 'seen' is declared as counter state of int and as value state of int"
-    ):
-        ran(process(Twice()), [(rows_of([1]), None)])
 
 
 def test_a_descriptor_that_says_the_same_has_the_same_handle():

@@ -12,7 +12,7 @@ from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescri
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import CsvSource
 from dagster_unified.connectors.protocol.commits import SparkSink
-from dagster_unified.errors import PipelineError, UnifiedError, UnsupportedError
+from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph.connectors import Capabilities
 from dagster_unified.testing import ManualClock, assert_same_in_both_modes, run_pipeline
 
@@ -350,21 +350,6 @@ def test_the_watermark_moves_between_micro_batches():
     assert marks(1) == [-1, 9, 10, 11]
     assert marks(2) == [-1, -1, 10, 10]
     assert marks(None) == [-1] * 4
-
-
-def test_state_that_is_not_of_its_declared_type_is_an_error():
-    class Mistyped(KeyedProcessFunction):
-        def open(self, context):
-            self.mean = context.get_state(ValueStateDescriptor("mean", int))
-
-        def process_element(self, value, ctx) -> Iterable[int]:
-            self.mean.update(value.degrees / 2)
-            return []
-
-    pipeline = Pipeline("p")
-    pipeline.from_collection(READINGS, Reading).key_by("room").process(Mistyped()).print()
-    with pytest.raises(UnifiedError, match=r"'Mistyped'.*'mean'"):
-        run_pipeline(pipeline, "STREAMING")
 
 
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
