@@ -27,6 +27,7 @@ from dagster_unified.connectors import (
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, StateError, UserFunctionError
 from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
+from tests.support import MODES, results
 
 
 @pytest.fixture
@@ -110,9 +111,8 @@ def test_a_dict_in_the_place_of_a_declared_record_is_refused_with_the_call_that_
 
 
 def given_of(collection):
-    pipeline = Pipeline("p")
-    pipeline.from_collection(collection).print("out")
-    return run_pipeline(pipeline, "BATCH").only()
+    made = Pipeline("p").from_collection(collection)
+    return results(made, "BATCH")
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1))
@@ -154,7 +154,7 @@ def one_text(n: int) -> Iterator[str]:
     return "abc"
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -188,7 +188,7 @@ def test_a_result_that_is_none_or_no_answer_is_an_error_with_the_record(build, w
         run(build(stream()), mode)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_key_that_is_an_expression_on_columns_is_an_error_that_says_what_to_do(mode):
     words = r"key_by\(function\): the key is .* for 1, which is an expression on columns; compute it from the record's"
     with pytest.raises(RecordTypeError, match=words):
@@ -305,7 +305,7 @@ class Adds(api.AggregateFunction):
         return one + other
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize(
     "build",
     [

@@ -18,6 +18,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.testing import final_result, run_pipeline
 from tests.conformance.programs import FLAGGED, PROGRAMS
 from tests.depth import NIGHTLY
+from tests.support import MODES
 
 HERE = Path(__file__).parent
 
@@ -93,7 +94,7 @@ class Clock:
         return 1_000_000
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_harness_emits_what_flink_emits(program, mode):
     result = run_pipeline(built(program), mode, clock=Clock(), watermark_interval=None)

@@ -36,6 +36,7 @@ from dagster_unified.errors import MalformedInputError, PipelineError, RecordTyp
 from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.testing import run_pipeline
 from tests.depth import examples
+from tests.support import MODES
 
 
 class Event(NamedTuple):
@@ -323,7 +324,7 @@ def test_json_with_several_objects_on_its_first_line_is_an_error(run_on_spark, t
         run_on_spark(pipeline)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_files_beside_folders_that_tell_columns_are_an_error(run_on_spark, run_streaming, tmp_path, mode):
     (tmp_path / "in/size=2").mkdir(parents=True)
     for name in ("a", "size=2/b", "size=2/c"):

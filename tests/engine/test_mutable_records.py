@@ -24,6 +24,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.connectors import DeltaSink
 from dagster_unified.testing import run_pipeline
+from tests.support import MODES
 
 
 @dataclass
@@ -184,7 +185,7 @@ def expected(mode):
     return Counter((name, bag) for name, found in of_mode.items() for bag in found)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_what_an_operator_does_to_its_records_no_other_one_sees(mode):
     pipeline, result = everything()
     result.sink_to(DeltaSink("unused", name="out"))

@@ -46,6 +46,7 @@ from dagster_unified.errors import (
     UserFunctionError,
 )
 from tests.connectors.log_source import Event, LogSource, append
+from tests.support import MODES
 
 
 class Sale(NamedTuple):
@@ -54,7 +55,6 @@ class Sale(NamedTuple):
 
 
 SALES = [Sale("a", 1), Sale("b", 2), Sale("a", 3), Sale("b", 4), Sale("a", 5)]
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 
 
 @pytest.fixture

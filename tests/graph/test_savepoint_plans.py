@@ -7,6 +7,7 @@ from dagster_unified.api import functions as F
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
+from tests.support import MODES
 
 
 def totals():
@@ -17,7 +18,7 @@ def totals():
     return pipeline
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize("option", ["execution.savepoint.path", "execution.state-recovery.path"])
 def test_an_aggregate_whose_state_spark_keeps_and_a_savepoint_are_refused_together(mode, option):
     with pytest.raises(UnsupportedError, match=r"shops: a savepoint cannot hold the state of '.*', which Catalyst"):

@@ -22,6 +22,7 @@ from dagster_unified.api import (
 from dagster_unified.errors import UserFunctionError
 from dagster_unified.testing import run_pipeline
 from tests.iterations.programs import PROGRAMS
+from tests.support import MODES
 
 
 def results(pipeline, stream, **options):
@@ -392,7 +393,7 @@ class CountedBoth(CoMapFunction[int, int, int], Counted):
     map1 = map2 = Counted.take
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize(
     "counting",
     [
@@ -441,7 +442,7 @@ def test_a_listener_that_returns_what_it_should_emit_is_an_error(method, keyed):
         run_pipeline(pipeline, "BATCH")
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_what_comes_when_an_iteration_has_ended_is_reduced_and_combined_too(mode):
     def build(variables, data):
         more = variables[0].map(lambda n: n * 2, int)
@@ -484,7 +485,7 @@ class SaysGoodbyeOpened(MapFunction, iterations.IterationListener[int]):
         collector.collect(100 + context.get_current_key())
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize("life", ["process", "map"])
 def test_a_function_without_keyed_state_hears_of_the_end_for_each_key_that_came(mode, life):
     def build(variables, data):

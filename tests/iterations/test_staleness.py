@@ -18,6 +18,7 @@ from tests.iterations.deltas import Nearest, NearestOfMany, by_dijkstra, distanc
 from tests.iterations.killed_job import run
 from tests.iterations.test_on_spark import counting_down, rows
 from tests.iterations.test_semantics import Body, results
+from tests.support import MODES
 
 Result = iterations.IterationBodyResult
 EPOCHS = 8
@@ -237,7 +238,7 @@ class Descending(BroadcastProcessFunction[float, float, float]):
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_gradients_that_come_late_lead_to_the_same_model(staleness, mode):
     def build(variables, data):
         steps = data[0].connect(variables[0].broadcast(MODEL)).process(Descending())

@@ -21,10 +21,9 @@ from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.arrow_list import ArrowRows
 from dagster_unified.records import record_type
-from dagster_unified.testing import OneInputHarness, run_pipeline
+from dagster_unified.testing import OneInputHarness
 from tests.operators.test_key_groups import Memory, Row, process, ran
-
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+from tests.support import MODES, results
 
 
 class Kept(NamedTuple):
@@ -55,9 +54,8 @@ class Rows(KeyedBatchFunction[str]):
 @pytest.mark.parametrize("micro_batch", [1, 3, None])
 def test_rows_of_a_key_are_read_as_one_table(mode, micro_batch):
     rows = [Row("a", at, amount) for at, amount in enumerate([5, 3, -1, 4])] + [Row("b", 9, 7)]
-    pipeline = Pipeline("p")
-    pipeline.from_collection(rows, Row).key_by("key").map_batches(Rows(), tuple[str, list[int]]).print()
-    found = run_pipeline(pipeline, mode, micro_batch=micro_batch).only()
+    made = Pipeline("p").from_collection(rows, Row).key_by("key").map_batches(Rows(), tuple[str, list[int]])
+    found = results(made, mode, micro_batch=micro_batch)
     assert sorted(found) == [("a", [3, 4, 5]), ("b", [7])]
 
 

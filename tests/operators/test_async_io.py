@@ -17,8 +17,8 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.testing import Shared, run_pipeline
+from tests.support import MODES
 
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 SECOND = timedelta(seconds=1)
 
 

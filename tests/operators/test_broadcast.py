@@ -24,6 +24,7 @@ from dagster_unified.graph.topology import Lanes, topology
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
 from dagster_unified.testing import run_pipeline
 from tests.operators.test_key_groups import Memory
+from tests.support import MODES
 
 
 class Flight(NamedTuple):
@@ -73,7 +74,7 @@ def flagged(function=None, keyed=False, flights=None, rules=None):
     return pipeline, made
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_every_rule_is_there_before_the_first_record(mode):
     pipeline, made = flagged()
     made.print("out")

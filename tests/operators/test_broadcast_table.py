@@ -19,8 +19,8 @@ from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionE
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.arrow_list import ArrowRows
 from dagster_unified.testing import run_pipeline
+from tests.support import MODES
 
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 WEIGHTS = MapStateDescriptor("weights", str, int)
 
 

@@ -26,8 +26,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.testing import run_pipeline
-
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+from tests.support import MODES, results
 
 
 class Order(NamedTuple):
@@ -53,11 +52,6 @@ def streams(orders, payments, bound=1000):
         pipeline.from_collection(orders, Order, "orders").assign_timestamps_and_watermarks(by_at),
         pipeline.from_collection(payments, Payment, "payments").assign_timestamps_and_watermarks(by_at),
     )
-
-
-def results(stream, mode="STREAMING", **how):
-    stream.print("out")
-    return run_pipeline(stream._pipeline, mode, **how).sinks["out"]
 
 
 ORDERS = [Order("a", 1, 10), Order("b", 2, 20), Order("c", 14, 30)]

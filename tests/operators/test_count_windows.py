@@ -21,11 +21,9 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.operators.windows.contents import Windowing
 from dagster_unified.operators.windows.operator import WindowOperator
-from dagster_unified.testing import run_pipeline
 from tests.operators.test_key_groups import TEXTS, Memory, ran
 from tests.operators.test_key_groups import Row as Element
-
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+from tests.support import MODES, results
 
 
 class Row(NamedTuple):
@@ -45,11 +43,6 @@ class Amounts(WindowFunction):
 
 def keyed(rows):
     return Pipeline("p").from_collection(rows, Row).key_by("key")
-
-
-def results(made, mode, **how):
-    made.print("out")
-    return run_pipeline(made._pipeline, mode, **how).sinks["out"]
 
 
 ROWS = [Row("a", 1), Row("a", 2), Row("b", 9), Row("a", 3), Row("a", 4), Row("a", 5)]

@@ -29,8 +29,8 @@ from dagster_unified.operators.keys import has_nan, key_hash, key_hashes, one_fo
 from dagster_unified.operators.state import chunks
 from dagster_unified.testing import run_pipeline
 from tests.operators.test_key_groups import Memory, Row, process, ran
+from tests.support import MODES, results
 
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 NAN = math.nan
 
 
@@ -309,10 +309,9 @@ NAN_KEYS = {
 @MODES
 @pytest.mark.parametrize("of", NAN_KEYS)
 def test_nan_is_no_key_of_a_map(mode, of):
-    pipeline = Pipeline("p")
-    pipeline.from_collection(["a"]).key_by(str.upper, key_type=str).process(PutsOne(*NAN_KEYS[of])).name("op").print()
+    keyed = Pipeline("p").from_collection(["a"]).key_by(str.upper, key_type=str)
     with pytest.raises(StateError, match=r"operator 'op': a key in state 'by' (is|has) nan, which equals nothing, in"):
-        run_pipeline(pipeline, mode)
+        results(keyed.process(PutsOne(*NAN_KEYS[of])).name("op"), mode)
 
 
 class Broadcasts(BroadcastProcessFunction[str, float, str]):
@@ -420,9 +419,8 @@ class LooksUp(KeyedProcessFunction):
 @MODES
 @pytest.mark.parametrize("of", LOOKED_UP)
 def test_an_entry_of_a_map_is_found_by_the_form_in_which_it_was_put(mode, of):
-    pipeline = Pipeline("p")
-    pipeline.from_collection(["a"]).key_by(str.upper, key_type=str).process(LooksUp(*LOOKED_UP[of])).print()
-    assert all(run_pipeline(pipeline, mode).only())
+    made = Pipeline("p").from_collection(["a"]).key_by(str.upper, key_type=str).process(LooksUp(*LOOKED_UP[of]))
+    assert all(results(made, mode))
 
 
 @MODES

@@ -25,8 +25,7 @@ from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionE
 from dagster_unified.operators.program.blocks import Collector
 from dagster_unified.records import record_type
 from dagster_unified.testing import OneInputHarness, run_pipeline
-
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+from tests.support import MODES, results
 
 
 class Event(NamedTuple):
@@ -50,11 +49,6 @@ DOUBLED = OutputTag("doubled", int)
 
 def timed(records=EVENTS):
     return Pipeline("p").from_collection(records, Event, "events").assign_timestamps_and_watermarks(IN_ORDER)
-
-
-def results(stream, mode, **how):
-    stream.print("out")
-    return run_pipeline(stream._pipeline, mode, **how).sinks["out"]
 
 
 class Totals:

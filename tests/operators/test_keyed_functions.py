@@ -24,8 +24,7 @@ from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.explain import as_json
 from dagster_unified.testing import ManualClock, run_pipeline
-
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+from tests.support import MODES, results
 
 
 class CountWindowAverage(FlatMapFunction):
@@ -67,11 +66,6 @@ IN_ORDER = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).
 
 def events(records=EVENTS):
     return Pipeline("p").from_collection(records, Event, "events").assign_timestamps_and_watermarks(IN_ORDER)
-
-
-def results(stream, mode="STREAMING", **how):
-    stream.print("out")
-    return run_pipeline(stream._pipeline, mode, **how).sinks["out"]
 
 
 def _counter(context, ttl=None):

@@ -8,8 +8,7 @@ import pytest
 from dagster_unified.api import KeyedProcessFunction, OutputTag, Pipeline, TimeDomain, WatermarkStrategy
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.testing import KeyedHarness, ManualClock, run_pipeline
-
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+from tests.support import MODES, results
 
 
 class Row(NamedTuple):
@@ -182,18 +181,16 @@ class KeyText(KeyedProcessFunction):
     ids=["field", "reads a field", "computes", "tuple", "tuple of one", "nested record", "field of a nested record"],
 )
 def test_the_current_key_is_what_the_key_function_gives(mode, key, python, shown):
-    pipeline = Pipeline("p")
-    pipeline.from_collection([Nested(Row("x", 2), 3)]).key_by(key, key_type=python).process(KeyText(), str).print()
-    assert run_pipeline(pipeline, mode).only() == [shown]
+    made = Pipeline("p").from_collection([Nested(Row("x", 2), 3)]).key_by(key, key_type=python).process(KeyText(), str)
+    assert results(made, mode) == [shown]
 
 
 @MODES
 @pytest.mark.parametrize("python", [int, tuple[int, int]], ids=["scalar", "tuple"])
 def test_a_key_function_that_gives_none_is_an_error_that_says_what_to_do(mode, python):
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).key_by(lambda v: None, key_type=python).process(KeyText(), str).print()
+    made = Pipeline("p").from_collection([1]).key_by(lambda v: None, key_type=python).process(KeyText(), str)
     with pytest.raises(Exception, match=r"key.* is None for .*filter such records out"):
-        run_pipeline(pipeline, mode)
+        results(made, mode)
 
 
 class OnlyInTimers(KeyedProcessFunction[str, tuple[str, int], str]):
@@ -206,6 +203,5 @@ class OnlyInTimers(KeyedProcessFunction[str, tuple[str, int], str]):
 
 @MODES
 def test_a_function_that_emits_in_its_timers_only_may_say_that_process_element_returns_nothing(mode):
-    pipeline = Pipeline("p")
-    pipeline.from_collection([("a", 5)]).key_by(lambda row: row[0], key_type=str).process(OnlyInTimers()).print()
-    assert run_pipeline(pipeline, mode).only() == ["a at 5"]
+    made = Pipeline("p").from_collection([("a", 5)]).key_by(lambda row: row[0], key_type=str).process(OnlyInTimers())
+    assert results(made, mode) == ["a at 5"]

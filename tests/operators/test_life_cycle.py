@@ -13,6 +13,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import UserFunctionError
 from dagster_unified.testing import Shared, run_pipeline
+from tests.support import MODES, results
 
 
 class Noted:
@@ -77,7 +78,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fails", [False, True])
 def test_open_and_close_run_once_also_when_a_record_fails(mode, kind, fails):
@@ -96,7 +97,7 @@ def test_open_and_close_run_once_also_when_a_record_fails(mode, kind, fails):
     assert lives == 1 if mode == "BATCH" else lives >= 1
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_what_was_opened_is_closed_when_a_later_open_fails(mode):
     class Broken(MapFunction):
         def open(self, context):
@@ -106,14 +107,13 @@ def test_what_was_opened_is_closed_when_a_later_open_fails(mode):
             return value
 
     first = Map()
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map(first).map(Broken()).print()
+    made = Pipeline("p").from_collection([1]).map(first).map(Broken())
     with pytest.raises(UserFunctionError, match=r"operator 'Broken': OSError: no connection.*on 'open\(\)'"):
-        run_pipeline(pipeline, mode)
+        results(made, mode)
     assert first.notes == ["open Map", "close"]
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_function_learns_its_partition_and_attempt(mode):
     class Where(MapFunction):
         def open(self, context):
@@ -122,9 +122,8 @@ def test_a_function_learns_its_partition_and_attempt(mode):
         def map(self, value) -> tuple[int, int]:
             return self.here
 
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map(Where()).print()
-    assert run_pipeline(pipeline, mode).only() == [(0, 0)]
+    made = Pipeline("p").from_collection([1]).map(Where())
+    assert results(made, mode) == [(0, 0)]
 
 
 class Tolerant(Map):
@@ -146,7 +145,7 @@ class KeyedFailsToClose(KeyedProcess):
         raise OSError("broken pipe")
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize("kind", [FailsToClose, KeyedFailsToClose])
 @pytest.mark.parametrize(
     ("number", "told", "noted"),

@@ -18,6 +18,7 @@ from dagster_unified.operators.metrics import (
     merge,
 )
 from dagster_unified.testing import run_pipeline
+from tests.support import MODES, results
 
 
 class Measured(KeyedProcessFunction):
@@ -38,7 +39,7 @@ class Measured(KeyedProcessFunction):
         return []
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_an_operators_metrics_are_named_by_operator_and_group(mode):
     pipeline = Pipeline("p")
     pipeline.from_collection([1, 1, 4, -2, 0]).key_by(lambda v: 0, key_type=int).process(Measured()).name(
@@ -55,7 +56,7 @@ def test_an_operators_metrics_are_named_by_operator_and_group(mode):
 
 
 @pytest.mark.parametrize("build", [lambda s: s.map(Twice()), lambda s: s.process(Every())], ids=["map", "process"])
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_counter_goes_up_and_down_and_knows_its_own_count(mode, build):
     pipeline = Pipeline("p")
     build(pipeline.from_collection([1, 2, 3])).name("count").print()
@@ -79,7 +80,7 @@ class Every(Twice, ProcessFunction):
         return [self.map(value)]
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize(
     ("gauge", "words"),
     [(lambda: "much", "a gauge has to give an int or a float, and gave 'much'"), (lambda: 1 / 0, "ZeroDivisionError")],
@@ -92,10 +93,9 @@ def test_a_gauge_that_gives_no_number_is_an_error_that_names_it(mode, gauge, wor
         def map(self, value) -> int:
             return value
 
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map(Gauged()).name("gauged").print()
+    made = Pipeline("p").from_collection([1]).map(Gauged()).name("gauged")
     with pytest.raises(UnifiedError, match=rf"gauge 'gauged.size': .*{words}"):
-        run_pipeline(pipeline, mode)
+        results(made, mode)
 
 
 def test_a_value_that_is_not_a_number_is_an_error():
@@ -107,10 +107,9 @@ def test_a_value_that_is_not_a_number_is_an_error():
             self.values.update(float("nan"))
             return value
 
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map(Bad()).print()
+    made = Pipeline("p").from_collection([1]).map(Bad())
     with pytest.raises(UserFunctionError, match="operator 'Bad'"):
-        run_pipeline(pipeline, "BATCH")
+        results(made, "BATCH")
 
 
 def test_groups_have_scopes_and_variables():
@@ -153,7 +152,7 @@ def test_quantiles_are_within_one_percent():
         assert histogram.quantile(fraction) == pytest.approx(exact, rel=0.0101)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_gauge_that_is_not_finite_has_no_value(mode):
     class Gauged(MapFunction):
         def open(self, context):

@@ -33,6 +33,7 @@ from dagster_unified.errors import RecordTypeError, StateError
 from dagster_unified.operators.state.backend import Declared
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
+from tests.support import MODES
 
 NEW_YORK = ZoneInfo("America/New_York")
 
@@ -213,7 +214,7 @@ def reads(python, value, expected) -> dict[str, Any]:
 PLACES = list(reads(int, 1, 1))
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_function_sees_the_normal_form_of_a_value_wherever_it_comes_from(form, place, mode):
@@ -243,7 +244,7 @@ BEYOND: dict[str, tuple[Any, Any, str]] = {
 IN_STATE = [place for place in PLACES if "state" in place or "window" in place or place in ("broadcast", "reduce")]
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize("place", IN_STATE)
 @pytest.mark.parametrize("case", BEYOND)
 def test_a_value_beyond_its_type_is_an_error_where_it_is_written(case, place, mode):
@@ -254,7 +255,7 @@ def test_a_value_beyond_its_type_is_an_error_where_it_is_written(case, place, mo
         run_pipeline(built._pipeline, mode, seed=None)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_sum_that_goes_beyond_64_bits_and_back_is_an_error_whatever_lies_between(mode):
     numbers = Pipeline("p").from_collection([2**62, 2**62, -(2**62)])
     numbers.key_by(lambda v: 0, key_type=int).reduce(lambda a, b: a + b).name("sum").print("out")
@@ -262,7 +263,7 @@ def test_a_sum_that_goes_beyond_64_bits_and_back_is_an_error_whatever_lies_betwe
         run_pipeline(numbers._pipeline, mode, micro_batch=1, seed=None)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_function_of_a_chain_is_given_no_value_of_another_type(mode):
     built = stream().map(lambda v: "x", int).name("wrong").map(lambda v: len(v), int)
     built.print("out")
@@ -270,7 +271,7 @@ def test_a_function_of_a_chain_is_given_no_value_of_another_type(mode):
         run_pipeline(built._pipeline, mode)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_record_of_a_chain_is_of_its_class(mode):
     built = stream().map(lambda v: Also(Decimal(1), EVENING, {}), Sale).map(seen, str)
     built.print("out")
@@ -290,7 +291,7 @@ class Count:
     at: datetime | None = None
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_records_of_plain_fields_have_their_normal_form_within_a_chain(mode):
     built = stream().map(lambda v: Item(Word.YES, Size.SMALL, Color.RED), Item)
     built = built.map(lambda item: Count(item.count, EVENING) if type(item.name) is str else Count(0), Count)
@@ -299,7 +300,7 @@ def test_records_of_plain_fields_have_their_normal_form_within_a_chain(mode):
     assert run_pipeline(built._pipeline, mode).only() == [seen(Count(1, IN_UTC))]
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize(
     ("made", "words"),
     [
@@ -318,7 +319,7 @@ def test_a_record_of_plain_fields_within_a_chain_is_held_to_its_types(made, word
         run_pipeline(built._pipeline, mode)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_the_least_int_and_text_in_any_script_are_accumulated(mode):
     pairs = [("Zürich", -(2**62)), ("Århus", -(2**62)), ("東京", 0)]
     built = Pipeline("p").from_collection(pairs, tuple[str, int]).key_by(lambda pair: 0, key_type=int)
@@ -326,7 +327,7 @@ def test_the_least_int_and_text_in_any_script_are_accumulated(mode):
     assert run_pipeline(built._pipeline, mode, seed=None).only()[-1] == ("東京", -(2**63))
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_what_a_record_has_besides_its_fields_is_not_emitted(mode):
     def noted(v: int) -> Sale:
         sale = Sale(Decimal(1), IN_UTC, {})
@@ -400,7 +401,7 @@ class Counted(iterations.DeltaFunction[Place, str]):
         return solution._replace(visits=2 * solution.visits), []
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_change_of_a_solution_set_is_held_to_its_range(mode):
     pipeline = Pipeline("p")
     places = pipeline.from_collection([Place("a", 2**62)], name="places")
@@ -423,7 +424,7 @@ class Added(KeyedProcessFunction):
         yield len(numbers)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_list_that_is_changed_in_its_place_is_held_to_its_range(mode):
     built = Pipeline("p").from_collection([1, 2**62, 3]).key_by(lambda v: 0, key_type=int).process(Added())
     built.print("out")

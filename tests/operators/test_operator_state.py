@@ -27,6 +27,7 @@ from dagster_unified.api import (
 from dagster_unified.errors import PipelineError, StateError, UnsupportedError, UserFunctionError
 from dagster_unified.operators.operator_state import LIST, UNION, redistributed
 from dagster_unified.testing import OneInputHarness, run_pipeline
+from tests.support import MODES
 
 
 class Counting(CheckpointedFunction):
@@ -99,7 +100,6 @@ def numbers(pipeline, last=4):
     return pipeline.from_collection(list(range(1, last + 1)), int, "numbers")
 
 
-BOTH = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 OPERATORS = {
     "map": (lambda p: numbers(p).map(Numbered()), [(1, 1), (2, 2), (3, 3), (4, 4)]),
     "filter": (lambda p: numbers(p).filter(EveryOther()), [2, 4]),
@@ -116,7 +116,7 @@ OPERATORS = {
 }
 
 
-@BOTH
+@MODES
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_operator_of_a_stream_without_a_key_may_have_operator_state(mode, operator):
     build, expected = OPERATORS[operator]
@@ -126,7 +126,7 @@ def test_every_operator_of_a_stream_without_a_key_may_have_operator_state(mode, 
     assert run_pipeline(pipeline, mode, seed=None).only() == expected
 
 
-@BOTH
+@MODES
 def test_connected_functions_share_their_subtasks_state(mode):
     pipeline = Pipeline("counted")
     words = pipeline.from_collection(["a"], str, "words")
@@ -265,7 +265,7 @@ WRONG = {
 }
 
 
-@BOTH
+@MODES
 @pytest.mark.parametrize("message", WRONG)
 def test_what_is_no_operator_state_is_an_error(mode, message):
     pipeline = Pipeline("asking")
@@ -314,7 +314,7 @@ class WithKeyedState(Counting, MapFunction):
         return value
 
 
-@BOTH
+@MODES
 @pytest.mark.parametrize(
     ("function", "message"), [(WithTimer, "timers need"), (WithKeyedState, "needs a keyed stream")]
 )
@@ -405,7 +405,7 @@ class Handle(MapFunction, CheckpointedFunction):
         return self.seen.get()
 
 
-@BOTH
+@MODES
 def test_a_list_may_be_written_at_any_time(mode):
     pipeline = Pipeline("handled")
     numbers(pipeline, 3).map(Handle()).print()

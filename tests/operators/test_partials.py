@@ -28,6 +28,7 @@ from dagster_unified.operators.program.step import Output, Program
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 from tests.depth import examples
+from tests.support import MODES, results
 
 PORTABLE = {"state.native-aggregates": "PORTABLE"}
 
@@ -131,9 +132,8 @@ def last_of_each(records):
 @settings(max_examples=examples(20))
 @given(READINGS, st.sampled_from([("BATCH", {}), ("STREAMING", PORTABLE)]), st.sampled_from([1, 3, None]))
 def test_partials_merge_to_the_aggregate_over_all_records(readings, mode, size):
-    pipeline = Pipeline("p")
-    pipeline.from_collection(readings, Reading).key_by("sensor").agg(*COLUMNS, output_type=Summary).print("out")
-    found = last_of_each(run_pipeline(pipeline, mode[0], options=mode[1], micro_batch=size).only())
+    made = Pipeline("p").from_collection(readings, Reading).key_by("sensor").agg(*COLUMNS, output_type=Summary)
+    found = last_of_each(results(made, mode[0], options=mode[1], micro_batch=size))
     assert comparable(found) == comparable(last_of_each(expected(readings)))
 
 
@@ -185,12 +185,14 @@ def test_a_key_that_is_none_is_an_error():
         shop: str | None
         amount: int
 
-    pipeline = Pipeline("p")
-    pipeline.from_collection([Loose(None, 1)], Loose).key_by("shop").agg(
-        F.sum("amount").alias("amount"), output_type=Loose
-    ).print()
+    made = (
+        Pipeline("p")
+        .from_collection([Loose(None, 1)], Loose)
+        .key_by("shop")
+        .agg(F.sum("amount").alias("amount"), output_type=Loose)
+    )
     with pytest.raises(RecordTypeError, match="the key 'shop' is None"):
-        run_pipeline(pipeline, "STREAMING", options=PORTABLE)
+        results(made, "STREAMING", options=PORTABLE)
 
 
 def test_spans_of_time_are_added_and_compared():
@@ -298,7 +300,7 @@ class Twice(KeyedProcessFunction[str, Sum, Sum]):
         return [Sum(value.key, 2 * value.total)]
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_keyed_operator_follows_in_one_pipeline(mode):
     pipeline = Pipeline("p")
     events = pipeline.from_collection([Event("a", 0, 1), Event("b", 0, 2), Event("a", 0, 3)], Event)
@@ -390,7 +392,7 @@ def test_a_windows_sum_of_decimals_goes_by_what_it_comes_to(micro_batch):
         run_pipeline(beyond, "STREAMING", options=PORTABLE, micro_batch=micro_batch)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize(
     ("field", "output", "number"), [("number", IntTotal, LARGEST), ("price", PriceTotal, 10**20 - 1)]
 )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import Pipeline, ReduceFunction
 from dagster_unified.errors import UserFunctionError
 from dagster_unified.testing import run_pipeline
+from tests.support import MODES, results
 
 
 class Sale(NamedTuple):
@@ -55,7 +56,7 @@ def test_one_final_record_per_key_in_batch_and_one_per_record_in_streaming(metho
     assert (updates[0], updates[-1]) == (SALES[0], final)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_incremental_updates_can_be_asked_for_in_either_mode(mode):
     assert (
         rolled("sum", "amount", mode=mode, options={"execution.incremental-updates": "true"})[
@@ -83,7 +84,7 @@ def test_reduce_folds_each_keys_records_in_their_order(sales):
     assert {s.shop: s for s in rolled("reduce", Join(), mode="STREAMING", data=sales)} == expected
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_failure_shows_both_records(mode):
     def refuse(a: Sale, b: Sale) -> Sale:
         raise ValueError("no")
@@ -122,10 +123,9 @@ def first_of(a, b):
 
 @pytest.mark.parametrize("count", [2, 20])
 @pytest.mark.parametrize("options", [{}, {"execution.incremental-updates": True}])
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_function_that_raises_stop_iteration_fails_the_run(mode, options, count):
     data = [Sale(shop, 1, "?" if shop == "b" else "x") for shop in "abc" for _ in range(count)]
-    pipeline = Pipeline("p")
-    pipeline.from_collection(data).key_by("shop").reduce(first_of).print()
+    made = Pipeline("p").from_collection(data).key_by("shop").reduce(first_of)
     with pytest.raises(UserFunctionError, match=r"operator 'first_of': .*StopIteration"):
-        run_pipeline(pipeline, mode, options=options, micro_batch=None, seed=None)
+        results(made, mode, options=options, micro_batch=None, seed=None)

@@ -26,10 +26,8 @@ from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, Mic
 from dagster_unified.operators.state.chunks import SpilledMap
 from dagster_unified.operators.state.descriptors import OneTypeDescriptor
 from dagster_unified.operators.state.handles import Collection, State
-from dagster_unified.testing import run_pipeline
 from tests.operators.test_key_groups import TEXTS, Memory, Row, batch, process, program, ran
-
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+from tests.support import MODES, results
 
 
 class CounterState(State):
@@ -94,11 +92,6 @@ def rows_of(amounts):
 def stream(rows):
     by_at = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
     return Pipeline("p").from_collection(rows, Row).assign_timestamps_and_watermarks(by_at)
-
-
-def results(made, mode, **how):
-    made.print("out")
-    return run_pipeline(made._pipeline, mode, **how).sinks["out"]
 
 
 @MODES

@@ -29,6 +29,7 @@ from dagster_unified.operators.state.evolution import can_read, shown
 from dagster_unified.operators.windows.contents import _OfWindows
 from dagster_unified.testing import KeyedHarness, run_pipeline
 from tests.operators.test_key_groups import Memory, Row, process, ran
+from tests.support import MODES, results
 
 
 class Point(NamedTuple):
@@ -179,9 +180,8 @@ ROWS = [Row("a", 1, 1)]
 
 def in_memory(mode):
     def run(function):
-        pipeline = Pipeline("p")
-        pipeline.from_collection(ROWS).key_by("key").process(function).name("op").print("out")
-        run_pipeline(pipeline, mode)
+        made = Pipeline("p").from_collection(ROWS).key_by("key").process(function).name("op")
+        results(made, mode)
 
     return run
 
@@ -277,11 +277,10 @@ def test_a_map_keeps_a_null_value_and_contains_its_key():
     assert ran(process(Nulls()), [([Row("a", 1, 1)], None)], stores=stores) == [KEPT]
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_map_keeps_a_null_value_in_both_modes(mode):
-    pipeline = Pipeline("p")
-    pipeline.from_collection([Row("a", 1, 0), Row("a", 2, 1)]).key_by("key").process(Nulls()).print("out")
-    assert run_pipeline(pipeline, mode).only() == [KEPT, KEPT]
+    made = Pipeline("p").from_collection([Row("a", 1, 0), Row("a", 2, 1)]).key_by("key").process(Nulls())
+    assert results(made, mode) == [KEPT, KEPT]
 
 
 class Twice(KeyedProcessFunction):
@@ -336,7 +335,7 @@ class Half(AggregateFunction):
         return a[0] + b[0], a[1] + b[1]
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -361,7 +360,7 @@ def test_what_a_window_holds_is_checked(mode, build, words):
         run_pipeline(stream._pipeline, mode)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_what_a_reduce_holds_is_checked(mode):
     pipeline = Pipeline("p")
     reduced = pipeline.from_collection(ROWS * 2).key_by("key").reduce(lambda a, b: Row(a.key, a.at, b.amount / 2))
@@ -387,7 +386,7 @@ class Rules(BroadcastProcessFunction):
         return []
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize(
     ("put", "kind", "words"),
     [

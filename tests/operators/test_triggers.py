@@ -23,9 +23,8 @@ from dagster_unified.api import (
 )
 from dagster_unified.api.windows import Firing, Trigger, TriggerResult
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
-from dagster_unified.testing import run_pipeline
+from tests.support import MODES, results
 
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 TEN = TumblingEventTimeWindows.of(timedelta(milliseconds=10))
 
 
@@ -65,11 +64,6 @@ def windowed(rows=ROWS, assigner=TEN):
 
 def windows(trigger, rows=ROWS, assigner=TEN):
     return windowed(rows, assigner).trigger(trigger)
-
-
-def results(made, mode, **how):
-    made.print("out")
-    return run_pipeline(made._pipeline, mode, **how).sinks["out"]
 
 
 def said(trigger):

@@ -22,8 +22,6 @@ from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import encoded_attributes, restore_attributes
 from dagster_unified.testing import run_pipeline
 
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-
 
 class Event(NamedTuple):
     key: str

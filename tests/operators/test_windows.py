@@ -46,8 +46,7 @@ from dagster_unified.operators.windows.operator import WindowOperator
 from dagster_unified.testing import run_pipeline
 from dagster_unified.testing.operators import ManualClock
 from tests.operators.test_key_groups import ROWS, TEXTS, Memory, batch
-
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+from tests.support import MODES, results
 
 
 class Row(NamedTuple):
@@ -100,11 +99,6 @@ class Whole(ProcessWindowFunction):
 def stream(rows, bound=1000, pipeline=None):
     by_at = WatermarkStrategy.for_bounded_out_of_orderness(ms(bound)).with_timestamp_assigner("at")
     return (pipeline or Pipeline("p")).from_collection(rows, Row).assign_timestamps_and_watermarks(by_at)
-
-
-def results(windowed, mode="STREAMING", **how):
-    windowed.print("out")
-    return run_pipeline(windowed._pipeline, mode, **how).sinks["out"]
 
 
 # Which elements are together

@@ -9,7 +9,7 @@ import pytest
 from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor
 from dagster_unified.errors import RecordTypeError, StateError
 from dagster_unified.records import record_type
-from dagster_unified.testing import run_pipeline
+from tests.support import MODES, results
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,11 @@ class Other(NamedTuple):
         (tuple[str, int], Seen("a", 1), r"is declared tuple\[str, int\], and was given Seen"),
     ],
 )
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_state_takes_only_what_comes_back_as_it_went(mode, kind, value, words):
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).key_by(lambda n: n, key_type=int).process(Held(kind, value)).print()
+    made = Pipeline("p").from_collection([1]).key_by(lambda n: n, key_type=int).process(Held(kind, value))
     with pytest.raises(StateError, match=words):
-        run_pipeline(pipeline, mode)
+        results(made, mode)
 
 
 class Node(NamedTuple):

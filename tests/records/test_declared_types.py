@@ -23,6 +23,7 @@ from dagster_unified.api import MapFunction, OutputTag, Pipeline, ProcessFunctio
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
+from tests.support import MODES, results
 
 DECLARED = (int, float, bool, str, bytes, datetime, date, timedelta, Decimal)
 NOON = datetime(2024, 2, 29, 12)
@@ -254,7 +255,7 @@ def line_of(fare) -> int:
     return fare.price / 2
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -306,9 +307,8 @@ def batch_of(array):
     ],
 )
 def test_a_column_of_a_narrower_type_is_cast(array, python, back):
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map_batches(batch_of(array), output_type=python).print("out")
-    assert run_pipeline(pipeline, "BATCH").only() == [back]
+    made = Pipeline("p").from_collection([1]).map_batches(batch_of(array), output_type=python)
+    assert results(made, "BATCH") == [back]
 
 
 @pytest.mark.parametrize(
@@ -330,10 +330,9 @@ def test_a_column_of_a_narrower_type_is_cast(array, python, back):
     ],
 )
 def test_a_column_of_another_type_is_an_error(array, python, words):
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map_batches(batch_of(array), output_type=python).print("out")
+    made = Pipeline("p").from_collection([1]).map_batches(batch_of(array), output_type=python)
     with pytest.raises(RecordTypeError, match=words):
-        run_pipeline(pipeline, "BATCH")
+        results(made, "BATCH")
 
 
 T = TypeVar("T")
@@ -371,6 +370,5 @@ class CountedStrings(Counted[str]):
 
 
 def test_what_a_generic_function_gives_follows_from_what_its_subclass_says():
-    pipeline = Pipeline("p")
-    pipeline.from_collection(["a"]).map(CountedStrings()).print("out")
-    assert run_pipeline(pipeline, "BATCH").sinks["out"] == [("a", 1)]
+    made = Pipeline("p").from_collection(["a"]).map(CountedStrings())
+    assert results(made, "BATCH") == [("a", 1)]

@@ -17,6 +17,7 @@ from dagster_unified.api import (
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
+from tests.support import MODES
 
 
 class Color(Enum):
@@ -103,7 +104,7 @@ class Latest(KeyedProcessFunction):
         self.last.update(value.color)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize("key", ["color", lambda ball: ball.color])
 def test_it_is_a_key_and_has_a_place_in_state(mode, key):
     pipeline = Pipeline("p")
@@ -116,7 +117,7 @@ def test_it_is_a_key_and_has_a_place_in_state(mode, key):
     ]
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize(
     "build", [lambda s: s.map(lambda b: b, Ball), lambda s: s.key_by("color").reduce(lambda a, b: b)]
 )

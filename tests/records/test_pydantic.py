@@ -9,6 +9,7 @@ from dagster_unified.api import Pipeline, ValueStateDescriptor
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
+from tests.support import MODES
 
 
 class Model(pydantic.BaseModel):
@@ -37,7 +38,7 @@ class Checked:
     price: pydantic.PositiveInt
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_dataclass_of_pydantics_is_a_record_that_validates(mode):
     def cheaper(record: Checked) -> Checked:
         return Checked(record.price - 1)

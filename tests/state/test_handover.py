@@ -57,6 +57,7 @@ from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint, manifest
 from dagster_unified.testing import run_pipeline
 from tests.depth import NIGHTLY, SEED, examples, rotated
+from tests.support import MODES
 
 ROOT = Path(__file__).parents[2]
 HOUR = 3_600_000
@@ -741,7 +742,7 @@ def started(spark, folder, left, pipeline, mode="BATCH", **options):
     Cut(spark, folder).run(pipeline, mode, {"execution.state-recovery.path": str(left), **options})
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_field_may_be_added_with_a_default_and_widened(spark, tmp_path, left, mode):
     events = [*EVENTS[:2], Event("a", 0, 5), Event("new", 0, 5)]
     started(spark, tmp_path, left, remembering(HeldSince, f"{tmp_path}/out", events=events), mode)
@@ -751,7 +752,7 @@ def test_a_field_may_be_added_with_a_default_and_widened(spark, tmp_path, left, 
     ]
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_a_type_that_does_not_fit_is_an_error_that_names_it_before_anything_runs(spark, tmp_path, left, mode):
     with pytest.raises(StateError, match=r"memory: operator 'Remembering': state 'held' is declared str, and the"):
         started(spark, tmp_path, left, remembering(str, f"{tmp_path}/out"), mode)

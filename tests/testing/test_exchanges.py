@@ -2,16 +2,15 @@
 
 from collections import Counter
 
-import pytest
-
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import PrintSink
 from dagster_unified.graph.topology import Lanes, laid_out
 from dagster_unified.testing import run_pipeline
 from tests import exchanges
+from tests.support import MODES
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_each_subtask_sees_the_records_that_an_exchange_sends_to_it(mode):
     found = run_pipeline(exchanges.pipeline(PrintSink), mode, micro_batch=None)
     assert {name: Counter(rows) for name, rows in found.sinks.items()} == exchanges.expected()

@@ -15,8 +15,7 @@ from dagster_unified.connectors.protocol.commits import SparkSink
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph.connectors import Capabilities
 from dagster_unified.testing import ManualClock, assert_same_in_both_modes, run_pipeline
-
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+from tests.support import MODES, results
 
 
 class Reading(NamedTuple):
@@ -87,9 +86,8 @@ def test_column_operations_run_without_spark(mode):
 
 @MODES
 def test_an_output_type_names_the_columns_of_a_select(mode):
-    pipeline = Pipeline("p")
-    pipeline.from_collection(READINGS[:1]).select("room", F.col("degrees") / 2, output_type=Mean).print()
-    assert run_pipeline(pipeline, mode).only() == [Mean("a", 10.0)]
+    made = Pipeline("p").from_collection(READINGS[:1]).select("room", F.col("degrees") / 2, output_type=Mean)
+    assert results(made, mode) == [Mean("a", 10.0)]
 
 
 @pytest.mark.parametrize(
@@ -107,10 +105,9 @@ def test_a_column_of_another_type_than_the_output_type_is_an_error_as_on_spark(e
         room: str
         degrees: kind
 
-    pipeline = Pipeline("p")
-    pipeline.from_collection(READINGS).select("room", f"{expression} as degrees", output_type=Given).print()
+    made = Pipeline("p").from_collection(READINGS).select("room", f"{expression} as degrees", output_type=Given)
     with pytest.raises(PipelineError, match=f"^p: .*{message}"):
-        run_pipeline(pipeline, "BATCH")
+        results(made, "BATCH")
 
 
 class Lasting(NamedTuple):
@@ -235,10 +232,9 @@ def test_two_sinks_of_one_name_are_both_kept(mode):
 
 
 def test_an_unknown_mode_is_an_error():
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).print()
+    made = Pipeline("p").from_collection([1])
     with pytest.raises(Exception, match="'BACH' is not one of BATCH, STREAMING, AUTOMATIC"):
-        run_pipeline(pipeline, "BACH")
+        results(made, "BACH")
 
 
 def test_a_mode_may_be_written_small_as_at_launch():
@@ -255,9 +251,8 @@ def test_one_pipeline_can_run_again(mode):
 
 def lasts(readings, **how):
     """The last reading of each room: what is last is arrival's to say."""
-    pipeline = Pipeline("p")
-    pipeline.from_collection(readings, Reading).key_by("room").reduce(lambda a, b: b).print()
-    return sorted(run_pipeline(pipeline, how.pop("mode", "BATCH"), **how).only())
+    made = Pipeline("p").from_collection(readings, Reading).key_by("room").reduce(lambda a, b: b)
+    return sorted(results(made, how.pop("mode", "BATCH"), **how))
 
 
 def test_batch_shuffles_what_an_exchange_brings_in_no_order_by_its_seed():
@@ -269,18 +264,16 @@ def test_batch_shuffles_what_an_exchange_brings_in_no_order_by_its_seed():
 
 
 def test_a_stream_that_is_only_forwarded_keeps_its_order_in_batch():
-    pipeline = Pipeline("p")
-    pipeline.from_collection(list(range(20))).map(lambda v: v + 1, int).print()
-    assert run_pipeline(pipeline, "BATCH").only() == list(range(1, 21))
+    made = Pipeline("p").from_collection(list(range(20))).map(lambda v: v + 1, int)
+    assert results(made, "BATCH") == list(range(1, 21))
 
 
 def test_streaming_shuffles_the_records_of_a_micro_batch_and_no_others():
     readings = [Reading("a", n, n) for n in range(20)]
 
     def last_update(**how):
-        pipeline = Pipeline("p")
-        pipeline.from_collection(readings, Reading).key_by("room").reduce(lambda a, b: b).print()
-        return run_pipeline(pipeline, "STREAMING", **how).only()[-1]
+        made = Pipeline("p").from_collection(readings, Reading).key_by("room").reduce(lambda a, b: b)
+        return results(made, "STREAMING", **how)[-1]
 
     assert last_update() == readings[-1]
     assert len({last_update(micro_batch=None, seed=seed) for seed in range(10)}) > 1
@@ -317,11 +310,14 @@ def test_processing_time_timers_fire_between_micro_batches_when_the_clock_has_pa
         clock.advance(600)
         return reading
 
-    pipeline = Pipeline("p")
-    pipeline.from_collection([Reading("a", n, n) for n in range(4)], Reading).map(later).key_by("room").process(
-        Reminder()
-    ).print()
-    found = run_pipeline(pipeline, "STREAMING", clock=clock).only()
+    made = (
+        Pipeline("p")
+        .from_collection([Reading("a", n, n) for n in range(4)], Reading)
+        .map(later)
+        .key_by("room")
+        .process(Reminder())
+    )
+    found = results(made, "STREAMING", clock=clock)
     assert found == [
         "came 0",
         "came 1",
@@ -352,7 +348,7 @@ def test_the_watermark_moves_between_micro_batches():
     assert marks(None) == [-1] * 4
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_functions_are_given_a_sources_records_in_their_declared_types(mode):
     pipeline = Pipeline("types")
     given = [(datetime(2020, 1, 1), 1, bytearray(b"x"))]
@@ -361,10 +357,9 @@ def test_functions_are_given_a_sources_records_in_their_declared_types(mode):
     assert run_pipeline(pipeline, mode).sinks["out"] == ["UTC 1.0 b'x'"]
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize("key", ["execution.savepoint.path", "execution.state-recovery.path"])
 def test_savepoints_are_refused(mode, key, tmp_path):
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map(lambda n: n, int).print()
+    made = Pipeline("p").from_collection([1]).map(lambda n: n, int)
     with pytest.raises(UnsupportedError, match=rf"^p: {key} is set, and the harness has neither .*; leave the option"):
-        run_pipeline(pipeline, mode, options={key: str(tmp_path)})
+        results(made, mode, options={key: str(tmp_path)})

@@ -4,8 +4,6 @@ import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import pytest
-
 from dagster_unified.api import Pipeline
 from dagster_unified.graph.execution_graph import program
 from dagster_unified.graph.nodes import Node
@@ -13,6 +11,7 @@ from dagster_unified.graph.plan import Port, column_lineage
 from dagster_unified.operators.program.step import FusedStep
 from dagster_unified.operators.stateless import Filter
 from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
+from tests.support import MODES
 
 
 class Sale(NamedTuple):
@@ -109,7 +108,7 @@ def test_it_is_translated_to_the_step_that_it_names():
     assert (type(step), step.name, step.output, step.every) == (SampleStep, "sample", None, 2)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 def test_it_runs(mode):
     expected = [sale for sale in SALES if chosen(sale, 2)]
     assert 0 < len(expected) < len(SALES)

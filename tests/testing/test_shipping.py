@@ -26,8 +26,8 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.operators.routing import RoutedProgram
 from dagster_unified.testing import Shared, assert_same_in_both_modes, run_pipeline
 from dagster_unified.testing.driving import single
+from tests.support import MODES
 
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 LOG = logging.getLogger(__name__)
 LOCK = threading.Lock()
 SEEN: set[int] = set()

@@ -1,4 +1,4 @@
-"""Equal keys of a micro-batch are brought together, and each key's records stay in their order."""
+"""Keys: their hashes by column, and how equal ones of a micro-batch are brought together."""
 
 from itertools import pairwise
 from math import nan
@@ -14,12 +14,21 @@ from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
 from dagster_unified.operators.keyed import ReduceOperator
-from dagster_unified.operators.keys import KeyedInput, key_groups, sorted_runs
+from dagster_unified.operators.keys import (
+    LONGEST_TEXT,
+    KeyedInput,
+    integer_hashes,
+    key_groups,
+    key_hashes,
+    sorted_runs,
+    text_hashes,
+)
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.step import KeyedStep, Output, Program
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
+from tests.support import MODES
 
 
 class Row(NamedTuple):
@@ -122,7 +131,7 @@ class Visit(NamedTuple):
     count: int
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+@MODES
 @pytest.mark.parametrize("key", ["spot", lambda visit: visit.spot])
 def test_numbers_within_a_key_are_the_same_key_where_they_are_equal(mode, key):
     def counted(*spots):
@@ -139,3 +148,34 @@ def test_numbers_within_a_key_are_the_same_key_where_they_are_equal(mode, key):
             RecordTypeError, match=r"key.* has nan, which equals nothing, for .*; filter such records out"
         ):
             counted(Spot(0.0), unequal)
+
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+NUMBERS = st.one_of(INT64, st.integers(-300, 300), st.integers(-70_000, 70_000), st.integers(-(1 << 33), 1 << 33))
+
+
+@given(st.lists(NUMBERS, max_size=50), st.integers(0, 10))
+def test_a_column_has_the_hashes_of_its_keys(keys, start):
+    assert integer_hashes(pa.array(keys, pa.int64()).slice(start)).to_pylist() == key_hashes(keys[start:])
+
+
+def test_numbers_where_their_encoding_changes_have_their_hashes():
+    bounds = [sign * (1 << bit) + more for bit in range(64) for more in (-2, -1, 0, 1) for sign in (1, -1)]
+    keys = [number for number in bounds if -(1 << 63) <= number < 1 << 63]
+    assert integer_hashes(pa.array(keys, pa.int64())).to_pylist() == key_hashes(keys)
+    for number in keys:
+        assert integer_hashes(pa.array([number], pa.int64())).to_pylist() == key_hashes([number])
+
+
+SHORT = st.text(st.characters(codec="utf-8"), max_size=LONGEST_TEXT).filter(lambda t: len(t.encode()) <= LONGEST_TEXT)
+
+
+@given(st.lists(st.one_of(SHORT, st.text("ab\0", max_size=9))), st.integers(0, 3))
+def test_the_hashes_of_a_column_of_texts_are_those_of_its_keys(keys, start):
+    assert text_hashes(pa.array(keys, pa.string()).slice(start)).to_pylist() == key_hashes(keys[start:])
+
+
+def test_a_text_that_is_too_long_has_no_hash_with_the_others():
+    keys = ["a", "b" * LONGEST_TEXT]
+    assert text_hashes(pa.array(keys)).to_pylist() == key_hashes(keys)
+    assert text_hashes(pa.array([*keys, "c" * (LONGEST_TEXT + 1)])) is None
