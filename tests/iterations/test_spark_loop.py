@@ -20,7 +20,7 @@ from dagster_unified.testing.driving import to_batch, to_timed
 from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
 
-HOPS = 4
+HOPS = 2
 
 
 class InThisProcess(SparkLevels):

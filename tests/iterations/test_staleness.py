@@ -14,6 +14,7 @@ from dagster_unified.engine.events import IterationResumed, RoundCommitted
 from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
 from dagster_unified.testing import run_pipeline
 from dagster_unified.testing.iterations import HarnessLoop, InMemory
+from tests.depth import examples
 from tests.iterations.deltas import Nearest, NearestOfMany, by_dijkstra, distances
 from tests.iterations.killed_job import run
 from tests.iterations.test_on_spark import counting_down, rows
@@ -94,7 +95,7 @@ WAYS = st.lists(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(12))
 @given(WAYS, st.integers(0, 4), st.integers(1, 4), st.sampled_from([Nearest, NearestOfMany]))
 def test_shortest_ways_do_not_depend_on_staleness(ways, staleness, subtasks, body):
     config = {"staleness": staleness, "parallelism": subtasks}
@@ -109,7 +110,7 @@ class Hop(NamedTuple):
     hops: int
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(12))
 @given(st.lists(st.integers(0, 5)), st.integers(0, 5), st.integers(0, 4), st.integers(1, 4))
 def test_each_record_goes_round_as_often_as_in_step(numbers, hops, staleness, subtasks):
     def build(variables, data):
@@ -202,7 +203,7 @@ def drawn(staleness, subtasks):
     return results(pipeline, *iterations.iterate_bounded_streams_until_termination([start], data, Body(build), config))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(12))
 @given(
     WAYS, st.integers(1, 4), st.integers(2, 4), st.sampled_from(["nearest", "drawn", "spread", "broadcast"]), st.data()
 )

@@ -22,7 +22,7 @@ from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.arrow_list import ArrowRows
 from dagster_unified.records import record_type
 from dagster_unified.testing import OneInputHarness
-from tests.operators.test_key_groups import Memory, Row, process, ran
+from tests.operators.support import Memory, Row, process, ran
 from tests.support import MODES, results
 
 

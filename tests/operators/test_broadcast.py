@@ -23,7 +23,7 @@ from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.topology import Lanes, topology
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
 from dagster_unified.testing import run_pipeline
-from tests.operators.test_key_groups import Memory
+from tests.operators.support import Memory
 from tests.support import MODES
 
 

@@ -2,11 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
@@ -26,6 +25,8 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.testing import run_pipeline
+from tests.depth import examples
+from tests.operators.support import ms
 from tests.support import MODES, results
 
 
@@ -39,10 +40,6 @@ class Payment(NamedTuple):
     order: str
     at: int
     paid: float
-
-
-def ms(n):
-    return timedelta(milliseconds=n)
 
 
 def streams(orders, payments, bound=1000):
@@ -187,6 +184,7 @@ orders_of = st.lists(st.builds(Order, st.sampled_from("ab"), st.integers(0, 40),
 payments_of = st.lists(st.builds(Payment, st.sampled_from("ab"), st.integers(0, 40), st.just(1.0)), max_size=12)
 
 
+@settings(max_examples=examples(20))
 @given(orders_of, payments_of, st.integers(-9, 9), st.integers(0, 9), st.booleans(), st.booleans())
 def test_interval_joins_give_every_pair_once(orders, payments, lower, width, without_lower, without_upper):
     upper = lower + width

@@ -21,8 +21,8 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.operators.windows.contents import Windowing
 from dagster_unified.operators.windows.operator import WindowOperator
-from tests.operators.test_key_groups import TEXTS, Memory, ran
-from tests.operators.test_key_groups import Row as Element
+from tests.operators.support import TEXTS, Memory, ran
+from tests.operators.support import Row as Element
 from tests.support import MODES, results
 
 

@@ -28,7 +28,7 @@ from dagster_unified.errors import PipelineError, RecordTypeError, StateError
 from dagster_unified.operators.keys import has_nan, key_hash, key_hashes, one_form
 from dagster_unified.operators.state import chunks
 from dagster_unified.testing import run_pipeline
-from tests.operators.test_key_groups import Memory, Row, process, ran
+from tests.operators.support import Memory, Row, process, ran
 from tests.support import MODES, results
 
 NAN = math.nan

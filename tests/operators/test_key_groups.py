@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,48 +27,11 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import StateError
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
-from dagster_unified.operators.keyed import KeyedProcessOperator, ReduceOperator
-from dagster_unified.operators.keys import KeyedInput, key_hash
-from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.operator import KeyedOptions
-from dagster_unified.operators.program.step import KeyedStep, Output, Program
+from dagster_unified.operators.keyed import ReduceOperator
+from dagster_unified.operators.keys import key_hash
+from dagster_unified.operators.program.step import KeyedStep
 from dagster_unified.operators.state.pages import BYTES_PER_PAGE, KEYS_PER_PAGE, decode_page, encode_page
-from dagster_unified.records import record_type
-
-
-class Row(NamedTuple):
-    key: str
-    at: int
-    amount: int
-
-
-ROWS = StreamLayout(record_type(Row, "rows"), timestamped=True)
-TEXTS = StreamLayout(record_type(str, "texts"))
-
-
-class Memory:
-    """A group store in memory that counts what is read and written."""
-
-    def __init__(self):
-        self.index = None
-        self.pages = {}
-        self.written = []
-
-    def read_index(self):
-        return self.index
-
-    def write_index(self, data):
-        self.index = data
-
-    def read_page(self, number):
-        return self.pages.get(number)
-
-    def write_page(self, number, data):
-        self.written.append(number)
-        self.pages[number] = data
-
-    def remove_page(self, number):
-        del self.pages[number]
+from tests.operators.support import ROWS, TEXTS, Memory, Row, batch, process, program, ran
 
 
 class Everything(KeyedProcessFunction):
@@ -100,56 +62,6 @@ class Everything(KeyedProcessFunction):
 
 class Sorted(Everything):
     requires_time_sorted_input = True
-
-
-def program(step, updates=True):
-    return Program(
-        "p",
-        "s",
-        ROWS,
-        (step,),
-        (Output(0, TEXTS if step.output is TEXTS.records else ROWS),),
-        KeyedInput(("key",), str),
-        KeyedOptions(incremental_updates=updates),
-    )
-
-
-def process(function):
-    return KeyedStep("op", function, uid="op", output=TEXTS.records, operator=KeyedProcessOperator)
-
-
-def batch(rows):
-    return pa.RecordBatch.from_arrays(
-        [*ROWS.records.to_batch(rows).columns, pa.array([r.at for r in rows], pa.int64())], schema=ROWS.schema
-    )
-
-
-def ran(step, batches, groups=3, updates=True, stores=None, keys_per_page=KEYS_PER_PAGE):
-    """Runs micro-batches of (rows, watermark or None), each in a new driver, as after a restart.
-
-    The input ends where `stores` is not given.
-    """
-    out = []
-    given = stores if stores is not None else defaultdict(Memory)
-    events = [(rows, ControlEvent(watermarks={"op": mark} if mark is not None else {})) for rows, mark in batches]
-    if stores is None:
-        events.append(([], ControlEvent(end=True)))
-    for rows, event in events:
-        records = (TEXTS if step.output is TEXTS.records else ROWS).records
-        driver = KeyGroups(
-            program(step, updates),
-            lambda number, b: out.extend(records.from_batch(b)),
-            lambda: 0,
-            keys_per_page=keys_per_page,
-        )
-        by_group = defaultdict(list)
-        for row in rows:
-            by_group[key_hash(row.key) % groups].append(row)
-        for group in range(groups):
-            arrived = Arrived([batch(by_group[group])] if group in by_group else [])
-            driver.run(given[group], MicroBatch(arrived, event))
-        driver.close()
-    return out
 
 
 rows = st.lists(st.builds(Row, st.sampled_from("abcdefg"), st.integers(0, 60), st.integers(0, 9)), max_size=30)

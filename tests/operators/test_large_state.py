@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from dagster_unified.operators.state import chunks
-from tests.operators.test_key_groups import Memory, Row, process, ran
+from tests.operators.support import Memory, Row, process, ran
 
 ACTIONS = ("add", "put", "remove", "clear list", "clear map", "replace list", "read")
 

@@ -28,6 +28,7 @@ from dagster_unified.operators.program.step import Output, Program
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 from tests.depth import examples
+from tests.operators.support import ms
 from tests.support import MODES, results
 
 PORTABLE = {"state.native-aggregates": "PORTABLE"}
@@ -232,10 +233,6 @@ class Total(NamedTuple):
     window_end: datetime
     total: int
     most: int
-
-
-def ms(n):
-    return timedelta(milliseconds=n)
 
 
 ASSIGNERS = st.one_of(

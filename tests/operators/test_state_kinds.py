@@ -26,7 +26,7 @@ from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, Mic
 from dagster_unified.operators.state.chunks import SpilledMap
 from dagster_unified.operators.state.descriptors import OneTypeDescriptor
 from dagster_unified.operators.state.handles import Collection, State
-from tests.operators.test_key_groups import TEXTS, Memory, Row, batch, process, program, ran
+from tests.operators.support import TEXTS, Memory, Row, batch, process, program, ran
 from tests.support import MODES, results
 
 

@@ -1,7 +1,6 @@
 """Each keyed operator goes on where it was when its state has become rows of a savepoint, and pages of other groups."""
 
 from collections.abc import Iterable
-from datetime import timedelta
 from io import BytesIO
 from typing import NamedTuple
 from unittest.mock import patch
@@ -63,12 +62,9 @@ from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.testing.driving import DrivenOperator, single
 from dagster_unified.testing.operators import ManualClock
 from tests.depth import examples
+from tests.operators.support import ms
 
 LATE, LATE_TOO = OutputTag("late", str), OutputTag("late too", str)
-
-
-def ms(n):
-    return timedelta(milliseconds=n)
 
 
 class Event(NamedTuple):

@@ -28,7 +28,7 @@ from dagster_unified.errors import PipelineError, RecordTypeError, StateError, U
 from dagster_unified.operators.state.evolution import can_read, shown
 from dagster_unified.operators.windows.contents import _OfWindows
 from dagster_unified.testing import KeyedHarness, run_pipeline
-from tests.operators.test_key_groups import Memory, Row, process, ran
+from tests.operators.support import Memory, Row, process, ran
 from tests.support import MODES, results
 
 

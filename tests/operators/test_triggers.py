@@ -2,12 +2,10 @@
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import NamedTuple
 
 import pytest
 
 from dagster_unified.api import (
-    AggregateFunction,
     ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,
     CountTrigger,
@@ -23,34 +21,15 @@ from dagster_unified.api import (
 )
 from dagster_unified.api.windows import Firing, Trigger, TriggerResult
 from dagster_unified.operators.windows.triggers import SlidingCountTrigger
+from tests.operators.support import Row, Sum
 from tests.support import MODES, results
 
 TEN = TumblingEventTimeWindows.of(timedelta(milliseconds=10))
 
 
-class Row(NamedTuple):
-    key: str
-    at: int
-    amount: int
-
-
 class Amounts(ProcessWindowFunction):
     def process(self, key, context, elements) -> Iterable[str]:
         yield f"{context.window().start}: {sorted(e.amount for e in elements)}"
-
-
-class Sum(AggregateFunction):
-    def create_accumulator(self) -> int:
-        return 0
-
-    def add(self, value, accumulator):
-        return accumulator + value.amount
-
-    def get_result(self, accumulator) -> int:
-        return accumulator
-
-    def merge(self, a, b):
-        return a + b
 
 
 ROWS = [Row("a", 0, 1), Row("a", 3, 9), Row("a", 7, 2), Row("a", 12, 3)]

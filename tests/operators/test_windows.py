@@ -3,14 +3,12 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
-    AggregateFunction,
     ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,
     CountEvictor,
@@ -45,38 +43,14 @@ from dagster_unified.operators.windows.contents import Windowing
 from dagster_unified.operators.windows.operator import WindowOperator
 from dagster_unified.testing import run_pipeline
 from dagster_unified.testing.operators import ManualClock
-from tests.operators.test_key_groups import ROWS, TEXTS, Memory, batch
+from tests.operators.support import ROWS, TEXTS, Memory, Row, Sum, batch, ms
 from tests.support import MODES, results
-
-
-class Row(NamedTuple):
-    key: str
-    at: int
-    amount: int
-
-
-def ms(n):
-    return timedelta(milliseconds=n)
 
 
 class Dump(ProcessWindowFunction):
     def process(self, key, context, elements) -> Iterable[str]:
         window = context.window()
         yield f"{key} {getattr(window, 'start', 'all')} {getattr(window, 'end', '')} {[e.amount for e in elements]}"
-
-
-class Sum(AggregateFunction):
-    def create_accumulator(self) -> int:
-        return 0
-
-    def add(self, value, accumulator):
-        return accumulator + value.amount
-
-    def get_result(self, accumulator) -> int:
-        return accumulator
-
-    def merge(self, a, b):
-        return a + b
 
 
 class Spanned(ProcessWindowFunction):

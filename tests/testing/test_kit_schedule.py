@@ -7,6 +7,7 @@ import pytest
 from dagster_unified.connectors import DeltaSink
 from dagster_unified.testing import connectors
 from dagster_unified.testing.connectors import Entry, SinkTarget
+from tests.depth import rotated
 
 
 class Remembered(SinkTarget):
@@ -36,6 +37,6 @@ class WithoutProcesses(connectors._Check):
         self.faults.kills += self.chance.random() < 0.3
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", rotated(range(100), 20))
 def test_a_check_expects_the_rows_of_writes_that_happened(seed):
     WithoutProcesses(Remembered(), "", random.Random(seed), kills=4).epochs()
