@@ -82,13 +82,13 @@ class _Watch:
         self._there = now
         if not self._untold:
             return
-        told = self._removed(set(self._untold))
+        removed = self._removed(set(self._untold))
         for address, looks in list(self._untold.items()):
-            if address not in told and looks < _UNTOLD and not last:
+            if address not in removed and looks < _UNTOLD and not last:
                 self._untold[address] += 1
                 continue
             del self._untold[address]
-            executor, reason = told.get(address, ("", ""))
+            executor, reason = removed.get(address, ("", ""))
             if not reason.startswith(_ASKED_FOR):
                 host = address.rpartition(":")[0]
                 self._observe(ExecutorLost(executor, host, reason, len(now) - 1))  # without the driver
@@ -110,15 +110,15 @@ class _Watch:
 
     def _removed(self, addresses: set[str]) -> dict[str, tuple[str, str]]:
         """The number of each executor that was at one of the addresses, and the first sentence of why it is not."""
-        found = {}
+        removed = {}
         known = self._scala().statusStore().executorList(False)
         for number in range(known.size()):
-            one = known.apply(number)
-            if one.hostPort() in addresses and not one.isActive():
-                reason = one.removeReason()
+            executor = known.apply(number)
+            if executor.hostPort() in addresses and not executor.isActive():
+                reason = executor.removeReason()
                 text = str(reason.get()) if reason.isDefined() else ""
-                found[str(one.hostPort())] = (str(one.id()), text.split(". ")[0].strip().rstrip("."))
-        return found
+                removed[str(executor.hostPort())] = (str(executor.id()), text.split(". ")[0].strip().rstrip("."))
+        return removed
 
     def _scala(self) -> Any:
         java_context: Any = self._spark.sparkContext._jsc

@@ -155,16 +155,16 @@ class SinkCommits(Generic[C]):
             give_up=lambda: committer.clean_up(started, committed=False),
         )
         for was_committed in (True, False):
-            own = [attempts[index] for index in due if (index in committed) == was_committed]
-            if own:
-                committer.clean_up(own, was_committed)
+            retried = [attempts[index] for index in due if (index in committed) == was_committed]
+            if retried:
+                committer.clean_up(retried, was_committed)
         return committed
 
 
 def _attempt(context: WriteContext) -> WriteAttempt:
-    made = uuid4().hex
-    staging = None if context.staging is None else f"{context.staging}/{digest(context.identity.origin)}/{made}"
-    return WriteAttempt(context.identity, made, context.stage, staging)
+    attempt_id = uuid4().hex
+    staging = None if context.staging is None else f"{context.staging}/{digest(context.identity.origin)}/{attempt_id}"
+    return WriteAttempt(context.identity, attempt_id, context.stage, staging)
 
 
 def _check(contexts: Sequence[WriteContext], due: Sequence[int]) -> None:

@@ -39,10 +39,12 @@ def shipping(path: str, master: str, remote: str | None, config: Mapping[str, st
     cluster.
     """
     if remote is not None or master.startswith("local"):
-        of = f"the Spark Connect server's at {remote}" if remote is not None else f"those of {master} on this machine"
+        whose = (
+            f"the Spark Connect server's at {remote}" if remote is not None else f"those of {master} on this machine"
+        )
         raise ConfigurationError(
             f"environment={path!r} is for workers that Spark starts on a cluster for this resource, and its workers are"
-            f" {of}; leave it out, or give a master such as spark://host:7077, by itself or with connect"
+            f" {whose}; leave it out, or give a master such as spark://host:7077, by itself or with connect"
         )
     if not path.endswith(_PACKED):
         raise ConfigurationError(
@@ -52,15 +54,17 @@ def shipping(path: str, master: str, remote: str | None, config: Mapping[str, st
     if "://" not in path and not Path(path).is_file():
         raise ConfigurationError(f"environment={path!r}: there is no such file in {Path.cwd()}")
     os.environ["PYSPARK_PYTHON"] = INTERPRETER
-    own, others = os.path.dirname(sys.executable), os.environ.get("PATH", "")
-    if not others.startswith(own):
-        os.environ["PATH"] = f"{own}:{others}"  # the JVM that is about to start runs the driver's Python workers by it
-    given = config.get("spark.executorEnv.PATH", _PATH)
+    driver_folder, others = os.path.dirname(sys.executable), os.environ.get("PATH", "")
+    if not others.startswith(driver_folder):
+        os.environ["PATH"] = (
+            f"{driver_folder}:{others}"  # the JVM that is about to start runs the driver's Python workers by it
+        )
+    path_before = config.get("spark.executorEnv.PATH", _PATH)
     # of a Connect session, workers start in a folder of its own within the executor's
-    found = f"./{FOLDER}/bin:../{FOLDER}/bin"
+    archive_path = f"./{FOLDER}/bin:../{FOLDER}/bin"
     return {
         "spark.archives": ",".join(filter(None, (config.get("spark.archives"), f"{path}#{FOLDER}"))),
-        "spark.executorEnv.PATH": f"{found}:{given}",
+        "spark.executorEnv.PATH": f"{archive_path}:{path_before}",
     }
 
 
@@ -111,9 +115,9 @@ def check_workers(spark: SparkSession) -> None:
     known = _checked.setdefault(context.applicationId, set())
     while not (executors := _executors(spark)) <= known:  # others come while the first are asked
         wrong = {answer.host: differences(dict(here()), answer.found) for answer in _answers(spark)}
-        told = [_told(host, found) for host, found in sorted(wrong.items()) if found]
-        if told:
-            raise MissingRequirementError(f"{'; '.join(told)}: {instead(context.pythonExec)}")
+        reports = [_report(host, lacking) for host, lacking in sorted(wrong.items()) if lacking]
+        if reports:
+            raise MissingRequirementError(f"{'; '.join(reports)}: {instead(context.pythonExec)}")
         known |= executors
 
 
@@ -132,21 +136,21 @@ Versions = tuple[tuple[str, str], ...]
 @functools.cache
 def here() -> Versions:
     """What this process has; a package that is there without its metadata, such as in a zip file, is left out."""
-    found = {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
+    versions = {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return tuple(found.items())
+            versions[name] = version(name)
+    return tuple(versions.items())
 
 
 def check_here(wanted: Versions) -> None:
     """Raise `MissingRequirementError` where this process has other versions than code was made with."""
     if wanted == here():
         return
-    own = dict(here())
-    wrong = differences({name: one for name, one in wanted if name in own}, own)
+    versions = dict(here())
+    wrong = differences({name: wanted_version for name, wanted_version in wanted if name in versions}, versions)
     if wrong:
-        raise MissingRequirementError(f"{_told(socket.gethostname(), wrong)}: {instead(sys.executable)}")
+        raise MissingRequirementError(f"{_report(socket.gethostname(), wrong)}: {instead(sys.executable)}")
 
 
 def instead(interpreter: str) -> str:
@@ -157,23 +161,23 @@ def instead(interpreter: str) -> str:
     )
 
 
-def _told(host: str, wrong: list[str]) -> str:
+def _report(host: str, wrong: list[str]) -> str:
     return f"host {host} has {', '.join(wrong)}"
 
 
-def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+def differences(wanted: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
     """What is missing or different, in words."""
     return [
-        f"{name} {found[name]} and not {one}" if name in found else f"no {name} ({one})"
-        for name, one in wanted.items()
-        if found.get(name) != one
+        f"{name} {versions[name]} and not {wanted_version}" if name in versions else f"no {name} ({wanted_version})"
+        for name, wanted_version in wanted.items()
+        if versions.get(name) != wanted_version
     ]
 
 
 def _executors(spark: SparkSession) -> set[str]:
     """The executors that there are now, and the driver."""
     tracker = spark.sparkContext._jsc.sc().statusTracker()
-    return {f"{one.host()}:{one.port()}" for one in tracker.getExecutorInfos()}
+    return {f"{executor.host()}:{executor.port()}" for executor in tracker.getExecutorInfos()}
 
 
 def _answers(spark: SparkSession) -> list[Answer]:

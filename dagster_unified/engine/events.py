@@ -75,15 +75,15 @@ class RecordsWait:
         """As a line of a log has it."""
         counts = [f"{number} {what}" for number, what in ((self.records, "records"), (self.timers, "timers")) if number]
         sources = " and ".join(f"'{name}'" for name in self.sources)
-        held = f"at {self.watermark}"
+        position = f"at {self.watermark}"
         with contextlib.suppress(OverflowError):
-            held = f"at {to_datetime(self.watermark).isoformat()}"
+            position = f"at {to_datetime(self.watermark).isoformat()}"
         if self.watermark == MIN_TIMESTAMP:
-            held = "before its first record"
+            position = "before its first record"
         return (
             f"stage '{self.stage}': {' and '.join(counts)} of operator '{self.operator}' wait in its state, because"
-            f" source {sources} holds the watermark {held}, and others are further; a later run goes on with them once"
-            " that source has later records. If it may be silent for long, give its WatermarkStrategy"
+            f" source {sources} holds the watermark {position}, and others are further; a later run goes on with them"
+            " once that source has later records. If it may be silent for long, give its WatermarkStrategy"
             " with_idleness(...): at the end of a run it then holds nobody back"
         )
 

@@ -143,13 +143,13 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
             f"{plan.name}: the checkpoint has an epoch that was planned, not committed, of a source of another kind;"
             " run the code that it is of until the epoch is committed, or start without state (upgrade mode stateless)"
         )
-    found = _RAISED.findall(text)
-    if "ARITHMETIC_OVERFLOW" in text and not found:
+    raised = _RAISED.findall(text)
+    if "ARITHMETIC_OVERFLOW" in text and not raised:
         large = _too_large(plan, stage)
         if large is not None:
             return large
-    if found:
-        name, message = found[-1]
+    if raised:
+        name, message = raised[-1]
         message = _STATE.sub("", message.strip())
         if name == "MalformedInputError":
             return _malformed(message, plan, spark)
@@ -198,8 +198,12 @@ def _too_large(plan: Plan, stage: str) -> errors.RecordTypeError | None:
     Spark does not say which operator it is of: it may be one of the stage, or of the query, that computes columns. None
     where there is none.
     """
-    own = {number for region in plan.regions if region.name == stage for number in region.nodes}
-    nodes = [node for node in plan.graph.nodes if getattr(node, "columns", ()) and (not own or node.id in own)]
+    nodes_of_stage = {number for region in plan.regions if region.name == stage for number in region.nodes}
+    nodes = [
+        node
+        for node in plan.graph.nodes
+        if getattr(node, "columns", ()) and (not nodes_of_stage or node.id in nodes_of_stage)
+    ]
     aggregating = [node for node in nodes if node.aggregates_natively] or nodes
     if not aggregating:
         return None
@@ -210,11 +214,11 @@ def _too_large(plan: Plan, stage: str) -> errors.RecordTypeError | None:
 
 def damaged_file(error: Exception) -> tuple[str, str] | None:
     """The file that Spark has found to be damaged, and what is wrong with it; None where it has found none."""
-    found = _DAMAGED.search(str(error))
-    if found is None:
+    match = _DAMAGED.search(str(error))
+    if match is None:
         return None
-    file = unquote(found.group(1)).removeprefix("file://")
-    return file, f"checksum error in {file}" if found.group(2) == "Checksum error" else f"{file} is no Parquet file"
+    file = unquote(match.group(1)).removeprefix("file://")
+    return file, f"checksum error in {file}" if match.group(2) == "Checksum error" else f"{file} is no Parquet file"
 
 
 @contextmanager
@@ -356,10 +360,10 @@ def _unfit_file(error: Exception, plan: Plan) -> errors.UnifiedError | None:
     """The error for a file of a Parquet source that is none, or has other types than the source's other files."""
     types, damaged = _OTHER_TYPE.search(str(error)), damaged_file(error)
     if types is not None:
-        url, column, wanted, found = types.groups()
+        url, column, wanted, stored = types.groups()
         file = unquote(url).removeprefix("file://")
         problem = (
-            f"column '{column}' of {file} is {found} in Parquet, and was read as {wanted}; write the file with the"
+            f"column '{column}' of {file} is {stored} in Parquet, and was read as {wanted}; write the file with the"
             " types of the others, or read it with a source of its own"
         )
     elif damaged is not None:
@@ -396,10 +400,10 @@ def _details(message: str) -> tuple[dict[str, str], bool]:
         return json.loads(message[message.find("{") : message.rfind("}") + 1]), True
     except json.JSONDecodeError:
         pass
-    found = {}
+    details = {}
     for name, text in _DETAIL.findall(message) if message.startswith('{"source":') else ():
         try:
-            found[name] = json.loads(f'"{text}"')
+            details[name] = json.loads(f'"{text}"')
         except json.JSONDecodeError:  # cut within an escape
-            found[name] = text
-    return found, False
+            details[name] = text
+    return details, False

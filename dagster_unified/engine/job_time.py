@@ -61,7 +61,7 @@ class JobTime:
         self._parts = {uid: dict(times) for uid, times in self._latest.parts.items()}
         self._part_moved = {(uid, part): now for uid, times in self._parts.items() for part in times}
         self._generated = dict(self._latest.generated)
-        self._remembered = {uid: dict(kept) for uid, kept in self._latest.remembered.items()}
+        self._remembered = {uid: dict(by_subtask) for uid, by_subtask in self._latest.remembered.items()}
         self._reached = reached or {}
         self._idle: set[str] = set()
         self._goes_on = goes_on or plan.execution.goes_on
@@ -184,7 +184,7 @@ class JobTime:
                 dict(self._seen.last_event_times),
                 {uid: dict(times) for uid, times in self._parts.items()},
                 dict(self._generated),
-                remembered=self._kept(),
+                remembered=self._remembered_now(),
             )
             return self._latest
 
@@ -192,11 +192,13 @@ class JobTime:
         """The assigners that keep an operator's watermark from going as far as others of them are."""
         with self._lock:
             before = self._before[uid]
-            waited_for = [one for one in before if not (self._has_ended(one) or self._is_idle(one, now))]
-            marks = {one: self._own_mark(one, now) for one in before}
-            slowest = min((marks[one] for one in waited_for), default=MIN_TIMESTAMP)
+            waited_for = [
+                assigner for assigner in before if not (self._has_ended(assigner) or self._is_idle(assigner, now))
+            ]
+            marks = {assigner: self._own_mark(assigner, now) for assigner in before}
+            slowest = min((marks[assigner] for assigner in waited_for), default=MIN_TIMESTAMP)
             is_behind = any(mark > slowest for mark in marks.values())
-            return tuple(one for one in waited_for if is_behind and marks[one] == slowest)
+            return tuple(assigner for assigner in waited_for if is_behind and marks[assigner] == slowest)
 
     def parts(self, uid: str, now: int) -> tuple[dict[str, int], frozenset[str]]:
         """The watermark of each part of a source, as an assigner behind it has seen them, and those that are idle."""
@@ -218,7 +220,7 @@ class JobTime:
             for uid, before in self._before.items()
         }
         due = {moment for moment in self._due if moment <= now}
-        idle = [uid for uid in self._handed_on if all(self._is_idle(one, now) for one in self._before[uid])]
+        idle = [uid for uid in self._handed_on if all(self._is_idle(assigner, now) for assigner in self._before[uid])]
         ended = self._latest.ended
         if not self._leaves_end_to_job:
             ended = sorted({*filter(self._input_has_ended, self._ending), *self._loops.intersection(ended)})
@@ -238,7 +240,7 @@ class JobTime:
             parts={uid: dict(times) for uid, times in self._parts.items()},
             generated=dict(self._generated),
             idle=idle,
-            remembered=self._kept(),
+            remembered=self._remembered_now(),
             ended=ended,
             last_event_times=self._last_event_times(ended),
         )
@@ -277,8 +279,8 @@ class JobTime:
             elif subtask in self._remembered.get(uid, {}):
                 del self._remembered[uid][subtask]
 
-    def _kept(self) -> dict[str, dict[int, bytes]]:
-        return {uid: dict(kept) for uid, kept in self._remembered.items()}
+    def _remembered_now(self) -> dict[str, dict[int, bytes]]:
+        return {uid: dict(by_subtask) for uid, by_subtask in self._remembered.items()}
 
     def _mark(self, assigners: tuple[str, ...], now: int) -> int:
         marks: list[int] = []

@@ -65,9 +65,9 @@ def _home() -> Path | None:
     if spec is None or spec.origin is None:
         return None
     package = Path(spec.origin).parent
-    own = os.environ.get(VARIABLE)
-    is_own = own is not None and os.path.realpath(own) != os.path.realpath(package)
-    if is_own or str(package.parent) not in site.getsitepackages() or not (package / _ZIPPED / "lib").is_dir():
+    configured = os.environ.get(VARIABLE)
+    is_configured = configured is not None and os.path.realpath(configured) != os.path.realpath(package)
+    if is_configured or str(package.parent) not in site.getsitepackages() or not (package / _ZIPPED / "lib").is_dir():
         return None
     home = _cache() / f"spark-{sha256(os.fsencode(package)).hexdigest()[:16]}"
     with suppress(OSError):  # of a home folder that nobody may write to: the zips are slower, and do as well
@@ -174,20 +174,20 @@ def without_noise(lines: Iterable[bytes], write: Callable[[bytes], object]) -> N
 
 def _without_closed_sources(lines: Iterable[bytes]) -> Iterator[bytes]:
     """The lines without tracebacks of Spark's processes whose sockets were closed; a traceback comes at its end."""
-    held: list[bytes] = []
+    traceback: list[bytes] = []
     dropped = False
     for line in lines:
-        if not held and not line.startswith(_TRACEBACK):
+        if not traceback and not line.startswith(_TRACEBACK):
             if not dropped or (line.strip() and not line.startswith(_CHAINED)):
                 dropped = False
                 yield line
             continue
-        held.append(line)
+        traceback.append(line)
         if line.startswith((_TRACEBACK, b" ", b"\n")):
             continue
-        frames = [one for one in held if _FRAME.match(one)]
+        frames = [line_held for line_held in traceback if _FRAME.match(line_held)]
         dropped = bool(_CLOSED.match(line)) and bool(frames) and bool(_SPARKS.match(frames[-1]))
         if not dropped:
-            yield from held
-        held = []
-    yield from held
+            yield from traceback
+        traceback = []
+    yield from traceback

@@ -60,7 +60,7 @@ class Diverted:
         import pyarrow.parquet as pq
 
         schema = SCHEMA.insert(0, pa.field(self.origin, pa.string()))
-        found = schema.empty_table()
+        table = schema.empty_table()
         for part in reversed(self._parts()):
             for file in sorted(part.glob("*.parquet")):
                 with file.open("rb") as opened:
@@ -68,10 +68,10 @@ class Diverted:
                 named = rows.add_column(
                     0, schema.field(0), pa.array([part.name.partition("=")[2]] * len(rows), pa.string())
                 )
-                found = pa.concat_tables([found, named])
-                if len(found) >= most:
-                    return found.slice(0, most)
-        return found
+                table = pa.concat_tables([table, named])
+                if len(table) >= most:
+                    return table.slice(0, most)
+        return table
 
     def rows(self) -> int:
         """How many there are."""
@@ -155,14 +155,14 @@ def _lines_of(file: str, contents: Mapping[int, str], taken: set[int]) -> dict[i
     waiting: dict[str, list[int]] = {}
     for place, content in contents.items():
         waiting.setdefault(squeezed(content), []).append(place)
-    found: dict[int, int] = {}
+    line_numbers: dict[int, int] = {}
     try:
         for number, line in enumerate(_read(file), 1):
             text = squeezed(line)
             places = waiting.get(text)
             if places and number not in taken:
                 taken.add(number)
-                found[places.pop(0)] = number
+                line_numbers[places.pop(0)] = number
                 if not places:
                     del waiting[text]
             if not waiting:
@@ -170,8 +170,8 @@ def _lines_of(file: str, contents: Mapping[int, str], taken: set[int]) -> dict[i
     except (
         Exception
     ):  # a storage that only Spark reads, or a file that is gone: what the row holds is known all the same
-        return found
-    return found
+        return line_numbers
+    return line_numbers
 
 
 def _read(file: str) -> Iterator[str]:

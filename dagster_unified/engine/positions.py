@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def with_fixed_ranges(plan: Plan, region: Region) -> Plan:
     """The plan where the sources of a stage of a BATCH run have decided what it reads."""
-    found = {}
+    fixed = {}
     for node in (source for source in plan.graph.sources if source.id in region.nodes):
         source = spark_source(plan.name, node)
         try:
@@ -29,19 +29,19 @@ def with_fixed_ranges(plan: Plan, region: Region) -> Plan:
         except UnifiedError as error:
             raise type(error)(f"{plan.name}: {error}") from error
         if decided is not source:
-            found[node.id] = replace(node, source=decided)
-    return _with_sources(plan, found) if found else plan
+            fixed[node.id] = replace(node, source=decided)
+    return _with_sources(plan, fixed) if fixed else plan
 
 
 def batch_positions(plan: Plan, spark: SparkSession, region: Region) -> dict[str, Position]:
     """What a stage of a BATCH run will have read of each source, by its uid; ask before it reads."""
-    found: dict[str, Position] = {}
+    positions: dict[str, Position] = {}
     for node in (source for source in plan.graph.sources if source.id in region.nodes):
         try:
-            found[node.uid] = spark_source(plan.name, node).batch_position(spark)
+            positions[node.uid] = spark_source(plan.name, node).batch_position(spark)
         except UnifiedError as error:
             raise type(error)(f"{plan.name}: {error}") from error
-    return found
+    return positions
 
 
 def check_positions(plan: Plan) -> None:

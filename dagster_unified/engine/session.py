@@ -150,8 +150,8 @@ def give(session: SparkSession, store: Store) -> None:
         if value is not None
     }
     knows = all(jvm.java.lang.System.getenv(variable) == value for value, variable in credentials.values())
-    own = any(settings.contains(f"{_HADOOP}{name}") for name in (*credentials, _PROVIDERS))
-    if not knows and not own:
+    has_credentials = any(settings.contains(f"{_HADOOP}{name}") for name in (*credentials, _PROVIDERS))
+    if not knows and not has_credentials:
         wanted |= {name: value for name, (value, _) in credentials.items()}
     lacking = {
         name: value
@@ -188,10 +188,10 @@ def _forget_connections(jvm: Any) -> None:
             file_system.close()
 
 
-def _private(kind: Any, name: str, of: Any) -> Any:
+def _private(kind: Any, name: str, instance: Any) -> Any:
     field = kind.getDeclaredField(name)
     field.setAccessible(True)
-    return field.get(of)
+    return field.get(instance)
 
 
 JAVA = 17
@@ -256,8 +256,8 @@ def check_java() -> None:
             f" openjdk-{JAVA}-jre-headless) or set JAVA_HOME"
         )
     output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', output.stderr + output.stdout)
-    major = 0 if found is None else int(found.group(2) or 0) if found.group(1) == "1" else int(found.group(1))
+    version = re.search(r'version "(\d+)(?:\.(\d+))?', output.stderr + output.stdout)
+    major = 0 if version is None else int(version.group(2) or 0) if version.group(1) == "1" else int(version.group(1))
     if major < JAVA:
         raise MissingRequirementError(
             f"Spark needs Java {JAVA} or newer, and {java} is {major or 'of an unknown version'}: install a newer JDK"
@@ -287,8 +287,8 @@ def java_options(master: str) -> str:
     That takes less of the processor than Java's default, by a tenth in a stream on two cores. A collector that the
     environment chooses stays: Java starts with no two.
     """
-    given = " ".join(os.environ.get(name, "") for name in _JAVA_VARIABLES)
-    chosen = re.search(r"-XX:\+Use\w+GC\b", given)
+    options = " ".join(os.environ.get(name, "") for name in _JAVA_VARIABLES)
+    chosen = re.search(r"-XX:\+Use\w+GC\b", options)
     collector = ["-XX:+UseParallelGC"] if master.startswith("local") and not chosen else []
     return " ".join([f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *collector])
 
@@ -423,10 +423,10 @@ def in_session(session: SparkSession, session_id: str) -> SparkSession:
 
     connection: Any = copy.deepcopy(session.client._builder)  # as PySpark's `cloneSession` does
     connection.set("session_id", session_id)
-    found: Any = ConnectSession(connection, session.client._user_id)
-    _give_up_sooner(found)
-    _close_at_exit(found)
-    return cast("SparkSession", found)
+    joined: Any = ConnectSession(connection, session.client._user_id)
+    _give_up_sooner(joined)
+    _close_at_exit(joined)
+    return cast("SparkSession", joined)
 
 
 _closed_at_exit: WeakSet[Any] = WeakSet()
@@ -446,9 +446,11 @@ def _close_at_exit(session: SparkSession) -> None:
 
 
 def _close(client: ref[Any]) -> None:
-    held = client()
-    if held is not None and not (held.is_closed or held._release_session_on_exit):  # else it ends the session there
-        held.close()
+    client_alive = client()
+    if client_alive is not None and not (
+        client_alive.is_closed or client_alive._release_session_on_exit
+    ):  # else it ends the session there
+        client_alive.close()
 
 
 def server_of(session: SparkSession) -> tuple[str, str]:

@@ -50,14 +50,14 @@ class Shipments:
     """What a job ships, pickled once for each of its places."""
 
     def __init__(self) -> None:
-        self._made: dict[Hashable, Any] = {}
+        self._values: dict[Hashable, Any] = {}
 
     def once(self, place: Hashable, make: Callable[[], T]) -> T:
         """What `make` gave for this place the first time."""
-        if place not in self._made:
-            self._made[place] = make()
-        found: T = self._made[place]
-        return found
+        if place not in self._values:
+            self._values[place] = make()
+        value: T = self._values[place]
+        return value
 
 
 def by_value(function: Callable[..., Any]) -> Callable[..., Any]:

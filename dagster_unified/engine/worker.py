@@ -113,14 +113,14 @@ def run_partition(payload: bytes, log: str | None, batches: Iterable[pa.RecordBa
 
     def gathered() -> pa.RecordBatch:
         """What many key groups and partitions have emitted, a few rows each, in one batch."""
-        found = pa.concat_batches(
+        rows = pa.concat_batches(
             [
                 of(partition, combine(schema, output, pa.concat_batches(some)))
                 for (partition, output), some in waiting.items()
             ]
         )
         waiting.clear()
-        return found
+        return rows
 
     run = run_range(lambda: cloudpickle.loads(payload), batches, subtask=subtask)
     for emitted in run:

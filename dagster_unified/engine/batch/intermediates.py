@@ -203,8 +203,8 @@ class IntermediateStore:
 
     def prepared(self, address: Address) -> Prepared | None:
         """What an earlier attempt has prepared in this run, if it still stands."""
-        found = _decoded(self.folder(address) / PREPARED, Prepared)
-        return found if found is not None and self._stands(found.manifest) else None
+        prepared = _decoded(self.folder(address) / PREPARED, Prepared)
+        return prepared if prepared is not None and self._stands(prepared.manifest) else None
 
     def commit(self, address: Address, manifest: Manifest) -> Manifest:
         """Commit an attempt atomically as the intermediate, and return it; the data of other attempts is removed.
@@ -217,15 +217,15 @@ class IntermediateStore:
         try:
             conditional.write(folder / MANIFEST, _encoded(manifest), before)
         except FileExistsError as error:
-            found = self.find(address)
-            if found is None or found.data != manifest.data:
+            committed = self.find(address)
+            if committed is None or committed.data != manifest.data:
                 remove_tree(folder / manifest.data)
-            if found is None or found.fingerprint != manifest.fingerprint:
+            if committed is None or committed.fingerprint != manifest.fingerprint:
                 raise LeaseLostError(
                     f"{manifest.pipeline}: another attempt of stage '{manifest.stage}' in run {manifest.run} was"
                     " committed meanwhile; this one stops and writes nothing more"
                 ) from error
-            return found
+            return committed
         for name in children(folder):
             if name.startswith("data-") and name != manifest.data:
                 remove_tree(folder / name)
@@ -234,8 +234,8 @@ class IntermediateStore:
         return manifest
 
     def _version(self, address: Address) -> str | None:
-        found = conditional.read(self.folder(address) / MANIFEST)
-        return found and found.version
+        stored = conditional.read(self.folder(address) / MANIFEST)
+        return stored and stored.version
 
     def find(self, address: Address) -> Manifest | None:
         """The manifest, or None where there is none or its data is gone or damaged."""
@@ -244,10 +244,10 @@ class IntermediateStore:
 
     def _stands(self, manifest: Manifest) -> bool:
         try:
-            found = sizes(self.data(manifest))
+            stored_bytes = sizes(self.data(manifest))
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return all(found.get(f.path) == f.bytes for f in manifest.files)
+        return all(stored_bytes.get(f.path) == f.bytes for f in manifest.files)
 
     def manifest(self, address: Address) -> Manifest | None:
         """The manifest, whether its data stands or not; None where there is none that can be read."""
@@ -259,15 +259,15 @@ class IntermediateStore:
 
     def newest_holding(self, pipeline: str, partition: str, streams: Set[tuple[str, str | None]]) -> Manifest | None:
         """The last manifest that any run committed of any stage that holds these streams, and whose data stands."""
-        found = (m for stage in children(self.root / pipeline) for m in self._standing(pipeline, stage, partition))
-        return _newest(m for m in found if streams <= {(s.uid, s.tag) for s in m.streams})
+        manifests = (m for stage in children(self.root / pipeline) for m in self._standing(pipeline, stage, partition))
+        return _newest(m for m in manifests if streams <= {(s.uid, s.tag) for s in m.streams})
 
     def _standing(self, pipeline: str, stage: str, partition: str) -> Iterator[Manifest]:
         """The manifests that any run committed of a stage, and whose data stands."""
         for run in children(self.folder(Address(pipeline, stage, "any", partition)).parent):
-            found = self.find(Address(pipeline, stage, run, partition))
-            if found is not None:
-                yield found
+            manifest = self.find(Address(pipeline, stage, run, partition))
+            if manifest is not None:
+                yield manifest
 
     def link(self, address: Address, manifest: Manifest) -> None:
         """Make another run's intermediate that of this one as well; the data stays where it is."""
@@ -353,7 +353,7 @@ def write_partitions(frame: DataFrame, attempts: Sequence[UPath]) -> dict[int, U
         writer = frame.hint("rebalance", PARTITION_INDEX).write.mode("overwrite").option("compression", CODEC)
         writer.partitionBy(PARTITION_INDEX).options(**options).parquet(for_spark(together))
         written = in_place.take(together) if options else sizes(together)
-        of_partitions = {path: int(found[1]) for path in written if (found := _PARTITION.search(path)) is not None}
+        of_partitions = {path: int(match[1]) for path in written if (match := _PARTITION.search(path)) is not None}
         _move({together / path: attempts[index] / PurePosixPath(path).name for path, index in of_partitions.items()})
         return {index: attempts[index] for index in sorted(set(of_partitions.values()))}
     finally:
@@ -424,26 +424,26 @@ def indexed(spark: SparkSession, schema: str, folders: Mapping[int, UPath]) -> D
     if not folders:
         return rows.withColumn(PARTITION_INDEX, F.lit(0))
     indexes = F.create_map(*[F.lit(v) for index, folder in folders.items() for v in (folder.name, index)])
-    own = F.try_element_at(indexes, F.regexp_extract("_metadata.file_path", r"/(data-[0-9a-f]+)/[^/]*$", 1))
+    index_of_folder = F.try_element_at(indexes, F.regexp_extract("_metadata.file_path", r"/(data-[0-9a-f]+)/[^/]*$", 1))
     unknown = F.raise_error(F.concat(F.lit("a file of no partition: "), "_metadata.file_path")).cast("int")
-    return rows.withColumn(PARTITION_INDEX, F.coalesce(own, unknown))
+    return rows.withColumn(PARTITION_INDEX, F.coalesce(index_of_folder, unknown))
 
 
 def counted(rows: DataFrame, partitions: int, streams: int) -> list[list[int]]:
     """How many rows each stream has in each partition."""
     alone = streams == 1
     by = [PARTITION_INDEX] if alone else [PARTITION_INDEX, OUTPUT]
-    found = {
+    counts = {
         (row[PARTITION_INDEX], 0 if alone else row[OUTPUT]): row["count"] for row in rows.groupBy(*by).count().collect()
     }
-    return [[found.get((index, stream), 0) for stream in range(streams)] for index in range(partitions)]
+    return [[counts.get((index, stream), 0) for stream in range(streams)] for index in range(partitions)]
 
 
 def _parquet(spark: SparkSession, schema: str, folders: Sequence[UPath]) -> DataFrame:
     """Files in one scan, which may put those of several partitions into one task."""
     from pyspark.sql.types import StructType
 
-    held = StructType.fromJson(json.loads(schema))
+    struct = StructType.fromJson(json.loads(schema))
     if not folders:
-        return spark.createDataFrame([], held)
-    return load(spark.read.format("parquet").schema(held), folders)
+        return spark.createDataFrame([], struct)
+    return load(spark.read.format("parquet").schema(struct), folders)

@@ -57,7 +57,7 @@ class BatchLoop(SparkLoop):
             seconds=sum(epoch.seconds for epoch in epochs),
             reason=epochs[-1].reason,
             gauges={
-                name: [float(found[name].max) if name in found else None for found in gauges]
+                name: [float(metrics[name].max) if name in metrics else None for metrics in gauges]
                 for name in sorted(set().union(*gauges))
             },
         )
@@ -91,19 +91,19 @@ class Iterations:
         iteration = BatchLoop(self.run, self.region.name, node, folder, self._subtasks_before(node))
 
         def taken() -> IterationInputs:
-            own = inputs()
+            taken_inputs = inputs()
             before = self._epoch_before(node, iteration)
             if before is not None:
                 iteration.start(before)
-            return own
+            return taken_inputs
 
-        found = iteration.outputs(_ONLY, True, taken)
+        outputs = iteration.outputs(_ONLY, True, taken)
         if self.run.carry is not None and node.carries_state:
-            found[Port(node.id, CARRIED)] = left_by(self.run.plan, node, iteration.levels)
+            outputs[Port(node.id, CARRIED)] = left_by(self.run.plan, node, iteration.levels)
             self.subtasks[node.uid] = iteration.loop.parallelism
         self.metrics.append(iteration.metrics)
         self.summaries[node.uid if node.name in self.summaries else node.name] = iteration.summary()
-        return found
+        return outputs
 
     def _subtasks_before(self, node: g.IterationNode) -> int | None:
         return None if self.before is None else self.before.subtasks.get(node.uid)
@@ -119,15 +119,17 @@ class Iterations:
         if self.before is None:
             return None if carry.start is None else start_iteration(carry.start, node, iteration.levels)
         assert self.state is not None
-        left, count = self.state(Port(node.id, CARRIED)), self._subtasks_before(node)
-        assert left is not None
+        state_before, count = self.state(Port(node.id, CARRIED)), self._subtasks_before(node)
+        assert state_before is not None
         if count != iteration.loop.parallelism:
             raise StateError(
                 f"{iteration.loop.where}: it has {iteration.loop.parallelism} subtasks, and its state of the partition"
                 f" before is of {count}; set the parallelism that it had, start from a savepoint, which splits the"
                 " state anew, or run a backfill from the first partition"
             )
-        return epoch_before(self.run.plan, node, iteration.levels, left, summary_of(self.before, node).epochs[-1])
+        return epoch_before(
+            self.run.plan, node, iteration.levels, state_before, summary_of(self.before, node).epochs[-1]
+        )
 
     def forget(self) -> None:
         """Remove all epochs of the stage, once it is committed; also those of code that was fixed since."""

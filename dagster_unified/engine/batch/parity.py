@@ -81,10 +81,10 @@ def compare(batch: pa.Table, table: pa.Table, key: Sequence[str] = (), limit: in
 def _rows(table: pa.Table, names: list[str], key: Sequence[str]) -> dict[str, str]:
     """Rows as text, by their key; without one by themselves and their number among equal ones."""
     named = sorted((repr({n: row[n] for n in names}), repr({k: row[k] for k in key})) for row in table.to_pylist())
-    found: dict[str, str] = {}
+    rows: dict[str, str] = {}
     seen: Counter[str] = Counter()
     for text, name in named:
         name = name if key else text
         seen[name] += 1
-        found[name if seen[name] == 1 else f"{name} #{seen[name]}"] = text
-    return found
+        rows[name if seen[name] == 1 else f"{name} #{seen[name]}"] = text
+    return rows

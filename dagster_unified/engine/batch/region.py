@@ -79,8 +79,12 @@ class RegionFrames(Frames):
 
     def metrics(self) -> list[Metrics]:
         """The totals that operators reported, by partition; call it after the region's job has run."""
-        found = self.reports.metrics()
-        return found if self._iterations is None else [merge([found[0], *self._iterations.metrics]), *found[1:]]
+        by_partition = self.reports.metrics()
+        return (
+            by_partition
+            if self._iterations is None
+            else [merge([by_partition[0], *self._iterations.metrics]), *by_partition[1:]]
+        )
 
     # How BATCH runs operators
 
@@ -120,10 +124,10 @@ class RegionFrames(Frames):
         """An output of an iteration, which runs when the first of them is asked for."""
         if port not in self._iterated:
             assert self._iterations is not None
-            given = functools.cache(lambda: self._inputs_of(node))
+            inputs = functools.cache(lambda: self._inputs_of(node))
             if self._leaves_rows_out:
-                given()
-            self._iterated.update(self._iterations.outputs(node, given))
+                inputs()
+            self._iterated.update(self._iterations.outputs(node, inputs))
         return self._iterated[port]
 
     def _inputs_of(self, node: g.IterationNode) -> IterationInputs:
@@ -186,13 +190,13 @@ class RegionFrames(Frames):
             return {}
         before = self.plan.assigners_before(node.id)
         known = {index: start.upstream.last_event_time(before) for index, start in enumerate(self.starts)}
-        found = {index: time for index, time in known.items() if time is not None}
+        times = {index: time for index, time in known.items() if time is not None}
         assigners = set(self.plan.assigners_of(self.plan.graph.main_inputs(node.id)))
         missing = any(assigners - set(start.upstream.last_event_times) for start in self.starts)
         if missing and TIMESTAMP in frame.columns:
             for index, time in self._probe(frame).items():
-                found[index] = max(time, found.get(index, time))
-        return found
+                times[index] = max(time, times.get(index, time))
+        return times
 
     def _probe(self, frame: DataFrame) -> dict[int, int]:
         """The last event times of an input that is not materialized, by partition.
@@ -207,7 +211,7 @@ class RegionFrames(Frames):
 
     # Broadcast state
 
-    def _with_broadcast(self, frame: DataFrame, ship: Program, given: BroadcastInput, node_id: int) -> DataFrame:
+    def _with_broadcast(self, frame: DataFrame, ship: Program, input_: BroadcastInput, node_id: int) -> DataFrame:
         """A pass whose head has broadcast state.
 
         The broadcast records travel with the program to every partition, and to one partition of no other records,
@@ -215,7 +219,7 @@ class RegionFrames(Frames):
         """
         from pyspark.sql import functions as F
 
-        ship = self._given_broadcast(ship, given, node_id)
+        ship = self._given_broadcast(ship, input_, node_id)
         assert ship.broadcast is not None
         followers = replace(ship, broadcast=replace(ship.broadcast, leads=False))
         leader = replace(ship, broadcast=replace(ship.broadcast, alone=True))
@@ -225,17 +229,17 @@ class RegionFrames(Frames):
             self.run_program(nothing, leader, (node_id, "leader"))
         )
 
-    def _given_broadcast(self, ship: Program, given: BroadcastInput, node_id: int) -> Program:
+    def _given_broadcast(self, ship: Program, input_: BroadcastInput, node_id: int) -> Program:
         """The program with its broadcast records, in event-time order where they have event times."""
-        records = self.united(self.plan.graph.broadcast_inputs(node_id), given.layout)
-        if given.layout.timestamped:
+        records = self.united(self.plan.graph.broadcast_inputs(node_id), input_.layout)
+        if input_.layout.timestamped:
             records = records.orderBy(TIMESTAMP)
-        batches = [declared(b.columns, given.layout.schema) for b in records.toArrow().to_batches()]
-        table = pa.Table.from_batches(batches, given.layout.schema)
-        if given.layout.timestamped:
+        batches = [declared(b.columns, input_.layout.schema) for b in records.toArrow().to_batches()]
+        table = pa.Table.from_batches(batches, input_.layout.schema)
+        if input_.layout.timestamped:
             ship = _lasting_until(ship, pc.max(table.column(TIMESTAMP)).as_py())
         data = tuple(encode(b) for b in batches)
-        return replace(ship, broadcast=replace(given, data=data))
+        return replace(ship, broadcast=replace(input_, data=data))
 
 
 def _lasting_until(ship: Program, moment: int | None) -> Program:
@@ -311,11 +315,11 @@ def _united(frames: RegionFrames, streams: Sequence[LeavingStream]) -> DataFrame
     schema = spark_schema(combined_schema(tuple(s.layout for s in streams)))
     united: DataFrame | None = None
     for number, stream in enumerate(streams):
-        own = output_column(number)
+        column = output_column(number)
         columns = [F.lit(number).cast("int").alias(OUTPUT)]
         columns += map(F.col, frames.axis.columns)
         for field in list(schema)[1:-1]:
-            value = F.struct(*map(F.col, stream.layout.schema.names)) if field.name == own else F.lit(None)
+            value = F.struct(*map(F.col, stream.layout.schema.names)) if field.name == column else F.lit(None)
             columns.append(value.cast(field.dataType).alias(field.name))
         frame = stream.frame(frames).select(*columns)
         united = frame if united is None else united.unionByName(frame)
@@ -384,7 +388,7 @@ def manifests_of(
     runs: Sequence[Run],
     region: Region,
     frames: RegionFrames,
-    found: Materialized,
+    materialized: Materialized,
     attempts: Sequence[UPath],
     carried_from: str,
     seen: Metrics,
@@ -392,10 +396,10 @@ def manifests_of(
 ) -> list[Manifest]:
     """The manifests of the partitions, without what their sinks wrote."""
     manifests = []
-    for run, start, attempt, own, rows, read in zip(
-        runs, frames.starts, attempts, found.metrics, found.rows, positions, strict=True
+    for run, start, attempt, reported, rows, read in zip(
+        runs, frames.starts, attempts, materialized.metrics, materialized.rows, positions, strict=True
     ):
-        metrics = merge([own, start.upstream, seen])
+        metrics = merge([reported, start.upstream, seen])
         files = run.store.files(attempt)
         carrying = [run.plan.graph.node(port.node) for port in region.carried]
         hear_of_the_end = [node for node in carrying if node.has_timers or isinstance(node, IterationNode)]
@@ -406,9 +410,9 @@ def manifests_of(
                 partition=run.partition,
                 run=run.run_id,
                 fingerprint=run.plan.regions[region.id].fingerprint,
-                schema=found.schema,
-                streams=[StoredStream(s.uid, s.tag, n) for s, n in zip(found.streams, rows, strict=True)],
-                rows=_emitted(run.plan, zip(found.streams, rows, strict=True)),
+                schema=materialized.schema,
+                streams=[StoredStream(s.uid, s.tag, n) for s, n in zip(materialized.streams, rows, strict=True)],
+                rows=_emitted(run.plan, zip(materialized.streams, rows, strict=True)),
                 bytes=sum(f.bytes for f in files),
                 data=attempt.name,
                 files=files,
@@ -461,13 +465,15 @@ def count_malformed(runs: Sequence[Run], frames: RegionFrames, manifests: Sequen
     for node, frame in frames.malformed:
         axis = frames.axis
         counts = {axis.index_of(row): row["count"] for row in frame.groupBy(*axis.columns).count().collect()}
-        kept = cast("SparkSource[Any]", node.source).keeps_malformed()
-        name = "malformed rows diverted" if kept else "malformed rows dropped"
+        diverted = cast("SparkSource[Any]", node.source).keeps_malformed()
+        name = "malformed rows diverted" if diverted else "malformed rows dropped"
         for index, (run, manifest) in enumerate(zip(runs, manifests, strict=True)):
             rows = counts.get(index, 0)
             if rows:
                 manifest.counters[name] = manifest.counters.get(name, 0) + rows
-            if kept:
+            if diverted:
                 manifest.diverted[node.uid] = rows
-                own = axis.rows_of(frame, index)
-                malformed.keep(own, rows, malformed.in_batch(run.store, run.plan.name, node), run.partition)
+                rows_of_partition = axis.rows_of(frame, index)
+                malformed.keep(
+                    rows_of_partition, rows, malformed.in_batch(run.store, run.plan.name, node), run.partition
+                )

@@ -71,7 +71,7 @@ def stored_intermediates(store: IntermediateStore, pipeline: str) -> Iterator[St
 
 
 def to_free(
-    found: Iterable[StoredIntermediate],
+    stored: Iterable[StoredIntermediate],
     plan: Plan,
     budget: Budget,
     now: float,
@@ -83,40 +83,45 @@ def to_free(
     `running` says whether a run may still write; `needed` whether somebody may still read an intermediate. An
     intermediate is released when all its consumers have finished in its run, or when its run is over.
     """
-    known = list(found)
+    known = list(stored)
     finished: dict[tuple[str, str], set[str]] = {}
-    for one in known:
-        if one.manifest is not None:
-            finished.setdefault((one.address.run, one.address.partition), set()).add(one.address.stage)
+    for intermediate in known:
+        if intermediate.manifest is not None:
+            finished.setdefault((intermediate.address.run, intermediate.address.partition), set()).add(
+                intermediate.address.stage
+            )
 
-    def goes(one: StoredIntermediate) -> bool:
-        if needed(one):
+    def goes(intermediate: StoredIntermediate) -> bool:
+        if needed(intermediate):
             return False
-        return not running(one.address.run) or (
-            one.manifest is not None
-            and one.address.stage in _released(plan, finished[(one.address.run, one.address.partition)])
+        return not running(intermediate.address.run) or (
+            intermediate.manifest is not None
+            and intermediate.address.stage
+            in _released(plan, finished[(intermediate.address.run, intermediate.address.partition)])
         )
 
     candidates = sorted((s for s in known if goes(s)), key=lambda s: (s.created, not s.linked))
     leavings = [s for s in candidates if s.manifest is None]
     whole = [s for s in candidates if s.manifest is not None]
-    held = sum(s.bytes for s in known if not s.linked)
+    stored_bytes = sum(s.bytes for s in known if not s.linked)
     links: dict[Address, set[Address]] = {}
-    for one in known:
-        if one.linked and one.manifest is not None:
-            links.setdefault(replace(one.address, run=one.manifest.run), set()).add(one.address)
+    for intermediate in known:
+        if intermediate.linked and intermediate.manifest is not None:
+            links.setdefault(replace(intermediate.address, run=intermediate.manifest.run), set()).add(
+                intermediate.address
+            )
     going: dict[Address, StoredIntermediate] = {}
 
-    def stays_for_a_link(one: StoredIntermediate) -> bool:
-        return not links.get(one.address, set()) <= going.keys()
+    def stays_for_a_link(intermediate: StoredIntermediate) -> bool:
+        return not links.get(intermediate.address, set()) <= going.keys()
 
-    held -= sum(s.bytes for s in leavings)
-    for one in whole:
-        too_old = budget.max_age is not None and now - one.created > budget.max_age.total_seconds()
-        too_much = budget.max_bytes is not None and held > budget.max_bytes
-        if (too_old or too_much) and not stays_for_a_link(one):
-            going[one.address] = one
-            held -= 0 if one.linked else one.bytes
+    stored_bytes -= sum(s.bytes for s in leavings)
+    for intermediate in whole:
+        too_old = budget.max_age is not None and now - intermediate.created > budget.max_age.total_seconds()
+        too_much = budget.max_bytes is not None and stored_bytes > budget.max_bytes
+        if (too_old or too_much) and not stays_for_a_link(intermediate):
+            going[intermediate.address] = intermediate
+            stored_bytes -= 0 if intermediate.linked else intermediate.bytes
     return [*(s for s in leavings if not stays_for_a_link(s)), *going.values()]
 
 

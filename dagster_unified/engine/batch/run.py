@@ -62,22 +62,22 @@ class Carrying:
         """
         if self.before is None:
             return None
-        found = self.before(region)
-        if found is None and not region.carried:
+        manifest = self.before(region)
+        if manifest is None and not region.carried:
             return None
-        if found is None:
+        if manifest is None:
             raise CarriedStateError(
                 f"{plan.name}: stage '{region.name}' goes on from the state of partition {self.key_before}, which is"
                 " not there: it has not been run, or its state was freed; run a backfill that begins with"
                 f" {self.key_before}, or with an earlier partition"
             )
-        if found.ended:
+        if manifest.ended:
             raise CarriedStateError(
                 f"{plan.name}: stage '{region.name}' goes on from the state of partition {self.key_before}, with which"
                 " the input ended when it ran, so that its windows have closed and its timers have fired; run a"
                 f" backfill that begins with {self.key_before}"
             )
-        return found
+        return manifest
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _partition_of(plan: Plan) -> dict[str, tuple[int, int]]:
 
     No record of such a source that comes in a later partition is from before its end.
     """
-    found = {}
+    bounds = {}
     for node in plan.graph.assigners:
         before = straight_from_source(plan.graph, node)
         source = before[-1].source if before and isinstance(before[-1], g.SourceNode) else None
@@ -198,8 +198,8 @@ def _partition_of(plan: Plan) -> dict[str, tuple[int, int]]:
         for dimension, moments in source.slice.dimensions.items():
             field = source.partition_columns.get(dimension)
             if isinstance(moments, TimeRange) and field is not None and fields == (field,):
-                found[node.uid] = to_millis(moments.start), to_millis(moments.end)
-    return found
+                bounds[node.uid] = to_millis(moments.start), to_millis(moments.end)
+    return bounds
 
 
 def _at_end(plan: Plan, seen: Metrics, now: int, reached: Mapping[str, int]) -> tuple[JobTime, ControlEvent]:
@@ -213,7 +213,7 @@ def waiting(plan: Plan, region: Region, manifest: Manifest) -> list[RecordsWait]
     """What waits at the end of a partition, or of a run that leaves a savepoint, because a source holds it back."""
     now = wall_clock()
     time, event = _at_end(plan, Metrics(last_event_times=manifest.last_event_times), now, _reached(plan))
-    found = []
+    waits = []
     for node in (plan.graph.node(port.node) for port in region.carried):
         records = manifest.counters.get(records_waiting(node.name), 0)
         timers = manifest.counters.get(timers_waiting(node.name), 0)
@@ -222,8 +222,8 @@ def waiting(plan: Plan, region: Region, manifest: Manifest) -> list[RecordsWait]
         sources = tuple(n.name for n in plan.graph.sources if n.id in plan.upstream(*assigners))
         if sources:
             watermark = event.watermarks.get(node.uid, MIN_TIMESTAMP)
-            found.append(RecordsWait(region.name, node.name, records, timers, sources, watermark))
-    return found
+            waits.append(RecordsWait(region.name, node.name, records, timers, sources, watermark))
+    return waits
 
 
 def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame | None:
@@ -329,8 +329,8 @@ class CarriedState:
         if state is None:
             frame = records.withColumns({PAGE: F.lit(None).cast("bigint"), STATE: F.lit(None).cast("binary")})
         else:
-            kept = (F.col("group").cast("int").alias(GROUP), F.col("page").alias(PAGE), F.col("state").alias(STATE))
-            first = state.select(*kept, *(F.lit(0).alias(name) for name in axis.columns))
+            columns = (F.col("group").cast("int").alias(GROUP), F.col("page").alias(PAGE), F.col("state").alias(STATE))
+            first = state.select(*columns, *(F.lit(0).alias(name) for name in axis.columns))
             frame = records.unionByName(first, allowMissingColumns=True)
         if node.has_broadcast_input:
             # The broadcast records are taken into every group, also into one without records and state.
@@ -362,8 +362,8 @@ class CarriedState:
         """The aggregates of the keys that a partition has, or of the windows that it closes; or the state after it."""
         merged = self._aggregates.get(node.id)
         if merged is None:
-            found = self._merged(node)
-            merged = self._aggregates[node.id] = replace(found, frame=self._frames.persist(found.frame))
+            aggregate = self._merged(node)
+            merged = self._aggregates[node.id] = replace(aggregate, frame=self._frames.persist(aggregate.frame))
         if port.tag == CARRIED:
             return merged.state()
         return self._natives.finished(node, merged)

@@ -57,8 +57,8 @@ def run_all(run: Run, again: bool = False) -> list[StageManifest]:
         run = begun(run)
         done: dict[int, StageManifest] = {}
         for region in run.plan.regions:
-            found = run.store.find(run.address(region)) if again else None
-            done[region.id] = found or run_stage(run, region, lambda r: done.get(r.id))
+            finished = run.store.find(run.address(region)) if again else None
+            done[region.id] = finished or run_stage(run, region, lambda r: done.get(r.id))
             leave_savepoint(run, [region], lambda r: done.get(r.id))
         return list(done.values())
 
@@ -77,7 +77,7 @@ def begun(run: Run, known: StartingState | None = None) -> Run:
     if execution.goes_on:
         assert execution.savepoint.path is not None
         manifests.check_free(
-            execution.savepoint.path, PATH, lambda held: _replaces(run, held) or _is_after_later(run, held)
+            execution.savepoint.path, PATH, lambda stored: _replaces(run, stored) or _is_after_later(run, stored)
         )
         carry = replace(carry, last=False)
     if execution.starts_from is None or carry.before is not None:
@@ -98,10 +98,10 @@ def leave_savepoint(run: Run, regions: Sequence[Region], finished: Finished) -> 
     Stages may run in processes of their own: two that finish together both write it, and the same.
     """
     execution, needed = run.plan.execution, _needed(run.plan)
-    if not execution.goes_on or not {one.id for one in needed} & {one.id for one in regions}:
+    if not execution.goes_on or not {region.id for region in needed} & {region.id for region in regions}:
         return None
-    found = [finished(one) for one in needed]
-    stages = [stage for stage in found if stage is not None]
+    manifests = [finished(region) for region in needed]
+    stages = [stage for stage in manifests if stage is not None]
     assert execution.savepoint.path is not None
     return _write(run, stages, execution.savepoint.path) if len(stages) == len(needed) else None
 
@@ -111,8 +111,8 @@ def later_savepoint(run: Run) -> Manifest | None:
     path = run.plan.execution.savepoint.path
     if path is None or not run.plan.execution.goes_on or run.partition_end is None:
         return None
-    held = manifests.find(storage_path(path, PATH))
-    return held if held is not None and _is_after_later(run, held) else None
+    stored = manifests.find(storage_path(path, PATH))
+    return stored if stored is not None and _is_after_later(run, stored) else None
 
 
 def _needed(plan: Plan) -> list[Region]:
@@ -121,24 +121,24 @@ def _needed(plan: Plan) -> list[Region]:
     return [region for region in plan.regions if region.carried or sources & set(region.nodes)]
 
 
-def _replaces(run: Run, held: Manifest) -> bool:
+def _replaces(run: Run, stored: Manifest) -> bool:
     """Whether a run replaces a savepoint: its own of an earlier attempt, or one after a partition that is not later."""
-    if held.pipeline != run.plan.name or held.mode != "BATCH":
+    if stored.pipeline != run.plan.name or stored.mode != "BATCH":
         return False
-    of_partitions = run.partition != WHOLE and held.partition not in ("", WHOLE)
-    return held.run == run.run_id or (of_partitions and not _is_after_later(run, held))
+    of_partitions = run.partition != WHOLE and stored.partition not in ("", WHOLE)
+    return stored.run == run.run_id or (of_partitions and not _is_after_later(run, stored))
 
 
-def _is_after_later(run: Run, held: Manifest) -> bool:
+def _is_after_later(run: Run, stored: Manifest) -> bool:
     """Whether a savepoint of the pipeline is that after a later partition than the run's."""
-    if held.pipeline != run.plan.name or run.partition_end is None or held.partition_end is None:
+    if stored.pipeline != run.plan.name or run.partition_end is None or stored.partition_end is None:
         return False
-    return held.partition_end > run.partition_end
+    return stored.partition_end > run.partition_end
 
 
 def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
     plan, by_name, attempt = run.plan, {stage.stage: stage for stage in stages}, manifests.new_attempt()
-    folder = manifests.check_free(path, PATH, lambda held: _replaces(run, held))
+    folder = manifests.check_free(path, PATH, lambda stored: _replaces(run, stored))
     states, loops = list[OperatorState](), list[IterationState]()
 
     def left_by(node: g.Node) -> tuple[StageManifest, DataFrame]:
@@ -148,16 +148,16 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
         return stage, intermediates.read(run.spark, run.store, [stage], node.uid, CARRIED, CARRIED_LAYOUT)
 
     for table in operator_tables(plan, run.spark, stateful(plan), {}):
-        stage, left = left_by(table.operator.node)
+        stage, state = left_by(table.operator.node)
         files = table.files_left if exports_rows(table.operator.node) and not stage.groups else table.files
-        states.append(write_table(table, partial(files, left), folder, attempt))
+        states.append(write_table(table, partial(files, state), folder, attempt))
     for node in plan.graph.nodes:
         if isinstance(node, g.IterationNode) and node.carries_state:
-            stage, left = left_by(node)
-            states += write_left(plan, node, run.spark, left, stage.subtasks[node.uid], folder, attempt)
+            stage, state = left_by(node)
+            states += write_left(plan, node, run.spark, state, stage.subtasks[node.uid], folder, attempt)
             loops.append(IterationState(node.uid, node.name, summary_of(stage, node).epochs[-1]))
     seen = merge(Metrics(last_event_times=stage.last_event_times) for stage in stages)
-    found = Manifest(
+    manifest = Manifest(
         library=library_version(),
         pipeline=plan.name,
         mode="BATCH",
@@ -173,5 +173,5 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
         positions={uid: position for stage in stages for uid, position in stage.positions.items()},
     )
     run.check()
-    manifests.commit(folder, found, lambda held: _replaces(run, held))
-    return found
+    manifests.commit(folder, manifest, lambda stored: _replaces(run, stored))
+    return manifest

@@ -87,18 +87,18 @@ class RegionSinks:
         Returns the results by partition, and the sinks that are left.
         """
         results: list[dict[str, WriteResult]] = [{} for _ in manifests]
-        left = list(self.nodes)
+        remaining = list(self.nodes)
         if len(manifests) == 1:
-            return results, left
+            return results, remaining
         for node in self.nodes:
             contexts = [self._context(run, node) for run in self.runs]
             frame = self._materialized(node, manifests, [EMITTED] if node.sink.upserts else [])
             written = write_partitions(node, frame, contexts)
             if written is not None:
-                left.remove(node)
+                remaining.remove(node)
                 for of_partition, result in zip(results, written, strict=True):
                     of_partition[node.name] = result
-        return results, left
+        return results, remaining
 
     def _materialized(self, node: SinkNode, manifests: Sequence[Manifest], further: Sequence[str] = ()) -> DataFrame:
         run = self.runs[0]
@@ -147,8 +147,8 @@ def _alone(run: Run, region: Region, find: Lookup, begun: float) -> Manifest:
 
 def _committed_since(begun: float, run: Run, region: Region) -> Manifest | None:
     """What a job committed of a partition before it failed; its sinks are not to be written again."""
-    found = run.store.find(run.address(region))
-    return found if found is not None and found.created >= begun else None
+    committed = run.store.find(run.address(region))
+    return committed if committed is not None and committed.created >= begun else None
 
 
 def check_mode(plan: Plan) -> None:
@@ -164,17 +164,17 @@ def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> lis
     """The intermediates of each partition that stand; those that the stage needs and that are lost are recomputed."""
     plan = runs[0].plan
     check_mode(plan)
-    found = [_standing(run.plan, region, find) for run, find in zip(runs, finds, strict=True)]
-    lost = [regions_to_recompute(region.id, plan.inputs, list(each)) for each in found]
+    by_partition = [_standing(run.plan, region, find) for run, find in zip(runs, finds, strict=True)]
+    lost = [regions_to_recompute(region.id, plan.inputs, list(each)) for each in by_partition]
     reason = f"its intermediate is gone or damaged, and '{region.name}' needs it"
     for ancestor in plan.regions:
         for is_lost, indexes in groupby(range(len(runs)), key=lambda index: ancestor.id in lost[index]):
             if is_lost:
                 some = list(indexes)
-                again = _run_together([runs[i] for i in some], ancestor.id, [found[i] for i in some], reason)
+                again = _run_together([runs[i] for i in some], ancestor.id, [by_partition[i] for i in some], reason)
                 for index, manifest in zip(some, again, strict=True):
-                    found[index][ancestor.id] = manifest
-    return found
+                    by_partition[index][ancestor.id] = manifest
+    return by_partition
 
 
 def _standing(plan: Plan, region: Region, find: Lookup) -> dict[int, Manifest]:
@@ -182,7 +182,7 @@ def _standing(plan: Plan, region: Region, find: Lookup) -> dict[int, Manifest]:
 
     What lies further up is not asked for: each question is one to Dagster's storage.
     """
-    found: dict[int, Manifest] = {}
+    standing: dict[int, Manifest] = {}
     pending, asked = list(region.inputs), set[int]()
     while pending:
         number = pending.pop()
@@ -192,8 +192,8 @@ def _standing(plan: Plan, region: Region, find: Lookup) -> dict[int, Manifest]:
             if manifest is None:
                 pending += plan.regions[number].inputs
             else:
-                found[number] = manifest
-    return found
+                standing[number] = manifest
+    return standing
 
 
 def _run_together(
@@ -202,7 +202,9 @@ def _run_together(
     """Run a region in one Spark job or, where an operator needs a partition by itself, in one for each."""
     plan = runs[0].plan
     if any(plan.graph.node(n).sees_all_partitions for n in plan.regions[region_id].nodes):
-        return [_run_region([run], region_id, [own], reason)[0] for run, own in zip(runs, inputs, strict=True)]
+        return [
+            _run_region([run], region_id, [own_inputs], reason)[0] for run, own_inputs in zip(runs, inputs, strict=True)
+        ]
     return _run_region(runs, region_id, inputs, reason)
 
 
@@ -213,9 +215,9 @@ def _run_region(
     region = runs[0].plan.regions[region_id]
     runs = [replace(run, plan=with_fixed_ranges(run.plan, region)) for run in runs]
     first = runs[0]
-    number, of = region.id + 1, len(first.plan.regions)
+    number, count = region.id + 1, len(first.plan.regions)
     for run in runs:
-        run.observe(StageStarted(region.name, number, of, reason))
+        run.observe(StageStarted(region.name, number, count, reason))
     first.check()
     begun = now()
     before = first.carry.manifest(first.plan, region) if first.carry is not None else None
@@ -238,15 +240,15 @@ def _run_region(
             manifests = _execute(runs, region, frames, begun, before, iterations, recovering=bool(reason))
         iterations.forget()
     except Exception as error:
-        read = [m for found in inputs for m in found.values()] + ([before] if before else [])
+        read = [m for standing in inputs for m in standing.values()] + ([before] if before else [])
         _set_aside(error, runs, region, read)
         raise translated(error, first.plan, region.name, first.spark) from error
     finally:
         frames.release()
     for run, manifest in zip(runs, manifests, strict=True):
-        run.observe(StageFinished(region.name, number, of, manifest, reason))
-        for one in waiting(run.plan, region, manifest):
-            run.observe(one)
+        run.observe(StageFinished(region.name, number, count, manifest, reason))
+        for wait in waiting(run.plan, region, manifest):
+            run.observe(wait)
     return manifests
 
 
@@ -272,8 +274,8 @@ def _set_aside(error: Exception, runs: Sequence[Run], region: Region, read: Sequ
 def _columns(plan: Plan, region: Region) -> list[pa.Schema]:
     """The columns of the records that a region's operators read."""
     read = [edge for edge in plan.graph.edges if edge.target in region.nodes]
-    found = [plan.graph.records_of(edge) for edge in read]
-    return [records.schema for records in found if records is not None]
+    record_types = [plan.graph.records_of(edge) for edge in read]
+    return [records.schema for records in record_types if records is not None]
 
 
 def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifest]]) -> DataFrame:
@@ -296,11 +298,11 @@ def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifes
 
 def _prepared(runs: Sequence[Run], region: Region) -> list[Manifest] | None:
     """What an earlier attempt in this run computed and did not write to all sinks; None where that does not stand."""
-    found = [one for run in runs if (one := run.store.prepared(run.address(region))) is not None]
-    if len(found) < len(runs):
+    prepared = [attempt for run in runs if (attempt := run.store.prepared(run.address(region))) is not None]
+    if len(prepared) < len(runs):
         return None
     code = runs[0].plan.code_of(region)
-    return [one.manifest for one in found] if all(one.code == code for one in found) else None
+    return [attempt.manifest for attempt in prepared] if all(attempt.code == code for attempt in prepared) else None
 
 
 def _execute(
@@ -330,20 +332,20 @@ def _execute(
     try:
         written: list[dict[str, WriteResult]] | None = None
         if len(runs) > 1:
-            found = materialize_together(runs, frames, streams, attempts, sinks.need_order)
+            materialized = materialize_together(runs, frames, streams, attempts, sinks.need_order)
         elif is_direct:
             frame = frames.sink_input(nodes[0].id)
             result = sinks.write(runs[0], nodes[0], frame)
             written = [{nodes[0].name: result}]
-            found = Materialized(streams, frame.schema.json(), [[result.rows]], [merge(frames.metrics())])
+            materialized = Materialized(streams, frame.schema.json(), [[result.rows]], [merge(frames.metrics())])
         else:
-            found = materialize(frames, streams, attempts[0])
+            materialized = materialize(frames, streams, attempts[0])
         carried_from = before.run if before is not None else ""
         seen = seen_before(runs[0], before)
-        manifests = manifests_of(runs, region, frames, found, attempts, carried_from, seen, positions)
+        manifests = manifests_of(runs, region, frames, materialized, attempts, carried_from, seen, positions)
         count_malformed(runs, frames, manifests)
-        left = {"iterations": iterations.summaries, "subtasks": manifests[0].subtasks | iterations.subtasks}
-        manifests = [msgspec.structs.replace(one, **left) for one in manifests]
+        of_iterations = {"iterations": iterations.summaries, "subtasks": manifests[0].subtasks | iterations.subtasks}
+        manifests = [msgspec.structs.replace(manifest, **of_iterations) for manifest in manifests]
         runs[0].check()
         if prepares:
             code = plan.code_of(region)
@@ -365,26 +367,27 @@ def _commit(
     written: list[dict[str, WriteResult]] | None = None,
 ) -> list[Manifest]:
     """Write the sinks, unless that is done, and commit the manifest of each partition as soon as its sinks have it."""
-    left: list[SinkNode] = []
+    remaining: list[SinkNode] = []
     committed: list[Manifest] = []
     prepared = bool(sinks.nodes) and written is None
     try:
         if written is None:
-            written, left = sinks.write_together(manifests)
+            written, remaining = sinks.write_together(manifests)
         share = (now() - begun) / len(runs)
         for run, manifest, results in zip(runs, manifests, written, strict=True):
-            own = now()
-            results |= {node.name: sinks.write_materialized(run, node, manifest) for node in left}
+            began = now()
+            results |= {node.name: sinks.write_materialized(run, node, manifest) for node in remaining}
             run.check()
-            held = [name for name, result in results.items() if result.repeated]
-            for name in held:
+            repeated = [name for name, result in results.items() if result.repeated]
+            for name in repeated:
                 run.observe(SinkHeld(region.name, name, run.execution))
             whole = msgspec.structs.replace(
                 manifest,
-                seconds=share + now() - own,
+                seconds=share + now() - began,
                 bytes=manifest.bytes or sum(result.bytes for result in results.values()),
                 sinks={name: result.location for name, result in results.items()},
-                counters=manifest.counters | ({"sinks that had this execution already": len(held)} if held else {}),
+                counters=manifest.counters
+                | ({"sinks that had this execution already": len(repeated)} if repeated else {}),
             )
             committed.append(run.store.commit(run.address(region), whole))
     except BaseException:

@@ -58,7 +58,7 @@ class Inputs(ABC):
         if not choosing:
             return self._exchanged(self.united(edges, layout), edges[0], node, layout)
         frames = [self._exchanged(self._aligned(edge, layout), edge, node, layout) for edge in edges]
-        return functools.reduce(lambda one, other: one.unionByName(other), frames)
+        return functools.reduce(lambda left, right: left.unionByName(right), frames)
 
     def sink_input(self, sink: int) -> DataFrame:
         """What a sink writes: the columns of the records, and the pass-through columns.
@@ -91,7 +91,7 @@ class Inputs(ABC):
     def inputs_of_iteration(self, node: g.IterationNode) -> list[DataFrame]:
         """The inputs of an iteration, the variables first."""
         edges = node.by_input(self.plan.graph.inputs(node.id))
-        return [self.united(own, head.layout) for own, head in zip(edges, node.heads, strict=True)]
+        return [self.united(edges_of_head, head.layout) for edges_of_head, head in zip(edges, node.heads, strict=True)]
 
     def united(self, edges: Sequence[Edge], layout: StreamLayout) -> DataFrame:
         """The streams that come over some edges, in the columns of one layout."""
@@ -105,13 +105,13 @@ class Inputs(ABC):
 
         port = Port.of(edge)
         frame = self.port(port)
-        own = self.plan.layout(port)
-        columns: list[Column] = [F.col(name) for name in own.records.names]
+        emitted = self.plan.layout(port)
+        columns: list[Column] = [F.col(name) for name in emitted.records.names]
         if layout.timestamped:
-            columns.append(F.col(TIMESTAMP) if own.timestamped else F.lit(None).cast("long").alias(TIMESTAMP))
+            columns.append(F.col(TIMESTAMP) if emitted.timestamped else F.lit(None).cast("long").alias(TIMESTAMP))
         computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
         if computed is not None:
-            columns.append(F.col(key_column(own.keys.index(computed))).alias(key_column(0)))
+            columns.append(F.col(key_column(emitted.keys.index(computed))).alias(key_column(0)))
         return frame.select(*columns, *self.axis.columns)
 
     # Exchanges
@@ -171,7 +171,7 @@ class Inputs(ABC):
             frame.withColumn(SUBTASK, self._channel(edge, count)).select(*names)
             for (edge, frame), count in zip(inputs, counts, strict=True)
         ]
-        united = functools.reduce(lambda one, other: one.unionByName(other), rows)
+        united = functools.reduce(lambda left, right: left.unionByName(right), rows)
         return united.repartitionById(max(counts), SUBTASK).drop(SUBTASK)
 
     def _channel(self, edge: Edge, count: int) -> Column:
@@ -201,8 +201,8 @@ class Inputs(ABC):
             return sent(*columns)
 
         udf: Any = arrow_udf
-        found: Column = udf(chosen, IntegerType())(*key_columns(edge))
-        return found
+        subtask: Column = udf(chosen, IntegerType())(*key_columns(edge))
+        return subtask
 
 
 def key_columns(edge: Edge) -> list[str]:
@@ -288,8 +288,8 @@ class Frames(Inputs):
     def combined(self, ports: Collection[Port]) -> tuple[DataFrame, tuple[Port, ...]] | None:
         """Several streams in one DataFrame, in the order of their numbers, if one vertex emits exactly these."""
         wanted = set(ports)
-        found = (v for v in self.graph.vertices if v.runs is Runs.PYTHON and len(v.outputs) > 1)
-        vertex = next((vertex for vertex in found if set(vertex.outputs) == wanted), None)
+        candidates = (v for v in self.graph.vertices if v.runs is Runs.PYTHON and len(v.outputs) > 1)
+        vertex = next((vertex for vertex in candidates if set(vertex.outputs) == wanted), None)
         return None if vertex is None else (self._combined_of(vertex), vertex.outputs)
 
     def _combined_of(self, vertex: Vertex) -> DataFrame:

@@ -95,12 +95,12 @@ def has_nan(column: Column, kind: DataType) -> Column | None:
 
     if isinstance(kind, DoubleType):
         return F.isnan(column)
-    found = None
+    condition = None
     for field in kind if isinstance(kind, StructType) else ():
         inner = has_nan(column[field.name], field.dataType)
         if inner is not None:
-            found = inner if found is None else found | inner
-    return found
+            condition = inner if condition is None else condition | inner
+    return condition
 
 
 MERGED_BY = {
@@ -191,24 +191,24 @@ def carried_aggregate(
     parts = take_apart(where, columns, _CARRYING)
     partials = parts.partials
     sums = [spark_column(partial).alias(name) for name, (partial, _) in partials.items()]
-    own = frame.groupBy(*keys, *axis.columns).agg(*sums)
+    aggregated = frame.groupBy(*keys, *axis.columns).agg(*sums)
     if not axis.enabled:
-        own = own.withColumn(PARTITION_INDEX, F.lit(0))
+        aggregated = aggregated.withColumn(PARTITION_INDEX, F.lit(0))
     complete = F.lit(axis.count)
     if closing is not None:
         for index, end in reversed(list(enumerate(closing.ends))):
             complete = F.when(closing.last <= end, index).otherwise(complete)
-        own = own.where((closing.last > closing.begin) & (F.col(PARTITION_INDEX) <= complete))
-    merged = own
+        aggregated = aggregated.where((closing.last > closing.begin) & (F.col(PARTITION_INDEX) <= complete))
+    merged = aggregated
     if before is not None:
-        held = before.select(
-            F.from_json(F.col("state").cast("string"), own.drop(PARTITION_INDEX).schema, _FORMAT).alias("s")
+        carried = before.select(
+            F.from_json(F.col("state").cast("string"), aggregated.drop(PARTITION_INDEX).schema, _FORMAT).alias("s")
         ).select("s.*")
-        merged = own.unionByName(held.withColumn(PARTITION_INDEX, F.lit(-1)))
+        merged = aggregated.unionByName(carried.withColumn(PARTITION_INDEX, F.lit(-1)))
     in_order = Window.partitionBy(*keys).orderBy(PARTITION_INDEX)
     so_far = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     values = [
-        getattr(F, by)(name).over(so_far).cast(own.schema[name].dataType).alias(name)
+        getattr(F, by)(name).over(so_far).cast(aggregated.schema[name].dataType).alias(name)
         for name, (_, by) in partials.items()
     ]
     following = F.lead(PARTITION_INDEX).over(in_order)
@@ -273,16 +273,16 @@ class Natives:
         """The aggregates of a node that start from the state `before` the first partition."""
         return _carried(node, self, frame, before, time, axis)
 
-    def finished(self, node: g.Node, held: CarriedAggregate) -> DataFrame:
+    def finished(self, node: g.Node, aggregate: CarriedAggregate) -> DataFrame:
         """The aggregates of the keys that a partition has, or of the windows that it closes."""
-        return _finished(node, self, held)
+        return _finished(node, self, aggregate)
 
     def aggregate(self, node: g.AggregateNode, frame: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
         """Column aggregates per key, and per value of the pass-through columns."""
         checked = self.keyed(node, frame)
         results = [aggregate_column(column, checked) for column in node.columns]
-        found = checked.groupBy(*node.key.fields, *pass_through).agg(*results)
-        return self.typed(node, found, pass_through)
+        aggregated = checked.groupBy(*node.key.fields, *pass_through).agg(*results)
+        return self.typed(node, aggregated, pass_through)
 
     def windows(self, node: g.WindowAggregateNode, moments: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
         """Column aggregates per key and window, of rows with their `moments`.
@@ -293,8 +293,8 @@ class Natives:
         """
         window = _window(node.assigner).alias(WINDOW)
         results = [aggregate_column(column, moments) for column in node.columns]
-        found = moments.groupBy(*node.key.fields, *pass_through, window).agg(*results)
-        return self.with_bounds(node, found, pass_through)
+        aggregated = moments.groupBy(*node.key.fields, *pass_through, window).agg(*results)
+        return self.with_bounds(node, aggregated, pass_through)
 
     def moments(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
         """Rows with `MOMENT`, by which Catalyst puts them into windows."""
@@ -305,7 +305,7 @@ class Natives:
         missing = self.raised(node, "a record has no event time; assign timestamps before the window")
         return checked.withColumn(MOMENT, F.coalesce(F.timestamp_millis(TIMESTAMP), missing.cast("timestamp")))
 
-    def with_bounds(self, node: g.WindowAggregateNode, found: DataFrame, pass_through: Sequence[str]) -> DataFrame:
+    def with_bounds(self, node: g.WindowAggregateNode, aggregated: DataFrame, pass_through: Sequence[str]) -> DataFrame:
         """Results with the bounds of their windows, as far as the records have them."""
         from pyspark.sql import functions as F
 
@@ -313,10 +313,10 @@ class Natives:
         for name in BOUNDS:
             if name in node.records.names:
                 bound = F.col(f"{WINDOW}.{name.removeprefix('window_')}")
-                found = found.withColumn(
+                aggregated = aggregated.withColumn(
                     name, F.unix_millis(bound) if pa.types.is_integer(node.records.schema.field(name).type) else bound
                 )
-        timed = found.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1)
+        timed = aggregated.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1)
         return self.typed(node, timed, [TIMESTAMP, *pass_through])
 
     def looked_up(self, node: g.LookupNode, frame: DataFrame, others: Column | None) -> DataFrame:
@@ -377,7 +377,7 @@ class Natives:
             )
         )
 
-    def typed(self, node: g.Node, frame: DataFrame, kept: Sequence[str]) -> DataFrame:
+    def typed(self, node: g.Node, frame: DataFrame, others: Sequence[str]) -> DataFrame:
         """Check a native result against the declared record: columns by name, cast only where nothing can be lost."""
         from pyspark.sql import functions as F
 
@@ -390,14 +390,14 @@ class Natives:
                     f"{self.pipeline}: operator '{node.name}': no column '{declared.name}'; it gives"
                     f" {', '.join(frame.columns)}, and output_type is {node.records.describe()}"
                 )
-            given = frame.schema[declared.name].dataType
-            if given != declared.dataType and not _widens(given.simpleString(), declared.dataType.simpleString()):
+            actual = frame.schema[declared.name].dataType
+            if actual != declared.dataType and not _widens(actual.simpleString(), declared.dataType.simpleString()):
                 raise PipelineError(
-                    f"{self.pipeline}: operator '{node.name}': column '{declared.name}' is a {given.simpleString()},"
+                    f"{self.pipeline}: operator '{node.name}': column '{declared.name}' is a {actual.simpleString()},"
                     f" but output_type says {declared.dataType.simpleString()}; cast it in the expression"
                 )
             columns.append(F.col(declared.name).cast(declared.dataType))
-        return frame.select(*columns, *kept)
+        return frame.select(*columns, *others)
 
 
 @singledispatch
@@ -434,9 +434,9 @@ def _select(
     from pyspark.sql import functions as F
 
     assert node.records is not None
-    kept = _kept(node, frame, pass_through)
-    selected = frame.select(*map(spark_column, node.columns), *map(F.col, kept))
-    return natives.typed(node, selected.toDF(*node.records.names, *kept), kept)
+    kept_columns = _other_columns(node, frame, pass_through)
+    selected = frame.select(*map(spark_column, node.columns), *map(F.col, kept_columns))
+    return natives.typed(node, selected.toDF(*node.records.names, *kept_columns), kept_columns)
 
 
 @_run.register(g.WithColumnsNode)
@@ -444,14 +444,14 @@ def _with_columns(
     node: g.WithColumnsNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
 ) -> DataFrame:
     added = {name: spark_column(c) for name, c in zip(node.names, node.columns, strict=True)}
-    return natives.typed(node, frame.withColumns(added), _kept(node, frame, pass_through))
+    return natives.typed(node, frame.withColumns(added), _other_columns(node, frame, pass_through))
 
 
 @_run.register(g.LookupNode)
 def _lookup(
     node: g.LookupNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
 ) -> DataFrame:
-    return natives.typed(node, natives.looked_up(node, frame, others), _kept(node, frame, pass_through))
+    return natives.typed(node, natives.looked_up(node, frame, others), _other_columns(node, frame, pass_through))
 
 
 @_run.register(g.AggregateNode)
@@ -468,7 +468,7 @@ def _window_aggregate(
     return natives.windows(node, natives.before_windows(node, natives.moments(node, frame)), pass_through)
 
 
-def _kept(node: g.Node, frame: DataFrame, pass_through: Sequence[str]) -> list[str]:
+def _other_columns(node: g.Node, frame: DataFrame, pass_through: Sequence[str]) -> list[str]:
     """The pass-through columns: those that are not of a node's result."""
     return [*([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []), *pass_through]
 
@@ -513,14 +513,14 @@ def _carried_windows(
 
 
 @singledispatch
-def _finished(node: g.Node, natives: Natives, held: CarriedAggregate) -> DataFrame:
+def _finished(node: g.Node, natives: Natives, aggregate: CarriedAggregate) -> DataFrame:
     """What a partition emits of the aggregates of a node."""
-    return natives.typed(node, held.finished(), held.axis.columns)
+    return natives.typed(node, aggregate.finished(), aggregate.axis.columns)
 
 
 @_finished.register(g.WindowAggregateNode)
-def _closed(node: g.WindowAggregateNode, natives: Natives, held: CarriedAggregate) -> DataFrame:
-    return natives.with_bounds(node, held.finished(), held.axis.columns)
+def _closed(node: g.WindowAggregateNode, natives: Natives, aggregate: CarriedAggregate) -> DataFrame:
+    return natives.with_bounds(node, aggregate.finished(), aggregate.axis.columns)
 
 
 def with_event_time(node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
@@ -555,12 +555,12 @@ _WIDER = {
 }
 
 
-def _widens(given: str, wanted: str) -> bool:
+def _widens(actual: str, declared: str) -> bool:
     return (
-        given in _WIDER.get(wanted, ())
-        or given == "void"
-        or (wanted.startswith("decimal") and given.startswith("decimal"))
-        or _shape(given) == _shape(wanted)
+        actual in _WIDER.get(declared, ())
+        or actual == "void"
+        or (declared.startswith("decimal") and actual.startswith("decimal"))
+        or _shape(actual) == _shape(declared)
     )
 
 

@@ -100,9 +100,9 @@ class Epoch(msgspec.Struct, frozen=True):
 
     def needs(self) -> list[Block]:
         """What the next epochs read."""
-        held = [Block(file, 0, 1) for state in self.states for file in state.files]
+        pages = [Block(file, 0, 1) for state in self.states for file in state.files]
         coming = chain(self.fed_back, *self.later)
-        return [state.index for state in self.states] + held + [message.block for message in coming]
+        return [state.index for state in self.states] + pages + [message.block for message in coming]
 
     def files(self) -> set[str]:
         """The files that the next epochs read."""
@@ -144,16 +144,23 @@ class Begun(msgspec.Struct, frozen=True):
     @staticmethod
     def of(loop: Loop, bounded: bool) -> Begun:
         """An iteration that runs this loop."""
-        passes = sorted((one for level in loop.levels for one in level.passes), key=lambda one: one.number)
-        slots = {slot.number: slot for one in passes for slot in (one.own, one.broadcast) if slot is not None}
+        passes = sorted(
+            (body_pass for level in loop.levels for body_pass in level.passes), key=lambda body_pass: body_pass.number
+        )
+        slots = {
+            slot.number: slot
+            for body_pass in passes
+            for slot in (body_pass.own, body_pass.broadcast)
+            if slot is not None
+        }
         slots |= {slot.number: slot for slot in loop.outputs}
         return Begun(
             loop.parallelism,
             bounded,
-            [[step.uid for step in one.program.steps] for one in passes],
+            [[step.uid for step in body_pass.program.steps] for body_pass in passes],
             [f"{number} {slot.schema}" for number, slot in sorted(slots.items())],
-            [0 if one.groups == one.subtasks else one.groups for one in passes],
-            [one.subtasks for one in passes],
+            [0 if body_pass.groups == body_pass.subtasks else body_pass.groups for body_pass in passes],
+            [body_pass.subtasks for body_pass in passes],
             FORMAT,
         )
 
@@ -168,7 +175,9 @@ class Begun(msgspec.Struct, frozen=True):
             return "the operators of its body are others than those whose state it has"
         if self.slots != other.slots:
             return "the records that go round are of other types than those that it has"
-        split = [n for n, own in zip(self.groups, other.subtasks, strict=True) if n and own == other.parallelism]
+        split = [
+            n for n, subtasks in zip(self.groups, other.subtasks, strict=True) if n and subtasks == other.parallelism
+        ]
         most = min(split, default=other.parallelism + 1) - 1
         if self.parallelism != other.parallelism and other.parallelism > most:
             return (

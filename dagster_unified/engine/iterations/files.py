@@ -77,10 +77,10 @@ class IterationFolder:
             with os.scandir(self.here) as entries:
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
         try:
-            found = self.root.fs.ls(self.root.path, detail=True)
+            entries = self.root.fs.ls(self.root.path, detail=True)
         except FileNotFoundError:
             return {}
-        return {entry["name"].rpartition("/")[2]: entry["size"] or 0 for entry in found}
+        return {entry["name"].rpartition("/")[2]: entry["size"] or 0 for entry in entries}
 
     def remove(self, name: str) -> None:
         """Delete a file, if it is there."""
@@ -149,9 +149,9 @@ def _scratch() -> str:
     of_spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     if of_spark:
         return of_spark
-    own = tempfile.mkdtemp(prefix="iterations")
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
-    return own
+    folder = tempfile.mkdtemp(prefix="iterations")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 _ALIGNED = 64
@@ -264,12 +264,12 @@ class MappedFiles:
         self, messages: Iterable[StoredMessage], buffers: Sequence[InputBuffer]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
         """The records of messages, by slot."""
-        found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        batches: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for message in messages:
-            found.setdefault(message.slot, []).append(
+            batches.setdefault(message.slot, []).append(
                 (message.target, self.batch_of(message, buffers[message.slot].schema))
             )
-        return found
+        return batches
 
 
 def _mapped(path: str) -> pa.Buffer:
@@ -306,7 +306,7 @@ class PagedStates:
         self.changed = False
         if committed is not None:
             stored = msgspec.msgpack.decode(files.bytes_of(committed).to_pybytes(), type=StoredPages)
-            self._pages = {(one, group, page): block for one, group, page, block in stored}
+            self._pages = {(pass_number, group, page): block for pass_number, group, page, block in stored}
 
     def group(self, one: int, group: int) -> GroupStore:
         return _Group(self, one, group)
@@ -358,8 +358,8 @@ class PagedStates:
         files = {block.file for block in self._pages.values()}
         if len(files) > _MOST_FILES:
             return True
-        held = sum(block.size for block in self._pages.values())
-        return len(files) > 1 and sum(_size(self._files.folder.here, file) for file in files) > 4 * held + (1 << 20)
+        needed = sum(block.size for block in self._pages.values())
+        return len(files) > 1 and sum(_size(self._files.folder.here, file) for file in files) > 4 * needed + (1 << 20)
 
 
 def stands(sizes: Mapping[str, int], blocks: Iterable[Block]) -> bool:

@@ -192,7 +192,7 @@ class _Job:
 
     def answers(self) -> list[tuple[int, bytes]]:
         """Waits until something happens; returns what has been carried out. Raises what the job fails with."""
-        found: list[tuple[int, bytes]] = []
+        answers: list[tuple[int, bytes]] = []
         for key, _ in self._selector.select(_LOOK_EVERY):
             if key.fileobj is self._over:
                 raise self._failure or RuntimeError("the tasks of an iteration have ended by themselves")
@@ -202,8 +202,8 @@ class _Job:
                 self._take_in(Connection(came.detach()))
             else:
                 assert isinstance(key.fileobj, Connection)
-                found += self._answer_of(key.fileobj)
-        return found
+                answers += self._answer_of(key.fileobj)
+        return answers
 
     def _answer_of(self, task: Connection) -> list[tuple[int, bytes]]:
         try:

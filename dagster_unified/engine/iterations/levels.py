@@ -94,11 +94,11 @@ class SparkLevels:
         self._check()
         shares = self._shares(level, [*replayed, *inbox])
         orders = [Order(level, subtask, epoch, terminated, share) for subtask, share in enumerate(shares)]
-        found: LevelResult[StoredMessage] = LevelResult()
+        result: LevelResult[StoredMessage] = LevelResult()
         for report in self._in_tasks(level, [msgspec.msgpack.encode(order) for order in orders]):
             self._take(report)
-            found.add(_result(report))
-        return found
+            result.add(_result(report))
+        return result
 
     def _take(self, report: Report) -> None:
         self.files += report.files
@@ -197,16 +197,16 @@ class SparkLevels:
                 into += report.sent
         return once, replayed
 
-    def pages(self, level: int, one: int, states: Iterable[StoredState]) -> DataFrame:
+    def pages(self, level: int, pass_number: int, states: Iterable[StoredState]) -> DataFrame:
         """The pages of a pass in some states, in the columns of `CARRIED_LAYOUT`."""
-        own = tuple(msgspec.msgpack.encode(state) for state in states if state.level == level)
-        reading = functools.partial(read_pages, self.folder, one, own)
-        numbers = self.spark.range(0, len(own), 1, max(len(own), 1))
+        encoded = tuple(msgspec.msgpack.encode(state) for state in states if state.level == level)
+        reading = functools.partial(read_pages, self.folder, pass_number, encoded)
+        numbers = self.spark.range(0, len(encoded), 1, max(len(encoded), 1))
         return numbers.mapInArrow(reading, spark_schema(CARRIED_LAYOUT.schema))
 
-    def store(self, level: int, one: int, pages: DataFrame) -> list[StoredState]:
+    def store(self, level: int, pass_number: int, pages: DataFrame) -> list[StoredState]:
         """Stores such pages, of whichever subtasks they are."""
-        storing = functools.partial(store_pages, self.folder, level, one)
+        storing = functools.partial(store_pages, self.folder, level, pass_number)
         reports = collected(pages.mapInArrow(storing, self._report))
         self.files += [file for report in reports for file in report.files]
         return [state for report in reports for state in report.states]
@@ -232,10 +232,10 @@ class SparkLevels:
             if message.slot == slot:
                 emitted += [[] for _ in range(len(emitted), message.target + 1)]
                 emitted[message.target].append(message)
-        held = tail.layout
-        schema = StreamLayout(held.records, timestamped).schema
+        layout = tail.layout
+        schema = StreamLayout(layout.records, timestamped).schema
         reading = functools.partial(
-            read_output, self.folder, held.schema, schema, tuple(map(msgspec.msgpack.encode, emitted))
+            read_output, self.folder, layout.schema, schema, tuple(map(msgspec.msgpack.encode, emitted))
         )
         return self._rows(len(emitted)).mapInArrow(reading, spark_schema(schema))
 
@@ -261,6 +261,6 @@ def collected(reports: DataFrame) -> list[Report]:
 
 
 def _pickled(loop: Loop) -> Payload:
-    programs = [one.program for level in loop.levels for one in level.passes]
+    programs = [body_pass.program for level in loop.levels for body_pass in level.passes]
     functions = [step.function for program in programs for step in program.steps]
     return sent(programs, lambda: Payload.of(loop, functions), f"{loop.where}: its body")

@@ -130,8 +130,8 @@ def run_epochs(loop: Loop, levels: Levels[R], coming: Coming[R]) -> Iterator[End
         return
     number, begin, later = coming.number, coming.begin, coming.later
     while True:
-        found = _through(loop, levels, begin, number, terminated=False, replayed=coming.replayed)
-        ended = _ended(loop, number, found, later)
+        result = _through(loop, levels, begin, number, terminated=False, replayed=coming.replayed)
+        ended = _ended(loop, number, result, later)
         yield ended
         if ended.reason:
             return
@@ -154,7 +154,7 @@ class _SubtasksApart(Generic[R]):
         self._begin, self._later = coming.begin, coming.later
         self._next = [coming.number] * count
         self._working: set[int] = set()
-        self._own: list[Sequence[R]] = [()] * count
+        self._to_itself: list[Sequence[R]] = [()] * count
         """What each has fed back to itself in its last epoch."""
 
         self._results: dict[int, dict[int, LevelResult[R]]] = {}
@@ -167,7 +167,7 @@ class _SubtasksApart(Generic[R]):
             subtask, result = self._levels.ended()
             self._working.remove(subtask)
             self._results.setdefault(self._next[subtask], {})[subtask] = result
-            self._own[subtask] = result.fed_back
+            self._to_itself[subtask] = result.fed_back
             self._next[subtask] += 1
             while len(self._results.get(self._epoch, ())) == len(self._next):
                 ended = self._settle()
@@ -186,7 +186,7 @@ class _SubtasksApart(Generic[R]):
                 continue
             came = self._for(subtask, coming[ahead] if ahead < len(coming) else ())
             if ahead:  # else what it has fed back to itself is among what the epoch begins with
-                came += self._own[subtask]
+                came += self._to_itself[subtask]
             self._working.add(subtask)
             self._levels.give(subtask, epoch, came, self._replayed[subtask])
 
@@ -197,32 +197,37 @@ class _SubtasksApart(Generic[R]):
         """
         if self._loop.has_criteria and not self._results[epoch - 1][subtask].criteria:
             return False
-        ahead = (result for number, found in self._results.items() if number >= epoch - 1 for result in found.values())
+        ahead = (
+            result
+            for number, by_subtask in self._results.items()
+            if number >= epoch - 1
+            for result in by_subtask.values()
+        )
         return any(coming) or any(result.feedback for result in ahead)
 
     def _settle(self) -> EndedEpoch[R]:
         """End the first epoch that not all had ended."""
-        found: LevelResult[R] = LevelResult()
+        merged: LevelResult[R] = LevelResult()
         for _, result in sorted(self._results.pop(self._epoch).items()):
-            found.add(result)
+            merged.add(result)
         self._levels.settle(self._epoch)
-        ended = _ended(self._loop, self._epoch, found, self._later)
+        ended = _ended(self._loop, self._epoch, merged, self._later)
         self._begin, self._later = ended.fed_back, ended.later
         return ended
 
     def _for(self, subtask: int, messages: Iterable[R]) -> list[R]:
-        return [one for one in messages if self._level.is_for(subtask, one.slot, one.target)]
+        return [message for message in messages if self._level.is_for(subtask, message.slot, message.target)]
 
 
-def _ended(loop: Loop, number: int, found: LevelResult[R], later: Sequence[Sequence[R]]) -> EndedEpoch[R]:
+def _ended(loop: Loop, number: int, result: LevelResult[R], later: Sequence[Sequence[R]]) -> EndedEpoch[R]:
     """Close an epoch: merge its results with records scheduled for later epochs."""
     coming = [list(messages) for messages in later]
     coming += [[] for _ in range(len(coming), loop.staleness + 1)]
-    coming[loop.staleness] += found.late
-    coming[0] += found.fed_back
-    reason = _why_it_ends(loop, number, bool(found.feedback) or any(coming), found.criteria)
-    outputs = outputs_of(loop, found.sent)
-    return EndedEpoch(number, found.feedback, found.criteria, coming[0], outputs, found.metrics, reason, coming[1:])
+    coming[loop.staleness] += result.late
+    coming[0] += result.fed_back
+    reason = _why_it_ends(loop, number, bool(result.feedback) or any(coming), result.criteria)
+    outputs = outputs_of(loop, result.sent)
+    return EndedEpoch(number, result.feedback, result.criteria, coming[0], outputs, result.metrics, reason, coming[1:])
 
 
 def terminate(loop: Loop, levels: Levels[R], epoch: int) -> LevelResult[R]:
@@ -261,7 +266,7 @@ def _through(
         buffers = level.buffers
         here = [message for message in (*inbox, *whole.sent) if message.slot in buffers]
         again = [message for message in replayed if message.slot in buffers]
-        if here or again or terminated or any(one.listens for one in level.passes):
+        if here or again or terminated or any(body_pass.listens for body_pass in level.passes):
             whole.add(levels.run(number, epoch, terminated, here, again))
     return whole
 

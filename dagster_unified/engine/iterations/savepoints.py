@@ -52,33 +52,36 @@ def rescaled(
     by_subtask: dict[tuple[int, int], list[Page]] = {}
     pages = {level: _pages(files, [s for s in states if s.level == level]) for level in range(len(loop.levels))}
     for number, level in enumerate(loop.levels):
-        for one in level.passes:
-            held = _pages(files, divided[one.number]) if one.number in divided else pages[number]
-            own = [page for page in held if page[0] == one.number]
-            for page in own if one.groups != one.subtasks else _in_all(one, own):
-                by_subtask.setdefault((number, page[1] % one.subtasks), []).append(page)
-    found: list[StoredState] = []
+        for body_pass in level.passes:
+            stored_pages = _pages(files, divided[body_pass.number]) if body_pass.number in divided else pages[number]
+            pages_of_pass = [page for page in stored_pages if page[0] == body_pass.number]
+            if body_pass.groups == body_pass.subtasks:
+                pages_of_pass = _in_all(body_pass, pages_of_pass)
+            for page in pages_of_pass:
+                by_subtask.setdefault((number, page[1] % body_pass.subtasks), []).append(page)
+    rescaled_states: list[StoredState] = []
     with EpochFile(folder, "rescaled") as file:
-        for (level_number, subtask), own in by_subtask.items():
-            needed = sorted({block.file for *_, block in own})
-            found.append(StoredState(level_number, subtask, file.put(msgspec.msgpack.encode(own)), needed))
-    return found, [file.name] if file.size else []
+        for (level_number, subtask), pages_of_subtask in by_subtask.items():
+            needed = sorted({block.file for *_, block in pages_of_subtask})
+            index = file.put(msgspec.msgpack.encode(pages_of_subtask))
+            rescaled_states.append(StoredState(level_number, subtask, index, needed))
+    return rescaled_states, [file.name] if file.size else []
 
 
 def _pages(files: MappedFiles, states: Iterable[StoredState]) -> list[Page]:
-    found: list[Page] = []
+    pages: list[Page] = []
     for state in states:
-        found += msgspec.msgpack.decode(files.bytes_of(state.index).to_pybytes(), type=StoredPages)
-    return found
+        pages += msgspec.msgpack.decode(files.bytes_of(state.index).to_pybytes(), type=StoredPages)
+    return pages
 
 
-def _in_all(one: BodyPass, own: list[Page]) -> list[Page]:
+def _in_all(body_pass: BodyPass, pages: list[Page]) -> list[Page]:
     """The pages of an operator whose state is that of its subtasks, each of which has all broadcast state."""
-    before = {group for _, group, *_ in own}
-    if not own or before == set(range(one.subtasks)):
-        return own
-    first = [page for page in own if page[1] == min(before)]
-    return [(number, group, page, block) for group in range(one.subtasks) for number, _, page, block in first]
+    before = {group for _, group, *_ in pages}
+    if not pages or before == set(range(body_pass.subtasks)):
+        return pages
+    first = [page for page in pages if page[1] == min(before)]
+    return [(number, group, page, block) for group in range(body_pass.subtasks) for number, _, page, block in first]
 
 
 class Written(NamedTuple):
@@ -110,13 +113,13 @@ def write_iteration(
         return _write_input(plan, node, spark, log, epoch, folder, attempt) if last is None else None
     if last is None:
         return None
-    left = log.left()
-    levels = SparkLevels(spark, compiled(plan, node, left.parallelism, log.begun.groups), iteration, _nothing)
+    ended = log.left()
+    levels = SparkLevels(spark, compiled(plan, node, ended.parallelism, log.begun.groups), iteration, _nothing)
     passes = by_uid(node, levels.loop)
     operators = []
-    for table in operator_tables(plan, spark, stateful_in_body(plan, node, left.parallelism), {}):
-        level, one = passes[table.operator.uid]
-        pages = levels.pages(level, one.number, left.states)
+    for table in operator_tables(plan, spark, stateful_in_body(plan, node, ended.parallelism), {}):
+        level, body_pass = passes[table.operator.uid]
+        pages = levels.pages(level, body_pass.number, ended.states)
         operators.append(write_table(table, partial(table.files, pages), folder, attempt))
     feedback = [
         _write_waiting(node, levels, buffer, messages, False, folder, attempt)
@@ -131,12 +134,12 @@ def _write_input(
     """Write what came into a bounded iteration until an epoch of the query."""
     assert log.begun is not None
     levels = SparkLevels(spark, compiled(plan, node, log.begun.parallelism, log.begun.groups), log.folder, _nothing)
-    taken = [found for micro_batch, found in log.inputs.items() if micro_batch <= epoch]
-    came = {False: [p for one in taken for p in one.once], True: [p for one in taken for p in one.replayed]}
+    taken = [input_ for micro_batch, input_ in log.inputs.items() if micro_batch <= epoch]
+    came = {False: [p for input_ in taken for p in input_.once], True: [p for input_ in taken for p in input_.replayed]}
     waiting = [
         _write_waiting(node, levels, buffer, messages, replayed, folder, attempt)
-        for replayed, own in came.items()
-        for buffer, messages in _by_buffer(levels.loop, own)
+        for replayed, messages_in in came.items()
+        for buffer, messages in _by_buffer(levels.loop, messages_in)
     ]
     return Written([], IterationState(node.uid, node.name, BEFORE, waiting, bounded=True)) if waiting else None
 
@@ -148,20 +151,21 @@ def _nothing() -> None:
 def by_uid(node: g.IterationNode, loop: Loop) -> dict[str, tuple[int, BodyPass]]:
     """The passes with state, and the levels that they are in, by what a savepoint knows their operators by."""
     return {
-        uid_in(node, one.program.steps[0].uid): (number, one)
+        uid_in(node, body_pass.program.steps[0].uid): (number, body_pass)
         for number, level in enumerate(loop.levels)
-        for one in level.passes
-        if one.driver is Driver.GROUPED
+        for body_pass in level.passes
+        if body_pass.driver is Driver.GROUPED
     }
 
 
 def _by_buffer(loop: Loop, messages: Iterable[StoredMessage]) -> Iterator[tuple[InputBuffer, list[StoredMessage]]]:
-    found: dict[int, list[StoredMessage]] = {}
+    by_buffer: dict[int, list[StoredMessage]] = {}
     for message in messages:
-        found.setdefault(message.slot, []).append(message)
-    for number, waiting in found.items():
+        by_buffer.setdefault(message.slot, []).append(message)
+    for number, waiting in by_buffer.items():
         buffer = loop.buffers[number]
-        if len({_kind_of(route) for own in loop.inputs for route in own.routes if route.target == number}) > 1:
+        routes = [route for input_route in loop.inputs for route in input_route.routes if route.target == number]
+        if len({_kind_of(route) for route in routes}) > 1:
             raise StateError(
                 f"{loop.where}: records wait for operator '{buffer.reader}' that come to it in several ways, some to"
                 " all subtasks or by a partitioner, and a savepoint does not tell them apart; give one of the"
@@ -190,7 +194,7 @@ def _write_waiting(
 ) -> Feedback:
     """Writes the records that wait in a buffer: what went to one target, in its order, is in one file."""
     schema = _records(levels.loop, buffer)
-    name = next(one.name for one in node.body.nodes if one.uid == buffer.reader)
+    name = next(operator.name for operator in node.body.nodes if operator.uid == buffer.reader)
     kind = f"~{'broadcast' if buffer.broadcast else 'feedback'}{'-replayed' if replayed else ''}"
     table = described(uid_in(node, buffer.reader), name, schema, attempt, kind)
     tasks = min(len({message.target for message in messages}), cores(levels.spark))
@@ -209,18 +213,20 @@ def _records(loop: Loop, buffer: InputBuffer) -> pa.Schema:
 def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> Epoch | None:
     """What a savepoint has of an iteration, as the epoch that it goes on after; None where there is nothing."""
     loop, stored = levels.loop, list[StoredState]()
-    for uid, (level, one) in by_uid(node, loop).items():
-        pages = start.pages_in_body(uid, one.groups)
+    for uid, (level, body_pass) in by_uid(node, loop).items():
+        pages = start.pages_in_body(uid, body_pass.groups)
         if pages is not None:
-            stored += levels.store(level, one.number, pages)
-    held = next((one for one in start.manifest.iterations if one.uid == node.uid and not one.bounded), None)
-    if held is None and not stored:
+            stored += levels.store(level, body_pass.number, pages)
+    stored_iteration = _stored_iteration(start, node, bounded=False)
+    if stored_iteration is None and not stored:
         return None
     states, files = rescaled(stored, loop, levels.folder)
     levels.files += files
-    waiting = [message for one in (held.feedback if held else ()) for message in _sent_again(start, node, levels, one)]
+    waiting: list[StoredMessage] = []
+    for feedback in stored_iteration.feedback if stored_iteration is not None else ():
+        waiting += _sent_again(start, node, levels, feedback)
     return Epoch(
-        number=held.round if held is not None else 0,
+        number=stored_iteration.round if stored_iteration is not None else 0,
         feedback=sum(message.rows for message in waiting),
         criteria=0,
         fed_back=waiting,
@@ -234,38 +240,45 @@ def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLe
     )
 
 
+def _stored_iteration(start: StartingState, node: g.IterationNode, bounded: bool) -> IterationState | None:
+    iterations = start.manifest.iterations
+    return next((stored for stored in iterations if (stored.uid, stored.bounded) == (node.uid, bounded)), None)
+
+
 def start_input(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> Input | None:
     """What a savepoint has of the input of a bounded iteration; None where there is nothing."""
-    held = next((one for one in start.manifest.iterations if one.uid == node.uid and one.bounded), None)
-    if held is None:
+    stored = _stored_iteration(start, node, bounded=True)
+    if stored is None:
         return None
     came: dict[bool, list[StoredMessage]] = {False: [], True: []}
-    for one in held.feedback:
-        came[one.replayed] += _sent_again(start, node, levels, one)
+    for feedback in stored.feedback:
+        came[feedback.replayed] += _sent_again(start, node, levels, feedback)
     return Input(came[False], came[True])
 
 
-def _sent_again(start: StartingState, node: g.IterationNode, levels: SparkLevels, one: Feedback) -> list[StoredMessage]:
+def _sent_again(
+    start: StartingState, node: g.IterationNode, levels: SparkLevels, feedback: Feedback
+) -> list[StoredMessage]:
     loop = levels.loop
-    inputs = [own for number, own in enumerate(loop.inputs) if (number in loop.replayed) == one.replayed]
-    read = [loop.buffers[route.target] for own in inputs for route in own.routes]
-    wanted_by = (one.table.uid, one.broadcast)
-    buffer = next((found for found in read if (uid_in(node, found.reader), found.broadcast) == wanted_by), None)
+    inputs = [route_in for number, route_in in enumerate(loop.inputs) if (number in loop.replayed) == feedback.replayed]
+    read = [loop.buffers[route.target] for input_route in inputs for route in input_route.routes]
+    wanted_by = (feedback.table.uid, feedback.broadcast)
+    buffer = next((b for b in read if (uid_in(node, b.reader), b.broadcast) == wanted_by), None)
     if buffer is None:
-        if start.plan.execution.savepoint.ignore_unclaimed or not one.table.rows:
+        if start.plan.execution.savepoint.ignore_unclaimed or not feedback.table.rows:
             return []
         raise StateError(
-            f"{loop.where}: the savepoint in {start.folder} has {one.table.rows:,} records that wait for operator"
-            f" '{one.table.uid}', and no {'replayed ' * one.replayed}input goes to an operator with that uid; give the"
-            " operator its uid again, or drop them with execution.savepoint.ignore-unclaimed-state=true"
+            f"{loop.where}: the savepoint in {start.folder} has {feedback.table.rows:,} records that wait for operator"
+            f" '{feedback.table.uid}', and no {'replayed ' * feedback.replayed}input goes to an operator with that uid;"
+            " give the operator its uid again, or drop them with execution.savepoint.ignore-unclaimed-state=true"
         )
-    wanted, stored = from_spark(to_spark(_records(loop, buffer))), from_spark(one.table.schema)
+    wanted, stored = from_spark(to_spark(_records(loop, buffer))), from_spark(feedback.table.schema)
     if wanted != stored:
         raise StateError(
-            f"{loop.where}: records that wait for operator '{one.table.uid}' have the columns {_shown(stored)} in the"
-            f" savepoint, and {_shown(wanted)} now; keep the input's type, or stop the job where nothing waits"
+            f"{loop.where}: records that wait for operator '{feedback.table.uid}' have the columns {_shown(stored)} in"
+            f" the savepoint, and {_shown(wanted)} now; keep the input's type, or stop the job where nothing waits"
         )
-    return levels.send_again(buffer.number, str(start.folder), one.table)
+    return levels.send_again(buffer.number, str(start.folder), feedback.table)
 
 
 def _shown(schema: pa.Schema) -> str:
@@ -277,31 +290,31 @@ def divided(
 ) -> Mapping[int, list[StoredState]]:
     """The operator state of a loop that had other subtasks `before`, by pass, for those that it has now."""
     passes, former = by_uid(node, levels.loop), by_uid(node, before)
-    found: dict[int, list[StoredState]] = {}
+    states_of_pass: dict[int, list[StoredState]] = {}
     kept = [one for one in stateful_in_body(plan, node, levels.loop.parallelism) if one.subtasks is not None]
     for table in operator_tables(plan, levels.spark, kept, {}):
         level, one = passes[table.operator.uid]
         count = former[table.operator.uid][1].subtasks
         if count != one.subtasks:
             pages = table.divided(levels.pages(level, one.number, states), count, one.subtasks)
-            found[one.number] = levels.store(level, one.number, pages)
-    return found
+            states_of_pass[one.number] = levels.store(level, one.number, pages)
+    return states_of_pass
 
 
 class _Share(NamedTuple):
     """The part of the stream that is one operator's."""
 
     level: int
-    one: BodyPass
+    body_pass: BodyPass
     first: int
     """The number of its first group in the stream."""
 
-    def taken_from(self, left: DataFrame) -> DataFrame:
+    def taken_from(self, pages: DataFrame) -> DataFrame:
         """Its pages, by its own groups."""
         from pyspark.sql import functions as F
 
-        own = F.col("group") - self.first
-        return left.where(own.between(0, self.one.groups - 1)).withColumn("group", own.cast("int"))
+        own_group = F.col("group") - self.first
+        return pages.where(own_group.between(0, self.body_pass.groups - 1)).withColumn("group", own_group.cast("int"))
 
     def as_part(self, pages: DataFrame) -> DataFrame:
         """The inverse."""
@@ -314,26 +327,26 @@ def _shares(plan: Plan, node: g.IterationNode, loop: Loop) -> Iterator[tuple[str
     """The operators with state, by what a savepoint knows them by."""
     passes, first = by_uid(node, loop), 0
     for operator in stateful_in_body(plan, node, loop.parallelism):
-        level, one = passes[operator.uid]
-        yield operator.uid, _Share(level, one, first)
-        first += one.groups
+        level, body_pass = passes[operator.uid]
+        yield operator.uid, _Share(level, body_pass, first)
+        first += body_pass.groups
 
 
 def left_by(plan: Plan, node: g.IterationNode, levels: SparkLevels) -> DataFrame:
     """The stream of what an iteration has left in its last epoch."""
-    found: DataFrame | None = None
+    pages: DataFrame | None = None
     for _, share in _shares(plan, node, levels.loop):
-        part = share.as_part(levels.pages(share.level, share.one.number, levels.states))
-        found = part if found is None else found.unionByName(part)
-    assert found is not None
-    return found
+        part = share.as_part(levels.pages(share.level, share.body_pass.number, levels.states))
+        pages = part if pages is None else pages.unionByName(part)
+    assert pages is not None
+    return pages
 
 
 def epoch_before(plan: Plan, node: g.IterationNode, levels: SparkLevels, left: DataFrame, number: int) -> Epoch:
     """The epoch `number` of another run, after which an iteration goes on with what that has left."""
     stored: list[StoredState] = []
     for _, share in _shares(plan, node, levels.loop):
-        stored += levels.store(share.level, share.one.number, share.taken_from(left))
+        stored += levels.store(share.level, share.body_pass.number, share.taken_from(left))
     states, files = rescaled(stored, levels.loop, levels.folder)
     levels.files += files
     return Epoch(

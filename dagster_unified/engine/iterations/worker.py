@@ -97,10 +97,10 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
 def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Takes the records of an input into the iteration: each goes to where it is read."""
     loop: Loop = payload.load()
-    given, sender = loop.inputs[number], Sender(this_subtask().number)
+    input_route, sender = loop.inputs[number], Sender(this_subtask().number)
     kind = INPUT if number in loop.replayed else "once-"
     with EpochFile(folder, f"{kind}{number}") as file:
-        sent = _send_all(file, batches, lambda batch: into(given, batch, sender))
+        sent = _send_all(file, batches, lambda batch: into(input_route, batch, sender))
     yield _row(Report(sent=sent, files=[file.name] if sent else []))
 
 
@@ -170,10 +170,10 @@ def _carried_out(order: Order, shipped: Shipped, attempt: int) -> Report:
     loop: Loop = shipped.payload.load()
     folder, level = shipped.folder, loop.levels[order.level]
     share, subtask = order.share, Subtask(order.subtask, attempt)
-    held = share.state
+    stored = share.state
     files = MappedFiles(folder, order.epoch)
     files.folder.drop_copies(order.epoch - 2 * loop.staleness)  # records come so late, to one that may be so far behind
-    states = PagedStates(files, held.index if held is not None else None)
+    states = PagedStates(files, stored.index if stored is not None else None)
     inbox = files.by_slot(share.inbox, loop.buffers)
     is_stale = loop.staleness > 0
     work = SubtaskEpoch(level, subtask, order.epoch, order.terminated, inbox, states, wall_clock, is_stale)
@@ -185,12 +185,12 @@ def _carried_out(order: Order, shipped: Shipped, attempt: int) -> Report:
         report.sent = file.send(sent for sent in out.sent if sent.slot not in leaving)
         report.fed_back, report.late = file.send(out.fed_back), file.send(out.late)
     if states.changed:
-        with EpochFile(folder, f"state-{name}", order.epoch) as kept:  # which no other subtask copies
-            index, held_in = states.save(kept)
+        with EpochFile(folder, f"state-{name}", order.epoch) as state_file:  # which no other subtask copies
+            index, held_in = states.save(state_file)
         report.states.append(StoredState(order.level, subtask.number, index, held_in))
-        report.files.append(kept.name)
-    elif held is not None:
-        report.states.append(held)
+        report.files.append(state_file.name)
+    elif stored is not None:
+        report.states.append(stored)
     with EpochFile(folder, f"output-{name}", order.epoch) as output:  # which stays
         report.sent += output.send(sent for sent in out.sent if sent.slot in leaving)
     report.files += [written.name for written in (file, output) if written.size]
@@ -198,37 +198,43 @@ def _carried_out(order: Order, shipped: Shipped, attempt: int) -> Report:
 
 
 def read_output(
-    folder: str, held: pa.Schema, wanted: pa.Schema, emitted: Sequence[bytes], batches: Iterable[pa.RecordBatch]
+    folder: str,
+    emitted_columns: pa.Schema,
+    wanted: pa.Schema,
+    emitted: Sequence[bytes],
+    batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """The records that some subtasks `emitted`, which rows name; they are held in other columns than are wanted."""
     files = MappedFiles(folder)
-    names = tuple(name if name in held.names else None for name in wanted.names)
+    names = tuple(name if name in emitted_columns.names else None for name in wanted.names)
     for batch in batches:
         for subtask in batch.column("id").to_pylist():
             for message in msgspec.msgpack.decode(emitted[subtask], type=list[StoredMessage]):
-                yield in_columns(files.batch_of(message, held), names, wanted)
+                yield in_columns(files.batch_of(message, emitted_columns), names, wanted)
 
 
 def read_pages(
-    folder: str, one: int, states: Sequence[bytes], batches: Iterable[pa.RecordBatch]
+    folder: str, pass_number: int, states: Sequence[bytes], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The pages of a pass in some `states`, which rows name, in the columns of `CARRIED_LAYOUT`."""
     files = MappedFiles(folder)
     for batch in batches:
         for number in batch.column("id").to_pylist():
             state = msgspec.msgpack.decode(states[number], type=StoredState)
-            for group, store in PagedStates(files, state.index).stores(one):
+            for group, store in PagedStates(files, state.index).stores(pass_number):
                 yield from rows_of(group, store)
 
 
-def store_pages(folder: str, level: int, one: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def store_pages(
+    folder: str, level: int, pass_number: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Stores such pages as the state of a pass, of whichever subtasks it is."""
     report, stored = Report(), StoredPages()
     with EpochFile(folder, f"restored-{level}") as file:
         for batch in batches:
             groups, pages = batch.column("group").to_pylist(), batch.column("page").to_pylist()
             for group, page, data in zip(groups, pages, batch.column("state"), strict=True):
-                stored.append((one, group, page, file.put(data.as_buffer())))
+                stored.append((pass_number, group, page, file.put(data.as_buffer())))
         if stored:
             index = file.put(msgspec.msgpack.encode(stored))
             report = Report(files=[file.name], states=[StoredState(level, 0, index, [file.name])])
@@ -240,13 +246,13 @@ def send_again(
 ) -> Iterator[pa.RecordBatch]:
     """Sends the records of a savepoint's table to a slot, those of the files whose numbers are in the column `id`."""
     loop: Loop = payload.load()
-    given, route = loop.route_to(slot)
+    input_route, route = loop.route_to(slot)
     for number in chain.from_iterable(batch.column("id").to_pylist() for batch in batches):
         sender, report = Sender(number), Report()
-        own = msgspec.structs.replace(table, files=[table.files[number]])
+        table_of_file = msgspec.structs.replace(table, files=[table.files[number]])
         with EpochFile(folder, f"restored-feedback-{number}") as file:
-            for rows in read_batches(savepoint, own):
-                report.sent += file.send(again(given, route, rows, sender))
+            for rows in read_batches(savepoint, table_of_file):
+                report.sent += file.send(again(input_route, route, rows, sender))
         report.files += [file.name] if file.size else []
         yield _row(report)
 

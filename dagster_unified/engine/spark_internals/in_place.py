@@ -66,21 +66,21 @@ def options(session: SparkSession, folder: UPath) -> dict[str, str]:
 
 def take(folder: UPath) -> dict[str, int]:
     """The data files that tasks have written into a folder, in either way, with their bytes; the marks go."""
-    found = sizes(folder)
-    marks = [f"{folder.path.rstrip('/')}/{path}" for path in found if path.rpartition("/")[2] == COMMITTED]
+    files = sizes(folder)
+    marks = [f"{folder.path.rstrip('/')}/{path}" for path in files if path.rpartition("/")[2] == COMMITTED]
     if marks:
         folder.fs.rm(marks)
-    return committed(found)
+    return committed(files)
 
 
-def committed(found: Mapping[str, int]) -> dict[str, int]:
+def committed(files: Mapping[str, int]) -> dict[str, int]:
     """Of all files in a folder, the data files of tasks that were committed.
 
     An attempt that was given up may commit as well, where it wakes up late: of two of a task the first counts. Files
     that are in no attempt's folder were put there by another committer, for good.
     """
     attempts: dict[str, str] = {}
-    for path in sorted(found):
+    for path in sorted(files):
         attempt, _, name = path.partition("/")
         if name == COMMITTED:
             attempts.setdefault(attempt.partition("-")[0], attempt)
@@ -89,4 +89,4 @@ def committed(found: Mapping[str, int]) -> dict[str, int]:
     def counts(folder: str) -> bool:
         return folder in chosen or _ATTEMPT.fullmatch(folder) is None
 
-    return {path: size for path, size in found.items() if is_data(path) and counts(path.partition("/")[0])}
+    return {path: size for path, size in files.items() if is_data(path) and counts(path.partition("/")[0])}

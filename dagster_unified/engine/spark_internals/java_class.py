@@ -73,6 +73,6 @@ class JavaClass:
         define = jvm.java.lang.Class.forName("java.lang.ClassLoader").getDeclaredMethod("defineClass", kinds)
         define.setAccessible(True)
         for name, code in sorted(classes.items(), reverse=True):  # those within the class before it
-            given = gateway.new_array(jvm.java.lang.Object, 4)
-            given[0], given[1], given[2], given[3] = name, bytearray(code), 0, len(code)
-            define.invoke(jvm.org.apache.spark.util.Utils.getSparkClassLoader(), given)
+            arguments = gateway.new_array(jvm.java.lang.Object, 4)
+            arguments[0], arguments[1], arguments[2], arguments[3] = name, bytearray(code), 0, len(code)
+            define.invoke(jvm.org.apache.spark.util.Utils.getSparkClassLoader(), arguments)

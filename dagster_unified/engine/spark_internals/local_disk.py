@@ -35,21 +35,21 @@ def install(session: SparkSession) -> None:
     from py4j.protocol import Py4JError
 
     jvm: Any = session._jvm
-    given: Any = session.sparkContext._jsc.hadoopConfiguration()
-    if given.get(_IMPLEMENTATION) is not None:
+    hadoop: Any = session.sparkContext._jsc.hadoopConfiguration()
+    if hadoop.get(_IMPLEMENTATION) is not None:
         return
     try:
         uri, file_systems = jvm.java.net.URI("file:///"), jvm.org.apache.hadoop.fs.FileSystem
-        before = file_systems.get(uri, given)
+        before = file_systems.get(uri, hadoop)
         if before.getClass().getName() != _CLASS.name:
             _CLASS.install(session)
-            configuration = jvm.org.apache.hadoop.conf.Configuration(given)
+            configuration = jvm.org.apache.hadoop.conf.Configuration(hadoop)
             configuration.set(_IMPLEMENTATION, _CLASS.name)
             before.close()  # which is how it leaves the place where Hadoop keeps it
             file_systems.get(uri, configuration)
         if _can_ship(session):
             _CLASS.ship(session)
-            given.set(_IMPLEMENTATION, _CLASS.name)  # Spark sends this to tasks, which load the class from the jar
+            hadoop.set(_IMPLEMENTATION, _CLASS.name)  # Spark sends this to tasks, which load the class from the jar
     except Py4JError as error:
         _log.debug("Hadoop's own local file system stays: %s", error)
 

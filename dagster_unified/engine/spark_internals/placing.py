@@ -30,8 +30,8 @@ class Placing:
         from pyspark.sql import functions as F
 
         last, key = self._last.get(level), (level, *subtasks)
-        kept = within_share(last, self._executors()) if last else {}
-        places = [kept.get(subtask, "") for subtask in subtasks]
+        place_of = within_share(last, self._executors()) if last else {}
+        places = [place_of.get(subtask, "") for subtask in subtasks]
         known = self._frames.get(key)
         if known is not None and known[0] == places:
             return known[1]
@@ -65,12 +65,12 @@ def within_share(places: Mapping[int, str], executors: int) -> dict[int, str]:
     """The places of subtasks, without those by which an executor would have more than its share of them."""
     share = math.ceil(len(places) / max(executors, 1))
     taken: Counter[str] = Counter()
-    kept = {}
+    within = {}
     for subtask, place in sorted(places.items()):
         taken[place] += 1
         if taken[place] <= share:
-            kept[subtask] = place
-    return kept
+            within[subtask] = place
+    return within
 
 
 def _place() -> Column:
@@ -109,8 +109,10 @@ def spread(frame: DataFrame, lanes: Collection[int], groups: int, tasks: int) ->
     chosen = ",".join(str(spread_of(lane, group, tasks)) for lane in sorted(lanes) for group in range(groups))
     number = F.array_position(F.lit(sorted(lanes)), F.col("lane")) - 1
     # one string, which Catalyst splits once, since it takes long over a plan with so many numbers
-    own = F.element_at(F.split(F.lit(chosen), ","), (number * groups + F.col("group") + 1).cast("int")).cast("int")
-    return frame.withColumn(SPREAD, F.when(F.col("lane").isin(*lanes), own).otherwise(0))
+    spread_task = F.element_at(F.split(F.lit(chosen), ","), (number * groups + F.col("group") + 1).cast("int")).cast(
+        "int"
+    )
+    return frame.withColumn(SPREAD, F.when(F.col("lane").isin(*lanes), spread_task).otherwise(0))
 
 
 def spread_of(lane: int, group: int, tasks: int) -> int:

@@ -101,15 +101,15 @@ def readers(checkpoint: UPath) -> list[Reader]:
         return []
     epochs = _files(offsets)
     lines = offsets_of_sources(offsets / epochs[max(epochs)]) if epochs else []
-    found = []
+    readers = []
     for number in sorted(map(int, names)):
         log = folder / str(number)
         if not _files(log):
             continue
         with contextlib.suppress(StateError):  # it is not of a file source
             newest(log)
-            found.append(Reader(log, offset_of(lines[number] if number < len(lines) else None)))
-    return found
+            readers.append(Reader(log, offset_of(lines[number] if number < len(lines) else None)))
+    return readers
 
 
 def forget_unlogged(reader: Reader) -> None:
@@ -122,8 +122,8 @@ def forget_unlogged(reader: Reader) -> None:
     if number != reader.logged + 1:
         return
     file = reader.log / files[number]
-    kept = [msgspec.json.encode(entry).decode() for entry in entries(file) if entry.batch != number]
-    put(file, "\n".join(["v1", *kept]).encode())
+    lines = [msgspec.json.encode(entry).decode() for entry in entries(file) if entry.batch != number]
+    put(file, "\n".join(["v1", *lines]).encode())
     (reader.log / f".{file.name}.crc").unlink(missing_ok=True)
 
 
@@ -144,9 +144,9 @@ def entries(file: UPath) -> list[Found]:
     """The entries of one file of a log, of a file source or of a file sink."""
     lines = read_whole(file).splitlines()
     try:
-        found = [msgspec.json.decode(line, type=Found) for line in lines[1:]]
+        entries = [msgspec.json.decode(line, type=Found) for line in lines[1:]]
     except msgspec.DecodeError:
-        found = None
-    if found is None or lines[:1] != [b"v1"]:
+        entries = None
+    if entries is None or lines[:1] != [b"v1"]:
         raise StateError(f"{file} is not a log of Spark's file source in a version that is known, v1")
-    return found
+    return entries

@@ -40,8 +40,8 @@ class WriteBehindClient(StatefulProcessorApiClient):
         client = handle._statefulProcessorApiClient
         client.__class__ = cls
         client._unanswered, client._defers = 0, False
-        found: WriteBehindClient = client
-        return found
+        write_behind: WriteBehindClient = client
+        return write_behind
 
     @contextmanager
     def writing(self) -> Iterator[None]:

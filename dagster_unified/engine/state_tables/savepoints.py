@@ -71,17 +71,17 @@ class OperatorTable:
         """As `files`, from pages of which those of a group lie together."""
         return pages.mapInArrow(worker.to_file(self.payload, self.schema, str(folder)), spark_schema(worker.WRITTEN))
 
-    def files_left(self, left: DataFrame, folder: UPath) -> DataFrame:
+    def files_left(self, pages: DataFrame, folder: UPath) -> DataFrame:
         """As `files`, of files that are made already: each is the state of a row in the columns of `CARRIED_LAYOUT`."""
-        return left.mapInArrow(worker.files_left(str(folder)), spark_schema(worker.WRITTEN))
+        return pages.mapInArrow(worker.files_left(str(folder)), spark_schema(worker.WRITTEN))
 
     def pages(self, spark: SparkSession, folder: UPath, state: OperatorState, groups: int, watermark: int) -> DataFrame:
         """Pages of the key groups of a STREAMING job, from its rows in a savepoint, which tasks read."""
         from pyspark.sql import functions as F
 
-        found = splits(folder, state)
-        reading = worker.read_slices(self.payload, groups, str(folder), state, found)
-        slices = _numbers(spark, found).mapInArrow(reading, spark_schema(worker.SLICES))
+        file_splits = splits(folder, state)
+        reading = worker.read_slices(self.payload, groups, str(folder), state, file_splits)
+        slices = _numbers(spark, file_splits).mapInArrow(reading, spark_schema(worker.SLICES))
         # Also a group without keys has a watermark.
         empty = spark.range(groups).select(F.col("id").cast("int").alias("group"))
         return self._pages(slices.unionByName(empty, allowMissingColumns=True), from_spark(state.schema), watermark)
@@ -96,20 +96,20 @@ class OperatorTable:
         """
         from pyspark.sql import functions as F
 
-        found, stored = splits(folder, state), from_spark(state.schema)
+        file_splits, stored = splits(folder, state), from_spark(state.schema)
         keys = pa.schema([stored.field(column.name) for column in state.columns if column.role == "key"])
-        reading = worker.read_keys(str(folder), state, found, keys.names)
-        chosen = _numbers(spark, found).mapInArrow(reading, spark_schema(keys.append(worker.SPLIT_FIELD)))
+        reading = worker.read_keys(str(folder), state, file_splits, keys.names)
+        chosen = _numbers(spark, file_splits).mapInArrow(reading, spark_schema(keys.append(worker.SPLIT_FIELD)))
         chosen = chosen.select(F.col(worker.SPLIT), group.cast("int").alias(worker.GROUP))
-        slicing = worker.slices_in_groups(self.payload, groups, str(folder), state, found)
+        slicing = worker.slices_in_groups(self.payload, groups, str(folder), state, file_splits)
         return self._pages(chosen.mapInArrow(slicing, spark_schema(worker.SLICES)), stored, watermark)
 
     def pages_of_subtasks(self, spark: SparkSession, folder: UPath, state: OperatorState, subtasks: int) -> DataFrame:
         """Pages of so many subtasks, from its rows in a savepoint, all of which one task reads."""
-        found = splits(folder, state)
-        made = worker.read_subtasks(self.payload, str(folder), state, found, subtasks)
-        numbers = spark.range(0, max(len(found), 1), 1, 1)  # a task also where no subtask had state
-        return numbers.mapInArrow(made, spark_schema(CARRIED_LAYOUT.schema))
+        file_splits = splits(folder, state)
+        reading = worker.read_subtasks(self.payload, str(folder), state, file_splits, subtasks)
+        numbers = spark.range(0, max(len(file_splits), 1), 1, 1)  # a task also where no subtask had state
+        return numbers.mapInArrow(reading, spark_schema(CARRIED_LAYOUT.schema))
 
     def divided(self, pages: DataFrame, before: int, count: int) -> DataFrame:
         """The pages of `count` subtasks with operator state, from those of the subtasks before."""
@@ -123,9 +123,9 @@ class OperatorTable:
         return spread.mapInArrow(worker.to_pages(self.payload, stored, watermark), spark_schema(CARRIED_LAYOUT.schema))
 
 
-def _numbers(spark: SparkSession, found: Sequence[Split]) -> DataFrame:
+def _numbers(spark: SparkSession, file_splits: Sequence[Split]) -> DataFrame:
     """The numbers of splits, each in a task of its own."""
-    return spark.range(0, len(found), 1, max(len(found), 1))
+    return spark.range(0, len(file_splits), 1, max(len(file_splits), 1))
 
 
 def operator_tables(
@@ -138,16 +138,18 @@ def operator_tables(
     """
     if not operators:
         return []
-    payloads = [worker.payload_of(keyed_program(one.plan, one.node)) for one in operators]
-    held = [stored[one.uid].serialize().to_pybytes() if one.uid in stored else None for one in operators]
+    payloads = [worker.payload_of(keyed_program(operator.plan, operator.node)) for operator in operators]
+    schemas_before = [
+        stored[operator.uid].serialize().to_pybytes() if operator.uid in stored else None for operator in operators
+    ]
     numbers = spark.range(0, len(operators), 1, 1)
-    described = numbers.mapInArrow(worker.describe(payloads, held), spark_schema(worker.DESCRIBED))
+    described = numbers.mapInArrow(worker.describe(payloads, schemas_before), spark_schema(worker.DESCRIBED))
     try:
         answers = described.collect()
     except Exception as error:
         raise translated(error, plan, "savepoint", spark) from error
     schemas = {row["operator"]: pa.ipc.read_schema(pa.py_buffer(bytes(row["schema"]))) for row in answers}
-    return [OperatorTable(one, payloads[i], schemas[i]) for i, one in enumerate(operators)]
+    return [OperatorTable(operator, payloads[i], schemas[i]) for i, operator in enumerate(operators)]
 
 
 def stateful(plan: Plan) -> list[Stateful]:
@@ -165,9 +167,11 @@ def stateful_in_body(plan: Plan, node: g.IterationNode, parallelism: int) -> lis
         return []
     body = body_plan(plan, node, parallelism)
     return [
-        Stateful(body, one, uid_in(node, one.uid), one.parallelism if one.holds_subtask_state else None)
-        for one in body.graph.nodes
-        if one.runs_by_key and one.id not in node.per_round
+        Stateful(
+            body, operator, uid_in(node, operator.uid), operator.parallelism if operator.holds_subtask_state else None
+        )
+        for operator in body.graph.nodes
+        if operator.runs_by_key and operator.id not in node.per_round
     ]
 
 
@@ -181,18 +185,20 @@ def stateful_in_all(plan: Plan, spark: SparkSession) -> list[Stateful]:
 
     Raises `StateError` where two of them would have one uid.
     """
-    found = stateful(plan)
+    operators = stateful(plan)
     for node in plan.graph.nodes:
         if isinstance(node, g.IterationNode):
             count = node.parallelism or plan.execution.parallelism or cores(spark)
-            found += stateful_in_body(plan, node, count)
-    twice = next((one for one in found if sum(other.uid == one.uid for other in found) > 1), None)
+            operators += stateful_in_body(plan, node, count)
+    twice = next(
+        (operator for operator in operators if sum(other.uid == operator.uid for other in operators) > 1), None
+    )
     if twice is not None:
         raise StateError(
             f"{plan.name}: a savepoint would know operator '{twice.node.name}' and another one by the uid '{twice.uid}'"
             " (that of an operator in an iteration begins with the iteration's); give one of them another uid"
         )
-    return found
+    return operators
 
 
 def write_table(
@@ -217,14 +223,14 @@ def described(uid: str, name: str, schema: pa.Schema, attempt: str, kind: str = 
 def write_files(state: OperatorState, files: Callable[[UPath], DataFrame], folder: UPath) -> OperatorState:
     """Write a table into the folder of a savepoint; `files` are those that tasks write into the table's own."""
     name = state.folder
-    own = folder / name
-    own.mkdir(parents=True, exist_ok=True)
-    rows = {f"{name}/{row['name']}": int(row["rows"]) for row in files(own).collect()}
-    found = files_in(own, folder)
-    for file in found:
+    table_folder = folder / name
+    table_folder.mkdir(parents=True, exist_ok=True)
+    rows = {f"{name}/{row['name']}": int(row["rows"]) for row in files(table_folder).collect()}
+    files_there = files_in(table_folder, folder)
+    for file in files_there:
         if file.path not in rows:  # of an attempt of a task that failed, or was not the first
             (folder / file.path).unlink(missing_ok=True)
-    written = [file for file in found if file.path in rows]
+    written = [file for file in files_there if file.path in rows]
     if len(written) < len(rows):
         lost = min(rows.keys() - {file.path for file in written})
         raise StateError(
@@ -253,8 +259,8 @@ def write_records(
     `reading` gives the records of the tasks whose numbers are in the column `id`.
     """
 
-    def files(own: UPath) -> DataFrame:
-        writing = rows_to_file(reading, schema, str(own))
+    def files(table_folder: UPath) -> DataFrame:
+        writing = rows_to_file(reading, schema, str(table_folder))
         return spark.range(0, tasks, 1, tasks).mapInArrow(writing, spark_schema(WRITTEN))
 
     return write_files(table, files, folder)
@@ -303,8 +309,8 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
     """
     folder, manifest = manifests.read(path)
     operators = stateful_in_all(plan, spark)
-    known = {one.uid for one in operators}
-    unclaimed = [one for one in manifest.operators if one.uid not in known and one.rows]
+    known = {operator.uid for operator in operators}
+    unclaimed = [operator for operator in manifest.operators if operator.uid not in known and operator.rows]
     if unclaimed and not ignore_unclaimed:
         first = unclaimed[0]
         raise StateError(
@@ -315,8 +321,8 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
     nodes = [node for node in plan.graph.nodes if isinstance(node, g.IterationNode)]
     streams = plan.execution.mode == "STREAMING"
     loops = {(node.uid, not node.takes_input_in_all_rounds) for node in nodes if streams or node.carries_state}
-    waiting = [one for one in manifest.iterations if any(f.table.rows for f in one.feedback)]
-    gone = next((one for one in waiting if (one.uid, one.bounded) not in loops), None)
+    waiting = [iteration for iteration in manifest.iterations if any(f.table.rows for f in iteration.feedback)]
+    gone = next((iteration for iteration in waiting if (iteration.uid, iteration.bounded) not in loops), None)
     if gone is not None and not ignore_unclaimed:
         why = "BATCH begins a bounded iteration anew; start from it in STREAMING"
         if streams:
@@ -325,16 +331,16 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
             f"{plan.name}: the savepoint in {folder} has records that wait in the {gone.kind} iteration '{gone.name}'"
             f" (uid '{gone.uid}'), and {why}, or drop them with execution.savepoint.ignore-unclaimed-state=true"
         )
-    logs = {one.relay for one in cross_query_streams(plan) if streams}
-    lost = next((one for one in manifest.handed_on if one.rows and one.uid not in logs), None)
+    logs = {stream.relay for stream in cross_query_streams(plan) if streams}
+    lost = next((stream for stream in manifest.handed_on if stream.rows and stream.uid not in logs), None)
     if lost is not None and not ignore_unclaimed:
         raise StateError(
             f"{plan.name}: the savepoint in {folder} has {lost.rows:,} records that '{lost.name}' has handed on behind"
             " an iteration, and it hands on nothing there now; keep the uids of the operators before and behind"
             " iterations, or drop the records with execution.savepoint.ignore-unclaimed-state=true"
         )
-    claimed = [one for one in operators if manifest.operator(one.uid) is not None]
+    claimed = [operator for operator in operators if manifest.operator(operator.uid) is not None]
     roles = ("key",) if ignore_unclaimed else ROLES  # a state without a role need not be declared
-    stored = {one.uid: table_schema(one, roles) for one in manifest.operators if one.uid in known}
+    stored = {operator.uid: table_schema(operator, roles) for operator in manifest.operators if operator.uid in known}
     tables = operator_tables(plan, spark, claimed, stored)
     return StartingState(plan, spark, folder, manifest, {table.operator.uid: table for table in tables})

@@ -160,9 +160,9 @@ def _describe(
     for batch in batches:
         for number in batch.column(0).to_pylist():
             with _opened(payloads[number]) as (_, table):
-                held = stored[number]
-                if held is not None:
-                    table.check(pa.ipc.read_schema(pa.py_buffer(held)))
+                stored_schema = stored[number]
+                if stored_schema is not None:
+                    table.check(pa.ipc.read_schema(pa.py_buffer(stored_schema)))
                 schema = table.schema.serialize().to_pybytes()
             yield pa.RecordBatch.from_pylist([{"operator": number, "schema": schema}], DESCRIBED)
 
@@ -181,9 +181,9 @@ def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
                 yield from (rows for rows in table.batches(content) if rows.num_rows)
 
 
-def _of_subtask(number: int, held: Block) -> Content:
+def _of_subtask(number: int, block: Block) -> Content:
     """What a subtask's group holds, with the number of the subtask as its key."""
-    content = held.content()
+    content = block.content()
     return Content({number: content.keys[KEY]} if KEY in content.keys else {}, large=content.large)
 
 
@@ -254,9 +254,9 @@ def _keys_at_once(store: MemoryStore) -> int:
 
 def _stores(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[tuple[int, MemoryStore]]:
     """The pages of one group after another."""
-    for group, own in grouped_stretches(batches, "group"):
+    for group, batches_of_group in grouped_stretches(batches, "group"):
         store = MemoryStore()
-        for rows in own:
+        for rows in batches_of_group:
             pages, states = rows.column("page").to_pylist(), rows.column("state").to_pylist()
             store.pages.update(zip(pages, states, strict=True))
         if store.read_index() is None:
@@ -269,7 +269,7 @@ def _to_slices(
 ) -> Iterator[pa.RecordBatch]:
     with _opened(payload) as (_, table):
         waiting: list[pa.RecordBatch] = []
-        for batch in (piece for given in batches for piece in _pieces(given)):
+        for batch in (piece for received in batches for piece in _pieces(received)):
             keys = table.keys_of(batch)
             without = table.without_key(keys)
             if without:
@@ -351,11 +351,11 @@ def _in_groups(
     folder: str, state: OperatorState, splits: Sequence[Split], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The rows of splits, each with the group that stands for it in `batches`."""
-    for number, own in grouped_stretches(batches, SPLIT):
+    for number, batches_of_split in grouped_stretches(batches, SPLIT):
         chosen = pa.chunked_array([], GROUP_FIELD.type)
         for rows in read_split(folder, state, splits[number]):
             while len(chosen) < rows.num_rows:
-                chosen = pa.chunked_array([*chosen.chunks, next(own).column(GROUP)])
+                chosen = pa.chunked_array([*chosen.chunks, next(batches_of_split).column(GROUP)])
             groups = pa.concat_arrays(chosen.slice(0, rows.num_rows).chunks)
             chosen = chosen.slice(rows.num_rows)
             yield rows.append_column(GROUP_FIELD, groups)
@@ -381,8 +381,12 @@ def _to_pages(
 ) -> Iterator[pa.RecordBatch]:
     schema = pa.ipc.read_schema(pa.py_buffer(sliced))
     with _opened(payload) as (driver, table):
-        for group, own in grouped_stretches(batches, "group"):
-            slices = [decode(data.as_buffer(), schema) for rows in own for data in rows.column("rows").drop_null()]
+        for group, batches_of_group in grouped_stretches(batches, "group"):
+            slices = [
+                decode(data.as_buffer(), schema)
+                for rows in batches_of_group
+                for data in rows.column("rows").drop_null()
+            ]
             store = _filled(driver, table, slices, watermark)
             largest = max(map(len, store.pages.values()))
             if largest > LARGEST:
@@ -416,16 +420,18 @@ def _to_subtasks(
     schema = pa.ipc.read_schema(pa.py_buffer(stored))
     with _opened(payload) as (driver, table):
         assert isinstance(driver.operator, CheckpointedOperator)
-        held: dict[int, dict[str, Any]] = {}
+        before_by_subtask: dict[int, dict[str, Any]] = {}
         for batch in batches:
             rows = table.content(decode(encode(batch), schema))
-            held |= {number: state for number, state in rows.keys.items() if isinstance(number, int)}
-        given = redistributed([held[n] for n in sorted(held)], driver.operator.kinds, count)
+            before_by_subtask |= {number: state for number, state in rows.keys.items() if isinstance(number, int)}
+        divided = redistributed([before_by_subtask[n] for n in sorted(before_by_subtask)], driver.operator.kinds, count)
         for number in range(count):
-            state = given[number]
+            state = divided[number]
             if before == count:
-                own = held.get(number, {})
-                state |= {name: own.get(name, []) for name, kind in driver.operator.kinds.items() if kind == LIST}
+                state_before = before_by_subtask.get(number, {})
+                state |= {
+                    name: state_before.get(name, []) for name, kind in driver.operator.kinds.items() if kind == LIST
+                }
             store = MemoryStore()
             driver.running.enter(number)
             with driver.grouped.opened(store) as group:
@@ -455,18 +461,18 @@ def _contents(table: StateTable, keyed: Sequence[pa.RecordBatch], pages: int) ->
         numbers = pages_of_hashes(rows.column(HASH), pages)
         rows = rows.append_column(PAGE, numbers).append_column(ORDER, in_order_of_blocks(numbers, rows.column(HASH)))
         (batch,) = rows.sort_by(ORDER).combine_chunks().to_batches()
-        for number, own in stretches(batch, PAGE):
-            of_page.setdefault(number, []).append(own)
+        for number, rows in stretches(batch, PAGE):
+            of_page.setdefault(number, []).append(rows)
     for number, slices in of_page.items():
         columns = table.columns(slices[0]) if len(slices) == 1 else None
         if columns is not None:
             yield number, len(columns.keys), functools.partial(_cut, columns, slices[0].column(HASH).to_pylist())
             continue
-        found, hashes = Content(), dict[Hashable, int]()
-        for own in slices:
-            found.add(table.content(own))
-            hashes.update(zip(table.keys_of(own), own.column(HASH).to_pylist(), strict=True))
-        yield number, len(found.keys), functools.partial(apart, found, hashes)
+        content, hashes = Content(), dict[Hashable, int]()
+        for rows in slices:
+            content.add(table.content(rows))
+            hashes.update(zip(table.keys_of(rows), rows.column(HASH).to_pylist(), strict=True))
+        yield number, len(content.keys), functools.partial(apart, content, hashes)
 
 
 def _cut(columns: Columns, hashes: Sequence[int], blocks: Blocks) -> list[Columns]:

@@ -48,19 +48,19 @@ class AlternatingFiles(Generic[T]):
 
     def open(self) -> T | None:
         """The record as it is now: from now on nobody else may write it."""
-        self._versions = [found and found.version for found in map(conditional.read, self._paths)]
+        self._versions = [stored and stored.version for stored in map(conditional.read, self._paths)]
         return self.read()
 
     def claim(self, token: int) -> None:
         """Make both files other than what earlier writers wrote, who so fail if they are late."""
         self._versions = []
         for path in self._paths:
-            found = conditional.read(path)
+            stored = conditional.read(path)
             data = f"claimed by {token}".encode()
-            if found is not None:
+            if stored is not None:
                 with contextlib.suppress(msgspec.DecodeError):
-                    data = msgspec.json.encode({**msgspec.json.decode(found.data), "claimed": token})
-            self._versions.append(conditional.write(path, data, found and found.version))
+                    data = msgspec.json.encode({**msgspec.json.decode(stored.data), "claimed": token})
+            self._versions.append(conditional.write(path, data, stored and stored.version))
 
     def write(self, record: T) -> None:
         """Write the record; raises `FileExistsError` where somebody else has written it since `open` or `claim`."""
@@ -73,10 +73,10 @@ class AlternatingFiles(Generic[T]):
 
 def read_latest(folder: UPath, kind: type[T], number: Callable[[T], int]) -> T | None:
     """Of the two files, the readable one with the greater number."""
-    found = []
+    records = []
     for slot in (0, 1):
         try:
-            found.append(msgspec.json.decode(read_whole(folder / f"{slot}.json"), type=kind))
+            records.append(msgspec.json.decode(read_whole(folder / f"{slot}.json"), type=kind))
         except (FileNotFoundError, msgspec.DecodeError):
             continue
-    return max(found, key=number, default=None)
+    return max(records, key=number, default=None)

@@ -82,15 +82,15 @@ def running(directory: CheckpointDirectory) -> Running | None:
         return None
 
 
-def record(directory: CheckpointDirectory, found: Running) -> None:
+def record(directory: CheckpointDirectory, current: Running) -> None:
     """Write the record; raises `LeaseLostError` where a later job has written one."""
     path = directory.path / FILE
     before = conditional.read(path)
     written = running(directory)
     try:
-        if written is not None and written.token > found.token:
+        if written is not None and written.token > current.token:
             raise FileExistsError
-        conditional.write(path, msgspec.json.encode(found), before and before.version)
+        conditional.write(path, msgspec.json.encode(current), before and before.version)
     except FileExistsError:
         raise LeaseLostError(
             f"{directory.path.name}: another job has taken over the checkpoint directory and its queries; this one"
@@ -100,8 +100,8 @@ def record(directory: CheckpointDirectory, found: Running) -> None:
 
 def settings_of(spark: SparkSession) -> str:
     """A digest of what is set in a session of a server."""
-    given = spark.conf.getAll
-    return digest(*(f"{name}={value}" for name, value in sorted(given.items()) if name not in _SET_BY_QUERIES))
+    settings = spark.conf.getAll
+    return digest(*(f"{name}={value}" for name, value in sorted(settings.items()) if name not in _SET_BY_QUERIES))
 
 
 def find(
@@ -111,28 +111,34 @@ def find(
 
     `spark` is the session of the job, set up as for its queries, and `deployed` the record that it has found.
     """
-    held = running(directory)
-    if held is None or deployed is None or not is_connect(spark) or held.queries.keys() != set(names):
+    before = running(directory)
+    if before is None or deployed is None or not is_connect(spark) or before.queries.keys() != set(names):
         return None
-    is_same = (held.version, held.server, held.settings) == (deployed.version, server_of(spark), settings_of(spark))
-    ended = directory.released(held.token) or read_desired(directory).stop >= held.token  # as one that made no progress
+    is_same = (before.version, before.server, before.settings) == (
+        deployed.version,
+        server_of(spark),
+        settings_of(spark),
+    )
+    ended = (
+        directory.released(before.token) or read_desired(directory).stop >= before.token
+    )  # as one that made no progress
     if ended or not is_same:
         return None
     try:
-        session = in_session(spark, held.session)
-        queries = {name: session.streams.get(id_) for name, (id_, _) in held.queries.items()}
+        session = in_session(spark, before.session)
+        queries = {name: session.streams.get(id_) for name, (id_, _) in before.queries.items()}
         alive = {name: query for name, query in queries.items() if query is not None and query.isActive}
     except Exception as error:  # the server has closed the session, or its client cannot be given one
         _log.info(
             "%s: its queries are started anew, because those that ran are not to be had: %s", directory.path, error
         )
         return None
-    if any(name not in alive or alive[name].runId != run for name, (_, run) in held.queries.items()):
+    if any(name not in alive or alive[name].runId != run for name, (_, run) in before.queries.items()):
         return None
-    return Found(held, session, alive)
+    return Found(before, session, alive)
 
 
-def end(held: Running, spark: SparkSession, folder: UPath) -> None:
+def end(before: Running, spark: SparkSession, folder: UPath) -> None:
     """Stop the queries of a job before with which this one does not go on; logs a warning for those on another server.
 
     `folder` is the checkpoint directory of both.
@@ -140,29 +146,29 @@ def end(held: Running, spark: SparkSession, folder: UPath) -> None:
     Spark stops one only where a query of the same id starts, and a job without state starts others: what was left would
     begin an epoch in their checkpoint before it is told that it may not.
     """
-    if not held.queries:
+    if not before.queries:
         return
-    if not is_connect(spark) or held.server != server_of(spark):
+    if not is_connect(spark) or before.server != server_of(spark):
         _log.warning(
             "queries of an earlier job may still run on the Spark Connect server at %s, which this job does not use;"
             " they commit nothing more, but they may still write to their checkpoint: end that server, if it is up",
-            held.server[0] or "an address that was not recorded",
+            before.server[0] or "an address that was not recorded",
         )
         return
-    stopping = Thread(target=_stop, args=(held, spark, folder), daemon=True, name="end of earlier queries")
+    stopping = Thread(target=_stop, args=(before, spark, folder), daemon=True, name="end of earlier queries")
     stopping.start()
     stopping.join(ENDS_WITHIN)
     if stopping.is_alive():
         _log.warning("queries of an earlier job have not stopped within %.0f s; they commit nothing more", ENDS_WITHIN)
 
 
-def _stop(held: Running, spark: SparkSession, folder: UPath) -> None:
+def _stop(before: Running, spark: SparkSession, folder: UPath) -> None:
     try:
-        session = in_session(spark, held.session)
-        for name, (id_, _) in held.queries.items():
+        session = in_session(spark, before.session)
+        for name, (id_, _) in before.queries.items():
             query = session.streams.get(id_)
             if query is not None:
                 query.stop()
-            forget(session, folder, name, held.started)
+            forget(session, folder, name, before.started)
     except Exception as error:  # the server has closed the session, and its queries with it
         _log.info("the queries of an earlier job are not to be had: %s", error)

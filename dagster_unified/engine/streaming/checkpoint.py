@@ -162,8 +162,8 @@ class CheckpointDirectory:
     def deployed(self) -> Deployed | None:
         """The record of the deployment, or None."""
         folder = self.path / "deployment"
-        found = self._deployment.read()
-        written = found or read_latest(folder, _Written, lambda record: record.format)
+        record = self._deployment.read()
+        written = record or read_latest(folder, _Written, lambda record: record.format)
         if written is None and folder.exists() and any(folder.iterdir()):
             raise StateError(
                 f"the deployment record in {folder} is damaged; restore it from a copy, or remove {self.path} to start"
@@ -174,7 +174,7 @@ class CheckpointDirectory:
                 f"{self.path} was written in format {written.format}, and this version reads {FORMAT}; use the version"
                 " that wrote it"
             )
-        return found
+        return record
 
     def deploy(self, wanted: Deployed, fresh: bool = False) -> Deployed:
         """Record a start.
@@ -183,51 +183,52 @@ class CheckpointDirectory:
         its record; `fresh` drops the state instead.
         """
         self._deployment.open()
-        held = self.deployed()
+        before = self.deployed()
         if fresh:
             for part in ("spark", "control", "epochs", "malformed", "splits", "iterations"):
                 remove_tree(self.path / part)
             forget_ranges(self.sources)
             forget_collections(self.sources)
-            held = None if held is None else msgspec.structs.replace(held, id="")
-        elif held is None and (found := sorted(_STATE & children(self.path).keys())):
+            before = None if before is None else msgspec.structs.replace(before, id="")
+        elif before is None and (leftovers := sorted(_STATE & children(self.path).keys())):
             raise StateError(
-                f"{self.path.name}: {self.path} has {found[0]}/, and no record of the deployment that it is of: a part"
-                f" of it was deleted. Restore it from a copy, or remove {self.path} to start without state"
+                f"{self.path.name}: {self.path} has {leftovers[0]}/, and no record of the deployment that it is of: a"
+                f" part of it was deleted. Restore it from a copy, or remove {self.path} to start without state"
             )
-        if held is not None and held.id:
-            _check(held, wanted)
-        changed = held is None or not held.id or held.fingerprint != wanted.fingerprint
+        if before is not None and before.id:
+            _check(before, wanted)
+        changed = before is None or not before.id or before.fingerprint != wanted.fingerprint
         record = msgspec.structs.replace(
             wanted,
-            version=held.version + 1 if held else 1,
-            id=held.id if held and held.id else uuid4().hex[:12],
-            generation=(held.generation if held else 0) + changed,
-            tasks=held.tasks if held and held.id else wanted.tasks,
+            version=before.version + 1 if before else 1,
+            id=before.id if before and before.id else uuid4().hex[:12],
+            generation=(before.generation if before else 0) + changed,
+            tasks=before.tasks if before and before.id else wanted.tasks,
             finished=False,
-            timeline=held.timeline if held else 0,
-            start=held.start if held and self.has_epoch() else wanted.start,
-            undone=held.undone if held and held.id else [],
-            upgrades=(held.upgrades if held and held.loaded == wanted.loaded else 0) + (changed and held is not None),
+            timeline=before.timeline if before else 0,
+            start=before.start if before and self.has_epoch() else wanted.start,
+            undone=before.undone if before and before.id else [],
+            upgrades=(before.upgrades if before and before.loaded == wanted.loaded else 0)
+            + (changed and before is not None),
         )
         self._write(record)
         return record
 
     def finish(self) -> None:
         """Record that a bounded pipeline has finished."""
-        held = self._mine or self.deployed()
-        if held is not None:
-            self._write(msgspec.structs.replace(held, version=held.version + 1, finished=True))
+        deployed = self._mine or self.deployed()
+        if deployed is not None:
+            self._write(msgspec.structs.replace(deployed, version=deployed.version + 1, finished=True))
 
     def check(self, wanted: Deployed) -> None:
         """Raise where something has changed that must not change while state is kept."""
-        held = self.deployed()
-        if held is None or not held.id:
+        deployed = self.deployed()
+        if deployed is None or not deployed.id:
             return
         try:
-            _check(held, wanted)
+            _check(deployed, wanted)
         except UnifiedError as error:
-            if not held.restored:
+            if not deployed.restored:
                 raise
             what = str(error).partition(";")[0]
             raise type(error)(
@@ -238,13 +239,13 @@ class CheckpointDirectory:
     def go_back(self, record: Deployed, since: int) -> None:
         """Record that a savepoint was restored, which was taken of `record` at the moment `since`."""
         self._deployment.open()
-        held = self.deployed() or record
-        undone = [*held.undone, (since, wall_clock())]
+        deployed = self.deployed() or record
+        undone = [*deployed.undone, (since, wall_clock())]
         self._write(
             msgspec.structs.replace(
                 record,
-                version=held.version + 1,
-                timeline=held.timeline + 1,
+                version=deployed.version + 1,
+                timeline=deployed.timeline + 1,
                 undone=undone,
                 restored=True,
                 finished=False,
@@ -338,11 +339,11 @@ class CheckpointDirectory:
         folder = self.path / "lease"
         folder.mkdir(parents=True, exist_ok=True)
         leases = self._leases()  # once: a lease that comes after the look at its holder has the token that is next
-        held = _last(leases)
-        if held is not None and held.owner != owner and held.is_alive(patience):
+        last = _last(leases)
+        if last is not None and last.owner != owner and last.is_alive(patience):
             raise LeaseLostError(
-                f"{self.path.name}: another job, {held.owner}, is writing and gave a sign of life"
-                f" {(wall_clock() - held.beat) / 1000:.0f} s ago; stop it first, or wait until it has been silent for"
+                f"{self.path.name}: another job, {last.owner}, is writing and gave a sign of life"
+                f" {(wall_clock() - last.beat) / 1000:.0f} s ago; stop it first, or wait until it has been silent for"
                 f" {patience:.0f} s"
             )
         token = max((int(path.stem) for path in leases), default=0) + 1
@@ -435,8 +436,8 @@ def last_number(log: UPath) -> int | None:
 
 
 def _last(leases: Sequence[UPath]) -> Lease | None:
-    found = [lease for path in leases if (lease := _read(path)) is not None]
-    return max(found, key=lambda lease: lease.token, default=None)
+    readable = [lease for path in leases if (lease := _read(path)) is not None]
+    return max(readable, key=lambda lease: lease.token, default=None)
 
 
 def _read(path: UPath) -> Lease | None:
@@ -448,49 +449,50 @@ def _read(path: UPath) -> Lease | None:
         return None
 
 
-def _check(held: Deployed, wanted: Deployed) -> None:
-    if held.max_parallelism != wanted.max_parallelism:
+def _check(deployed: Deployed, wanted: Deployed) -> None:
+    if deployed.max_parallelism != wanted.max_parallelism:
         raise ConfigurationError(
-            f"{held.pipeline}: pipeline.max-parallelism is {wanted.max_parallelism}, and the checkpoint has"
-            f" {held.max_parallelism} key groups; set it back, or start without state (upgrade mode stateless)"
+            f"{deployed.pipeline}: pipeline.max-parallelism is {wanted.max_parallelism}, and the checkpoint has"
+            f" {deployed.max_parallelism} key groups; set it back, or start without state (upgrade mode stateless)"
         )
-    if held.backend != wanted.backend:
+    if deployed.backend != wanted.backend:
         raise ConfigurationError(
-            f"{held.pipeline}: state.backend.type is {wanted.backend}, and the checkpoint was written by"
-            f" {held.backend}; set it back, or start without state (upgrade mode stateless)"
+            f"{deployed.pipeline}: state.backend.type is {wanted.backend}, and the checkpoint was written by"
+            f" {deployed.backend}; set it back, or start without state (upgrade mode stateless)"
         )
-    if held.levels != wanted.levels:
+    if deployed.levels != wanted.levels:
         raise StateError(
-            f"{held.pipeline}: the stateful operators are {_shown(wanted.levels)}, and the checkpoint has"
-            f" {_shown(held.levels)}; keep their uids and their order, or start without state (upgrade mode stateless)"
+            f"{deployed.pipeline}: the stateful operators are {_shown(wanted.levels)}, and the checkpoint has"
+            f" {_shown(deployed.levels)}; keep their uids and their order, or start without state (upgrade mode"
+            " stateless)"
         )
-    for uid, layout in held.keys.items():
+    for uid, layout in deployed.keys.items():
         if wanted.keys.get(uid, layout) != layout:
             raise StateError(
-                f"{held.pipeline}: operator '{uid}': the type of the key has changed: the checkpoint has"
+                f"{deployed.pipeline}: operator '{uid}': the type of the key has changed: the checkpoint has"
                 f" {shown(layout)}, and {shown(wanted.keys[uid])} is declared; key by what it was, or start without"
                 " state (upgrade mode stateless)"
             )
-    check_sources(held, wanted.sources)
-    for uid, count in held.subtasks.items():
+    check_sources(deployed, wanted.sources)
+    for uid, count in deployed.subtasks.items():
         if wanted.subtasks.get(uid, count) != count:
             raise ConfigurationError(
-                f"{held.pipeline}: operator '{uid}' has {wanted.subtasks[uid]} subtasks, and the checkpoint has its"
+                f"{deployed.pipeline}: operator '{uid}' has {wanted.subtasks[uid]} subtasks, and the checkpoint has its"
                 f" operator state of {count}; set the parallelism back, or stop the job with a savepoint and start from"
                 " that, which splits the state anew"
             )
 
 
-def check_sources(held: Deployed, sources: Mapping[str, Sequence[str]]) -> None:
+def check_sources(deployed: Deployed, sources: Mapping[str, Sequence[str]]) -> None:
     """Raises `StateError` where queries read other sources than those whose positions Spark's checkpoint has.
 
     Spark finds a position by the place of its source in the query, and would read on from another one's.
     """
-    for query, before in held.sources.items():
+    for query, before in deployed.sources.items():
         now = sources.get(query, before)
         if now != before:
             raise StateError(
-                f"{held.pipeline}: the sources are {', '.join(now)}, and the checkpoint has what was read of"
+                f"{deployed.pipeline}: the sources are {', '.join(now)}, and the checkpoint has what was read of"
                 f" {', '.join(before)}; with the code before, stop the job with a savepoint elsewhere, and start from"
                 " that (execution.state-recovery.path), or start without state (upgrade mode stateless)"
             )
@@ -502,8 +504,13 @@ def _shown(levels: dict[str, list[list[str]]]) -> str:
 
 def check_not_drained(directory: CheckpointDirectory, plan: Plan) -> None:
     """Raises where the input of an unbounded job was ended: begun anew, the job would read all of it once more."""
-    held, start = directory.deployed(), plan.execution.starts_from or ""
-    if held is None or not held.finished or plan.execution.boundedness is Boundedness.BOUNDED or start != held.start:
+    deployed, start = directory.deployed(), plan.execution.starts_from or ""
+    if (
+        deployed is None
+        or not deployed.finished
+        or plan.execution.boundedness is Boundedness.BOUNDED
+        or start != deployed.start
+    ):
         return
     raise ConfigurationError(
         f"{plan.name} was drained: its input has ended, and its timers have fired, so that there is nothing to go on"

@@ -105,8 +105,8 @@ class CrossQueryLog:
 
     def forget_unfinished(self, needed: Sequence[StoredMessage] = ()) -> None:
         """Delete files that a killed job wrote and did not add to the log, except those that are `needed`."""
-        found = [self.read(epoch) for epoch in self.epochs()]
-        files = {message.block.file for one in found if one is not None for message in one.messages}
+        logged = [self.read(epoch) for epoch in self.epochs()]
+        files = {message.block.file for output in logged if output is not None for message in output.messages}
         files.update(message.block.file for message in needed)
         for name in children(self._folder.root):
             if not self._manifests.numbers([name]) and name not in files:
@@ -205,7 +205,7 @@ class QueryOutputs:
         before, last = self._last[node.id]
         if before < 0 and node.id in self._before:
             # one split has all in its order: a key's records were handed on by whichever subtask
-            messages = [msgspec.structs.replace(one, target=0) for one in (*self._before[node.id], *messages)]
+            messages = [msgspec.structs.replace(message, target=0) for message in (*self._before[node.id], *messages)]
             subtasks = ()  # so that it is read in one split with later epochs as well
         watermark = last.watermark if waits else event.watermarks.get(node.uid, last.watermark)
         ended = event.ends(node.uid)
@@ -236,15 +236,15 @@ def write_unread_input(
 
 
 def _read(source_log: CrossQueryLog, epoch: int) -> LoggedOutput:
-    found = source_log.read(epoch)
-    if found is None:
+    output = source_log.read(epoch)
+    if output is None:
         raise StateError(f"what epoch {epoch} handed on cannot be read in {source_log.folder}; go back to a savepoint")
-    return found
+    return output
 
 
 def _unread_before(start: StartingState, node: QueryOutputNode, log: str) -> list[StoredMessage]:
     """Write what a savepoint has of a stream to where its reader finds it."""
-    table = next((one for one in start.manifest.handed_on if one.uid == node.uid), None)
+    table = next((stream for stream in start.manifest.handed_on if stream.uid == node.uid), None)
     if table is None or not table.rows:
         return []
     schema = _columns(node)
@@ -341,24 +341,24 @@ class CrossQuerySource(SplitSource[Any]):
         return self._newest
 
     def splits(self, start: Offsets, end: Offsets) -> list[_Split]:
-        log, found = CrossQueryLog(self.folder), dict[int, list[StoredMessage]]()
+        log, by_target = CrossQueryLog(self.folder), dict[int, list[StoredMessage]]()
         scales = set[tuple[int, ...]]()
         epoch = end[_ALL] - 1
         outputs: list[LoggedOutput] = []
         while epoch >= start[_ALL]:
-            one = log.read(epoch)
-            if one is None:
+            output = log.read(epoch)
+            if output is None:
                 raise StateError(
                     f"what '{self.name}' handed on in epoch {epoch} is gone from {self.folder}; go back to a savepoint,"
                     " or start the job without state"
                 )
-            outputs.append(one)
-            scales.add(one.subtasks)
-            epoch = one.before
-        for message in chain.from_iterable(one.messages for one in reversed(outputs)):
+            outputs.append(output)
+            scales.add(output.subtasks)
+            epoch = output.before
+        for message in chain.from_iterable(output.messages for output in reversed(outputs)):
             # a key that has gone to another subtask meanwhile: one split has all in its order
-            found.setdefault(message.target if len(scales) == 1 else 0, []).append(message)
-        return [_Split(end[_ALL] - 1, found[target]) for target in sorted(found)]
+            by_target.setdefault(message.target if len(scales) == 1 else 0, []).append(message)
+        return [_Split(end[_ALL] - 1, by_target[target]) for target in sorted(by_target)]
 
     def read_split(self, split: _Split) -> Iterator[pa.RecordBatch]:
         files = MappedFiles(self.folder, split.epoch)

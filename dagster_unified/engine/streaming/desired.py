@@ -59,13 +59,13 @@ def ask(
     """
     while True:
         files = _desired(directory)
-        held = files.open() or Desired()
+        desired = files.open() or Desired()
         wanted = Desired(
-            held.number + 1,
-            state or held.state,
-            held.stop if stop is None else stop,
+            desired.number + 1,
+            state or desired.state,
+            desired.stop if stop is None else stop,
             reason,
-            wall_clock() if state else held.at,
+            wall_clock() if state else desired.at,
         )
         with contextlib.suppress(FileExistsError):  # another was first: once more, after it
             files.write(wanted)

@@ -53,8 +53,8 @@ class CatchUp:
         if progress is None or progress.batchId < self._planned_later:
             return False
         if self._targets is None:
-            self._targets = [_offsets(one.latestOffset) for one in progress.sources]
-        read = [_offsets(one.endOffset) for one in progress.sources]
+            self._targets = [_offsets(source.latestOffset) for source in progress.sources]
+        read = [_offsets(source.endOffset) for source in progress.sources]
         return all(covers(have, wanted) for have, wanted in zip(read, self._targets, strict=True))
 
 

@@ -76,8 +76,8 @@ class Tail(Frames):
         if port not in self._iterated:
             assert self._iterations is not None
             inputs, reported = self.reports.take(lambda: self.inputs_of_iteration(node))
-            found, metrics = self._iterations.outputs(node, inputs, lambda: merge(reported()))
-            self._iterated.update(found)
+            outputs, metrics = self._iterations.outputs(node, inputs, lambda: merge(reported()))
+            self._iterated.update(outputs)
             self._in_iterations.add(metrics)
         return self._iterated[port]
 
@@ -173,19 +173,19 @@ class EpochWriter:
         frame: DataFrame,
         epoch: int,
         stream_of: StreamOf,
-        kept: Mapping[int, Keep] | None = None,
+        lanes_kept: Mapping[int, Keep] | None = None,
         is_empty: Callable[[], bool] = _never,
         iterations: IterationsInEpoch | None = None,
         query_outputs: QueryOutputsInEpoch | None = None,
     ) -> tuple[dict[str, Written], Metrics]:
         """Commit the rows of a micro-batch; returns what each sink wrote, and what the operators of the tail reported.
 
-        `kept` says what happens to the lanes that go to no sink, such as malformed rows. `is_empty` says, once the rows
-        are computed, whether sinks may be spared an epoch without rows.
+        `lanes_kept` says what happens to the lanes that go to no sink, such as malformed rows. `is_empty` says, once
+        the rows are computed, whether sinks may be spared an epoch without rows.
         """
         self.check()
         spark = self.spark or frame.sparkSession
-        if self._reads_once() and not kept and iterations is None:
+        if self._reads_once() and not lanes_kept and iterations is None:
             return self._write(spark, epoch, partial(stream_of, frame))
         target = self.staging / f"{_STAGED}{epoch}-{self.token}"
         if not self._swept:
@@ -197,7 +197,7 @@ class EpochWriter:
         is_first = epoch == 0 or (self.timeline and not self._begun)
         if is_first or not is_empty() or (iterations is not None and iterations.has_run()):
             staged = load(spark.read.format("parquet").schema(frame.schema), [target])
-            for lane, keep in (kept or {}).items():
+            for lane, keep in (lanes_kept or {}).items():
                 keep(staged.where(f"lane = {lane}"), epoch)
             results, metrics = self._write(spark, epoch, partial(stream_of, staged), iterations, query_outputs)
             self._begun = True

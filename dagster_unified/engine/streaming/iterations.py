@@ -85,16 +85,16 @@ class StreamIterations:
     @property
     def circulates(self) -> bool:
         """Whether something was fed back that waits for the next epoch."""
-        return any(one.circulates for one in self._loops.values())
+        return any(loop.circulates for loop in self._loops.values())
 
     @property
     def subtasks(self) -> tuple[int, ...]:
         """How many there are of each."""
-        return tuple(one.loop.parallelism for one in self._loops.values())
+        return tuple(loop.loop.parallelism for loop in self._loops.values())
 
     def have(self, epoch: int) -> bool:
         """Whether something of an epoch is committed."""
-        return any(one.log.has(epoch) for one in self._loops.values())
+        return any(loop.log.has(epoch) for loop in self._loops.values())
 
     def of(self, node: g.IterationNode) -> StreamLoop:
         """One of them."""
@@ -121,8 +121,8 @@ class IterationsInEpoch:
         `reported` gives what operators before it have measured, once the inputs have been computed.
         """
         loop = self.iterations.of(node)
-        found = loop.outputs(self.epoch, self.ends(node.uid), lambda: IterationInputs(inputs, reported))
-        return found, loop.metrics
+        frames = loop.outputs(self.epoch, self.ends(node.uid), lambda: IterationInputs(inputs, reported))
+        return frames, loop.metrics
 
 
 class StreamLoop(SparkLoop):
@@ -139,7 +139,7 @@ class StreamLoop(SparkLoop):
         self._moment = MOMENT if interval is None else max(MOMENT, interval.total_seconds() / 2)
         """Seconds after which an epoch of the query closes although something was fed back."""
 
-        self._ends, self._until, self._told = False, 0.0, time.monotonic()
+        self._ends, self._until, self._last_report = False, 0.0, time.monotonic()
         if context.start is not None and (self.last is None or self.last.micro_batch == BEFORE):
             self._start_from(context.start)
         if not self.is_bounded and self.last is not None:
@@ -177,14 +177,14 @@ class StreamLoop(SparkLoop):
                 " checkpoint directory is not whole: go back to a savepoint, or start the job without state"
             )
         self._ends, self._until = ends, time.monotonic() + self._moment
-        found = super().outputs(micro_batch, ends, inputs)
+        outputs = super().outputs(micro_batch, ends, inputs)
         if not self.is_bounded:
             epochs = self.log.of(micro_batch)
             if epochs:
                 self.metrics.count(FED_BACK, sum(epoch.feedback for epoch in epochs))
             if ends:
                 self.log.end(self.levels.states, self.loop.parallelism)
-        return found
+        return outputs
 
     def may_close(self, feedback: int) -> bool:
         return self._host.stopping() or (time.monotonic() >= self._until and feedback <= self._most)
@@ -200,8 +200,8 @@ class StreamLoop(SparkLoop):
         now = time.monotonic()
         if self.is_bounded:
             super().committed(epoch)
-        elif not epoch.closes and now - self._told >= TELL_EVERY:
-            self._told = now
+        elif not epoch.closes and now - self._last_report >= TELL_EVERY:
+            self._last_report = now
             if self._ends or epoch.feedback <= self._most:
                 super().committed(epoch)
             else:

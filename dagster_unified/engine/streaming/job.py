@@ -163,10 +163,10 @@ class StreamingJob:
             before = self.directory.deployed()
             finished = before is not None and before.finished
             fresh = self.start_as.fresh or finished  # a bounded input that has ended is begun anew
-            held = None if fresh else before
-            lanes = Lanes(held.lanes if held else None)
+            previous = None if fresh else before
+            lanes = Lanes(previous.lanes if previous else None)
             wanted = laid_out(self.plan, lanes)
-            staged = {one.name: stages for one, stages in wanted.items() if stages is not None}
+            staged = {spec.name: stages for spec, stages in wanted.items() if stages is not None}
             self._lanes = lanes
             malformed = {n.uid: lanes.of(malformed_lane(n.uid)) for n in self.plan.graph.sources}
             record = self._record(lanes, staged, wanted)
@@ -175,16 +175,16 @@ class StreamingJob:
                 check_not_drained(self.directory, self.plan)
             if not fresh:
                 self.directory.check(record)
-                if self.start_as.savepoint and held is not None and held.fingerprint != record.fingerprint:
+                if self.start_as.savepoint and previous is not None and previous.fingerprint != record.fingerprint:
                     save(self.directory, "before new code", self._lease.check)
             self._configure()
             self._tell(self._restoring(record.start, staged, fresh))
-            found = None if fresh else self._left_running(held, record, staged, [one.name for one in wanted])
-            if found is not None:
-                self.spark = found.spark
-            elif (left := attaching.running(self.directory)) is not None:
+            attached = None if fresh else self._left_running(previous, record, staged, [spec.name for spec in wanted])
+            if attached is not None:
+                self.spark = attached.spark
+            elif (running_before := attaching.running(self.directory)) is not None:
                 attaching.record(self.directory, attaching.Running(self._lease.token, self._lease.token))
-                attaching.end(left, self.spark, self.directory.path)
+                attaching.end(running_before, self.spark, self.directory.path)
             self.deployed = self.directory.deploy(record, fresh)
             if record.start and self.deployed.start != record.start:
                 _log.warning(
@@ -195,34 +195,34 @@ class StreamingJob:
                     self.directory.path,
                 )
             forget_interrupted(self.directory)
-            starting = [] if found else self._without_epoch(staged)
+            starting = [] if attached else self._without_epoch(staged)
             start = self._start_state(self.deployed) if starting else None
             self.plan = self._after_start(self.deployed)
             token = self._lease.token
             deployments = [
                 Deployment(plan, self.spark, self.directory, self.deployed, self.observe, token)
-                for plan in (bound(one, self.directory.path / ROUNDS) for one in segments(self.plan))
+                for plan in (bound(segment, self.directory.path / ROUNDS) for segment in segments(self.plan))
             ]
-            for one in wanted:
-                deployment = deployments[one.segment]
+            for spec in wanted:
+                deployment = deployments[spec.segment]
                 query: Query
-                if one.aggregate is None:
-                    begins = start if one.name in starting else None
-                    query = PackedQuery(deployment, one.name, staged[one.name], malformed, begins)
+                if spec.aggregate is None:
+                    begins = start if spec.name in starting else None
+                    query = PackedQuery(deployment, spec.name, staged[spec.name], malformed, begins)
                 else:
                     plan = deployment.plan
-                    beside = [other for other in wanted if other.aggregate is None and other.segment == one.segment]
+                    beside = [other for other in wanted if other.aggregate is None and other.segment == spec.segment]
                     read = {node for other in beside for node in plan.upstream(*other.sinks)}
-                    query = NativeQuery(deployment, one.name, one.sinks, one.aggregate, read)
+                    query = NativeQuery(deployment, spec.name, spec.sinks, spec.aggregate, read)
                 self._queries.append(query)
-                self._segments.append(one.segment)
+                self._segments.append(spec.segment)
             self._prepare_savepoints(self._lease, self.deployed)
             names = ", ".join(query.name for query in self._queries)
             self._tell(f"starting {'query' if len(self._queries) == 1 else 'queries'} {names}")
             with small_rows(self.spark) if self._has_small_rows(start) else contextlib.nullcontext():
-                self._start_queries(found)
+                self._start_queries(attached)
             if is_connect(self.spark):
-                self._record_running(found, self.deployed)
+                self._record_running(attached, self.deployed)
         except BaseException:
             with contextlib.suppress(Exception):  # such as where the JVM is gone, which the error says
                 self.stop()
@@ -246,18 +246,18 @@ class StreamingJob:
             if phase is not None:
                 self._tell(phase)
 
-    def _start_queries(self, found: attaching.Found | None) -> None:
+    def _start_queries(self, attached: attaching.Found | None) -> None:
         for query in self._queries:
             if query.over:
-                if found is not None:
-                    found.queries[query.name].stop()
-                    sources.forget(self.spark, self.directory.path, query.name, found.running.started)
+                if attached is not None:
+                    attached.queries[query.name].stop()
+                    sources.forget(self.spark, self.directory.path, query.name, attached.running.started)
                 continue
             try:
-                if found is None:
+                if attached is None:
                     query.start()
                 else:
-                    query.attach(found.queries[query.name], found.running.started)
+                    query.attach(attached.queries[query.name], attached.running.started)
             except Exception as error:
                 raise translated(error, self.plan, query.name, self.spark) from error
 
@@ -266,29 +266,31 @@ class StreamingJob:
         graph = self.plan.graph
         records = [graph.records_of(edge) for edge in graph.edges]
         paged = start is not None or any(isinstance(node, IterationNode) for node in graph.nodes)
-        return not paged and not may_be_large(found.schema for found in records if found is not None)
+        return not paged and not may_be_large(r.schema for r in records if r is not None)
 
     def _left_running(
-        self, held: Deployed | None, record: Deployed, staged: Iterable[str], names: Iterable[str]
+        self, previous: Deployed | None, record: Deployed, staged: Iterable[str], names: Iterable[str]
     ) -> attaching.Found | None:
         """The queries of the job before, if they run on a server and are what this one would start."""
-        if not is_connect(self.spark) or held is None or held.restored or held.fingerprint != record.fingerprint:
+        if not is_connect(self.spark) or previous is None or previous.restored:
             return None
-        if held.start and self._without_epoch(staged):
+        if previous.fingerprint != record.fingerprint:
+            return None
+        if previous.start and self._without_epoch(staged):
             return None  # what they begin with is written anew
-        return attaching.find(self.directory, self.spark, held, list(names))
+        return attaching.find(self.directory, self.spark, previous, list(names))
 
-    def _record_running(self, found: attaching.Found | None, deployed: Deployed) -> None:
+    def _record_running(self, attached: attaching.Found | None, deployed: Deployed) -> None:
         """Record the queries, for the job that comes after this one, and for themselves."""
         assert self._lease is not None
         token = self._lease.token
-        if found is not None:
-            going_on = {one.name: found.running.queries[one.name] for one in self._queries if not one.over}
-            kept = msgspec.structs.replace(found.running, token=token, version=deployed.version, queries=going_on)
-            attaching.record(self.directory, kept)
-            self.observe(QueriesTakenOver(tuple(kept.queries), kept.server[0], kept.session))
+        if attached is not None:
+            going_on = {query.name: attached.running.queries[query.name] for query in self._queries if not query.over}
+            running = msgspec.structs.replace(attached.running, token=token, version=deployed.version, queries=going_on)
+            attaching.record(self.directory, running)
+            self.observe(QueriesTakenOver(tuple(running.queries), running.server[0], running.session))
             return
-        ids = {one.name: (one.query.id, one.query.runId) for one in self._queries if one.query is not None}
+        ids = {query.name: (query.query.id, query.query.runId) for query in self._queries if query.query is not None}
         server, session = server_of(self.spark), self.spark.client._session_id
         settings = attaching.settings_of(self.spark)
         attaching.record(
@@ -374,9 +376,9 @@ class StreamingJob:
     def _told_to_stop(self, saving: SavepointSchedule) -> bool:
         """Whether somebody asks for a savepoint where the job stops; one who asks for a drained one has it drain."""
         wanted = saving.look()
-        if any(one.drain for one in wanted):
+        if any(request.drain for request in wanted):
             self.drain()
-        return any(one.stop for one in wanted)
+        return any(request.stop for request in wanted)
 
     def _finish(self, saving: SavepointSchedule) -> bool:
         """End the job, whose queries have nothing left to do; False where somebody asks for the end of its input."""
@@ -409,7 +411,7 @@ class StreamingJob:
         forget(self.directory, lease.token)
         self.directory.settle(False)
         queries = packed(self.plan, self._lanes)
-        names = {one.name for one in queries}
+        names = {query.name for query in queries}
         running = [query for query in self._queries if query.name in names]
         self._saving = SavepointSchedule(self.plan, self.spark, self.directory, lease, queries, running, self.observe)
         self._saving.begin(deployed)
@@ -527,9 +529,9 @@ class StreamingJob:
         if not deployed.start:
             return None
         ignore = self.plan.execution.savepoint.ignore_unclaimed
-        found = starting_state(self.plan, self.spark, deployed.start, ignore)
-        self.directory.begin_after(found.manifest.positions)
-        return found
+        start = starting_state(self.plan, self.spark, deployed.start, ignore)
+        self.directory.begin_after(start.manifest.positions)
+        return start
 
     def _without_epoch(self, names: Iterable[str]) -> list[str]:
         """Those of some queries that have not committed their first epoch."""
@@ -545,7 +547,7 @@ class StreamingJob:
         self, lanes: Lanes, staged: Mapping[str, Topology], wanted: Mapping[QuerySpec, Topology | None]
     ) -> Deployed:
         plans = segments(self.plan)
-        sources = {one.name: sources_of(plans[one.segment], one, stages) for one, stages in wanted.items()}
+        sources = {spec.name: sources_of(plans[spec.segment], spec, stages) for spec, stages in wanted.items()}
         keyed = [routed.program for stages in staged.values() for level in stages.levels for routed in level.values()]
         levels = {
             name: [sorted(routed.program.steps[0].uid for routed in level.values()) for level in stages.levels]
@@ -571,7 +573,7 @@ class StreamingJob:
             loaded=self.start_as.loaded,
             reads={uid: name for name in staged for uid in sources[name]},
             sources=sources,
-            keys={one.steps[0].uid: layout_of(one.keyed.python) for one in keyed if one.keyed is not None},
+            keys={spec.steps[0].uid: layout_of(spec.keyed.python) for spec in keyed if spec.keyed is not None},
             start=self.plan.execution.starts_from or "",
             subtasks=self.plan.subtasks_of_state(self.plan.graph.nodes),
         )

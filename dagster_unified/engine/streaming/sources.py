@@ -29,10 +29,10 @@ class Alignment:
 
     def __init__(self, plan: Plan, sources: Collection[int], folder: UPath) -> None:
         """`folder` has a folder for each source, by its uid."""
-        self._members = [one for one in aligned(plan.graph) if one.source in sources]
-        uids = {one.source: plan.graph.node(one.source).uid for one in self._members}
+        self._members = [member for member in aligned(plan.graph) if member.source in sources]
+        uids = {member.source: plan.graph.node(member.source).uid for member in self._members}
         self._files = {source: folder / uid / "watermarks.json" for source, uid in uids.items()}
-        self._told: dict[int, Watermarks] = {}
+        self._written: dict[int, Watermarks] = {}
         self._ended: dict[int, Collection[str]] = {}
         self._over = False
         self._lock = Lock()
@@ -54,24 +54,26 @@ class Alignment:
         with self._lock:
             if self._over:
                 return
-            own = {one.source: Watermarks(one.drift, *time.parts(one.assigner, now)) for one in self._members}
-            for one in self._members:
-                others = [o.source for o in self._members if o.group == one.group and o is not one]
-                marks = [own[source].slowest(self._ended.get(source, ())) for source in others]
+            watermarks = {
+                member.source: Watermarks(member.drift, *time.parts(member.assigner, now)) for member in self._members
+            }
+            for member in self._members:
+                others = [o.source for o in self._members if o.group == member.group and o is not member]
+                marks = [watermarks[source].slowest(self._ended.get(source, ())) for source in others]
                 slowest = min((mark for mark in marks if mark is not None), default=None)
-                self._write(one, msgspec.structs.replace(own[one.source], others=slowest))
+                self._write(member, msgspec.structs.replace(watermarks[member.source], others=slowest))
 
     def end(self) -> None:
         """Let nobody wait any more: what there is, is read."""
         with self._lock:
             self._over = True
-            for one in self._members:
-                self._write(one, Watermarks(one.drift))
+            for member in self._members:
+                self._write(member, Watermarks(member.drift))
 
-    def _write(self, one: Aligned, watermarks: Watermarks) -> None:
-        if self._told.get(one.source) != watermarks:
-            tell(self._files[one.source], watermarks)
-            self._told[one.source] = watermarks
+    def _write(self, member: Aligned, watermarks: Watermarks) -> None:
+        if self._written.get(member.source) != watermarks:
+            tell(self._files[member.source], watermarks)
+            self._written[member.source] = watermarks
 
 
 CORES = "spark.sql.leafNodeDefaultParallelism"
@@ -102,22 +104,24 @@ class Splits:
     def __init__(self, spark: SparkSession, folder: UPath, query: str) -> None:
         self._spark, self._file = spark, folder / "splits" / f"{query}.json"
         self._log = folder / "spark" / query
-        self._given: dict[str, str] | None = None
+        self._own_settings: dict[str, str] | None = None
         """The session's own settings, while others may be in their place."""
 
         self._record: list[Splitting] = []
-        self._found: int | None = None
+        self._cores_at_start: int | None = None
         """How many tasks ran at once when the query started, through Spark Connect, which does not tell it later."""
 
     def begin(self) -> None:
         """Set what the epoch that runs first is split by: what it was split by, if it was begun before."""
-        self._given = {name: value for name in SETTINGS if (value := self._spark.conf.get(name, None)) is not None}
+        self._own_settings = {
+            name: value for name in SETTINGS if (value := self._spark.conf.get(name, None)) is not None
+        }
         if is_connect(self._spark):
-            self._found = cores(self._spark)
+            self._cores_at_start = cores(self._spark)
         committed, begun = last_number(self._log / "commits"), last_number(self._log / "offsets")
         first = 0 if committed is None else committed + 1
         if begun is not None and begun >= first:
-            self._record = [one for one in self._read() if one.epoch <= first]
+            self._record = [splitting for splitting in self._read() if splitting.epoch <= first]
         if self._record:
             self._set(self._record[-1].settings)
         else:
@@ -125,24 +129,26 @@ class Splits:
 
     def look(self, epoch: int) -> None:
         """Let `epoch`, which is about to run, and those after it be split by what there is now."""
-        if self._given is None:
+        if self._own_settings is None:
             return
-        now = {CORES: str(self._cores()), **self._given}
+        now = {CORES: str(self._cores()), **self._own_settings}
         if self._record and self._record[-1].settings == now:
             return
-        self._record = [*[one for one in self._record if one.epoch < epoch], Splitting(epoch, now)][-KEPT:]
+        self._record = [*[splitting for splitting in self._record if splitting.epoch < epoch], Splitting(epoch, now)][
+            -KEPT:
+        ]
         write_atomically(self._file, msgspec.json.encode(self._record))
         self._set(now)
 
     def end(self) -> None:
         """Give the session its own settings back."""
-        if self._given is not None:
-            self._set(self._given)
-            self._given = None
+        if self._own_settings is not None:
+            self._set(self._own_settings)
+            self._own_settings = None
 
     def _cores(self) -> int:
         """How many tasks run at once."""
-        return self._spark.sparkContext.defaultParallelism if self._found is None else self._found
+        return self._spark.sparkContext.defaultParallelism if self._cores_at_start is None else self._cores_at_start
 
     def _set(self, settings: dict[str, str]) -> None:
         for name in SETTINGS:

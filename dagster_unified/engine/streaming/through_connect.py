@@ -173,8 +173,8 @@ class Mailbox(Generic[T]):
         if number <= self._number or token != self.token:
             return None
         self._number = number
-        found: T = message
-        return found
+        received: T = message
+        return received
 
 
 def _of_server(folder: UPath, token: int) -> Mailbox[FromServer]:
@@ -357,8 +357,8 @@ class EpochsElsewhere:
         Looks less and less often, down to `at_most`.
         """
         if self._next_epoch is not None:
-            found, self._next_epoch = self._next_epoch, None
-            return found
+            received, self._next_epoch = self._next_epoch, None
+            return received
         looked, pause = time.monotonic(), self._theirs.pause
         while True:
             said = self._theirs.receive()
@@ -420,8 +420,8 @@ class EpochsHere:
         """Whether the job has said that the epoch is to close soon."""
         if not self._soon and time.monotonic() - self._looked >= _IDLE:
             self._looked = time.monotonic()
-            found = self._theirs.receive()
-            self._soon = isinstance(found, StartEpoch) and found.soon
+            received = self._theirs.receive()
+            self._soon = isinstance(received, StartEpoch) and received.soon
         return self._soon
 
     def _loaded(self) -> EpochRunner:
@@ -429,14 +429,14 @@ class EpochsHere:
         from pyspark import cloudpickle
 
         try:
-            found: EpochRunner = cloudpickle.loads(self._payload)
+            runner: EpochRunner = cloudpickle.loads(self._payload)
         except Exception as error:
             raise MissingRequirementError(
                 f"{self._directory.path.name}: the Python process of the Spark Connect server cannot load what commits"
                 f" the epochs of query '{self._query}': {type(error).__name__}: {error}; install there what the job"
                 " has, in the same versions"
             ) from error
-        return found
+        return runner
 
     def _failed(self, runner: EpochRunner, error: Exception, frame: DataFrame) -> errors.UnifiedError:
         try:
@@ -453,25 +453,25 @@ class EpochsHere:
         self._mine.send(message)
         looked = time.monotonic()
         while True:
-            found = self._theirs.receive()
-            if isinstance(found, EpochClosed):
-                return found
-            if isinstance(found, StartEpoch) and not isinstance(message, EpochRequested):
+            received = self._theirs.receive()
+            if isinstance(received, EpochClosed):
+                return received
+            if isinstance(received, StartEpoch) and not isinstance(message, EpochRequested):
                 continue  # it says that the epoch is to close soon, which it does
-            if found is None and time.monotonic() - looked < _ALIVE:
+            if received is None and time.monotonic() - looked < _ALIVE:
                 time.sleep(self._theirs.pause)
                 continue
             looked = time.monotonic()
-            if found is None:
+            if received is None:
                 self._check_job()
             if self._follow():
                 self._mine.send(message)
-            elif isinstance(found, EpochRejected):
+            elif isinstance(received, EpochRejected):
                 if self._runner is not None:
                     self._runner.close()
-                raise StoppedError(found.reason)
-            elif found is not None:
-                return found
+                raise StoppedError(received.reason)
+            elif received is not None:
+                return received
 
     def _check(self) -> None:
         """Raise where the job that the query belongs to may not write any more."""

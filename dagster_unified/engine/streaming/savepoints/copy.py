@@ -241,8 +241,8 @@ def _utc(milliseconds: int) -> datetime:
 
 def retain(directory: CheckpointDirectory, count: int, starts: Collection[str]) -> None:
     """Remove what an interval made, but for the last `count`. What a job `starts` from stays."""
-    made = [savepoint for savepoint in savepoints(directory) if savepoint.periodic]
-    for savepoint in made[: max(0, len(made) - count)]:
+    periodic = [savepoint for savepoint in savepoints(directory) if savepoint.periodic]
+    for savepoint in periodic[: max(0, len(periodic) - count)]:
         _remove(directory.path / "savepoints" / savepoint.name, starts)
 
 

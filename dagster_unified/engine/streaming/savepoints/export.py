@@ -130,8 +130,8 @@ class _Query:
         source = spark_source(self.plan.name, node)
         position = source.stream_position(None if offset is None else folder, offset)
         if isinstance(source, SplitSource) and isinstance(position, OffsetsRead):
-            kept = source.kept_identities(self.checkpoint.sources / node.uid)
-            return msgspec.structs.replace(position, identities=dict(kept))
+            identities = source.kept_identities(self.checkpoint.sources / node.uid)
+            return msgspec.structs.replace(position, identities=dict(identities))
         return position
 
     def write_operators(
@@ -270,7 +270,7 @@ def _together(events: Sequence[ControlEvent]) -> ControlEvent:
         assigned={uid: time for event in events for uid, time in event.assigned.items()},
         parts={uid: times for event in events for uid, times in event.parts.items()},
         generated={uid: time for event in events for uid, time in event.generated.items()},
-        remembered={uid: kept for event in events for uid, kept in event.remembered.items()},
+        remembered={uid: by_subtask for event in events for uid, by_subtask in event.remembered.items()},
         ended=sorted({uid for event in events for uid in event.ended}),
     )
 

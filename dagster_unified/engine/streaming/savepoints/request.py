@@ -312,7 +312,7 @@ class Pause:
         self._queries = frozenset(queries)
         self._action = action
         self._epochs: dict[str, int | None] = {}
-        self._held: list[Callable[[], None]] = []
+        self._paused: list[Callable[[], None]] = []
         self._is_over = False
         self._lock = Lock()
 
@@ -322,7 +322,7 @@ class Pause:
             if self._is_over:
                 go_on()
                 return
-            self._held.append(go_on)
+            self._paused.append(go_on)
             self._epochs[query] = epoch
             if self._epochs.keys() >= self._queries:
                 try:
@@ -338,5 +338,5 @@ class Pause:
 
     def _let_go(self) -> None:
         self._is_over = True
-        for go_on in self._held:
+        for go_on in self._paused:
             go_on()

@@ -109,8 +109,8 @@ class SavepointSchedule:
         self._starts = frozenset(start for start in starts if start)
         remove_halves(self.directory, self._starts)
         periodic = [savepoint for savepoint in savepoints(self.directory) if savepoint.periodic]
-        made = [savepoint for savepoint in periodic if savepoint.deployed.id == deployed.id]
-        self._last, self._timeline = made[-1] if made else None, deployed.timeline
+        of_deployment = [savepoint for savepoint in periodic if savepoint.deployed.id == deployed.id]
+        self._last, self._timeline = of_deployment[-1] if of_deployment else None, deployed.timeline
         self._next_after(wall_clock() if self._last is None else self._last.taken)
 
     def look(self) -> list[Request]:
