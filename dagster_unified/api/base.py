@@ -103,8 +103,8 @@ class BaseStream(ABC, Generic[T]):
         records = first.tag.output_type if first.tag is not None else self._pipeline._node(first.node).records
         if records is None:
             raise RecordTypeError(f"{self._where(operator)}: the stream before it has no record type")
-        found: RecordType = records
-        return found
+        record_type: RecordType = records
+        return record_type
 
     def _by_exchange(self, kinds: Sequence[ExchangeKind]) -> list[tuple[BaseStream[T], Partitioning | None]]:
         """What the stream unites, without the exchanges that were asked for, beside the exchange of one of `kinds`."""
@@ -165,10 +165,10 @@ class BaseStream(ABC, Generic[T]):
             annotation = None  # it emits to side outputs only, or in another method
         stated = stated_output(function)
         if output_type is None and annotation is not None and annotated is None:
-            given = type_name(annotation)
+            shown = type_name(annotation)
             raise RecordTypeError(
-                f"{self._where(name)} is annotated to give {given}, and has to give an iterable of records, "
-                f"such as Iterable[{given}]"
+                f"{self._where(name)} is annotated to give {shown}, and has to give an iterable of records, "
+                f"such as Iterable[{shown}]"
             )
         if output_type is None and stated is None and annotated is None:
             raise RecordTypeError(
@@ -205,12 +205,12 @@ class BaseStream(ABC, Generic[T]):
         """Raises where late records do not fit a side output; else the first one would tell, after weeks perhaps."""
         if not isinstance(tag, OutputTag):
             raise PipelineError(f"{where}: expected an OutputTag for late data, got {tag!r}")
-        given = self._pipeline._record_type(tag.output_type, f"{where}, side output {tag.name}")
+        declared = self._pipeline._record_type(tag.output_type, f"{where}, side output {tag.name}")
         wanted = self._records(where)
-        if given.python != wanted.python:
+        if declared.python != wanted.python:
             raise RecordTypeError(
                 f"{where}: late records are of {wanted.describe()}, and side output '{tag.name}' is declared"
-                f" {given.describe()}; declare it with the stream's type"
+                f" {declared.describe()}; declare it with the stream's type"
             )
 
     # Keys
@@ -244,14 +244,14 @@ class BaseStream(ABC, Generic[T]):
             info = mi.type_info(records.type_of(name))
             _check_can_be_key(info, f"{self._where('key_by')}: field '{name}' is a {kind}, which cannot be a key")
 
-    def _check_key_type(self, key_type: Any, given: list[pa.DataType], what: str) -> None:
+    def _check_key_type(self, key_type: Any, key_types: list[pa.DataType], what: str) -> None:
         where = self._where("key_by")
         declared = arrow_type(inspected(key_type, where, "a key"), where)
-        parts = [f.type for f in declared] if len(given) > 1 and pa.types.is_struct(declared) else [declared]
-        if parts != given:
+        parts = [f.type for f in declared] if len(key_types) > 1 and pa.types.is_struct(declared) else [declared]
+        if parts != key_types:
             raise RecordTypeError(
                 f"{self._where('key_by')}: key_type is {type_name(key_type)}, "
-                f"but {what} ({', '.join(map(str, given))}); make them the same, or leave key_type out"
+                f"but {what} ({', '.join(map(str, key_types))}); make them the same, or leave key_type out"
             )
 
     def _computed_key(self, function: Any, key_type: Any, records: RecordType) -> Key:
@@ -283,10 +283,10 @@ class BaseStream(ABC, Generic[T]):
 
     # Columns
 
-    def _check_columns(self, columns: Iterable[str | Column], operator: str, given: Sequence[str] = ()) -> None:
+    def _check_columns(self, columns: Iterable[str | Column], operator: str, aliases: Sequence[str] = ()) -> None:
         """Raises where an expression reads a column that is not there.
 
-        It may read what one before it gives: its alias, or of `given`.
+        It may read what one before it gives: its alias, or of `aliases`.
         """
         records = self._records(operator)
         known = {name.lower() for name in (*records.names, TIMESTAMP)}
@@ -303,7 +303,7 @@ class BaseStream(ABC, Generic[T]):
                         f"{self._where(operator)}: no column '{name}'{shown} in "
                         f"{records.describe()}{nearest(name, records.names)}"
                     )
-            known.add((given[place] if given else alias_of(column) or "").lower())
+            known.add((aliases[place] if aliases else alias_of(column) or "").lower())
 
     def _combined_field(self, kind: str, field: str | int) -> str | int | None:
         """The field that `sum` and its like combine, as operators read it; None where the record is the value."""
@@ -363,8 +363,8 @@ class BaseStream(ABC, Generic[T]):
 
     def _check_named(self, columns: tuple[str | Column, ...], records: RecordType, fields: Sequence[str]) -> None:
         """Raise where an aggregate does not have the name of a field of its own; Spark ignores case."""
-        given, known = [alias_of(column) for column in columns], {name.lower() for name in fields}
-        for column, name in zip(columns, given, strict=True):
+        aliases, known = [alias_of(column) for column in columns], {name.lower() for name in fields}
+        for column, name in zip(columns, aliases, strict=True):
             if name is None and is_unnamed(column):
                 alias = f'.alias("{fields[0]}"), or AS {fields[0]} in SQL'
                 raise RecordTypeError(
@@ -377,8 +377,10 @@ class BaseStream(ABC, Generic[T]):
                     f"{self._where('agg')}: '{name}' is {what} of {records.describe()}; the aggregates are"
                     f" {', '.join(fields)}{nearest(name, fields)}"
                 )
-        missing = [name for name in fields if name.lower() not in {one.lower() for one in given if one is not None}]
-        if missing and None not in given:
+        missing = [
+            name for name in fields if name.lower() not in {alias.lower() for alias in aliases if alias is not None}
+        ]
+        if missing and None not in aliases:
             raise RecordTypeError(
                 f"{self._where('agg')}: no aggregate is named '{missing[0]}', which is a field of {records.describe()}"
             )
@@ -437,10 +439,10 @@ def _check_can_be_key(info: mi.Type, what: str) -> None:
             f"{what}, since {part} can change or has no fixed length; use a scalar, a tuple, or a NamedTuple or frozen"
             " class of these"
         )
-    own = equal_by_more(info)
-    if own is not None:
+    kind = equal_by_more(info)
+    if kind is not None:
         raise RecordTypeError(
-            f"{what}, since {own} is not equal by all its fields, and records are brought together by these; leave"
+            f"{what}, since {kind} is not equal by all its fields, and records are brought together by these; leave"
             " __eq__, eq=False and compare=False out, or give a function that makes the key"
         )
 
@@ -496,13 +498,13 @@ def check_lookup_fields(
     for field in records.names:
         if field not in columns:
             check_field(before, field, where)
-        given = table.records.schema.field(columns[field]) if field in columns else before.schema.field(field)
+        actual = table.records.schema.field(columns[field]) if field in columns else before.schema.field(field)
         declared = records.schema.field(field)
-        if declared.type != given.type:
+        if declared.type != actual.type:
             raise RecordTypeError(
-                f"{where}: field '{field}' is a {given.type}, and output_type says {declared.type}; make them the same"
+                f"{where}: field '{field}' is a {actual.type}, and output_type says {declared.type}; make them the same"
             )
-        if given.nullable and not declared.nullable:
+        if actual.nullable and not declared.nullable:
             raise RecordTypeError(
                 f"{where}: field '{field}' may be None {'in the table' if field in columns else 'before'}, "
                 "and output_type does not allow that; annotate it as '| None'"

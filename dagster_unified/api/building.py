@@ -176,19 +176,19 @@ class GraphBuilder:
         That of a sink does not depend on how operators are called: by it a target knows what the sink has written. Nor
         does that of a source, which comes before an operator of its name: positions and the source's asset go by it.
         """
-        given = [n for n in nodes if n.given_uid]
-        for uid, count in Counter(n.uid for n in given).items():
+        named = [n for n in nodes if n.given_uid]
+        for uid, count in Counter(n.uid for n in named).items():
             if count > 1:
-                first, second = [n for n in given if n.uid == uid][:2]
+                first, second = [n for n in named if n.uid == uid][:2]
                 raise PipelineError(
                     f"{self.name}: '{first.name}' ({first.location}) and '{second.name}' ({second.location}) both have "
                     f"the uid '{uid}'; a uid names one operator's state"
                 )
-        uids = {n.id: n.uid for n in given}
+        uids = {n.id: n.uid for n in named}
         for node in sorted(nodes, key=lambda node: (not isinstance(node, SinkNode), not isinstance(node, SourceNode))):
             if not node.given_uid:
-                own = re.sub(r"\W+", "-", node.name).strip("-").lower() or "operator"
-                uids[node.id] = _free(f"sink-{own}" if isinstance(node, SinkNode) else own, uids.values())
+                words = re.sub(r"\W+", "-", node.name).strip("-").lower() or "operator"
+                uids[node.id] = _free(f"sink-{words}" if isinstance(node, SinkNode) else words, uids.values())
         return [replace(node, uid=uids[node.id]) for node in nodes]
 
     def _add(self, kind: type[N], upstream: list[Upstream], name: str, **attributes: Any) -> N:
@@ -217,20 +217,21 @@ class GraphBuilder:
     def _raise_mistakes(self) -> None:
         if not self._mistakes:
             return
-        found = [f"{mistake} ({location})" for location, mistake in self._mistakes]
-        if len(found) == 1:
-            raise RecordTypeError(found[0])
-        lines = "".join(f"\n  {number}. {text.removeprefix(f'{self.name}: ')}" for number, text in enumerate(found, 1))
-        raise RecordTypeError(f"{self.name}: {len(found)} operators have no usable output type:{lines}")
+        mistakes = [f"{mistake} ({location})" for location, mistake in self._mistakes]
+        if len(mistakes) == 1:
+            raise RecordTypeError(mistakes[0])
+        lines = "".join(
+            f"\n  {number}. {text.removeprefix(f'{self.name}: ')}" for number, text in enumerate(mistakes, 1)
+        )
+        raise RecordTypeError(f"{self.name}: {len(mistakes)} operators have no usable output type:{lines}")
 
     def _declare_tag(self, node: Node, tag: OutputTag[Any]) -> None:
         """Takes the record type of a side output; raises where it was another before."""
-        held: RecordType = self._tags.setdefault((node.id, tag.name), tag.output_type)
-        if held != tag.output_type:
+        declared: RecordType = self._tags.setdefault((node.id, tag.name), tag.output_type)
+        if declared != tag.output_type:
             raise RecordTypeError(
-                f"{self.name}: operator '{node.name}': the side output '{tag.name}' is declared as {held.describe()} "
-                f"and as {tag.output_type.describe()}; "
-                "give one of them another name"
+                f"{self.name}: operator '{node.name}': the side output '{tag.name}' is declared as"
+                f" {declared.describe()} and as {tag.output_type.describe()}; give one of them another name"
             )
 
     def _change(self, node_id: int, **attributes: Any) -> None:
@@ -245,11 +246,11 @@ class GraphBuilder:
 
 def _free(name: str, taken: Collection[str]) -> str:
     """The name, with a number behind it where it is taken."""
-    found, number = name, 1
-    while found in taken:
+    free, number = name, 1
+    while free in taken:
         number += 1
-        found = f"{name}-{number}"
-    return found
+        free = f"{name}-{number}"
+    return free
 
 
 NOT_GIVEN: Any = None
@@ -287,31 +288,33 @@ def stated_output(method: Any) -> Any | None:
 
 def type_argument(cls: type, variable: TypeVar) -> Any | None:
     """What a class gives for a type variable of one of its bases; None where it gives none."""
-    found = _argument(cls, variable, {})
-    return None if isinstance(found, TypeVar) or found is Any else found
+    argument = _argument(cls, variable, {})
+    return None if isinstance(argument, TypeVar) or argument is Any else argument
 
 
-def _argument(cls: type, variable: TypeVar, given: Mapping[Any, Any]) -> Any | None:
-    """`given` is what was given for the class's own type variables."""
-    if variable in given:
-        return given[variable]
+def _argument(cls: type, variable: TypeVar, arguments_of_class: Mapping[Any, Any]) -> Any | None:
+    """`arguments_of_class` is what was given for the class's own type variables."""
+    if variable in arguments_of_class:
+        return arguments_of_class[variable]
     for base in vars(cls).get("__orig_bases__", cls.__bases__):
         origin = typing.get_origin(base) or base
         if not isinstance(origin, type) or origin is typing.Generic:
             continue
-        arguments = [_resolved(_with(given, a), cls) for a in typing.get_args(base)]
-        found = _argument(origin, variable, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False)))
-        if found is not None:
-            return found
+        arguments = [_resolved(_with(arguments_of_class, a), cls) for a in typing.get_args(base)]
+        argument = _argument(
+            origin, variable, dict(zip(getattr(origin, "__parameters__", ()), arguments, strict=False))
+        )
+        if argument is not None:
+            return argument
     return None
 
 
-def _with(given: Mapping[Any, Any], argument: Any) -> Any:
+def _with(arguments: Mapping[Any, Any], argument: Any) -> Any:
     """A type with what was given for type variables in it."""
-    if argument in given:
-        return given[argument]
+    if argument in arguments:
+        return arguments[argument]
     inner = getattr(argument, "__parameters__", ()) if typing.get_origin(argument) is not None else ()
-    return argument[tuple(given.get(variable, variable) for variable in inner)] if inner else argument
+    return argument[tuple(arguments.get(variable, variable) for variable in inner)] if inner else argument
 
 
 def _resolved(argument: Any, cls: type) -> Any:
@@ -334,19 +337,19 @@ def agreed_output(function: Any, methods: tuple[str, str], unwrap: Callable[[Any
     if stated is not None:
         return stated
     annotated = {m: t for m in methods if (t := return_type(getattr(function, m))) not in (None, type(None))}
-    for method, given in annotated.items():
-        if unwrap(given) is None:
+    for method, annotation in annotated.items():
+        if unwrap(annotation) is None:
             raise RecordTypeError(
-                f"{where}: {method} is annotated to give {type_name(given)}, and has to give an iterable of records, "
-                f"such as Iterable[{type_name(given)}]"
+                f"{where}: {method} is annotated to give {type_name(annotation)}, and has to give an iterable of"
+                f" records, such as Iterable[{type_name(annotation)}]"
             )
-    found = [unwrap(annotated[m]) if m in annotated else None for m in methods]
-    agreed = next((t for t in found if t is not None), None)
+    types = [unwrap(annotated[m]) if m in annotated else None for m in methods]
+    agreed = next((t for t in types if t is not None), None)
     if agreed is None:
         raise RecordTypeError(f"{where} has no output type; annotate what {methods[0]} returns, or give output_type=")
-    if None not in found and found[0] != found[1]:
+    if None not in types and types[0] != types[1]:
         raise RecordTypeError(
-            f"{where}: {methods[0]} gives {type_name(found[0])} and {methods[1]} gives {type_name(found[1])}; "
+            f"{where}: {methods[0]} gives {type_name(types[0])} and {methods[1]} gives {type_name(types[1])}; "
             "make them the same"
         )
     return agreed

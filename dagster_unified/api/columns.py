@@ -28,10 +28,10 @@ def _names() -> frozenset[str]:
 
 @cache
 def _source(file: str = "builtin.py") -> str:
-    found = find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return (Path(found.origin).parent / "sql" / "functions" / file).read_text()
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return (Path(spec.origin).parent / "sql" / "functions" / file).read_text()
 
 
 class _Functions:
@@ -77,28 +77,28 @@ def _callable(parameters: ast.arguments) -> Signature:
     """Parameters of a function as Python binds them."""
     positional = [*parameters.posonlyargs, *parameters.args]
     needed = len(positional) - len(parameters.defaults)
-    found = []
+    bound = []
     for number, parameter in enumerate(positional):
         kind = Parameter.POSITIONAL_ONLY if parameter in parameters.posonlyargs else Parameter.POSITIONAL_OR_KEYWORD
-        found.append(Parameter(parameter.arg, kind, default=Parameter.empty if number < needed else None))
+        bound.append(Parameter(parameter.arg, kind, default=Parameter.empty if number < needed else None))
     if parameters.vararg is not None:
-        found.append(Parameter(parameters.vararg.arg, Parameter.VAR_POSITIONAL))
+        bound.append(Parameter(parameters.vararg.arg, Parameter.VAR_POSITIONAL))
     for parameter, default in zip(parameters.kwonlyargs, parameters.kw_defaults, strict=True):
-        found.append(
+        bound.append(
             Parameter(parameter.arg, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is None else None)
         )
     if parameters.kwarg is not None:
-        found.append(Parameter(parameters.kwarg.arg, Parameter.VAR_KEYWORD))
-    return Signature(found)
+        bound.append(Parameter(parameters.kwarg.arg, Parameter.VAR_KEYWORD))
+    return Signature(bound)
 
 
 def _columns_named(function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, ...]:
     """The texts among a call's arguments that name columns."""
-    given = [value for value in (*arguments, *options.values()) if isinstance(value, (str, list, tuple))]
-    if not given:
+    texts = [value for value in (*arguments, *options.values()) if isinstance(value, (str, list, tuple))]
+    if not texts:
         return ()
     if function in ("col", "column"):
-        return tuple(value for value in given if isinstance(value, str))
+        return tuple(value for value in texts if isinstance(value, str))
     signature = _signature(function)
     if signature is None:
         return ()

@@ -73,9 +73,9 @@ class Connected(Generic[A, B]):
             )
         self._first._check_function(name, function)
         pipeline, upstream = self._first._pipeline, [*self._first._upstream, *self._second._upstream]
-        made = {"naming": Naming.FUNCTION, "records": pipeline._record_type(output_type, name)}
+        attributes = {"naming": Naming.FUNCTION, "records": pipeline._record_type(output_type, name)}
         if pipeline.is_body:
-            return pipeline._add(nodes.BroadcastBatchesNode, upstream, name, function=function, **made)
+            return pipeline._add(nodes.BroadcastBatchesNode, upstream, name, function=function, **attributes)
         if self._keys[0] is not None:
             raise PipelineError(
                 f"{self._where(name)}: map_batches with a broadcast stream has no state of a key, and the first stream"
@@ -87,7 +87,7 @@ class Connected(Generic[A, B]):
             name,
             function=Broadcasting(function, (TABLE,)),
             key=Key(),
-            **made,
+            **attributes,
         )
 
     def _keyed(self) -> BaseStream[Any]:
@@ -125,8 +125,8 @@ class Connected(Generic[A, B]):
         if output is None:
             output = agreed_output(both.function, (both.first, both.second), unwrap, self._where(name))
         if self._keys == (None, None):
-            made: BaseStream[Any] = getattr(self._stream(), kind)(both, output)
-            return made._called(name, Naming.FUNCTION)
+            stream: BaseStream[Any] = getattr(self._stream(), kind)(both, output)
+            return stream._called(name, Naming.FUNCTION)
         function = KEYED_FORMS[kind](both)
         return (
             self._keyed()
@@ -326,7 +326,7 @@ def _tagged(stream: BaseStream[Any], number: int, either: Any) -> list[BaseStrea
 
     An exchange that chooses the subtask of its records chooses that of the operator which sees both streams.
     """
-    found = []
+    streams = []
     for part, exchange in stream._by_exchange(CHOOSING):
         tagged: BaseStream[Any] = part.map(Tag(either, number), either)._called(
             f"{_name(part)} as {number}", Naming.LIBRARY
@@ -334,8 +334,8 @@ def _tagged(stream: BaseStream[Any], number: int, either: Any) -> list[BaseStrea
         if exchange is not None:
             key = None if exchange.key is None else _key_of_side(part, exchange.key, tagged)
             tagged = tagged._over(tagged._over_exchange(exchange.kind, key, exchange.partitioner))
-        found.append(tagged)
-    return found
+        streams.append(tagged)
+    return streams
 
 
 def _key_of_side(stream: BaseStream[Any], key: nodes.Key, tagged: BaseStream[Any]) -> nodes.Key:

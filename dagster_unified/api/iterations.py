@@ -126,9 +126,9 @@ class IterationConfig:
                 "IterationConfig: staleness is how many epochs a subtask may be ahead, 0 or more, not"
                 f" {self.staleness!r}"
             )
-        for what, given in (("name", self.name), ("uid", self.uid)):
-            if given is not None and not (isinstance(given, str) and given):
-                raise PipelineError(f"IterationConfig: {what} is a text that is not empty, not {given!r}")
+        for what, text in (("name", self.name), ("uid", self.uid)):
+            if text is not None and not (isinstance(text, str) and text):
+                raise PipelineError(f"IterationConfig: {what} is a text that is not empty, not {text!r}")
 
 
 @dataclass(frozen=True)
@@ -256,11 +256,11 @@ def for_each_round(
     if not isinstance(builder, _BodyBuilder):
         raise PipelineError("for_each_round: give it streams of an iteration's body, in the body's process(...)")
     with builder.each_round():
-        found = sub_body(inputs)
-    _check_streams(builder.name, "what the sub-body of for_each_round returns", found)
-    for stream in found:
+        outputs = sub_body(inputs)
+    _check_streams(builder.name, "what the sub-body of for_each_round returns", outputs)
+    for stream in outputs:
         builder.check_own(stream, "for_each_round")
-    return list(found)
+    return list(outputs)
 
 
 def all_reduce(stream: DataStream[T], function: Callable[[T, T], T]) -> DataStream[T]:
@@ -359,8 +359,8 @@ def iterate_delta(
         >>> sorted((place.name, place.hops) for place in collect(found))
         [('a', 0), ('b', 1), ('c', 1), ('d', 2), ('e', None)]
     """
-    given: list[DataStream[Any]] = [solution_set, workset]
-    untyped = [stream for stream in given if isinstance(stream, UntypedStream)]
+    inputs: list[DataStream[Any]] = [solution_set, workset]
+    untyped = [stream for stream in inputs if isinstance(stream, UntypedStream)]
     if untyped:
         return untyped[0]
     _check_config(config)
@@ -406,10 +406,10 @@ class _BodyBuilder(GraphBuilder):
                 f"{where}: a body runs in Python workers, and not in Catalyst; use filter, map, map_batches or reduce,"
                 " or do it before the iteration"
             )
-        if any(one.in_one_subtask for one in iteration_listeners(attributes.get("function"))):
+        if any(listener.in_one_subtask for listener in iteration_listeners(attributes.get("function"))):
             attributes["parallelism"] = 1
         node = super()._add(kind, upstream, name, **attributes)
-        lasts = any(one.in_all_rounds for one in iteration_listeners(attributes.get("function")))
+        lasts = any(listener.in_all_rounds for listener in iteration_listeners(attributes.get("function")))
         if self._life_cycle is LifeCycle.PER_ROUND and not lasts and not isinstance(node, (HeadNode, TailNode)):
             self.per_round.add(node.id)
         return node
@@ -542,15 +542,15 @@ class _Delta(IterationBody):
             )
         keys = [self._key(what, s) for what, s in (("solution set", solution_set), ("workset", workset))]
         records = [solution_set._records(self.name), workset._records(self.name)]
-        types = [_key_types(key, of) for key, of in zip(keys, records, strict=True)]
+        types = [_key_types(key, stream_type) for key, stream_type in zip(keys, records, strict=True)]
         if types[0] != types[1]:
-            given = " and ".join(", ".join(map(str, parts)) for parts in types)
+            both = " and ".join(", ".join(map(str, parts)) for parts in types)
             raise PipelineError(
                 f"{self.where}: the solution set is {_keyed(keys[0])}, and the workset {_keyed(keys[1])}, which are of"
-                f" different types ({given}); key both alike"
+                f" different types ({both}); key both alike"
             )
-        for what, of in zip(("solution set", "workset"), records, strict=True):
-            if of.shape == "value" and of.schema.field(0).nullable:
+        for what, stream_type in zip(("solution set", "workset"), records, strict=True):
+            if stream_type.shape == "value" and stream_type.schema.field(0).nullable:
                 raise PipelineError(
                     f"{self.where}: a record of the {what} may be None, which means that there is none; make it a"
                     " record with a field"
@@ -619,12 +619,12 @@ class _Delta(IterationBody):
 
     def _check_types(self, records: Sequence[RecordType]) -> None:
         """Raises where the function is annotated with other types than those of the streams."""
-        for what, variable, given in zip(("solution set", "workset"), (S, T), records, strict=True):
+        for what, variable, stream_type in zip(("solution set", "workset"), (S, T), records, strict=True):
             stated = type_argument(type(self.function), variable)
-            if stated is not None and record_type(stated, self.where).schema != given.schema:
+            if stated is not None and record_type(stated, self.where).schema != stream_type.schema:
                 raise RecordTypeError(
                     f"{self.where}: the function is annotated with {type_name(stated)} for the {what}, which is of"
-                    f" {given.describe()}; make them the same"
+                    f" {stream_type.describe()}; make them the same"
                 )
 
     def _sided(self, stream: DataStream[Any], side: str) -> DataStream[Any]:
@@ -675,10 +675,10 @@ class _Builder:
         _check_streams(f"iteration '{self.name}'", "data", data.not_replayed)
         self.variables, self.replayed = list(variables), list(data.replayed)
         self.inputs = [*self.variables, *self.replayed, *data.not_replayed]
-        for one in self.inputs:
-            if not isinstance(one, DataStream):
+        for stream in self.inputs:
+            if not isinstance(stream, DataStream):
                 raise PipelineError(
-                    f"iteration '{self.name}': variables and data are lists of streams, and one of them is {one!r};"
+                    f"iteration '{self.name}': variables and data are lists of streams, and one of them is {stream!r};"
                     " give pipeline.from_collection([...]), or call broadcast() in the body"
                 )
         if not self.variables:
@@ -723,7 +723,7 @@ class _Builder:
 
     def _node(self, body: Graph) -> IterationNode:
         upstream = [replace(u, partitioning=None) for stream in self.inputs for u in stream._upstream]
-        given = {} if self.config.uid is None else {"uid": self.config.uid, "given_uid": True}
+        identity = {} if self.config.uid is None else {"uid": self.config.uid, "given_uid": True}
         return self.outer._add(
             IterationNode,
             upstream,
@@ -737,7 +737,7 @@ class _Builder:
             per_round=frozenset(self.builder.per_round),
             takes_input_in_all_rounds=not self.bounded,
             staleness=self.config.staleness,
-            **given,
+            **identity,
         )
 
     def _tag(self, node: IterationNode, tail: TailNode) -> OutputTag[Any]:
@@ -757,15 +757,15 @@ class _Builder:
                         )
 
     def _sources_of(self, node: int) -> list[nodes.SourceNode]:
-        pending, found = {node}, []
+        pending, sources = {node}, []
         seen: set[int] = set()
         while pending:
             current = pending.pop()
             seen.add(current)
             if isinstance(self.outer._node(current), nodes.SourceNode):
-                found.append(self.outer._node(current))
+                sources.append(self.outer._node(current))
             pending |= {edge.source for edge in self.outer._edges if edge.target == current} - seen
-        return found  # type: ignore[return-value]
+        return sources  # type: ignore[return-value]
 
     def _head(self, number: int, stream: DataStream[Any]) -> DataStream[Any]:
         """The stream of the body that stands for one of the outside."""
@@ -843,13 +843,13 @@ class _Builder:
         variable = self.variables[number]
         if isinstance(stream, UntypedStream):
             return  # its mistake is raised with the others
-        given, wanted = stream._records("feedback"), variable._records("variable")
-        if given.schema != wanted.schema or given.shape != wanted.shape:
+        fed_back, declared = stream._records("feedback"), variable._records("variable")
+        if fed_back.schema != declared.schema or fed_back.shape != declared.shape:
             raise RecordTypeError(
-                f"{self.where}: feedback {number} is of {given.describe()}, and its variable of {wanted.describe()};"
-                " map it to the variable's type"
+                f"{self.where}: feedback {number} is of {fed_back.describe()}, and its variable of"
+                f" {declared.describe()}; map it to the variable's type"
             )
-        keys = [one._key_selector if isinstance(one, KeyedStream) else None for one in (stream, variable)]
+        keys = [keyed._key_selector if isinstance(keyed, KeyedStream) else None for keyed in (stream, variable)]
         if (keys[0] is not None and keys[0] != keys[1]) or (keys[0] is None and keys[1] is not None):
             raise PipelineError(
                 f"{self.where}: feedback {number} is {_keyed(keys[0])}, and its variable {_keyed(keys[1])}; key both"
@@ -857,16 +857,16 @@ class _Builder:
             )
 
 
-def _check_streams(where: str, what: str, given: object) -> None:
+def _check_streams(where: str, what: str, streams: object) -> None:
     """Raises where something is not a list of streams."""
-    if isinstance(given, (DataStream, str)) or not isinstance(given, Sequence):
-        raise PipelineError(f"{where}: {what} is a list of streams, such as [stream], not {given!r}")
+    if isinstance(streams, (DataStream, str)) or not isinstance(streams, Sequence):
+        raise PipelineError(f"{where}: {what} is a list of streams, such as [stream], not {streams!r}")
 
 
-def _check_config(given: object) -> None:
-    if not isinstance(given, IterationConfig):
+def _check_config(config: object) -> None:
+    if not isinstance(config, IterationConfig):
         raise PipelineError(
-            f"an iteration needs an IterationConfig, such as IterationConfig(staleness=1), not {given!r}"
+            f"an iteration needs an IterationConfig, such as IterationConfig(staleness=1), not {config!r}"
         )
 
 

@@ -716,9 +716,9 @@ class DataStream(BaseStream[T]):
         self, kind: type[nodes.FunctionNode], name: str, function: Any, mistake: RecordTypeError
     ) -> UntypedStream:
         """The stream of an operator whose output type is a mistake, which is raised when the graph is complete."""
-        made = self._next(kind, name, naming=naming_of(function), function=function, timestamped=True)
-        self._pipeline._found_mistake(made._upstream[0].node, mistake)
-        return UntypedStream(self._pipeline, made._last)
+        stream = self._next(kind, name, naming=naming_of(function), function=function, timestamped=True)
+        self._pipeline._found_mistake(stream._upstream[0].node, mistake)
+        return UntypedStream(self._pipeline, stream._last)
 
     def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream[Any]:
         """An operator that runs a function on records."""

@@ -183,9 +183,9 @@ class Windows(Generic[T, W]):
         naming = nodes.Naming.FUNCTION if function is not None or spec.aggregate is not None else nodes.Naming.LIBRARY
         if called is not None:
             name, naming = called, nodes.Naming.LIBRARY
-        given = {"parallelism": 1} if self._alone else {}
+        attributes = {"parallelism": 1} if self._alone else {}
         return stream._node_by_key(
-            nodes.WindowNode, name, naming=naming, records=records, function=spec, timestamped=True, **given
+            nodes.WindowNode, name, naming=naming, records=records, function=spec, timestamped=True, **attributes
         )
 
     def _event_time_only(self, what: str) -> None:

@@ -88,7 +88,7 @@ def savepoints(pipeline: Deployed, /, *, define: Defines = []) -> int:
     """List the savepoints of a pipeline's streaming job, the oldest first."""
     from dagster_unified.engine.streaming.savepoints.copy import savepoints as known
 
-    say(*(one.describe() for one in known(_started(pipeline, define))))
+    say(*(savepoint.describe() for savepoint in known(_started(pipeline, define))))
     return 0
 
 

@@ -78,7 +78,7 @@ def explain(
     """
     if mermaid + json + physical > 1:
         raise ConfigurationError("explain: --mermaid, --json and --physical are forms of one plan; give one of them")
-    form = next((name for name, given in {"mermaid": mermaid, "json": json, "physical": physical}.items() if given), "")
+    form = next((name for name, asked in {"mermaid": mermaid, "json": json, "physical": physical}.items() if asked), "")
     write(load(pipeline).explain(settings.configuration(define), form or "text"))
     return 0
 

@@ -135,19 +135,19 @@ def diff(path_a: Folder, path_b: Folder, /, *, uid: str | None = None, rows: int
     if json:
         _print_json(differences)
     else:
-        for difference in differences:
-            _print_diff(difference)
-    return int(any(of.only_a or of.only_b or of.changed for of in differences))
+        for operator in differences:
+            _print_diff(operator)
+    return int(any(operator.only_a or operator.only_b or operator.changed for operator in differences))
 
 
-def _print_diff(of: OperatorDiff) -> None:
+def _print_diff(operator: OperatorDiff) -> None:
     say(
-        f"{of.uid}: {of.same:,} {of.what} are the same, {of.changed:,} changed, {of.only_a:,} only in A,"
-        f" {of.only_b:,} only in B"
+        f"{operator.uid}: {operator.same:,} {operator.what} are the same, {operator.changed:,} changed,"
+        f" {operator.only_a:,} only in A, {operator.only_b:,} only in B"
     )
-    say(*(f"- {_key(key)}" for key in of.first_only_a))
-    say(*(f"+ {_key(key)}" for key in of.first_only_b))
-    for changed in of.first_changed:
+    say(*(f"- {_key(key)}" for key in operator.first_only_a))
+    say(*(f"+ {_key(key)}" for key in operator.first_only_b))
+    for changed in operator.first_changed:
         for name in dict.fromkeys([*changed.before, *changed.after]):
             before, after = (
                 _value(name, row[name]) if name in row else "none" for row in (changed.before, changed.after)

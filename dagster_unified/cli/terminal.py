@@ -76,9 +76,9 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[str]] = ()) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table()
+    shown = Table()
     for column in columns:
-        made.add_column(column, overflow="fold")
+        shown.add_column(column, overflow="fold")
     for row in rows:
-        made.add_row(*map(Text, row))
-    return made
+        shown.add_row(*map(Text, row))
+    return shown

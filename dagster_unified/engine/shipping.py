@@ -41,9 +41,9 @@ class Payload:
 
 def _may_keep(function: Any) -> bool:
     """Whether a function may know at a call what it was given before; a plain one is never opened."""
-    from dagster_unified.graph.code import kept_by  # where what was shipped is only opened, pyarrow is not loaded
+    from dagster_unified.graph.code import changed_by  # where what was shipped is only opened, pyarrow is not loaded
 
-    return function is not None and (not isinstance(function, types.FunctionType) or bool(kept_by(function)))
+    return function is not None and (not isinstance(function, types.FunctionType) or bool(changed_by(function)))
 
 
 class Shipments:

@@ -348,14 +348,14 @@ class JobHandle:
     def _tell(self, event: Event) -> None:
         before = self._metrics
         if isinstance(event, StageFinished):
-            made = event.manifest
-            self._totals.add(Metrics(made.counters, {}, made.gauges, {}, made.histograms), 0, 0)
+            manifest = event.manifest
+            self._totals.add(Metrics(manifest.counters, {}, manifest.gauges, {}, manifest.histograms), 0, 0)
             self._metrics = replace(
                 before,
-                rows=_sum(before.rows, {event.stage: made.rows}),
+                rows=_sum(before.rows, {event.stage: manifest.rows}),
                 counters=dict(self._totals.counters),
                 gauges=dict(self._totals.gauges),
-                meters={**before.meters, **made.rates()},
+                meters={**before.meters, **manifest.rates()},
                 histograms=dict(self._totals.histograms),
             )
         elif isinstance(event, EpochCommitted):

@@ -165,13 +165,13 @@ def _chosen(graph: Graph, execution: Execution, carry_state: bool) -> set[int]:
         return natives
     if not streaming:  # partitions hand on Catalyst's own form, where it has one that can be handed on
         return {number for number in natives if carry_state and graph.node(number).not_carried is not None}
-    found: set[int] = set()
+    chosen: set[int] = set()
     for sink in graph.sinks:
         upstream = graph.upstream(sink.id)
-        own = natives & upstream
-        if own and not alone(graph, upstream):
-            found |= own
-    return found
+        upstream_natives = natives & upstream
+        if upstream_natives and not alone(graph, upstream):
+            chosen |= upstream_natives
+    return chosen
 
 
 def alone(graph: Graph, upstream: set[int]) -> bool:
@@ -179,10 +179,10 @@ def alone(graph: Graph, upstream: set[int]) -> bool:
 
     An iteration has state.
     """
-    own = [n for n in upstream if graph.node(n).aggregates_natively]
+    natives = [n for n in upstream if graph.node(n).aggregates_natively]
     others = any(graph.node(n).runs_by_key or isinstance(graph.node(n), IterationNode) for n in upstream)
     sources = {source.id for source in graph.sources} & upstream
-    return len(own) == 1 and not others and sources <= graph.upstream(own[0])
+    return len(natives) == 1 and not others and sources <= graph.upstream(natives[0])
 
 
 class _Rewriting:
@@ -215,15 +215,15 @@ class _Rewriting:
     def _taken_apart(self, node: NativeKeyedNode, edges: Sequence[Edge]) -> int:
         """The nodes that an aggregate becomes; gives the last of them."""
         first = edges[0]
-        given = self._graph.records_of(first)
-        assert given is not None
-        apart = _Apart(f"{self._graph.name}: operator '{node.name}'", node, given)
+        records = self._graph.records_of(first)
+        assert records is not None
+        apart = _Apart(f"{self._graph.name}: operator '{node.name}'", node, records)
         timed = any(self._graph.node(e.source).timestamped for e in edges)
         first_made = len(self._nodes)
         self._edges += [Edge(self._leaves[e.source], first_made, Partitioning(), e.tag) for e in edges]
-        for made in apart.nodes(timed):
-            number = self._add(made)
-            merges = isinstance(made, (MergeNode, MergeWindowsNode))
+        for part in apart.nodes(timed):
+            number = self._add(part)
+            merges = isinstance(part, (MergeNode, MergeWindowsNode))
             if merges:
                 self._numbers[node.id] = number
             if number > first_made:
@@ -235,9 +235,9 @@ class _Rewriting:
 class _Apart:
     """One aggregate, taken apart."""
 
-    def __init__(self, where: str, node: NativeKeyedNode, given: RecordType) -> None:
+    def __init__(self, where: str, node: NativeKeyedNode, records: RecordType) -> None:
         assert node.records is not None
-        self.where, self.node, self.given, self.result = where, node, given, node.records
+        self.where, self.node, self.records, self.result = where, node, records, node.records
         self.keys = node.key.fields
         self._names: dict[str, str] = {}
         self.parts: Parts = take_apart(where, node.columns, PORTABLE, self._named)
@@ -255,18 +255,18 @@ class _Apart:
 
     def nodes(self, timed: bool) -> list[Node]:
         """What the aggregate becomes, in order."""
-        node, found = self.node, list[Node]()
-        given = self.given
+        node, nodes = self.node, list[Node]()
+        records = self.records
         if self.computed:
-            given = self._inputs()
-            columns = [_column(name) for name in given.names if name not in self.computed]
+            records = self._inputs()
+            columns = [_column(name) for name in records.names if name not in self.computed]
             columns += [expression for expression, _ in self.computed.values()]
             select: Any = SelectNode
-            found.append(self._helper(select, "inputs", records=given, timestamped=timed, columns=tuple(columns)))
+            nodes.append(self._helper(select, "inputs", records=records, timestamped=timed, columns=tuple(columns)))
         merged = self._record("Partials", {**self._key_types(), **self.types})
         windows = node if isinstance(node, WindowAggregateNode) else None
         panes = None if windows is None else windows.assigner.panes() or (1, 0)
-        found.append(
+        nodes.append(
             self._helper(
                 PartialsNode, "partials", records=merged, timestamped=windows is not None, keys=self.keys,
                 partials=tuple(self.partials), panes=panes,
@@ -278,16 +278,16 @@ class _Apart:
             node.location, "parallelism": node.parallelism, "chaining": node.chaining, "key": node.key,
         }  # fmt: skip
         if windows is None:
-            found.append(MergeNode(**same, records=merged, function=merge))
+            nodes.append(MergeNode(**same, records=merged, function=merge))
         else:
-            found.append(self._windows(windows, merged, merge, same))
-        found.append(
+            nodes.append(self._windows(windows, merged, merge, same))
+        nodes.append(
             self._helper(
                 SelectNode, "results", records=self.result, timestamped=node.timestamped, parallelism=node.parallelism,
                 columns=tuple(self._results()),
             )
         )  # fmt: skip
-        return found
+        return nodes
 
     def _helper(self, kind: type[Node], what: str, **attributes: Any) -> Node:
         """A node beside the one with state."""
@@ -320,16 +320,16 @@ class _Apart:
 
     def _results(self) -> list[Column]:
         """The columns of the result, in its order, over merged partials."""
-        made = {}
+        results = {}
         for written, result in zip(self.node.columns, self.parts.results, strict=True):
-            made[alias_of(written) or repr(written)] = result
+            results[alias_of(written) or repr(written)] = result
         for name in self.result.names:
-            if name not in made and name not in self.keys and name not in BOUNDS:
+            if name not in results and name not in self.keys and name not in BOUNDS:
                 raise PipelineError(
-                    f"{self.where}: no column '{name}'; it gives {', '.join([*self.keys, *made])}, and output_type is"
-                    f" {self.result.describe()}"
+                    f"{self.where}: no column '{name}'; it gives {', '.join([*self.keys, *results])}, and output_type"
+                    f" is {self.result.describe()}"
                 )
-        return [made[name] if name in made else _column(name) for name in self.result.names]
+        return [results[name] if name in results else _column(name) for name in self.result.names]
 
     # Partials
 
@@ -340,20 +340,20 @@ class _Apart:
             name = re.sub(r"\W+", "_", shown, flags=re.ASCII).strip("_").lower()
             if not re.fullmatch(r"\w+\((\w+|\*)\)", shown, re.ASCII):  # its words alone may be those of another
                 name = f"{name[:40].rstrip('_')}_{digest(shown)[:6]}"
-            while name in {*self._names.values(), *self.given.names, *BOUNDS}:
+            while name in {*self._names.values(), *self.records.names, *BOUNDS}:
                 name += "_"
             self._names[shown] = name
         return self._names[shown]
 
     def _partial(self, name: str, aggregate: Column, kind: str) -> Partial:
-        given = [*aggregate.arguments, *aggregate.options.values()]
+        operands = [*aggregate.arguments, *aggregate.options.values()]
         shown = _shown(aggregate)
-        if len(given) != 1:
+        if len(operands) != 1:
             raise UnsupportedError(
-                f"{self.where}: a portable state cannot keep {aggregate!r}, an aggregate of {len(given)} columns; use"
-                " reduce or process"
+                f"{self.where}: a portable state cannot keep {aggregate!r}, an aggregate of {len(operands)} columns;"
+                " use reduce or process"
             )
-        read = _as_column(given[0])
+        read = _as_column(operands[0])
         if kind == "count" and aggregate.name == "count" and (read is None or _is_constant(read)):
             self.types[name] = int
             return Partial(name, kind, None, shown)
@@ -363,12 +363,12 @@ class _Apart:
         python = int if kind == "count" else self._type(aggregate, read, kind)
         self.types[name] = python if kind == "count" else python | None
         column = _column_name(read)
-        if column in self.given.names:
+        if column in self.records.names:
             return Partial(name, kind, column, shown)
-        own = int if aggregate.name == "count_if" else python
+        computed_type = int if aggregate.name == "count_if" else python
         if kind == "count" and aggregate.name != "count_if":
-            read, own = Column(None, "when", (Column(read, "isNotNull"), Column(None, "lit", (1,)))), int
-        self.computed[name] = (Column(read, "alias", (name,)), own | None)
+            read, computed_type = Column(None, "when", (Column(read, "isNotNull"), Column(None, "lit", (1,)))), int
+        self.computed[name] = (Column(read, "alias", (name,)), computed_type | None)
         return Partial(name, kind, name, shown)
 
     def _with_carry(self, partial: Partial) -> Partial:
@@ -376,18 +376,18 @@ class _Apart:
         if partial.kind != "sum" or self.plain[partial.name] not in WIDE:
             return partial
         carry = f"{partial.name}_carry"
-        while carry in {*self.types, *self.given.names, *BOUNDS}:
+        while carry in {*self.types, *self.records.names, *BOUNDS}:
             carry += "_"
         self.types[carry] = int | None
         return replace(partial, carry=carry)
 
     def _type(self, aggregate: Column, read: Column, kind: str) -> Any:
         """The type of a sum, minimum or maximum."""
-        found = _type_of(read, self.given)
+        python = _type_of(read, self.records)
         hint = self._hints.get(repr(aggregate))
-        if found is None and hint is not None:
-            found = _plain(self.result.type_of(hint))
-        if found is None:
+        if python is None and hint is not None:
+            python = _plain(self.result.type_of(hint))
+        if python is None:
             raise UnsupportedError(
                 f"{self.where}: the type of {read!r} in {aggregate!r} is not known, and a portable state is typed; add"
                 " it as a column of its own with with_columns(...) before key_by"
@@ -395,29 +395,29 @@ class _Apart:
         numbers = (int, float, Decimal, timedelta)
         allowed = numbers if kind == "sum" else (*numbers, str, bool, bytes, date, datetime)
         try:
-            arrow = record_type(found).schema.field(0).type
+            arrow = record_type(python).schema.field(0).type
         except RecordTypeError:
             arrow = None
         if arrow not in [record_type(python).schema.field(0).type for python in allowed] + [pa.timestamp("us")] * (
             kind != "sum"
         ):
             raise UnsupportedError(
-                f"{self.where}: a portable state cannot keep {aggregate!r} of a {type_name(found)}; use reduce or"
+                f"{self.where}: a portable state cannot keep {aggregate!r} of a {type_name(python)}; use reduce or"
                 " process"
             )
-        return found
+        return python
 
     # Records
 
     def _key_types(self) -> dict[str, Any]:
-        return {name: self.given.type_of(name) for name in self.keys}
+        return {name: self.records.type_of(name) for name in self.keys}
 
     def _inputs(self) -> RecordType:
         """What the partials read: the key, columns as they are, and what is computed."""
         plain = [p.column for p in self.partials if p.column is not None and p.column not in self.computed]
-        kept = {name: self.given.type_of(name) for name in plain if name not in self.keys}
-        made = {name: python for name, (_, python) in self.computed.items()}
-        return self._record("Inputs", {**self._key_types(), **kept, **made})
+        as_they_are = {name: self.records.type_of(name) for name in plain if name not in self.keys}
+        computed = {name: python for name, (_, python) in self.computed.items()}
+        return self._record("Inputs", {**self._key_types(), **as_they_are, **computed})
 
     def _record(self, name: str, fields: dict[str, Any]) -> RecordType:
         # Stored by the names of its fields, so that state of other aggregates is an error and not taken for theirs.
@@ -435,13 +435,13 @@ def _column(name: str) -> Column:
     return Column(None, "col", (f"`{name}`",), names=(name,))
 
 
-def _as_column(given: object) -> Column | None:
+def _as_column(operand: object) -> Column | None:
     """What an aggregate reads; None for all columns of a record."""
-    if isinstance(given, Column):
-        return None if _column_name(given) == "*" else given
-    if isinstance(given, str):
-        return None if given == "*" else Column(None, "col", (given,), names=(given,))
-    return Column(None, "lit", (given,))
+    if isinstance(operand, Column):
+        return None if _column_name(operand) == "*" else operand
+    if isinstance(operand, str):
+        return None if operand == "*" else Column(None, "col", (operand,), names=(operand,))
+    return Column(None, "lit", (operand,))
 
 
 def _is_constant(expression: Column) -> bool:
@@ -458,8 +458,8 @@ def _column_name(expression: Column) -> str | None:
 
 def _shown(aggregate: Column) -> str:
     """An aggregate as text; the same for `F.sum("a")` and `F.sum(F.col("a"))`."""
-    given = [*aggregate.arguments, *aggregate.options.values()]
-    return f"{aggregate.name}({', '.join(v if isinstance(v, str) else repr(v) for v in given)})"
+    operands = [*aggregate.arguments, *aggregate.options.values()]
+    return f"{aggregate.name}({', '.join(v if isinstance(v, str) else repr(v) for v in operands)})"
 
 
 # The types of expressions
@@ -496,37 +496,37 @@ _CASTS: dict[str, Any] = {
 }
 
 
-def _type_of(given: object, records: RecordType) -> Any | None:
+def _type_of(expression: object, records: RecordType) -> Any | None:
     """The type of an expression over a record's columns; None where it is not known."""
-    if not isinstance(given, Column):
-        return type(given) if isinstance(given, (bool, int, float, str, Decimal, date, timedelta)) else None
-    column = _column_name(given)
+    if not isinstance(expression, Column):
+        return type(expression) if isinstance(expression, (bool, int, float, str, Decimal, date, timedelta)) else None
+    column = _column_name(expression)
     if column is not None:
         return _plain(records.type_of(column)) if column in records.names else None
-    operands = [*([given.target] if given.target is not None else []), *given.arguments]
-    name = given.name
+    operands = [*([expression.target] if expression.target is not None else []), *expression.arguments]
+    name = expression.name
     if name == "lit":
-        return _type_of(given.arguments[0], records)
+        return _type_of(expression.arguments[0], records)
     if name in _BOOLEAN:
         return bool
     if name in _ARITHMETIC:
         return _number([_type_of(o, records) for o in operands])
     if name in ("__truediv__", "__rtruediv__"):
-        found = _number([_type_of(o, records) for o in operands])
-        return float if found is int else found
-    if name in ("cast", "astype") and isinstance(given.arguments[0], str):
-        wanted = given.arguments[0].strip().lower()
+        number = _number([_type_of(o, records) for o in operands])
+        return float if number is int else number
+    if name in ("cast", "astype") and isinstance(expression.arguments[0], str):
+        wanted = expression.arguments[0].strip().lower()
         return Decimal if wanted.startswith("decimal") else _CASTS.get(wanted)
     if name in ("alias", "name"):
-        return _type_of(given.target, records)
+        return _type_of(expression.target, records)
     if name == "when":
-        values = [given.arguments[1], *([given.target] if given.target is not None else [])]
-        return _one([_type_of(v, records) for v in values])
+        values = [expression.arguments[1], *([expression.target] if expression.target is not None else [])]
+        return _common_type([_type_of(v, records) for v in values])
     if name == "otherwise":
-        return _one([_type_of(v, records) for v in operands])
+        return _common_type([_type_of(v, records) for v in operands])
     if name in _CHOOSING:
         columns = [_as_column(o) if isinstance(o, str) else o for o in operands]
-        return _one([_type_of(c, records) for c in columns])
+        return _common_type([_type_of(c, records) for c in columns])
     return _GIVES.get(name)
 
 
@@ -537,16 +537,16 @@ def _number(types: Sequence[Any]) -> Any | None:
     return float if float in types else Decimal if Decimal in types else int
 
 
-def _one(types: Sequence[Any]) -> Any | None:
+def _common_type(types: Sequence[Any]) -> Any | None:
     """The type of one of several values."""
     return types[0] if len(set(types)) == 1 else _number(types)
 
 
 def _plain(annotation: Any) -> Any:
     """A type without None, and that of an enum's values."""
-    given = [a for a in get_args(annotation) if a is not NoneType]
-    if NoneType in get_args(annotation) and len(given) == 1:
-        annotation = given[0]
+    arguments = [a for a in get_args(annotation) if a is not NoneType]
+    if NoneType in get_args(annotation) and len(arguments) == 1:
+        annotation = arguments[0]
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return type(next(iter(annotation)).value)
     return annotation

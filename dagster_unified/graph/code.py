@@ -54,33 +54,33 @@ def authors(value: Any) -> Iterator[Any]:
 
 def refers_to(value: Any, wanted: Callable[[Any], bool]) -> bool:
     """Whether a function, or the methods of an object's class, refer to something of a kind."""
-    return any(wanted(found) for found in held_by(value))
+    return any(map(wanted, values_used(value)))
 
 
-def held_by(value: Any) -> list[Any]:
+def values_used(value: Any) -> list[Any]:
     """What a function, or the methods of an object's class, refer to.
 
     They do so by a global, in a closure, or as an attribute of the object.
     """
-    held = [
+    values = [
         attribute for part in (value, *authors(value)) if hasattr(part, "__dict__") for attribute in vars(part).values()
     ]
     for function in _functions(value):
         names = _names(function)
-        held += [function.__globals__[n] for n in sorted(names & set(function.__globals__))]
-        held += _closed_over(function)
-    return held
+        values += [function.__globals__[n] for n in sorted(names & set(function.__globals__))]
+        values += _closed_over(function)
+    return values
 
 
 def classes_used(value: Any) -> list[type]:
     """A class itself, or the classes that a function refers to."""
     if isinstance(value, type):
         return [value]
-    found: list[Any] = []
+    values: list[Any] = []
     for function in _functions(value):
-        found += [function.__globals__[n] for n in sorted(_names(function) & set(function.__globals__))]
-        found += _closed_over(function)
-    return [one for one in found if isinstance(one, type)]
+        values += [function.__globals__[n] for n in sorted(_names(function) & set(function.__globals__))]
+        values += _closed_over(function)
+    return [value for value in values if isinstance(value, type)]
 
 
 _CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"}
@@ -95,8 +95,8 @@ def reads_from_outside(value: Any) -> str | None:
     """
     for function in _reached(value):
         names = _names(function)
-        for module, own in [*_used_globals(function, names), *((imported, names) for imported in _imported(function))]:
-            if module in _CLOCK_MODULES and own & _CLOCKS:
+        for module, used in [*_used_globals(function, names), *((imported, names) for imported in _imported(function))]:
+            if module in _CLOCK_MODULES and used & _CLOCKS:
                 return "the clock"
             if module in _CHANCE_MODULES:
                 return "chance"
@@ -134,8 +134,8 @@ def _reached(value: Any) -> Iterator[types.FunctionType]:
         seen.add(id(function))
         yield function
         globals_used = (function.__globals__[name] for name in _names(function) & set(function.__globals__))
-        held = [*globals_used, *_closed_over(function)]
-        pending += [f for f in held if isinstance(f, types.FunctionType) and not is_installed(f.__module__ or "")]
+        values = [*globals_used, *_closed_over(function)]
+        pending += [f for f in values if isinstance(f, types.FunctionType) and not is_installed(f.__module__ or "")]
 
 
 def field_of(function: Any) -> tuple[str | int, ...] | None:
@@ -193,14 +193,14 @@ def _closed_over(function: types.FunctionType) -> Iterator[Any]:
 
 def declared_states(function: Any) -> list[dict[str, str]]:
     """The name and kind of each state, in the order of the code."""
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for _, tree, names in _classes(function):
         for name, kind in _made_in(tree, names):
-            found.setdefault(name, kind)
-    for held in held_by(function):
-        if isinstance(held, StateDescriptor):
-            found.setdefault(held.name, held.kind)
-    return [{"name": name, "kind": kind} for name, kind in found.items()]
+            kinds.setdefault(name, kind)
+    for value in values_used(function):
+        if isinstance(value, StateDescriptor):
+            kinds.setdefault(value.name, value.kind)
+    return [{"name": name, "kind": kind} for name, kind in kinds.items()]
 
 
 _LISTS = {"get_list_state": "operator list", "get_union_list_state": "union list"}
@@ -209,25 +209,25 @@ _LISTS = {"get_list_state": "operator list", "get_union_list_state": "union list
 
 def declared_lists(function: Any) -> list[dict[str, str]]:
     """The name and kind of each operator state, in the order of the code."""
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for part, tree, names in _classes(function):
         for name, kind in _lists_in(tree, {**names, "self": part}):
-            found.setdefault(name, kind)
-    return [{"name": name, "kind": kind} for name, kind in found.items()]
+            kinds.setdefault(name, kind)
+    return [{"name": name, "kind": kind} for name, kind in kinds.items()]
 
 
 def _lists_in(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
             continue
-        kind, given = _LISTS.get(call.func.attr), call.args[0]
+        kind, argument = _LISTS.get(call.func.attr), call.args[0]
         if kind is None:
             continue
-        if isinstance(given, ast.Call) and given.args and isinstance(given.args[0], ast.Constant):
-            yield str(given.args[0].value), kind
-        held = _value(given, names)
-        if isinstance(held, StateDescriptor):
-            yield held.name, kind
+        if isinstance(argument, ast.Call) and argument.args and isinstance(argument.args[0], ast.Constant):
+            yield str(argument.args[0].value), kind
+        descriptor = _value(argument, names)
+        if isinstance(descriptor, StateDescriptor):
+            yield descriptor.name, kind
 
 
 def _classes(function: Any) -> Iterator[tuple[Any, ast.AST, dict[str, Any]]]:
@@ -246,9 +246,9 @@ def _classes(function: Any) -> Iterator[tuple[Any, ast.AST, dict[str, Any]]]:
 def _made_in(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Constant):
-            made = _value(call.func, names)
-            if isinstance(made, type) and issubclass(made, StateDescriptor):
-                yield str(call.args[0].value), made.kind
+            descriptor = _value(call.func, names)
+            if isinstance(descriptor, type) and issubclass(descriptor, StateDescriptor):
+                yield str(call.args[0].value), descriptor.kind
 
 
 def _bound_names(cls: type, tree: ast.AST) -> dict[str, Any]:
@@ -299,18 +299,18 @@ _Node = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _read: weakref.WeakKeyDictionary[types.ModuleType, _Functions] = weakref.WeakKeyDictionary()
 
 
-def kept_by(value: Any) -> list[str]:
+def changed_by(value: Any) -> list[str]:
     """Return what a function changes as records come and that is not state: `self.n`, or a name outside of it.
 
     What cannot be told from the text, such as a change of what a local name stands for, is left out.
     """
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for part in authors(value):
-        found |= dict.fromkeys(_kept_by(part))
-    return sorted(found)
+        names |= dict.fromkeys(_changed_by(part))
+    return sorted(names)
 
 
-def _kept_by(value: Any) -> Iterator[str]:
+def _changed_by(value: Any) -> Iterator[str]:
     while isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, types.FunctionType):
@@ -321,7 +321,7 @@ def _kept_by(value: Any) -> Iterator[str]:
         yield from _by_object(value, None)
 
 
-def kept_by_objects_of(cls: type) -> list[str]:
+def changed_by_objects_of(cls: type) -> list[str]:
     """Return what the objects of an author's class keep from one record to the next."""
     return sorted(dict.fromkeys(_by_methods(cls, {}, None)))
 
@@ -342,8 +342,8 @@ def _by_methods(cls: type, attributes: Any, entries: set[str] | None) -> Iterato
     called = _called(cls, methods, entries)
     before = [methods[name] for name in _BEFORE_RECORDS if name in methods]
     handles, containers = _made_before(before)
-    containers |= {name for name, held in attributes.items() if isinstance(held, _CONTAINERS)}
-    containers |= {n for base in cls.__mro__ for n, held in vars(base).items() if isinstance(held, _CONTAINERS)}
+    containers |= {name for name, value in attributes.items() if isinstance(value, _CONTAINERS)}
+    containers |= {n for base in cls.__mro__ for n, value in vars(base).items() if isinstance(value, _CONTAINERS)}
     snapshot = methods.get("snapshot_state")
     lasting = handles | (set() if snapshot is None else _names(snapshot))
     for method in called:
@@ -363,13 +363,13 @@ def _called(cls: type, methods: dict[str, types.FunctionType], entries: set[str]
         )
         entries = {name for name in methods if name in known or name == "__call__"} or set(methods)
     pending = [name for name in entries if name not in _NOT_FOR_RECORDS]
-    found: dict[str, types.FunctionType] = {}
+    called: dict[str, types.FunctionType] = {}
     while pending:
         name = pending.pop()
-        if name not in found and name in methods:
-            found[name] = methods[name]
+        if name not in called and name in methods:
+            called[name] = methods[name]
             pending += sorted(_names(methods[name]) & set(methods))
-    return list(found.values())
+    return list(called.values())
 
 
 def _outside(functions: Iterable[types.FunctionType]) -> Iterator[str]:
@@ -382,28 +382,28 @@ def _outside(functions: Iterable[types.FunctionType]) -> Iterator[str]:
         seen.add(function)
         reached = _named_values(function)
         for change in _changes(function):
-            held = reached.get(change.root)
-            if change.root not in reached or isinstance(held, types.ModuleType):
+            value = reached.get(change.root)
+            if change.root not in reached or isinstance(value, types.ModuleType):
                 continue
-            changed = getattr(held, change.attribute, None) if change.attribute else held
+            changed = getattr(value, change.attribute, None) if change.attribute else value
             if not change.is_call or isinstance(changed, _CONTAINERS):
                 yield f"{change.root}.{change.attribute}" if change.attribute else change.root
         pending += [
-            held
-            for held in reached.values()
-            if isinstance(held, types.FunctionType) and not is_installed(held.__module__ or "")
+            value
+            for value in reached.values()
+            if isinstance(value, types.FunctionType) and not is_installed(value.__module__ or "")
         ]
 
 
 def _named_values(function: types.FunctionType) -> dict[str, Any]:
     """The globals that a function uses, and what it closes over, by their names."""
-    found = {name: function.__globals__[name] for name in _names(function) & set(function.__globals__)}
+    values = {name: function.__globals__[name] for name in _names(function) & set(function.__globals__)}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            found[name] = cell.cell_contents
+            values[name] = cell.cell_contents
         except ValueError:  # a cell that is not filled yet
-            found[name] = None
-    return found
+            values[name] = None
+    return values
 
 
 @dataclass(frozen=True)
@@ -420,36 +420,36 @@ def _changes(function: types.FunctionType) -> list[_Change]:
     if nodes is None:
         code = function.__code__
         return [_Change(_self(function), name, False) for name in _stored(code)] if code.co_argcount else []
-    found = []
+    changes = []
     for node in nodes:
-        shared = {n for one in ast.walk(node) if isinstance(one, ast.Global | ast.Nonlocal) for n in one.names}
+        shared = {n for part in ast.walk(node) if isinstance(part, ast.Global | ast.Nonlocal) for n in part.names}
         first = _self(function)
         aliases = _aliases(node, first)
         local = own_names(node) - shared - {first} - set(aliases)
         for change in _in_text(node, shared):
             if change.root in aliases:
-                found.append(_Change(first, aliases[change.root], change.is_call))
+                changes.append(_Change(first, aliases[change.root], change.is_call))
             elif change.root not in local:
-                found.append(change)
-    return found
+                changes.append(change)
+    return changes
 
 
 def _aliases(function: _Node, first: str) -> dict[str, str]:
     """The names that stand for an attribute of the object throughout a function: `cache = self.cache`."""
     nodes = list(ast.walk(function))
-    arguments = {one.arg for one in nodes if isinstance(one, ast.arg)}
-    stored = Counter(one.id for one in nodes if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load))
-    found = {}
+    arguments = {inner.arg for inner in nodes if isinstance(inner, ast.arg)}
+    stored = Counter(inner.id for inner in nodes if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load))
+    aliases = {}
     for node in nodes:
         if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute)):
             continue
-        held = node.value
-        if not (isinstance(held.value, ast.Name) and held.value.id == first):
+        value = node.value
+        if not (isinstance(value.value, ast.Name) and value.value.id == first):
             continue
         for target in node.targets:
             if isinstance(target, ast.Name) and stored[target.id] == 1 and target.id not in arguments:
-                found[target.id] = held.attr
-    return found
+                aliases[target.id] = value.attr
+    return aliases
 
 
 def _in_text(tree: ast.AST, shared: set[str]) -> Iterator[_Change]:
@@ -467,7 +467,7 @@ def _stored(code: types.CodeType) -> set[str]:
     """The attributes that code sets, where there is no text."""
     import dis
 
-    return {op.argval for one in nested_code(code) for op in dis.get_instructions(one) if op.opname == "STORE_ATTR"}
+    return {op.argval for part in nested_code(code) for op in dis.get_instructions(part) if op.opname == "STORE_ATTR"}
 
 
 def _made_before(methods: Iterable[types.FunctionType]) -> tuple[set[str], set[str]]:
@@ -475,23 +475,23 @@ def _made_before(methods: Iterable[types.FunctionType]) -> tuple[set[str], set[s
     handles: set[str] = set()
     containers: set[str] = set()
     for method in methods:
-        given = (
+        from_parameters = (
             set(method.__code__.co_varnames[1 : method.__code__.co_argcount]) if method.__name__ != "__init__" else ()
         )
-        tainted = set(given)
-        for node in (one for own in _nodes(method) or () for one in ast.walk(own)):
+        tainted = set(from_parameters)
+        for node in (inner for statement in _nodes(method) or () for inner in ast.walk(statement)):
             if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
                 continue
-            from_context = any(isinstance(one, ast.Name) and one.id in tainted for one in ast.walk(node.value))
+            from_context = any(isinstance(inner, ast.Name) and inner.id in tainted for inner in ast.walk(node.value))
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if isinstance(target, ast.Name) and from_context:
                     tainted.add(target.id)
-                for one in ast.walk(target):
-                    if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
+                for inner in ast.walk(target):
+                    if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Store):
                         if from_context and not _is_read(node.value):
-                            handles.add(one.attr)
+                            handles.add(inner.attr)
                         elif _is_container(node.value):
-                            containers.add(one.attr)
+                            containers.add(inner.attr)
     return handles, containers
 
 
@@ -523,18 +523,18 @@ def _nodes(function: types.FunctionType) -> list[_Node] | None:
 
 
 def _functions_of(module: types.ModuleType) -> _Functions:
-    found = _Functions(getattr(module, "__file__", None) or "")
+    functions = _Functions(getattr(module, "__file__", None) or "")
     try:
         tree = ast.parse(inspect.getsource(module))
     except (OSError, TypeError, SyntaxError, ValueError):
-        return found
+        return functions
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda):
-            found.nodes.setdefault((node.lineno, "<lambda>"), []).append(node)
+            functions.nodes.setdefault((node.lineno, "<lambda>"), []).append(node)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-            found.nodes.setdefault((line, node.name), []).append(node)
-    return found
+            functions.nodes.setdefault((line, node.name), []).append(node)
+    return functions
 
 
 def _self(function: types.FunctionType) -> str:

@@ -144,13 +144,13 @@ class Target:
     shared: bool = False
 
 
-def check_is_one(given: object, base: type, what: str) -> None:
+def check_is_one(value: object, base: type, what: str) -> None:
     """Raise `PipelineError` where what an author gives is no source, or no sink."""
-    if isinstance(given, base):
+    if isinstance(value, base):
         return
-    if isinstance(given, type) and issubclass(given, base):
-        raise PipelineError(f"{given.__name__} is a class; give an instance of it, {given.__name__}(...)")
-    raise PipelineError(f"{shorten(given)} is no {what}; give one, such as {_EXAMPLES[what]}")
+    if isinstance(value, type) and issubclass(value, base):
+        raise PipelineError(f"{value.__name__} is a class; give an instance of it, {value.__name__}(...)")
+    raise PipelineError(f"{shorten(value)} is no {what}; give one, such as {_EXAMPLES[what]}")
 
 
 _EXAMPLES = {

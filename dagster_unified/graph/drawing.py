@@ -148,12 +148,12 @@ def _arrow(stops: Sequence[_Place], label: str) -> list[str]:
 
 def _box(place: _Place, highlighted: bool) -> list[str]:
     fill, line = ("#e6e4fa", "#4f43dd") if highlighted else ("#f7f7fa", "#b8b5d6")
-    found = [
+    parts = [
         f'<rect x="{place.x:.0f}" y="{place.y:.0f}" width="{place.width:.0f}" height="{place.height:.0f}" rx="6"'
         f' fill="{fill}" stroke="{line}"/>'
     ]
     for number, text in enumerate(place.lines):
         weight = ' font-weight="bold"' if number == 0 else ""
         x, y = place.x + PADDING, place.y + PADDING / 2 + LINE * (number + 0.8)
-        found.append(f'<text x="{x:.0f}" y="{y:.0f}"{weight}>{escape(text)}</text>')
-    return found
+        parts.append(f'<text x="{x:.0f}" y="{y:.0f}"{weight}>{escape(text)}</text>')
+    return parts

@@ -33,7 +33,7 @@ class Aligned:
 
 def aligned(graph: Graph) -> list[Aligned]:
     """The sources that are aligned; raises `UnsupportedError` where one cannot wait."""
-    found: dict[int, Aligned] = {}
+    by_source: dict[int, Aligned] = {}
     for node in graph.assigners:
         if node.watermark_group is None:
             continue
@@ -51,13 +51,13 @@ def aligned(graph: Graph) -> list[Aligned]:
                 " micro-batch reads when the query starts; leave it out of the group, or limit the source that gets"
                 " ahead, with max_files_per_trigger or an option of its format such as maxOffsetsPerTrigger"
             )
-        if source.id in found:
+        if source.id in by_source:
             raise UnsupportedError(
-                f"{where}: source '{source.name}' is in watermark group '{found[source.id].group}' already, by another"
-                " strategy; align it once"
+                f"{where}: source '{source.name}' is in watermark group '{by_source[source.id].group}' already, by"
+                " another strategy; align it once"
             )
-        found[source.id] = Aligned(source.id, node.uid, node.watermark_group, node.max_drift_ms)
-    return list(found.values())
+        by_source[source.id] = Aligned(source.id, node.uid, node.watermark_group, node.max_drift_ms)
+    return list(by_source.values())
 
 
 def straight_from_source(graph: Graph, node: AssignTimestampsNode) -> list[Node]:
@@ -65,13 +65,13 @@ def straight_from_source(graph: Graph, node: AssignTimestampsNode) -> list[Node]
 
     It is empty where there is no such source.
     """
-    found: list[Node] = []
+    path: list[Node] = []
     edges = graph.inputs(node.id)
     while len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD:
         before = graph.node(edges[0].source)
-        found.append(before)
+        path.append(before)
         if isinstance(before, SourceNode):
-            return found
+            return path
         if before.runs_by_key or before.aggregates_natively or isinstance(before, IterationNode):
             return []
         edges = graph.inputs(before.id)
@@ -111,7 +111,7 @@ def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[TimedNode]:
     """
     pending: list[Edge] = list(edges)
     seen: set[int] = set()
-    found: list[TimedNode] = []
+    nearest: list[TimedNode] = []
     timed = {node.id: node for node in graph.timed}
     while pending:
         source = pending.pop().source
@@ -119,18 +119,18 @@ def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[TimedNode]:
             continue
         seen.add(source)
         if source in timed:
-            found.append(timed[source])
+            nearest.append(timed[source])
         else:
             pending += graph.inputs(source)
-    return found
+    return nearest
 
 
 def assigners(graph: Graph, node: Node) -> list[Assigned]:
     """The nearest assigners upstream of `node` that move its watermark before the end of input."""
-    found = nearest_assigners(graph, graph.inputs(node.id))
+    nearest = nearest_assigners(graph, graph.inputs(node.id))
     return [
         Assigned(n.name, n.max_out_of_orderness_ms, _disorder(graph, n))
-        for n in found
+        for n in nearest
         if isinstance(n, AssignTimestampsNode) and (n.max_out_of_orderness_ms is not None or n.generator is not None)
     ]
 

@@ -112,8 +112,8 @@ def keyed_program(plan: Plan, node: g.Node) -> Program:
     """One keyed operator alone, none of whose output goes anywhere."""
     layout = plan.input_layout(node.id)
     keyed, options = keyed_input(node, layout.records), keyed_options(plan.execution, None)
-    own = (step(plan, node, -1, None),)
-    return Program(plan.name, node.name, layout, own, (), keyed, options, broadcast_input(plan, node))
+    steps = (step(plan, node, -1, None),)
+    return Program(plan.name, node.name, layout, steps, (), keyed, options, broadcast_input(plan, node))
 
 
 def program(
@@ -236,7 +236,7 @@ class ExecutionGraph:
                 group_of[number] = before
             else:
                 groups[number] = group_of[number] = [number]
-        found: list[Vertex] = []
+        vertices: list[Vertex] = []
         depth_of: dict[int, int] = {}
         for head, group in groups.items():
             reads = [e for e in graph.inputs(head) if e.source in depth_of]
@@ -244,8 +244,8 @@ class ExecutionGraph:
                 (depth_of[e.source] + (e.partitioning.kind is not ExchangeKind.FORWARD) for e in reads), default=0
             )
             depth_of |= dict.fromkeys(group, depth)
-            found.append(Vertex(tuple(group), self._leaving(group), depth, _runs(graph.node(head))))
-        return tuple(found)
+            vertices.append(Vertex(tuple(group), self._leaving(group), depth, _runs(graph.node(head))))
+        return tuple(vertices)
 
     def _goes_on(self, head: int) -> bool:
         """Whether operators may follow a head in its vertex."""
@@ -253,8 +253,8 @@ class ExecutionGraph:
         return node.needs_worker and not (self.state_alone and node.runs_by_key)
 
     def _leaving(self, group: Sequence[int]) -> tuple[Port, ...]:
-        found = [Port.of(e) for e in self.plan.graph.edges if e.source in group and e.target not in group]
-        return (*dict.fromkeys(found), *[p for p in self.carried if p.node in group])
+        ports = [Port.of(e) for e in self.plan.graph.edges if e.source in group and e.target not in group]
+        return (*dict.fromkeys(ports), *[p for p in self.carried if p.node in group])
 
     @cached_property
     def vertex_of(self) -> dict[int, Vertex]:
@@ -265,14 +265,14 @@ class ExecutionGraph:
     def edges(self) -> dict[int, list[ExecutionEdge]]:
         """The edges that lead to each vertex, by its head."""
         graph = self.plan.graph
-        found: dict[int, list[ExecutionEdge]] = {}
+        edges: dict[int, list[ExecutionEdge]] = {}
         for vertex in self.vertices:
             broadcast = graph.broadcast_inputs(vertex.head)
-            found[vertex.head] = []
+            edges[vertex.head] = []
             for edge in graph.inputs(vertex.head):
                 source, kind = self.vertex_of.get(edge.source), edge.partitioning.kind
-                found[vertex.head].append(ExecutionEdge(edge, vertex, source, Port.of(edge), kind, edge in broadcast))
-        return found
+                edges[vertex.head].append(ExecutionEdge(edge, vertex, source, Port.of(edge), kind, edge in broadcast))
+        return edges
 
     def program(self, vertex: Vertex, last_event_time: int | None = None) -> Program:
         """What a vertex of Python runs."""
@@ -339,21 +339,21 @@ def route(
     everywhere: bool = False,
 ) -> Route:
     """The route of an edge to `target`, in the columns that are `wanted` there."""
-    own = plan.layout(Port.of(edge))
-    columns = aligned_columns(own, wanted)
+    emitted = plan.layout(Port.of(edge))
+    columns = aligned_columns(emitted, wanted)
     computed = None if edge.partitioning.key is None else edge.partitioning.key.computed
     key = None
     if computed is not None and (wanted.keys or selector is not None):
-        columns.append(key_column(own.keys.index(computed)))
+        columns.append(key_column(emitted.keys.index(computed)))
         key = None if wanted.keys else pa.field(key_column(0), computed.arrow)
     return Route(target, wanted.schema, tuple(columns), selector, key, everywhere)
 
 
-def aligned_columns(own: StreamLayout, wanted: StreamLayout) -> list[str | None]:
+def aligned_columns(layout: StreamLayout, wanted: StreamLayout) -> list[str | None]:
     """A stream's columns, without keys, in the order in which an operator that unites several has them."""
-    columns: list[str | None] = list(own.records.names)
+    columns: list[str | None] = list(layout.records.names)
     if wanted.timestamped:
-        columns.append(TIMESTAMP if own.timestamped else None)
+        columns.append(TIMESTAMP if layout.timestamped else None)
     return columns
 
 
@@ -387,10 +387,10 @@ class _Compiler:
 
     def loop(self) -> Loop:
         heads = sorted((n for n in self.body.nodes if isinstance(n, g.HeadNode)), key=lambda head: head.number)
-        number = {one: index for index, one in enumerate(self.passes)}
+        number = {vertex: index for index, vertex in enumerate(self.passes)}
         levels = [
-            Level(tuple(self._compiled(number[one], one) for one in self.passes if one.depth == depth))
-            for depth in range(max((one.depth for one in self.passes), default=-1) + 1)
+            Level(tuple(self._compiled(number[vertex], vertex) for vertex in self.passes if vertex.depth == depth))
+            for depth in range(max((vertex.depth for vertex in self.passes), default=-1) + 1)
         ]
         inputs = tuple(self._input(head) for head in heads)
         outputs = tuple(self._buffer(tail.id) for tail in self.node.outputs)
@@ -408,8 +408,8 @@ class _Compiler:
 
     # Passes
 
-    def _compiled(self, number: int, one: Vertex) -> BodyPass:
-        head = self.body.node(one.head)
+    def _compiled(self, number: int, vertex: Vertex) -> BodyPass:
+        head = self.body.node(vertex.head)
         if isinstance(head, g.TailNode):
             layout = self.plan.input_layout(head.id)
             bare = Program(self.plan.name, head.name, layout, (), (Output(-1, layout),))
@@ -418,7 +418,7 @@ class _Compiler:
         bounded = head.id in self.node.per_round
         options = self.plan.execution
         ship = replace(
-            self.graph.program(one),
+            self.graph.program(vertex),
             options=KeyedOptions(
                 incremental_updates=not bounded,
                 processing_time=options.processing_time,
@@ -430,7 +430,7 @@ class _Compiler:
         subtasks = head.parallelism or self.parallelism
         keyed = head.key is not None
         groups = self._groups(head) if keyed else 0
-        functions = [self.body.node(member).user_function for member in one.members[keyed and groups != subtasks :]]
+        functions = [self.body.node(member).user_function for member in vertex.members[keyed and groups != subtasks :]]
         grouped = Driver.BOUNDED if bounded else Driver.GROUPED
         return BodyPass(
             number=number,
@@ -438,7 +438,7 @@ class _Compiler:
             driver=grouped if keyed else Driver.PLAIN,
             subtasks=subtasks,
             own=self._buffer(head.id),
-            outputs=tuple(self._output_of(port) for port in one.outputs),
+            outputs=tuple(self._output_of(port) for port in vertex.outputs),
             broadcast=self._buffer(head.id, True) if head.has_broadcast_input else None,
             groups=groups,
             listens=any(map(hears_of_epochs, functions)),
@@ -483,14 +483,14 @@ class _Compiler:
                 criteria = True
         return OutputRoutes(tuple(routes), tuple(feedback), criteria)
 
-    def _input(self, head: g.HeadNode, given: StreamLayout | None = None) -> InputRoute:
+    def _input(self, head: g.HeadNode, fed_back: StreamLayout | None = None) -> InputRoute:
         """How the records of an input come into the body, from outside or fed back."""
-        own = self.plan.layout(Port(head.id))
+        layout = self.plan.layout(Port(head.id))
         bare = head.layout
         edges = self.body.outputs(head.id)
-        routes = tuple(self._route(own, edge, outside=given is None) for edge in edges)
-        keys = keys_program(self.plan, self.node.name, own) if own.keys else None
-        return InputRoute(tuple(aligned_columns(given or bare, bare)), bare.schema, keys, routes)
+        routes = tuple(self._route(layout, edge, outside=fed_back is None) for edge in edges)
+        keys = keys_program(self.plan, self.node.name, layout) if layout.keys else None
+        return InputRoute(tuple(aligned_columns(fed_back or bare, bare)), bare.schema, keys, routes)
 
     def _route(self, layout: StreamLayout, edge: Edge, outside: bool = False) -> Route:
         """The route of an edge; from `outside` records come in no subtask, and are spread over all of them."""

@@ -105,12 +105,12 @@ def _queries_json(plan: Plan) -> list[dict[str, Any]]:
             "operators": members,
             "hands_on": [
                 {
-                    "from": one.stream.node,
-                    "side_output": one.stream.tag,
-                    "to": query_name(MAIN, one.target),
-                    "relay": one.relay,
+                    "from": stream.stream.node,
+                    "side_output": stream.stream.tag,
+                    "to": query_name(MAIN, stream.target),
+                    "relay": stream.relay,
                 }
-                for one in handed
+                for stream in handed
             ],
         }
         for name, members, handed in _queries(plan)
@@ -127,7 +127,7 @@ def _queries(plan: Plan) -> list[tuple[str, list[int], list[CrossQueryStream]]]:
         (
             query_name(MAIN, segment),
             [node for node, number in numbers.items() if number == segment],
-            [one for one in handed if one.source == segment],
+            [stream for stream in handed if stream.source == segment],
         )
         for segment in range(last + 1 if last else 0)
     ]
@@ -222,8 +222,8 @@ def _region_text(plan: Plan, region: Region) -> list[str]:
                 text += f" on {node.parallelism} subtask{'s' if node.parallelism > 1 else ''}"
             if node.describe():
                 text += f": {node.describe()}"
-            for held in node.state():
-                text += f"; {held['kind']} state '{held['name']}'"
+            for state in node.state():
+                text += f"; {state['kind']} state '{state['name']}'"
             if node.records is not None:
                 text += f" → {node.records.describe()}"
             lines.append(text + (f"  ({node.location})" if node.location else ""))
@@ -241,10 +241,10 @@ def _queries_text(plan: Plan) -> list[str]:
     graph, lines = plan.graph, list[str]()
     for name, members, handed in _queries(plan):
         lines.append(f"  query '{name}': {', '.join(graph.node(n).name for n in members)}")
-        for one in handed:
-            tag = f" / {one.stream.tag}" if one.stream.tag else ""
-            to = f"query '{query_name(MAIN, one.target)}'"
-            lines.append(f"    hands on '{graph.node(one.stream.node).name}'{tag} to {to} ({one.relay})")
+        for stream in handed:
+            tag = f" / {stream.stream.tag}" if stream.stream.tag else ""
+            to = f"query '{query_name(MAIN, stream.target)}'"
+            lines.append(f"    hands on '{graph.node(stream.stream.node).name}'{tag} to {to} ({stream.relay})")
     return ["", "queries, since state comes after an iteration", *lines] if lines else []
 
 
@@ -426,14 +426,16 @@ def _queries_of(plan: Plan) -> Iterator[str]:
     plans, lanes = segments(plan), Lanes()
     for query, topology in laid_out(plan, lanes, plans).items():
         yield from ("", f"query '{query.name}'")
-        own = plans[query.segment]
+        segment_plan = plans[query.segment]
         if topology is None:
             assert query.aggregate is not None
-            upstream = tuple(sorted(own.upstream(query.aggregate)))
-            yield from _indented(_vertices(ExecutionGraph(own, query.name, upstream)))
+            upstream = tuple(sorted(segment_plan.upstream(query.aggregate)))
+            yield from _indented(_vertices(ExecutionGraph(segment_plan, query.name, upstream)))
         else:
             yield from _indented(
-                _topology(own, topology, {number: " ".join(name.split()) for name, number in lanes.numbers.items()})
+                _topology(
+                    segment_plan, topology, {number: " ".join(name.split()) for name, number in lanes.numbers.items()}
+                )
             )
 
 
@@ -477,20 +479,21 @@ def _program(routed: RoutedProgram, names: Mapping[int, str]) -> Iterator[str]:
 def _loop(loop: Loop) -> Iterator[str]:
     """The body of an iteration, level by level."""
     yield f"body on {loop.parallelism} subtask{'s' if loop.parallelism > 1 else ''}"
-    for number, own in enumerate(loop.inputs):
-        for route in own.routes:
+    for number, input_route in enumerate(loop.inputs):
+        for route in input_route.routes:
             yield f"  input {number} → '{loop.buffers[route.target].reader}': {_way(route)}"
     for number, level in enumerate(loop.levels):
         yield f"  level {number}"
-        for one in level.passes:
-            yield f"    {one.driver.value} pass on {one.subtasks}" + (f", {one.groups} key groups" * (one.groups > 0))
-            yield from _indented(_indented(_indented(_pass(loop, one))))
+        for body_pass in level.passes:
+            groups = f", {body_pass.groups} key groups" * (body_pass.groups > 0)
+            yield f"    {body_pass.driver.value} pass on {body_pass.subtasks}{groups}"
+            yield from _indented(_indented(_indented(_pass(loop, body_pass))))
 
 
-def _pass(loop: Loop, one: BodyPass) -> Iterator[str]:
-    yield from _steps(one.program)
-    for number, output in enumerate(one.outputs):
-        name = _output(one.program, number)
+def _pass(loop: Loop, body_pass: BodyPass) -> Iterator[str]:
+    yield from _steps(body_pass.program)
+    for number, output in enumerate(body_pass.outputs):
+        name = _output(body_pass.program, number)
         for route in output.routes:
             yield f"{name} → '{loop.buffers[route.target].reader}': {_way(route)}"
         if output.feedback:

@@ -53,14 +53,16 @@ class Column:
         raise TypeError("a column cannot be iterated")
 
     def __repr__(self) -> str:
-        given = ", ".join([*map(_show, self.arguments), *(f"{k}={_show(v)}" for k, v in self.options.items())])
+        arguments = ", ".join([*map(_show, self.arguments), *(f"{k}={_show(v)}" for k, v in self.options.items())])
         if self.target is None:
-            return _show(self.arguments[0]).strip("'") if self.name == "col" else f"{self.name}({given})"
+            return _show(self.arguments[0]).strip("'") if self.name == "col" else f"{self.name}({arguments})"
         symbol = SYMBOLS.get(self.name)
         if symbol and self.arguments:
-            left, right = (given, repr(self.target)) if self.name.startswith("__r") else (repr(self.target), given)
+            left, right = (
+                (arguments, repr(self.target)) if self.name.startswith("__r") else (repr(self.target), arguments)
+            )
             return f"({left} {symbol} {right})"
-        return f"{symbol}{self.target!r}" if symbol else f"{self.target!r}.{self.name}({given})"
+        return f"{symbol}{self.target!r}" if symbol else f"{self.target!r}.{self.name}({arguments})"
 
     def replay(self, functions: Any) -> Any:
         """The same expression, built with `functions` (such as `pyspark.sql.functions`)."""
@@ -70,14 +72,14 @@ class Column:
 
     def references(self) -> set[str]:
         """The columns that are read, as far as their names are known."""
-        found = set(self.target.references()) if self.target is not None else set()
-        found |= {name.split(".")[0].strip("`") for name in self.names}
+        references = set(self.target.references()) if self.target is not None else set()
+        references |= {name.split(".")[0].strip("`") for name in self.names}
         if self.target is None and self.name == "expr" and self.arguments and isinstance(self.arguments[0], str):
-            found |= read_by_sql(self.arguments[0])
+            references |= read_by_sql(self.arguments[0])
         for value in (*self.arguments, *self.options.values()):
             if isinstance(value, Column):
-                found |= value.references()
-        return found
+                references |= value.references()
+        return references
 
 
 SYMBOLS = {

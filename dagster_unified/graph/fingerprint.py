@@ -205,11 +205,11 @@ class _Walk:
             self._mapping(registry, place)
             return
         self._mapping(attributes, place)
-        for name, found in _closed_over(function):
+        for name, closed_over in _closed_over(function):
             if SELF in enclosed.get(name, ()):
                 self._put(place, f"{name} changes")
             else:
-                self.value(found, place, enclosed.get(name, ()))
+                self.value(closed_over, place, enclosed.get(name, ()))
         if written_by_others:
             return
         used = {name for code in nested_code(function.__code__) for name in code.co_names}
@@ -227,9 +227,9 @@ class _Walk:
         scope, name = _origin(scope, name)
         text = _text_of(scope)
         changed = text.changed.get(name, set())
-        own = f"{scope.get('__name__', '')}.{name}"
+        global_name = f"{scope.get('__name__', '')}.{name}"
         if SELF in changed:
-            self._made(text, name, own)
+            self._statements(text, name, global_name)
         elif isinstance(value, types.ModuleType):
             self._put(place, f"module {value.__name__}")
             if not is_installed(value.__name__):
@@ -237,11 +237,11 @@ class _Walk:
         elif isinstance(value, (type, types.FunctionType)) or id(value) in self._seen:
             self.value(value, place, changed)
         else:
-            self._made(text, name, own)
-            self.value(value, own, changed)
+            self._statements(text, name, global_name)
+            self.value(value, global_name, changed)
 
-    def _made(self, text: ModuleText, name: str, place: str) -> None:
-        for statement in text.made.get(name, ()):
+    def _statements(self, text: ModuleText, name: str, place: str) -> None:
+        for statement in text.statements.get(name, ()):
             self._put(place, statement)
 
     def _of_module(self, module: types.ModuleType, used: set[str], place: str) -> None:
@@ -269,9 +269,9 @@ class _Walk:
                     level = op.argval
                 elif op.opname == "IMPORT_NAME":
                     name = absolute(op.argval, level, package)
-                    found = None if is_installed(name) else file_digest(name)
-                    if found is not None and not is_installed_file(found[0]):
-                        self._put(place, f"imports {name} {found[1]}")
+                    file = None if is_installed(name) else file_digest(name)
+                    if file is not None and not is_installed_file(file[0]):
+                        self._put(place, f"imports {name} {file[1]}")
 
     def _code(self, code: types.CodeType, place: str) -> None:
         self._put(place, code.co_code.hex())
@@ -402,9 +402,9 @@ class _Walk:
 
         That is what it says of its state itself, or its attributes, and what it holds as a container or a number.
         """
-        own = _own_state(value, kind)
-        if own is not None:
-            self.value(own, place)
+        own_state = _own_state(value, kind)
+        if own_state is not None:
+            self.value(own_state, place)
         else:
             self._attributes(value, kind, place, without)
         for base in (int, float, str, bytes, tuple, list, set, frozenset, dict):
@@ -441,20 +441,20 @@ def _text_of(scope: dict[str, Any]) -> ModuleText:
 def _origin(scope: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
     """The author's module, as its globals, that a global was imported from, and its name there."""
     for _ in range(8):
-        found = _text_of(scope).imported.get(name)
-        module = sys.modules.get(found[0]) if found is not None else None
-        if found is None or module is None or is_installed(found[0]) or found[1] not in vars(module):
+        imported = _text_of(scope).imported.get(name)
+        module = sys.modules.get(imported[0]) if imported is not None else None
+        if imported is None or module is None or is_installed(imported[0]) or imported[1] not in vars(module):
             break
-        scope, name = vars(module), found[1]
+        scope, name = vars(module), imported[1]
     return scope, name
 
 
 def _hints(cls: type) -> dict[str, Any]:
     try:
-        found = typing.get_type_hints(cls, include_extras=True)
+        hints = typing.get_type_hints(cls, include_extras=True)
     except Exception:  # names that only a type checker knows
-        found = dict(vars(cls).get("__annotations__", {}))
-    return {name: found[name] for name in vars(cls).get("__annotations__", {}) if name in found}
+        hints = dict(vars(cls).get("__annotations__", {}))
+    return {name: hints[name] for name in vars(cls).get("__annotations__", {}) if name in hints}
 
 
 _GENERATED = frozenset(
@@ -494,7 +494,7 @@ def _changed_attributes(cls: type) -> frozenset[str]:
 
     What a setter is given does not change by work, but by who calls it.
     """
-    found: set[str] = set()
+    attributes: set[str] = set()
     overridden = {name for base in cls.__mro__ if is_installed(base.__module__) for name in vars(base)}
     for base in cls.__mro__:
         module = sys.modules.get(base.__module__)
@@ -515,8 +515,8 @@ def _changed_attributes(cls: type) -> frozenset[str]:
                 "__init_subclass__",
             ):
                 works = method in overridden or method == "__call__"
-                found |= changed if works else changed - text.given[method]
-    return frozenset(found)
+                attributes |= changed if works else changed - text.from_arguments[method]
+    return frozenset(attributes)
 
 
 def _is_ours(kind: type) -> bool:
@@ -556,20 +556,20 @@ def _own_state(value: Any, kind: type) -> Any:
 def _reduced(value: Any, kind: type) -> Any:
     """What a library's object is rebuilt from, where its class says so."""
     registered = copyreg.dispatch_table.get(kind)
-    own = {name for base in kind.__mro__[:-1] for name in ("__reduce__", "__reduce_ex__") if name in vars(base)}
-    if registered is None and not own:
+    reducers = {name for base in kind.__mro__[:-1] for name in ("__reduce__", "__reduce_ex__") if name in vars(base)}
+    if registered is None and not reducers:
         return None
-    found = registered(value) if registered is not None else value.__reduce_ex__(2)
-    if isinstance(found, tuple) and len(found) > 3:  # its items come as iterators
-        made, arguments, state, items, pairs = (*found, None)[:5]
+    reduced = registered(value) if registered is not None else value.__reduce_ex__(2)
+    if isinstance(reduced, tuple) and len(reduced) > 3:  # its items come as iterators
+        rebuild, arguments, state, items, pairs = (*reduced, None)[:5]
         return (
-            made,
+            rebuild,
             arguments,
             state,
             list(items or ()),
             OrderedDict(pairs or ()) if kind is OrderedDict else dict(pairs or ()),
         )
-    return found
+    return reduced
 
 
 _OWN = str(Path(__file__).parents[1])

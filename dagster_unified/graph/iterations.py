@@ -52,15 +52,15 @@ def check_iterations(graph: Graph, goes_on: bool) -> None:
 def check_staleness(where: str, node: IterationNode) -> None:
     """Raises `UnsupportedError` where a subtask could not go on without the others, and the body has a staleness."""
     body = node.body
-    for one in body.nodes:
-        operator = f"{where}, operator '{one.name}'"
-        if one.id in node.per_round:
+    for operator_node in body.nodes:
+        operator = f"{where}, operator '{operator_node.name}'"
+        if operator_node.id in node.per_round:
             raise UnsupportedError(
                 f"{operator}: it lives for one round, which ends at another time in each subtask; keep what it needs"
                 " in state, in an ALL_ROUND operator, or leave staleness out"
             )
-        edges = body.inputs(one.id)
-        alone = one.parallelism == 1 or any(edge.partitioning.kind is ExchangeKind.GLOBAL for edge in edges)
+        edges = body.inputs(operator_node.id)
+        alone = operator_node.parallelism == 1 or any(edge.partitioning.kind is ExchangeKind.GLOBAL for edge in edges)
         inside = [edge for edge in edges if not isinstance(body.node(edge.source), HeadNode)]
         if alone or any(edge.partitioning.kind is not ExchangeKind.FORWARD for edge in inside):
             what = "has one subtask" if alone else "is sent records by other subtasks of the same epoch"
@@ -69,8 +69,8 @@ def check_staleness(where: str, node: IterationNode) -> None:
                 " subtasks over the feedback only: exchange the variable, as in variables[0].key_by(...), or leave"
                 " staleness out"
             )
-        if isinstance(one, TailNode) and one.role is Role.CRITERIA:
-            before = body.node(inside[0].source) if inside else one
+        if isinstance(operator_node, TailNode) and operator_node.role is Role.CRITERIA:
+            before = body.node(inside[0].source) if inside else operator_node
             if not isinstance(before, FlatMapNode) or not isinstance(before.function, TerminateOnMaxIter):
                 raise UnsupportedError(
                     f"{where}: its termination criteria '{before.name}' need what all subtasks did in an epoch; with a"
@@ -84,9 +84,9 @@ def body_on(node: IterationNode, parallelism: int) -> Graph:
     One has an operator behind `global_()`, one that says so with `set_parallelism(1)`, and what is forwarded to it.
     """
     body = node.body
-    nodes = tuple(_on(node, one, parallelism) for one in body.nodes)
+    nodes = tuple(_on(node, member, parallelism) for member in body.nodes)
     graph = resolve_forward(replace(body, nodes=nodes))
-    nodes = tuple(replace(one, parallelism=one.parallelism or parallelism) for one in graph.nodes)
+    nodes = tuple(replace(member, parallelism=member.parallelism or parallelism) for member in graph.nodes)
     return resolve_forward(replace(graph, nodes=nodes))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dagster_unified.graph.code import kept_by, names_used, reads_from_outside, reads_watermark, refers_to
+from dagster_unified.graph.code import changed_by, names_used, reads_from_outside, reads_watermark, refers_to
 from dagster_unified.graph.event_time import Assigned, assigners, nearest_assigners
 from dagster_unified.graph.fingerprint import fingerprint_of
 from dagster_unified.graph.mode import Execution
@@ -23,22 +23,22 @@ Rule = Callable[[Graph, Node, Execution], list[tuple[str, str]]]
 
 def lint(graph: Graph, execution: Execution, carry_state: bool = False) -> tuple[Finding, ...]:
     """All findings, in the order of the operators; with `carry_state` a run leaves its state to that of a partition."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     leaves = (_held_back,) if carry_state or execution.goes_on else ()
     for node in graph.nodes:
-        found += _found(_BEFORE, graph, node, execution)
-        found += node.parity()
-        found += _found((*_AFTER, *leaves), graph, node, execution)
+        findings += _findings(_BEFORE, graph, node, execution)
+        findings += node.parity()
+        findings += _findings((*_AFTER, *leaves), graph, node, execution)
         if isinstance(node, IterationNode):
-            found += [
-                replace(one, node=node.id)
+            findings += [
+                replace(finding, node=node.id)
                 for n in node.body.nodes
-                for one in _found(_IN_BODIES, node.body, n, execution)
+                for finding in _findings(_IN_BODIES, node.body, n, execution)
             ]
-    return tuple(found)
+    return tuple(findings)
 
 
-def _found(rules: Sequence[Rule], graph: Graph, node: Node, execution: Execution) -> list[Finding]:
+def _findings(rules: Sequence[Rule], graph: Graph, node: Node, execution: Execution) -> list[Finding]:
     return [
         Finding(rule.__name__.strip("_").removesuffix("_in_body").replace("_", "-"), severity, node.id, message)
         for rule in rules
@@ -86,9 +86,9 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
     if function is None:
         return []
     used = names_used(function)
-    found: list[tuple[str, str]] = []
+    findings: list[tuple[str, str]] = []
     if "current_processing_time" in used and "register_processing_time_timer" in used:
-        found.append(
+        findings.append(
             (
                 "note",
                 (
@@ -98,7 +98,7 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
             )
         )
     elif "current_processing_time" in used:
-        found.append(
+        findings.append(
             (
                 "warning",
                 (
@@ -109,7 +109,7 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
         )
     outside = reads_from_outside(function)
     if outside is not None:
-        found.append(
+        findings.append(
             (
                 "warning",
                 (
@@ -118,7 +118,7 @@ def _clock(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, st
                 ),
             )
         )
-    return found
+    return findings
 
 
 def _watermark(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
@@ -136,15 +136,15 @@ def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[
     dropping = node.drops_late_records
     if dropping is None:
         return []
-    found = assigners(graph, node)
-    if not found:
+    nearest = assigners(graph, node)
+    if not nearest:
         return []  # the watermark stands still until the end of input
-    if all(assigner.covered for assigner in found):
+    if all(assigner.covered for assigner in nearest):
         covered = ", ".join(
-            f"those of '{a.name}' by {a.disorder} ms at most, with a bound of {a.bound} ms" for a in found
+            f"those of '{a.name}' by {a.disorder} ms at most, with a bound of {a.bound} ms" for a in nearest
         )
         return [("note", f"no record can be late for '{node.name}': they are out of order {covered}")]
-    bounds = ", ".join(map(_allowed, (a for a in found if not a.covered)))
+    bounds = ", ".join(map(_allowed, (a for a in nearest if not a.covered)))
     lateness = getattr(dropping, "lateness", 0)
     tags = [tag for tag in getattr(dropping, "late_tags", ()) if tag is not None]
     if tags or lateness:
@@ -208,11 +208,11 @@ def _null_key(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
     key = node.key
     if key is None or not key.fields:
         return []
-    found = []
+    notes = []
     for edge in graph.main_inputs(node.id):
         records = graph.records_of(edge)
         if records is not None:
-            found += [
+            notes += [
                 (
                     "note",
                     (
@@ -223,11 +223,11 @@ def _null_key(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
                 for f in key.fields
                 if records.schema.field(f).nullable
             ]
-    return found
+    return notes
 
 
 def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    found = fingerprint_of(*node.code()).left_out
+    left_out = fingerprint_of(*node.code()).left_out
     return [
         (
             "note",
@@ -236,17 +236,19 @@ def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
                 " that creates it counts as code; create it in open(), or build it from values that can be compared"
             ),
         )
-        for place, what in found.items()
+        for place, what in left_out.items()
     ]
 
 
 def _held_back(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
     """Where a run leaves its state to another one, what of the streams of an operator may hold the others back."""
     before = nearest_assigners(graph, graph.inputs(node.id)) if node.has_timers else []
-    waited_for = sorted((one for one in before if one.idleness_ms is None), key=lambda one: one.id)
+    waited_for = sorted(
+        (assigner for assigner in before if assigner.idleness_ms is None), key=lambda assigner: assigner.id
+    )
     if len(before) < 2 or not waited_for:
         return []
-    names = " and ".join(dict.fromkeys(f"'{name}'" for one in waited_for for name in _sources_of(graph, one)))
+    names = " and ".join(dict.fromkeys(f"'{name}'" for assigner in waited_for for name in _sources_of(graph, assigner)))
     return [
         (
             "note",
@@ -267,15 +269,15 @@ def _sources_of(graph: Graph, node: Node) -> list[str]:
 
 def _attributes(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
     """What a function keeps in itself or outside of it, where only state lasts."""
-    return _kept(node, "a function object lives for a micro-batch, and in BATCH for a task")
+    return _note_changes(node, "a function object lives for a micro-batch, and in BATCH for a task")
 
 
 def _attributes_in_body(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    return _kept(node, "in a body a function is opened anew in each round")
+    return _note_changes(node, "in a body a function is opened anew in each round")
 
 
-def _kept(node: Node, life: str) -> list[tuple[str, str]]:
-    changed = kept_by(node.user_function)
+def _note_changes(node: Node, life: str) -> list[tuple[str, str]]:
+    changed = changed_by(node.user_function)
     if not changed:
         return []
     what = f"'{node.name}' changes {', '.join(changed)} as records come: {life}, and what it keeps otherwise than in"

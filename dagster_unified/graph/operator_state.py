@@ -13,7 +13,7 @@ def check_operator_state(graph: Graph) -> None:
     for node in graph.nodes:
         if node.holds_subtask_state or isinstance(node, IterationNode):  # a body is checked where it is built
             continue
-        function = next((found for found in map(checkpointed, node.code()) if found is not None), None)
+        function = next((part for part in map(checkpointed, node.code()) if part is not None), None)
         if function is None:
             continue
         what = f"{graph.name}: operator '{node.name}' is given a CheckpointedFunction ({type(function).__name__})"
@@ -56,8 +56,8 @@ def subtasks(graph: Graph, parallelism: int | None) -> dict[int, int]:
     """
     counts: dict[int, int] = {}
     for node in graph.nodes:
-        found = [_subtasks_after(graph, edge, node, parallelism, counts) for edge in graph.main_inputs(node.id)]
-        count = max(found, default=0)
+        counts_before = [_subtasks_after(graph, edge, node, parallelism, counts) for edge in graph.main_inputs(node.id)]
+        count = max(counts_before, default=0)
         if count:
             counts[node.id] = count
     seen: set[int] = set()

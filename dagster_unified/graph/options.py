@@ -40,16 +40,16 @@ class Option:
     most: Any = None
     """The largest value, where there is one."""
 
-    def parse(self, given: Any) -> Any:
-        """`given`, as text or already of the right type; raises `ConfigurationError` that says what was expected."""
+    def parse(self, value: Any) -> Any:
+        """`value`, as text or already of the right type; raises `ConfigurationError` that says what was expected."""
         try:
-            parsed = _PARSERS[self.kind](self, given)
+            parsed = _PARSERS[self.kind](self, value)
             if (self.least is not None and parsed < self.least) or (self.most is not None and parsed > self.most):
                 raise ValueError
             return parsed
         except (ValueError, TypeError):
             raise ConfigurationError(
-                f"{self.key}: {given!r} is not {self.expected()}{nearest(str(given), self.choices)}"
+                f"{self.key}: {value!r} is not {self.expected()}{nearest(str(value), self.choices)}"
             ) from None
 
     def expected(self) -> str:
@@ -70,18 +70,18 @@ class Option:
         return what if smallest is None else f"{what}{',' if self.kind == 'duration' else ''} of at least {smallest}"
 
 
-def _choice(option: Option, given: Any) -> str:
-    wanted = str(given).upper()
+def _choice(option: Option, value: Any) -> str:
+    wanted = str(value).upper()
     wanted = (option.aliases or {}).get(wanted, wanted)
     if wanted not in option.choices:
         raise ValueError
     return wanted
 
 
-def _bool(_: Option, given: Any) -> bool:
-    if isinstance(given, bool):
-        return given
-    return {"true": True, "false": False}[str(given).lower()] if str(given).lower() in ("true", "false") else _raise()
+def _bool(_: Option, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "false": False}[str(value).lower()] if str(value).lower() in ("true", "false") else _raise()
 
 
 def _raise() -> Any:
@@ -89,9 +89,9 @@ def _raise() -> Any:
 
 
 def _number(least: int) -> Callable[[Option, Any], int]:
-    def parse(_: Option, given: Any) -> int:
-        number = int(given)
-        return number if number >= least and not isinstance(given, (bool, float)) else _raise()
+    def parse(_: Option, value: Any) -> int:
+        number = int(value)
+        return number if number >= least and not isinstance(value, (bool, float)) else _raise()
 
     return parse
 
@@ -100,11 +100,11 @@ _UNITS = {"ms": 1, "s": 1000, "sec": 1000, "min": 60_000, "m": 60_000, "h": 3_60
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|sec|min|m|h|d)")
 
 
-def _duration(option: Option, given: Any) -> timedelta:
-    if isinstance(given, timedelta):
-        length = given
+def _duration(option: Option, value: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        length = value
     else:
-        written_as = _DURATION.fullmatch(str(given).strip().lower()) or _raise()
+        written_as = _DURATION.fullmatch(str(value).strip().lower()) or _raise()
         length = _exact(Decimal(written_as.group(1)) * _UNITS[written_as.group(2)])
     if length < timedelta(0):
         raise ValueError
@@ -124,13 +124,13 @@ def _exact(millis: Decimal) -> timedelta:
         raise ValueError from None
 
 
-def _factor(_: Option, given: Any) -> float:
-    number = float(given)
-    return number if 0 <= number < math.inf and not isinstance(given, bool) else _raise()
+def _factor(_: Option, value: Any) -> float:
+    number = float(value)
+    return number if 0 <= number < math.inf and not isinstance(value, bool) else _raise()
 
 
-def _text(_: Option, given: Any) -> str:
-    text = str(given)
+def _text(_: Option, value: Any) -> str:
+    text = str(value)
     return text if text.strip() else _raise()
 
 
@@ -414,9 +414,9 @@ class Configuration:
     def __init__(self, layers: Sequence[Layer] = ()) -> None:
         self._settings = {o.key: Setting(o.default, _DEFAULTS) for o in OPTIONS}
         for layer in reversed(layers):
-            given = {key: value for key, value in layer.values.items() if value is not None}
+            values = {key: value for key, value in layer.values.items() if value is not None}
             spelled: dict[str, str] = {}
-            for key, value in given.items():
+            for key, value in values.items():
                 known = option(key)
                 other = spelled.setdefault(known.key, key)
                 if other != key:
@@ -470,7 +470,7 @@ def option(key: str) -> Option:
 
     Raises `ConfigurationError`, which names the nearest one.
     """
-    found = BY_KEY.get(key) or _OTHER_KEYS.get(key)
-    if found is None:
+    known = BY_KEY.get(key) or _OTHER_KEYS.get(key)
+    if known is None:
         raise ConfigurationError(f"unknown option '{key}'{nearest(key, BY_KEY)}")
-    return found
+    return known

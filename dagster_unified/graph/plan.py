@@ -155,13 +155,13 @@ class Plan:
 
     def input_layout(self, node: int) -> StreamLayout:
         """The columns of what reaches a node: its inputs united, with the computed key it is partitioned by, if any."""
-        found = self._input_layouts.get(node)
-        if found is None:
+        layout = self._input_layouts.get(node)
+        if layout is None:
             bare = self._united(self.graph.main_inputs(node))
             key = self.graph.node(node).key
             computed = (key.computed,) if key is not None and key.computed is not None else ()
-            found = self._input_layouts[node] = StreamLayout(bare.records, bare.timestamped, computed)
-        return found
+            layout = self._input_layouts[node] = StreamLayout(bare.records, bare.timestamped, computed)
+        return layout
 
     def broadcast_layout(self, node: int) -> StreamLayout:
         """The columns of a node's broadcast stream."""
@@ -272,7 +272,7 @@ def _regions(
     region_of = {task: i for i, group in enumerate(groups) for task in group}
     writing = {n.id for n in graph.sinks}
     names: list[str] = []
-    found: list[Region] = []
+    regions: list[Region] = []
     for i, group in enumerate(groups):
         nodes = tuple(n for task in group for n in all_tasks[task].operators)
         leaving = [e for e in all_exchanges if e.blocking and region_of[e.source] == i != region_of[e.target]]
@@ -283,9 +283,9 @@ def _regions(
         name = _stage_name(graph, nodes, outputs, sinks, names)
         names.append(name)
         carried = tuple(Port(n, CARRIED) for n in nodes if n in carrying_nodes)
-        mark = _fingerprint(graph, execution, nodes, outputs + carried, [found[r].fingerprint for r in inputs])
-        found.append(Region(i, name, group, nodes, inputs, outputs, sinks, mark, carried))
-    return tuple(found)
+        mark = _fingerprint(graph, execution, nodes, outputs + carried, [regions[r].fingerprint for r in inputs])
+        regions.append(Region(i, name, group, nodes, inputs, outputs, sinks, mark, carried))
+    return tuple(regions)
 
 
 def _stage_name(
@@ -321,26 +321,26 @@ def _called(node: Node, sources: Collection[str]) -> str:
 
 def _word(name: str) -> str:
     """A name as stages have it, in paths and in Dagster's names: a word of ASCII, or nothing where it has none."""
-    letters = "".join(one for one in unicodedata.normalize("NFKD", name) if not unicodedata.combining(one))
+    letters = "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
     return re.sub(r"\W+", "_", letters, flags=re.ASCII).strip("_").lower()[:_LONGEST].strip("_")
 
 
 def _on_the_way(graph: Graph, nodes: tuple[int, ...], last: int) -> list[Node]:
     """An operator of a region and those of the region that lead to it, in the order in which they were written."""
-    found, pending = {last}, [last]
+    on_the_way, pending = {last}, [last]
     while pending:
-        before = {e.source for e in graph.inputs(pending.pop())} & set(nodes) - found
-        found |= before
+        before = {e.source for e in graph.inputs(pending.pop())} & set(nodes) - on_the_way
+        on_the_way |= before
         pending += before
-    return [graph.nodes[n] for n in sorted(found)]
+    return [graph.nodes[n] for n in sorted(on_the_way)]
 
 
 def _fingerprint(
     graph: Graph, execution: Execution, nodes: tuple[int, ...], outputs: tuple[Port, ...], upstream: list[str]
 ) -> str:
-    own = set(nodes)
+    members = set(nodes)
     parts = [_describe_node(graph.nodes[n]) for n in nodes]
-    edges = [_describe_edge(e) for e in graph.edges if e.source in own or e.target in own]
+    edges = [_describe_edge(e) for e in graph.edges if e.source in members or e.target in members]
     return digest(library_version(), execution, *parts, *edges, *outputs, *upstream)
 
 

@@ -73,11 +73,11 @@ def tasks(graph: Graph, enabled: bool) -> tuple[Task, ...]:
     for node in graph.nodes:
         if node.id in chained:
             head[node.id] = head[chained[node.id]]
-    found: list[Task] = []
+    chains: list[Task] = []
     for node in graph.nodes:
         if head[node.id] == node.id:
-            found.append(Task(len(found), tuple(n.id for n in graph.nodes if head[n.id] == node.id)))
-    return tuple(found)
+            chains.append(Task(len(chains), tuple(n.id for n in graph.nodes if head[n.id] == node.id)))
+    return tuple(chains)
 
 
 POINTWISE = (ExchangeKind.FORWARD, ExchangeKind.RESCALE)
@@ -102,13 +102,13 @@ class Exchange:
 def exchanges(graph: Graph, tasks: tuple[Task, ...], shuffle_mode: str) -> tuple[Exchange, ...]:
     """The edges between tasks, each with the reason why it is a barrier or not."""
     task_of = {operator: task.id for task in tasks for operator in task.operators}
-    found: list[Exchange] = []
+    crossing: list[Exchange] = []
     for edge in graph.edges:
         source, target = task_of[edge.source], task_of[edge.target]
         if source != target:
             blocking, reason = _blocking(edge, shuffle_mode)
-            found.append(Exchange(edge, source, target, blocking, reason))
-    return tuple(found)
+            crossing.append(Exchange(edge, source, target, blocking, reason))
+    return tuple(crossing)
 
 
 def _blocking(edge: Edge, shuffle_mode: str) -> tuple[bool, str]:
@@ -126,9 +126,9 @@ def _blocking(edge: Edge, shuffle_mode: str) -> tuple[bool, str]:
     return True, f"{kind.value} is all-to-all: its consumer needs every producer's output"
 
 
-def behind_barriers(found: Iterable[Exchange], tasks: Set[int]) -> Iterator[Exchange]:
+def behind_barriers(edges: Iterable[Exchange], tasks: Set[int]) -> Iterator[Exchange]:
     """The exchanges, of which those among some tasks are barriers."""
-    for exchange in found:
+    for exchange in edges:
         if exchange.source in tasks and exchange.target in tasks and not exchange.blocking:
             reason = "state is handed on by the event time of all that has come, which only a stage before can tell"
             yield replace(exchange, blocking=True, reason=reason)
@@ -171,7 +171,7 @@ def _strongly_connected(count: int, arcs: list[tuple[int, int]]) -> list[list[in
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
-    found: list[list[int]] = []
+    components: list[list[int]] = []
     for start in range(count):
         if start in index:
             continue
@@ -196,8 +196,8 @@ def _strongly_connected(count: int, arcs: list[tuple[int, int]]) -> list[list[in
                     component: list[int] = []
                     while not component or component[-1] != node:
                         component.append(stack.pop())
-                    found.append(component)
-    return found
+                    components.append(component)
+    return components
 
 
 def _topological(groups: list[tuple[int, ...]], arcs: list[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:

@@ -66,28 +66,28 @@ def cross_query_streams(plan: Plan) -> list[CrossQueryStream]:
     """The streams that a plan's segments hand on."""
     numbers = segment_of(plan.graph)
     crossing = ((Port.of(e), numbers[e.source], numbers[e.target]) for e in plan.graph.edges)
-    found = dict.fromkeys(one for one in crossing if one[1] < one[2])
-    return [CrossQueryStream(*one, _uid(plan, one[0], one[2])) for one in found]
+    distinct = dict.fromkeys(crossed for crossed in crossing if crossed[1] < crossed[2])
+    return [CrossQueryStream(*crossed, _uid(plan, crossed[0], crossed[2])) for crossed in distinct]
 
 
 def segment_of(graph: Graph) -> dict[int, int]:
     """The segment of each node: the first that it can be in, or the one of all that read it, if that is later."""
     loops = {node.id for node in graph.nodes if isinstance(node, IterationNode)}
     cuts = _before_state(graph, loops)
-    found: dict[int, int] = {}
+    segment: dict[int, int] = {}
     for node in graph.nodes:
         before = [edge.source for edge in graph.inputs(node.id)]
-        found[node.id] = max((found[n] + (n in cuts) for n in before), default=0)
-    stay = loops | {one.source for one in aligned(graph)}
+        segment[node.id] = max((segment[n] + (n in cuts) for n in before), default=0)
+    stay = loops | {aligned_source.source for aligned_source in aligned(graph)}
     for node in reversed(graph.nodes):
-        after = [found[edge.target] for edge in graph.outputs(node.id)]
+        after = [segment[edge.target] for edge in graph.outputs(node.id)]
         if after and node.id not in stay:
-            found[node.id] = min(after)
+            segment[node.id] = min(after)
     for node in graph.assigners:
         # only where its source is read does it know which part a record is of
-        way = [node, *straight_from_source(graph, node)]
-        found |= dict.fromkeys((one.id for one in way), found[way[-1].id])
-    return found
+        path = [node, *straight_from_source(graph, node)]
+        segment |= dict.fromkeys((n.id for n in path), segment[path[-1].id])
+    return segment
 
 
 def _before_state(graph: Graph, loops: set[int]) -> set[int]:

@@ -59,7 +59,7 @@ class ClassText:
     changed: dict[str, set[str]] = field(default_factory=dict)
     """By method, the attributes that it sets or changes."""
 
-    given: dict[str, set[str]] = field(default_factory=dict)
+    from_arguments: dict[str, set[str]] = field(default_factory=dict)
     """By method, those of them that it only sets to an argument of its own, as a setter does."""
 
 
@@ -67,7 +67,7 @@ class ClassText:
 class ModuleText:
     """What a module's text says."""
 
-    made: dict[str, list[str]] = field(default_factory=dict)
+    statements: dict[str, list[str]] = field(default_factory=dict)
     """By global, the statements outside of functions that make or change it."""
 
     changed: dict[str, set[str]] = field(default_factory=dict)
@@ -94,14 +94,14 @@ def text_of(module: types.ModuleType) -> ModuleText:
 
     Empty where there is no text.
     """
-    found = _read.get(module)
-    if found is None:
+    text = _read.get(module)
+    if text is None:
         try:
             tree = ast.parse(inspect.getsource(module))
         except (OSError, TypeError, SyntaxError, ValueError):
             tree = ast.Module([], [])
-        found = _read[module] = _analysed(tree, module.__package__ if hasattr(module, "__package__") else None)
-    return found
+        text = _read[module] = _analysed(tree, module.__package__ if hasattr(module, "__package__") else None)
+    return text
 
 
 def file_digest(name: str) -> tuple[str, str | None] | None:
@@ -144,7 +144,7 @@ def _analysed(tree: ast.Module, package: str | None) -> ModuleText:
             text.imported.update({a.asname or a.name: (module, a.name) for a in statement.names})
         elif not isinstance(statement, (ast.ClassDef, *_FunctionDef)):
             for name in sorted({root for root, _ in _changes(statement)}):
-                text.made.setdefault(name, []).append(ast.dump(statement))
+                text.statements.setdefault(name, []).append(ast.dump(statement))
     for node in ast.walk(tree):
         if isinstance(node, _FunctionDef):
             local = own_names(node)
@@ -178,7 +178,7 @@ def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 def own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
     """The names that are a function's own."""
     arguments = function.args
-    own = {
+    local = {
         a.arg
         for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         if a is not None
@@ -186,12 +186,12 @@ def own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> 
     shared: set[str] = set()
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            own.add(node.id)
+            local.add(node.id)
         elif isinstance(node, ast.Global):
             shared |= set(node.names)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            own |= {a.asname or a.name.partition(".")[0] for a in node.names}
-    return own - shared
+            local |= {a.asname or a.name.partition(".")[0] for a in node.names}
+    return local - shared
 
 
 def _changes(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -220,10 +220,11 @@ def root_of(node: ast.expr) -> Iterator[tuple[str, str]]:
 def _classes(body: list[ast.stmt], prefix: str, text: ModuleText) -> None:
     for statement in body:
         if isinstance(statement, ast.ClassDef):
-            own = text.classes[f"{prefix}{statement.name}"] = ClassText()
+            class_text = text.classes[f"{prefix}{statement.name}"] = ClassText()
             for method in statement.body:
                 if isinstance(method, _FunctionDef):
-                    own.changed[method.name], own.given[method.name] = _attributes(method, statement.name)
+                    changed, from_arguments = _attributes(method, statement.name)
+                    class_text.changed[method.name], class_text.from_arguments[method.name] = changed, from_arguments
             _classes(statement.body, f"{prefix}{statement.name}.", text)
         elif isinstance(statement, _FunctionDef):
             text.enclosed[f"{prefix}{statement.name}"] = _by_nested(statement)
@@ -233,15 +234,15 @@ def _classes(body: list[ast.stmt], prefix: str, text: ModuleText) -> None:
 
 
 def _by_nested(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    by_root: dict[str, set[str]] = {}
     for node in ast.walk(function):
         if node is not function and isinstance(node, (*_FunctionDef, ast.Lambda)):
             shared = {name for n in ast.walk(node) if isinstance(n, ast.Nonlocal) for name in n.names}
             local = own_names(node) - shared
             for root, attribute in _changes(node):
                 if root not in local:
-                    found.setdefault(root, set()).add(attribute)
-    return found
+                    by_root.setdefault(root, set()).add(attribute)
+    return by_root
 
 
 def _attributes(method: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> tuple[set[str], set[str]]:
@@ -252,7 +253,7 @@ def _attributes(method: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> t
     names = [a.arg for a in (*method.args.posonlyargs, *method.args.args)]
     roots = {*names[:1], owner}
     changed = {attribute for root, attribute in _changes(method) if root in roots and attribute != SELF}
-    given: set[str] = set()
+    from_arguments: set[str] = set()
     taken: set[str] = set()
     for node in ast.walk(method):
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -264,7 +265,7 @@ def _attributes(method: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> t
                     and target.value.id in roots
                 ):
                     is_argument = isinstance(node.value, ast.Name) and node.value.id in names[1:]
-                    (given if is_argument else taken).add(target.attr)
+                    (from_arguments if is_argument else taken).add(target.attr)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
             taken.add(node.target.attr)
-    return changed, given - taken
+    return changed, from_arguments - taken

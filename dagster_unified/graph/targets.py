@@ -33,18 +33,19 @@ def written(graph: Graph, sinks: Collection[int] | None = None) -> list[Written]
     return [Written(graph.name, n.name, _described(n), target) for n, target in targets if target is not None]
 
 
-def check_targets(found: Iterable[Written]) -> None:
+def check_targets(sinks: Iterable[Written]) -> None:
     """Raises where two sinks would overwrite each other, or one writes into the other's folder."""
-    for one, other in combinations(sorted(found, key=lambda w: w.target.place), 2):
-        place, inner = one.target.place, other.target.place
-        if place == inner and not (one.target.shared and other.target.shared):
+    for first, second in combinations(sorted(sinks, key=lambda w: w.target.place), 2):
+        place, inner = first.target.place, second.target.place
+        if place == inner and not (first.target.shared and second.target.shared):
             raise PipelineError(
-                f"{one} and {other} write to one place, {place}, where one takes away what the other wrote; give each a"
-                " path of its own, or unite the streams before one sink. Only sinks that append may share a place"
+                f"{first} and {second} write to one place, {place}, where one takes away what the other wrote; give"
+                " each a path of its own, or unite the streams before one sink. Only sinks that append may share a"
+                " place"
             )
         if inner.startswith(f"{place.rstrip('/')}/"):
             raise PipelineError(
-                f"{other} writes to {inner}, inside the folder of {one}, where one takes away what the other wrote;"
+                f"{second} writes to {inner}, inside the folder of {first}, where one takes away what the other wrote;"
                 " give each a path outside the other's"
             )
 

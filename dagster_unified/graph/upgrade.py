@@ -46,18 +46,18 @@ def changes(before: Code, now: Code) -> list[str]:
     """What is different, as a person would say it."""
     if not before:  # an earlier version did not record it
         return [VERSION]
-    found = []
+    changed = []
     for uid in sorted({*before, *now}):
-        own = uid if uid in (OPTIONS, VERSION) else f"operator '{uid}'"
+        subject = uid if uid in (OPTIONS, VERSION) else f"operator '{uid}'"
         if uid not in before:
-            found.append(f"{own} is new")
+            changed.append(f"{subject} is new")
         elif uid not in now:
-            found.append(f"{own} is gone")
+            changed.append(f"{subject} is gone")
         elif before[uid] != now[uid]:
             old, new = before[uid], now[uid]
             places = dict.fromkeys(
                 place.partition(" (input ")[0] for place in sorted({*old, *new}) if old.get(place) != new.get(place)
             )
             said = [place for place in places if place and uid != VERSION]
-            found.append(f"{own} ({', '.join(said)})" if said else own)
-    return found
+            changed.append(f"{subject} ({', '.join(said)})" if said else subject)
+    return changed

@@ -444,15 +444,15 @@ def _observer(
     context: AssetExecutionContext, slice_: Slice | None, recomputed: dict[str, str]
 ) -> Callable[[Event], None]:
     """Write events to the run's log, and remember why stages were recomputed."""
-    of = "" if slice_ is None else f" of partition {slice_.key}"
+    of_partition = "" if slice_ is None else f" of partition {slice_.key}"
 
     def observe(event: Event) -> None:
         events.report(event)
         if isinstance(event, StageStarted) and event.reason:
             recomputed[event.stage] = event.reason
-            context.log.warning(f"recomputing stage '{event.stage}'{of}: {event.reason}")
+            context.log.warning(f"recomputing stage '{event.stage}'{of_partition}: {event.reason}")
         elif isinstance(event, (IterationResumed, RoundCommitted)):
-            context.log.info(f"{event.describe()}{of}")
+            context.log.info(f"{event.describe()}{of_partition}")
         elif isinstance(event, (SinkHeld, RecordsWait)):
             context.log.warning(event.describe() if slice_ is None else f"partition {slice_.key}: {event.describe()}")
         elif isinstance(event, (ExecutorLost, MasterAway, MasterBack)):
@@ -460,7 +460,7 @@ def _observer(
         elif isinstance(event, StageFinished):
             m = event.manifest
             context.log.info(
-                f"stage '{event.stage}'{of}: {m.rows} rows, {m.bytes} bytes in {m.seconds:.2f} s"
+                f"stage '{event.stage}'{of_partition}: {m.rows} rows, {m.bytes} bytes in {m.seconds:.2f} s"
                 + (f", recomputed: {event.reason}" if event.reason else "")
             )
 

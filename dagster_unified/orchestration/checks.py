@@ -202,11 +202,11 @@ def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition
             return AssetCheckResult(passed=True, description="there is no history yet", metadata={"rows": now})
         median = statistics.median(before)
         partition, now = max(counted.items(), key=lambda item: abs(item[1] - median))
-        of = "" if partition is None else f" in partition {partition}"
+        in_partition = "" if partition is None else f" in partition {partition}"
         return AssetCheckResult(
             passed=abs(now - median) <= within * median,
             severity=AssetCheckSeverity.ERROR if checks.blocking else AssetCheckSeverity.WARN,
-            description=f"{now} rows{of}, and {median:g} in the median of the {len(before)} before",
+            description=f"{now} rows{in_partition}, and {median:g} in the median of the {len(before)} before",
             metadata={"rows": now, "median before": median},
         )
 
@@ -228,12 +228,12 @@ def _counts(
         counted: dict[str | None, int] = {}
         before = []
         for record in recorded.records:
-            made = record.asset_materialization
-            count = made.metadata.get("dagster/row_count") if made is not None else None
-            if made is None or count is None:
+            materialization = record.asset_materialization
+            count = materialization.metadata.get("dagster/row_count") if materialization is not None else None
+            if materialization is None or count is None:
                 continue
             if record.run_id == run and (run or not counted):  # those that people report have no run
-                counted.setdefault(made.partition, int(count.value))
+                counted.setdefault(materialization.partition, int(count.value))
             elif counted:  # of a run that has ended meanwhile it is not known that it was before
                 before.append(int(count.value))
         if len(before) >= history or not recorded.has_more:
@@ -264,10 +264,11 @@ def _parity(
             return _nothing(planned, node)
         slice_ = parity.slice()
         with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-            made = batch_tables(graph, slice_, parity.options, session_of(context.resources.spark), folder)[node.name]
+            tables = batch_tables(graph, slice_, parity.options, session_of(context.resources.spark), folder)
+            in_batch = tables[node.name]
         chosen = parity.where(slice_)
         in_table = sink.dataset(records).to_table(filter=chosen)
-        by_batch = made if chosen is None else made.filter(chosen)
+        by_batch = in_batch if chosen is None else in_batch.filter(chosen)
         comparison = compare(by_batch, in_table, list(sink.key), parity.differences)
         return AssetCheckResult(
             passed=not comparison.different,

@@ -249,12 +249,12 @@ def _batch(
         stages = [stage_asset(deployment, loaded, region, upstream, translator) for region in loaded.regions]
     keys = [stage.key for stage in stages]
     retention = deployment.retention
-    kept = f"{name}_janitor: {retention.describe()}" if retention is not None else "All intermediates are kept"
+    kept_for = f"{name}_janitor: {retention.describe()}" if retention is not None else "All intermediates are kept"
     job = define_asset_job(
         f"{name}_batch",
         selection=StagesSelection(selected_keys=keys),
         executor_def=executor,
-        description=f"{name} in BATCH: {len(stages)} stages, each materialized before the next begins. {kept}.",
+        description=f"{name} in BATCH: {len(stages)} stages, each materialized before the next begins. {kept_for}.",
     )
     heartbeat = heartbeat_sensor(name, {stage.op.name for stage in stages})
     built = [Definitions(assets=stages, jobs=[job], sensors=[heartbeat])]

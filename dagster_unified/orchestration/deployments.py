@@ -130,10 +130,10 @@ class StreamingDeployment:
             )
 
 
-def check_pipeline(pipeline: object, of: str) -> None:
+def check_pipeline(pipeline: object, kind: str) -> None:
     """Raises `ConfigurationError` for what is no pipeline."""
     if not isinstance(pipeline, Pipeline):
-        raise ConfigurationError(f"a {of} is of a pipeline, and not of {pipeline!r}; give it the Pipeline itself")
+        raise ConfigurationError(f"a {kind} is of a pipeline, and not of {pipeline!r}; give it the Pipeline itself")
 
 
 def check_types(pipeline: str, arguments: object, **kinds: type[object]) -> None:

@@ -47,7 +47,9 @@ def targets_metadata(plan: Plan, sinks: Iterable[int]) -> Mapping[str, Any]:
 def check_location(assets: BaseAssetGraph[Any]) -> None:
     """Raises where two sinks of a code location would overwrite each other."""
     shown = [assets.get(key).metadata.get(WRITES) for key in assets.get_all_asset_keys()]
-    check_targets(msgspec.convert(one, Written) for of_asset in shown if of_asset is not None for one in of_asset.data)
+    check_targets(
+        msgspec.convert(written, Written) for of_asset in shown if of_asset is not None for written in of_asset.data
+    )
 
 
 class StagesSelection(KeysAssetSelection):

@@ -88,7 +88,7 @@ def dimensions_of(partitions: PartitionsDefinition[str]) -> Dimensions:
     by_name = {"": partitions}
     if isinstance(partitions, MultiPartitionsDefinition):
         by_name = {dimension.name: dimension.partitions_def for dimension in partitions.partitions_defs}
-    in_time = (name for name, of in by_name.items() if isinstance(of, TimeWindowPartitionsDefinition))
+    in_time = (name for name, definition in by_name.items() if isinstance(definition, TimeWindowPartitionsDefinition))
     return Dimensions(tuple(by_name), frozenset(in_time))
 
 

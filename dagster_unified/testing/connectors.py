@@ -194,7 +194,7 @@ class _Check:
     _number: int = 0
 
     def epochs(self) -> Faults:
-        sink, kept = self.target.sink(), list[tuple[int, tuple[Entry, ...]]]()
+        sink, entries_by_epoch = self.target.sink(), list[tuple[int, tuple[Entry, ...]]]()
         epoch = timeline = writes = 0
         while self.faults.kills < self.kills or epoch < 3:
             goes_back = epoch > 2 and self.chance.random() < 0.1
@@ -202,21 +202,21 @@ class _Check:
                 epoch = self.chance.randrange(1, epoch)
                 timeline += 1
                 if sink.capabilities.undoes:
-                    kept = [(of, written) for of, written in kept if of < epoch]
+                    entries_by_epoch = [(number, written) for number, written in entries_by_epoch if number < epoch]
             writes += 1  # what is written later counts, also where it is an earlier epoch on a new timeline
             entries = self._entries(writes, f"timeline {timeline}")
             identity = WriteIdentity("kit", "sink", "deployment", "streaming", epoch, timeline)
             if goes_back and self.faults.kills < self.kills:
                 self._attempt_with_fault(identity, entries, _Step.COMMITTING)  # while it undoes what was later
             self._write(identity, entries, self._is_restarted(writes))
-            kept.append((epoch, entries))
+            entries_by_epoch.append((epoch, entries))
             epoch += 1
-        self._compare(sink, [entry for _, written in kept for entry in written])
+        self._compare(sink, [entry for _, written in entries_by_epoch for entry in written])
         return self.faults
 
     def partitions(self) -> Faults:
         sink, runs = self.target.sink(), 0
-        kept: dict[str, list[tuple[Entry, ...]]] = {}
+        entries_by_partition: dict[str, list[tuple[Entry, ...]]] = {}
         executions: dict[str, str] = {}
         takes_again = sink.capabilities.takes_again(partitioned=True)
         while self.faults.kills < self.kills or runs < 6:
@@ -237,10 +237,12 @@ class _Check:
                 self._write(*rivals[0], self._is_restarted(runs))
                 winner = rivals[0][1]
             if sink.capabilities.replaces_partition:
-                kept[partition] = [winner]
+                entries_by_partition[partition] = [winner]
             else:
-                kept.setdefault(partition, []).append(winner)
-        self._compare(sink, [entry for written in kept.values() for entries in written for entry in entries])
+                entries_by_partition.setdefault(partition, []).append(winner)
+        self._compare(
+            sink, [entry for written in entries_by_partition.values() for entries in written for entry in entries]
+        )
         return self.faults
 
     def _is_restarted(self, write: int) -> bool:
@@ -260,9 +262,9 @@ class _Check:
         if sink.upserts:
             last = {entry.key: entry for entry in sorted(written, key=lambda entry: entry.version)}
             expected = Counter(map(tuple, last.values()))
-        found = Counter(map(tuple, self.target.rows()))
-        lost, further = expected - found, found - expected
-        assert found == expected, (
+        rows = Counter(map(tuple, self.target.rows()))
+        lost, further = expected - rows, rows - expected
+        assert rows == expected, (
             f"{sink.describe()}: {lost.total()} rows are lost, such as {_some(lost)}, and {further.total()} should not"
             f" be there, such as {_some(further)}, after {self.faults}"
         )

@@ -50,8 +50,8 @@ def run_native(
     table = pa.Table.from_batches([batch.append_column(TIMESTAMP, pa.array([t for _, t in arriving], pa.int64()))])
     columns = [sql(c, pipeline, node) for c in getattr(node, "columns", ())]
     with duckdb.connect() as connection:
-        for name, given in _tables(node, pipeline, table, arriving, looked_up, marks).items():
-            connection.register(name, given)
+        for name, rows in _tables(node, pipeline, table, arriving, looked_up, marks).items():
+            connection.register(name, rows)
         try:
             result = connection.sql(_statement(node, pipeline, layout, columns)).to_arrow_table()
         except duckdb.OutOfRangeException as error:
@@ -62,24 +62,24 @@ def run_native(
                 f"{where}: the harness, which computes columns with DuckDB, does not accept an expression of it:"
                 f" {said}; correct the names and types that it uses"
             ) from error
-    given = [_typed(where, field, result.column(field.name).combine_chunks()) for field in node.records.schema]
+    results = [_typed(where, field, result.column(field.name).combine_chunks()) for field in node.records.schema]
     times = result.column(TIMESTAMP).to_pylist() if node.timestamped else [None] * result.num_rows
     try:
-        records = node.records.from_batch(cast(given, node.records.schema))
+        records = node.records.from_batch(cast(results, node.records.schema))
     except pa.ArrowInvalid as error:
-        raise too_large(where, _beyond(given, node.records.schema)) from error
+        raise too_large(where, _beyond(results, node.records.schema)) from error
     return list(zip(records, times, strict=True))
 
 
-def _beyond(given: Sequence[pa.Array], schema: pa.Schema) -> list[str]:
+def _beyond(columns: Sequence[pa.Array], schema: pa.Schema) -> list[str]:
     """The fields whose values their types do not hold."""
-    found = []
-    for field, column in zip(schema, given, strict=True):
+    names = []
+    for field, column in zip(schema, columns, strict=True):
         try:
             cast([column], pa.schema([field]))
         except pa.ArrowInvalid:
-            found.append(field.name)
-    return found
+            names.append(field.name)
+    return names
 
 
 _KINDS = (
@@ -101,13 +101,13 @@ def _typed(where: str, field: pa.Field, column: pa.Array) -> pa.Array:
             for span in column.to_pylist()
         ]
         return pa.array(spans, field.type)
-    given, wanted = (next((k for k, test in _KINDS if test(kind)), None) for kind in (column.type, field.type))
-    fits = not given or not wanted or given == wanted or pa.types.is_decimal(field.type)
-    if (given, wanted) == ("a float", "a whole number"):  # which `floor` gives in Spark, and a division does not
+    actual, declared = (next((k for k, test in _KINDS if test(kind)), None) for kind in (column.type, field.type))
+    fits = not actual or not declared or actual == declared or pa.types.is_decimal(field.type)
+    if (actual, declared) == ("a float", "a whole number"):  # which `floor` gives in Spark, and a division does not
         fits = all(value is None or float(value).is_integer() for value in column.to_pylist())
-    if not fits and (given, wanted) != ("a whole number", "a float"):
+    if not fits and (actual, declared) != ("a whole number", "a float"):
         raise PipelineError(
-            f"{where}: column '{field.name}' is {given}, but output_type says {field.type}; cast it in the expression"
+            f"{where}: column '{field.name}' is {actual}, but output_type says {field.type}; cast it in the expression"
         )
     return column
 
@@ -165,8 +165,8 @@ def _statement(node: g.Node, pipeline: str, layout: StreamLayout, columns: list[
 
 @_statement.register(g.WhereNode)
 def _where(node: g.WhereNode, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
-    kept = ", ".join(_quoted(layout.records.names))
-    return f'SELECT {kept}, "{TIMESTAMP}" FROM {_TABLE} WHERE {columns[0]}'
+    names = ", ".join(_quoted(layout.records.names))
+    return f'SELECT {names}, "{TIMESTAMP}" FROM {_TABLE} WHERE {columns[0]}'
 
 
 @_statement.register(g.SelectNode)
@@ -184,9 +184,9 @@ def _with_columns(node: g.WithColumnsNode, pipeline: str, layout: StreamLayout, 
 
 @_statement.register(g.LookupNode)
 def _lookup(node: g.LookupNode, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
-    found = {name: f't."{column}"' for name, column in node.found}
-    kept = {name: f'r."{name}"' for name in _names(node)}
-    fields = [f'{column} AS "{name}"' for name, column in {**kept, **found}.items()]
+    looked_up = {name: f't."{column}"' for name, column in node.found}
+    fields_before = {name: f'r."{name}"' for name in _names(node)}
+    fields = [f'{column} AS "{name}"' for name, column in {**fields_before, **looked_up}.items()]
     condition = " AND ".join(f'r."{name}" = t."{column}"' for name, column in node.on)
     return (
         f'SELECT {", ".join(fields)}, r."{TIMESTAMP}" FROM {_TABLE} r {"INNER" if node.inner else "LEFT"} JOIN'
@@ -227,20 +227,20 @@ def _in_windows(
     assert node.records is not None
     columns = [table.column(name).to_pylist() for name in node.key.fields]
     keys = [msgpack.encode(one_form(key)) for key in zip(*columns, strict=True)]
-    found: dict[bytes, list[tuple[Any, int, int]]] = {}
+    by_key: dict[bytes, list[tuple[Any, int, int]]] = {}
     for row, ((record, timestamp), mark) in enumerate(zip(arriving, marks, strict=True)):
         if timestamp is None:
             raise RecordTypeError(
                 f"{pipeline}: operator '{node.name}': a record has no event time; assign timestamps before the window"
             )
         assigned = node.assigner.assign_windows(record, timestamp, ByEventTime())
-        found.setdefault(keys[row], []).extend(
+        by_key.setdefault(keys[row], []).extend(
             (window, row, mark) for window in assigned if window.max_timestamp() > mark
         )
     merges = node.assigner if isinstance(node.assigner, MergingWindowAssigner) else None
     pairs = [
         pair
-        for elements in found.values()
+        for elements in by_key.values()
         for pair in (_merged(merges, elements) if merges is not None else [(w, row) for w, row, _ in elements])
     ]
     table = table.take(pa.array([row for _, row in pairs], pa.int64()))

@@ -130,7 +130,7 @@ class KeyedHarness:
     def state(self, key: Hashable) -> dict[str, Any]:
         """The raw state of a key, by state name."""
         with self._opened() as (grouped, _):
-            contents = [one.content() for one in grouped.contents(self._store)]
+            contents = [page.content() for page in grouped.contents(self._store)]
         return next((dict(content.keys[key]) for content in contents if key in content.keys), {})
 
     def close(self) -> None:
@@ -271,16 +271,16 @@ class _Harness:
             (
                 dict(state)
                 for content in self._contents()
-                for held, state in content.keys.items()
-                if self._shown(held) == key
+                for stored_key, state in content.keys.items()
+                if self._shown(stored_key) == key
             ),
             {},
         )
 
     def operator_state(self, name: str) -> list[Any]:
         """What a list of the function's operator state holds, by the name of its descriptor."""
-        found: list[Any] = self.state(KEY).get(name, [])
-        return list(found)
+        values: list[Any] = self.state(KEY).get(name, [])
+        return list(values)
 
     def snapshot(self) -> Snapshot:
         """All state and timers, as a checkpoint holds them."""
@@ -311,13 +311,13 @@ class _Harness:
         return self._run((), ControlEvent(watermarks={self._node.uid: min(self._marks)}))
 
     def _run(
-        self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()
+        self, records: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()
     ) -> list[Any]:
-        times = [time for _, time in (*own, *broadcast) if time is not None]
+        times = [time for _, time in (*records, *broadcast) if time is not None]
         self._last = max(times, default=self._last) if self._last is None else max([*times, self._last])
         before = len(self.timed_output)
         try:
-            self._driven.take(own, event, broadcast)
+            self._driven.take(records, event, broadcast)
             self._driven.end()
         except BaseException as error:
             self._driven.close(error)
@@ -326,7 +326,7 @@ class _Harness:
 
     def _contents(self) -> Iterable[Content]:
         """The pages of the operator's state; none where it has no key."""
-        return (one.content() for one in self._driven.contents())
+        return (page.content() for page in self._driven.contents())
 
     def _shown(self, key: Any) -> Any:
         """A key as the author knows it."""

@@ -97,10 +97,10 @@ class InTheTest:
 
     def __reduce__(self) -> Any:
         _living[id(self)] = self
-        return _found, (id(self), os.getpid())
+        return _object_of_test, (id(self), os.getpid())
 
 
-def _found(identity: int, process: int) -> InTheTest:
+def _object_of_test(identity: int, process: int) -> InTheTest:
     if os.getpid() != process or identity not in _living:
         raise UnsupportedError(
             "a function refers to an object of a test (Shared, ManualClock), which is in the test's process only: the"
@@ -150,5 +150,5 @@ def collect(
         [2, 3]
     """
     with_sink = stream._pipeline.with_sink(stream._upstream, PrintSink(_SINK), stream._records(_SINK))
-    found: list[T] = run_pipeline(with_sink, mode, inputs, options).sinks.get(_SINK, [])
-    return found
+    records: list[T] = run_pipeline(with_sink, mode, inputs, options).sinks.get(_SINK, [])
+    return records

@@ -21,7 +21,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkGenerator,
 )
-from dagster_unified.graph.code import kept_by, kept_by_objects_of
+from dagster_unified.graph.code import changed_by, changed_by_objects_of
 from dagster_unified.testing import collect
 
 LOG = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class ChangesGlobals(Base):
     ],
 )
 def test_what_a_function_changes_as_records_come(function, kept):
-    assert kept_by(function()) == kept
+    assert changed_by(function()) == kept
 
 
 def remember(value):
@@ -219,7 +219,7 @@ def closures():
 @pytest.mark.parametrize("name", closures())
 def test_what_a_plain_function_changes_outside_of_itself(name):
     function, kept = closures()[name]
-    assert kept_by(function) == kept
+    assert changed_by(function) == kept
 
 
 class WithState(KeyedProcessFunction):
@@ -290,7 +290,7 @@ class ChangesCopies(Base):
 
 @pytest.mark.parametrize("function", [Base, WithState, Pairs, Calls, ChangesCopies])
 def test_state_metrics_and_what_is_made_before_records_are_not_lost(function):
-    assert kept_by(function()) == []
+    assert changed_by(function()) == []
 
 
 class EveryThird(WatermarkGenerator):
@@ -304,7 +304,7 @@ class EveryThird(WatermarkGenerator):
 
 
 def test_what_a_class_keeps_without_an_object_of_it():
-    assert kept_by_objects_of(EveryThird) == ["self.count"]
+    assert changed_by_objects_of(EveryThird) == ["self.count"]
 
 
 class Once(FilterFunction):
@@ -340,5 +340,5 @@ def test_a_function_of_a_console_has_no_text():
     exec(
         "class F:\n    def __call__(self, v):\n        self.n = v\n        return v\n", space | {"__name__": "x"}, space
     )
-    assert kept_by(space["F"]()) == ["self.n"]
+    assert changed_by(space["F"]()) == ["self.n"]
     assert collect(Pipeline("p").from_collection([1]).map(space["F"](), int)) == [1]

@@ -260,9 +260,9 @@ class Node:
 
         Without `with_input` not what a source holds just now.
         """
-        given = [getattr(self, f.name) for f in fields(self) if f.name not in _COMMON]
+        values = [getattr(self, f.name) for f in fields(self) if f.name not in _COMMON]
         code = [id(value) for value in self.code()]
-        return [self.key.fields if self.key else (), *(repr(value) for value in given if id(value) not in code)]
+        return [self.key.fields if self.key else (), *(repr(value) for value in values if id(value) not in code)]
 
     def describe(self) -> str:
         """What it does beyond its name, for `explain`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dagster_unified.graph.code import classes_used, kept_by_objects_of, reads_watermark
+from dagster_unified.graph.code import changed_by_objects_of, classes_used, reads_watermark
 from dagster_unified.graph.nodes.base import Finding, Node
 from dagster_unified.operators.arrow_functions import BroadcastBatchesStep, MapBatchesStep
 from dagster_unified.operators.async_io import AsyncStep
@@ -79,11 +79,11 @@ class AssignTimestampsNode(Node):
     def remembers(self) -> tuple[str, ...]:
         """The attributes that its watermark generator keeps from record to record, by its text."""
         classes = [cls for cls in classes_used(self.generator) if issubclass(cls, WatermarkGenerator)]
-        kept = {name for cls in classes for name in kept_by_objects_of(cls) if name.startswith("self.")}
-        return tuple(sorted(name.removeprefix("self.") for name in kept))
+        changed = {name for cls in classes for name in changed_by_objects_of(cls) if name.startswith("self.")}
+        return tuple(sorted(name.removeprefix("self.") for name in changed))
 
     def code(self) -> tuple[Any, ...]:
-        return tuple(given for given in (self.assigner, self.generator) if given is not None)
+        return tuple(part for part in (self.assigner, self.generator) if part is not None)
 
     def describe(self) -> str:
         if self.generator is not None:
@@ -96,15 +96,17 @@ class AssignTimestampsNode(Node):
         return f"event time, out of order by up to {bound} ms{group}"
 
     def parity(self) -> list[Finding]:
-        found = []
+        findings = []
         if isinstance(self.assigner, IngestionTimeAssigner):
             what = "takes event times from the clock, so that windows and timers depend on when it runs"
-            found.append(self.warning("clock", f"{what}; take them from a field of the record"))
+            findings.append(self.warning("clock", f"{what}; take them from a field of the record"))
         if self.remembers:
             names = ", ".join(f"self.{name}" for name in self.remembers)
             what = f"has a watermark generator that keeps {names} for each parallel instance"
-            found.append(self.note("generator", f"{what}; what it emits depends on how records are spread over them"))
-        return found
+            findings.append(
+                self.note("generator", f"{what}; what it emits depends on how records are spread over them")
+            )
+        return findings
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

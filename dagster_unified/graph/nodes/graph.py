@@ -128,13 +128,13 @@ class Graph:
 
     def upstream(self, *nodes: int) -> set[int]:
         """Some nodes and everything upstream of them."""
-        found, pending = set(nodes), list(nodes)
+        seen, pending = set(nodes), list(nodes)
         while pending:
             for edge in self.inputs(pending.pop()):
-                if edge.source not in found:
-                    found.add(edge.source)
+                if edge.source not in seen:
+                    seen.add(edge.source)
                     pending.append(edge.source)
-        return found
+        return seen
 
     def records_of(self, edge: Edge) -> RecordType | None:
         """The record type of what comes over an edge."""
@@ -152,8 +152,8 @@ class Graph:
         if tag is None:
             return self.node(node_id).records
         edge = next(e for e in self.outputs(node_id) if e.tag is not None and e.tag.name == tag)
-        found: RecordType = edge.tag.output_type  # type: ignore[union-attr]
-        return found
+        output_type: RecordType = edge.tag.output_type  # type: ignore[union-attr]
+        return output_type
 
 
 def own_parts(node: Node, with_input: bool = True) -> dict[str, str]:

@@ -110,8 +110,8 @@ class IterationNode(Node):
 
     def by_input(self, edges: Iterable[T]) -> list[list[T]]:
         """What comes over the edges that lead to the iteration, in their order, apart for each input."""
-        left = iter(edges)
-        return [list(islice(left, count)) for count in self.inputs]
+        remaining = iter(edges)
+        return [list(islice(remaining, count)) for count in self.inputs]
 
     @property
     def tails(self) -> list[TailNode]:
@@ -159,19 +159,21 @@ class IterationNode(Node):
 
     def parity(self) -> list[Finding]:
         """What the operators of the body say, which run in both modes round by round."""
-        found = [replace(found, node=self.id) for node in self.body.nodes for found in node.parity()]
+        findings = [replace(finding, node=self.id) for node in self.body.nodes for finding in node.parity()]
         if self.staleness:
             late = "has records that come late, and which do depends on the number of its subtasks"
-            found.append(self.note("staleness", f"{late}; make its result independent of that, or set its parallelism"))
+            findings.append(
+                self.note("staleness", f"{late}; make its result independent of that, or set its parallelism")
+            )
         if not self.takes_input_in_all_rounds:
-            return found
+            return findings
         return [
             self.warning(
                 "rounds",
                 "takes records in each round, and in STREAMING it depends on when they come which of them share one;"
                 " make its result independent of that, or use iterate_bounded_streams_until_termination",
             ),
-            *found,
+            *findings,
         ]
 
     def _functions(self) -> Iterator[Any]:

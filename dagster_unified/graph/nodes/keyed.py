@@ -87,11 +87,11 @@ class BroadcastNode(KeyedProcessNode):
 
     def state(self) -> list[dict[str, str]]:
         broadcast = {d.name for d in self.function.descriptors}
-        own = [state for state in super().state() if state["name"] not in broadcast]
-        return [{"name": d.name, "kind": "broadcast"} for d in self.function.descriptors] + own
+        keyed = [state for state in super().state() if state["name"] not in broadcast]
+        return [{"name": d.name, "kind": "broadcast"} for d in self.function.descriptors] + keyed
 
     def parity(self) -> list[Finding]:
-        found = [
+        findings = [
             self.warning(
                 "broadcast",
                 "sees every broadcast record before its other records in BATCH, and in STREAMING only those that came"
@@ -99,14 +99,14 @@ class BroadcastNode(KeyedProcessNode):
             )
         ]
         if "apply_to_keyed_state" in names_used(self.function):
-            found.append(
+            findings.append(
                 self.warning(
                     "broadcast",
                     "uses apply_to_keyed_state, which in BATCH is called for no key: there is none yet when broadcast"
                     " records come",
                 )
             )
-        return found
+        return findings
 
 
 class BroadcastTableNode(BroadcastNode):
@@ -168,11 +168,11 @@ class WindowNode(KeyedProcessNode):
         return [{"name": CONTENTS, "kind": "map"}]
 
     def parity(self) -> list[Finding]:
-        spec, found = self.function, []
+        spec, findings = self.function, []
         firing, assigner = spec.trigger.firing, spec.assigner
         if firing is Firing.UNDECLARED:
             name = type(spec.trigger).__name__
-            found.append(
+            findings.append(
                 self.note(
                     "windows",
                     f"has the trigger {name}, which does not say whether it fires alike in BATCH and STREAMING; set"
@@ -180,7 +180,7 @@ class WindowNode(KeyedProcessNode):
                 )
             )
         if firing is Firing.ELEMENTS or assigner.is_by_order:
-            found.append(
+            findings.append(
                 self.warning(
                     "windows",
                     "closes its windows by the elements that have come, which come in event-time order in BATCH and as"
@@ -188,14 +188,14 @@ class WindowNode(KeyedProcessNode):
                 )
             )
         if firing is Firing.CLOCK or assigner.is_processing_time:
-            found.append(
+            findings.append(
                 self.warning(
                     "windows",
                     "goes by processing time, so that its windows depend on when it runs; use windows by event time",
                 )
             )
         if firing is Firing.CLOCK and assigner.is_event_time:
-            found.append(
+            findings.append(
                 self.warning(
                     "windows",
                     "gives the results that the clock fires and none at a window's end, and so none at all in BATCH;"
@@ -203,7 +203,7 @@ class WindowNode(KeyedProcessNode):
                 )
             )
         if firing is Firing.EARLY:
-            found.append(
+            findings.append(
                 self.warning(
                     "windows",
                     "gives early results in STREAMING and each window's last one in BATCH; use a sink that upserts by"
@@ -211,14 +211,14 @@ class WindowNode(KeyedProcessNode):
                 )
             )
         if spec.evictor is not None or (spec.reduce is None and spec.aggregate is None):
-            found.append(
+            findings.append(
                 self.note(
                     "windows",
                     "is given a window's elements in event-time order in BATCH and as they arrived in STREAMING; sort"
                     " them if its result depends on order",
                 )
             )
-        return found
+        return findings
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -39,9 +39,9 @@ class AggregateNode(NativeKeyedNode):
     emits_updates = True
 
     def lineage(self, before: Lineage) -> Lineage | None:
-        kept = {name: before[name] for name in self.key.fields}
-        names = self.records.names[len(kept) :] if self.records else ()
-        return _lineage_of(before, kept, self.columns, names)
+        keys = {name: before[name] for name in self.key.fields}
+        names = self.records.names[len(keys) :] if self.records else ()
+        return _lineage_of(before, keys, self.columns, names)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,15 +120,15 @@ _OVER = re.compile(r"\bover\b", re.IGNORECASE)
 """SQL's window functions look at other rows than their own."""
 
 
-def _lineage_of(before: Lineage, kept: Lineage, columns: tuple[object, ...], names: tuple[str, ...]) -> Lineage | None:
-    """The lineage of some columns, next to those that are `kept`."""
-    found = dict(kept)
+def _lineage_of(before: Lineage, keys: Lineage, columns: tuple[object, ...], names: tuple[str, ...]) -> Lineage | None:
+    """The lineage of some columns, next to that of the keys."""
+    lineage = dict(keys)
     for name, column in zip(names, columns, strict=True):
         read = _columns_read(column, before)
         if read is None or not read <= set(before):
             return None
-        found[name] = frozenset(origin for r in read for origin in before[r])
-    return found
+        lineage[name] = frozenset(origin for r in read for origin in before[r])
+    return lineage
 
 
 def _columns_read(column: object, before: Lineage) -> set[str] | frozenset[str] | None:
@@ -153,8 +153,8 @@ class LookupNode(NativeNode, ReadingNode):
     counts_records = False
 
     def settings(self, with_input: bool = True) -> list[object]:
-        found: list[object] = [self.source.describe(), self.on, self.found, self.inner]
-        return [*found, self.source.snapshot()] if with_input else found
+        settings: list[object] = [self.source.describe(), self.on, self.found, self.inner]
+        return [*settings, self.source.snapshot()] if with_input else settings
 
     def describe(self) -> str:
         equal = ", ".join(f"{field} = {column}" for field, column in self.on)
@@ -190,10 +190,10 @@ class PartialsNode(Node):
         return ", ".join(partial.shown for partial in self.partials)
 
     def lineage(self, before: Lineage) -> Lineage | None:
-        found: Lineage = {name: before[name] for name in self.keys}
+        lineage: Lineage = {name: before[name] for name in self.keys}
         for partial in self.partials:
-            found[partial.name] = frozenset() if partial.column is None else before[partial.column]
-        return found
+            lineage[partial.name] = frozenset() if partial.column is None else before[partial.column]
+        return lineage
 
 
 class MergeNode(ReduceNode):

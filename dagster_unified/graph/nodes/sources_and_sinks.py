@@ -32,8 +32,8 @@ class SourceNode(ReadingNode):
         return self.name
 
     def settings(self, with_input: bool = True) -> list[object]:
-        found: list[object] = [self.source.describe()]
-        return [*found, self.source.settings(), self.source.snapshot()] if with_input else found
+        settings: list[object] = [self.source.describe()]
+        return [*settings, self.source.settings(), self.source.snapshot()] if with_input else settings
 
     def describe(self) -> str:
         shared = ", all of it in every partition" if self.source.in_every_partition else ""
