@@ -1,4 +1,4 @@
-"""What is within Arrow's types. A leaf module: knows no records and no values."""
+"""The structure of Arrow's types. A leaf module: knows no records and no values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 
 def has(kind: pa.DataType, is_such: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type, or one that is anywhere within it, is such a type."""
+    """Whether a type, or one anywhere within it, is such a type."""
     return is_such(kind) or any(has(kind.field(number).type, is_such) for number in range(kind.num_fields))
 
 
@@ -24,10 +24,10 @@ _FIRST_DAY = date(1970, 1, 1)
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """The values of a column; times in UTC have `timezone.utc`, as those have that msgspec decodes.
+    """The values of a column; times in UTC have `timezone.utc`, as msgspec decodes them.
 
     Raises `OverflowError` for a time that Python does not have. Arrow would make a `ZoneInfo` of UTC, and takes three
-    to six times as long for times, dates and spans of time.
+    to six times as long for times, dates and durations.
     """
     kind = _with_offsets(column.type)
     span = timedelta
@@ -38,8 +38,8 @@ def python_values(column: pa.Array) -> list[Any]:
         return [None if n is None else _FIRST_DAY + span(n) for n in column.cast(pa.int32()).to_pylist()]
     if kind == pa.duration("us"):
         return [None if n is None else span(0, 0, n) for n in column.cast(pa.int64()).to_pylist()]
-    found: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
-    return found
+    values: list[Any] = (column if kind == column.type else column.cast(kind)).to_pylist()
+    return values
 
 
 @lru_cache(maxsize=1024)
@@ -58,18 +58,18 @@ def _with_offsets(kind: pa.DataType) -> pa.DataType:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether a sum of values of a type is a value of that type as well: of two bools it would be a number."""
+    """Whether a sum of values of a type is of that type as well: of two bools it would be a number."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 class Part(NamedTuple):
-    """What nested values have in one place, of all that are there."""
+    """All values in one place of nested values."""
 
     path: str
-    """Behind the name of the whole: `.city` of a record, `[]` of a list."""
+    """The suffix to the name of the whole: `.city` of a record, `[]` of a list."""
 
     name: str
-    """As a sentence calls it: `a list's element`."""
+    """Its name in a sentence: `a list's element`."""
 
     values: pa.Array
     type: mi.Type
@@ -88,35 +88,35 @@ def takes_none(info: mi.Type) -> bool:
 
 
 def parts(column: pa.Array, info: mi.Type) -> Iterator[Part]:
-    """What the values of a column consist of; nothing where they are not nested."""
+    """The parts of a column's values; none where they are not nested."""
     info = _without_none(info)
     if not pa.types.is_nested(column.type):
         return
-    held = column.drop_null() if column.null_count else column
+    present = column.drop_null() if column.null_count else column
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
         for number, field in enumerate(info.fields):
-            yield Part(f".{field.name}", f"field '{field.name}'", held.field(number), field.type)
+            yield Part(f".{field.name}", f"field '{field.name}'", present.field(number), field.type)
     elif isinstance(info, mi.TupleType):
         for number, item in enumerate(info.item_types):
-            yield Part(f".f{number}", f"item {number} of a tuple", held.field(number), item)
+            yield Part(f".f{number}", f"item {number} of a tuple", present.field(number), item)
     elif isinstance(info, mi.DictType):
-        first, last = held.offsets[0].as_py(), held.offsets[-1].as_py()  # of a slice, `keys` and `items` have all
-        yield Part(".keys()", "a map's key", held.keys[first:last], info.key_type)
-        yield Part("[]", "a map's value", held.items[first:last], info.value_type)
+        first, last = present.offsets[0].as_py(), present.offsets[-1].as_py()  # of a slice, `keys` and `items` have all
+        yield Part(".keys()", "a map's key", present.keys[first:last], info.key_type)
+        yield Part("[]", "a map's value", present.items[first:last], info.value_type)
     elif isinstance(info, (mi.ListType, mi.VarTupleType)):
-        yield Part("[]", "a list's element", held.flatten(), info.item_type)
+        yield Part("[]", "a list's element", present.flatten(), info.item_type)
 
 
 def forbidden_null(column: pa.Array, info: mi.Type) -> str | None:
     """The path to a null that the type does not allow: empty for a value itself, None if there is no such null."""
     if Part("", "", column, info).has_forbidden_null:
         return ""
-    found = ((part.path, forbidden_null(part.values, part.type)) for part in parts(column, info))
-    return next((path + rest for path, rest in found if rest is not None), None)
+    paths = ((part.path, forbidden_null(part.values, part.type)) for part in parts(column, info))
+    return next((path + rest for path, rest in paths if rest is not None), None)
 
 
 def with_nulls_declared(kind: pa.DataType, info: mi.Type) -> pa.DataType:
-    """An Arrow type that says of the values of maps too whether they may be null, as the declared type does."""
+    """An Arrow type that also says for maps' values whether they may be null, as the declared type does."""
     info = _without_none(info)
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType, mi.TupleType)):
         items = info.item_types if isinstance(info, mi.TupleType) else [field.type for field in info.fields]

@@ -32,15 +32,15 @@ _registry = threading.RLock()
 
 
 def by_value_bytes(value: Any) -> bytes:
-    """Pickles a value, and by value every author's module that it refers to.
+    """Pickle a value, with every author's module that it refers to by value.
 
-    Workers need not be able to import them.
+    Workers need not be able to import these modules.
     """
     return _pickled(value, None)
 
 
 def sent(programs: Iterable[Program], pickle: Callable[[], T], where: str) -> T:
-    """Return what `pickle` makes of programs; raise `PipelineError` that names the operator that cannot be sent."""
+    """Return the result of `pickle`; raise `PipelineError` that names the operator that cannot be pickled."""
     try:
         return pickle()
     except Exception as error:
@@ -52,7 +52,7 @@ def sent(programs: Iterable[Program], pickle: Callable[[], T], where: str) -> T:
 
 
 def _unpicklable(programs: Iterable[Program]) -> Iterator[str]:
-    """The operators that do not pickle."""
+    """The operators that cannot be pickled."""
     for program in programs:
         for step in program.steps:
             try:
@@ -62,10 +62,10 @@ def _unpicklable(programs: Iterable[Program]) -> Iterator[str]:
 
 
 class InThisProcess(Generic[T]):
-    """A value as a worker would get it, for the process that ships it: another one each time that it is loaded.
+    """A value as a worker would get it, for the process that ships it; each `load` makes a new one.
 
-    Its functions, their classes and the globals that they use are other ones as well, as they are in a worker. Classes
-    of values, such as records, are the same: a value goes from one to the other, and is equal to what it was.
+    Its functions, their classes and the globals that they use are new as well, as in a worker. Classes of values, such
+    as records, stay the same: values go from one side to the other, and stay equal.
     """
 
     def __init__(self, value: T) -> None:
@@ -73,14 +73,14 @@ class InThisProcess(Generic[T]):
         self._data = _pickled(value, self._classes)
 
     def load(self) -> T:
-        """Return the value as another object."""
+        """Return the value as a new object."""
         _here.update(self._classes)
         loaded: T = pickle.loads(self._data)
         return loaded
 
 
 _here: weakref.WeakValueDictionary[int, type] = weakref.WeakValueDictionary()
-"""The classes of this process that what is shipped within it refers to, by their identity."""
+"""This process's classes that shipped values refer to, by their identity."""
 
 
 def _class_here(identity: int) -> type:
@@ -88,7 +88,7 @@ def _class_here(identity: int) -> type:
 
 
 def _pickled(value: Any, classes: dict[int, type] | None) -> bytes:
-    """Pickle a value; with `classes`, for this process: it takes the classes that stay the same."""
+    """Pickle a value; with `classes`, for this process, and collect there the classes that stay the same."""
     from pyspark import cloudpickle as untyped
 
     cloudpickle: Any = untyped
@@ -118,8 +118,8 @@ def _pickled(value: Any, classes: dict[int, type] | None) -> bytes:
     from dagster_unified.graph.fingerprint import authors_modules
 
     with _registry:
-        held = cloudpickle.list_registry_pickle_by_value()
-        modules = [module for module in authors_modules() if module.__name__ not in held]
+        registered = cloudpickle.list_registry_pickle_by_value()
+        modules = [module for module in authors_modules() if module.__name__ not in registered]
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
         try:
@@ -131,7 +131,7 @@ def _pickled(value: Any, classes: dict[int, type] | None) -> bytes:
 
 
 _FUNCTIONS = "dagster_unified.operators."
-"""Where the classes of functions are that authors inherit from."""
+"""The package with the classes of functions that authors inherit from."""
 
 
 def _is_of_values(cls: type) -> bool:
@@ -144,65 +144,65 @@ def _is_of_values(cls: type) -> bool:
 
 
 def _as_another_class(reduced: Any) -> Any:
-    """How cloudpickle makes a class anew, without the number by which it finds the one that it was made of."""
+    """cloudpickle's way to make a class, without the number by which it would find the original."""
     make, arguments, *rest = reduced
     if len(arguments) < _SKELETON:  # a type that Python has, such as that of None
         return reduced
-    *given, _, extra = arguments
-    return make, (*given, None, extra), *rest
+    *leading, _, extra = arguments
+    return make, (*leading, None, extra), *rest
 
 
 _SKELETON = 6
-"""How many arguments cloudpickle makes an empty class of; its number is the last but one."""
+"""How many arguments cloudpickle passes to make an empty class; the class's number is the last but one."""
 
 
 def _resolve_annotations(cls: type) -> None:
-    """Replaces annotations that are text by their types; a worker cannot look them up."""
-    own = vars(cls).get("__annotations__")
-    if isinstance(own, dict) and any(map(_has_text, own.values())):
+    """Replace annotations that are text by their types; a worker cannot look them up."""
+    annotations = vars(cls).get("__annotations__")
+    if isinstance(annotations, dict) and any(map(_has_text, annotations.values())):
         try:
             hints = typing.get_type_hints(cls, include_extras=True)
         except (NameError, TypeError):
             return  # names known to a type checker only: nothing that a record's fields could be made of
-        own.update({name: hints[name] for name in own})
+        annotations.update({name: hints[name] for name in annotations})
 
 
 def _has_text(annotation: Any) -> bool:
-    """Whether a type, or one within it as in `list["Place"]`, is only named."""
+    """Whether a type, or one within it as in `list["Place"]`, is only a name."""
     return isinstance(annotation, (str, typing.ForwardRef)) or any(map(_has_text, _arguments(annotation)))
 
 
 def _arguments(annotation: Any) -> tuple[Any, ...]:
-    """The types within a type; the values of a Literal, and what is noted in Annotated, are none."""
-    origin, given = typing.get_origin(annotation), typing.get_args(annotation)
+    """The types within a type, without the values of a Literal and the notes of Annotated."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return ()
-    return given[:1] if origin is typing.Annotated else given
+    return arguments[:1] if origin is typing.Annotated else arguments
 
 
 def _reduced_struct(cls: type[msgspec.Struct]) -> tuple[Any, ...]:
-    """How a `msgspec.Struct` is made anew.
+    """The way to make a `msgspec.Struct` anew.
 
-    cloudpickle makes an empty class first and fills it then, but a Struct takes its fields when it is made.
+    cloudpickle first makes an empty class and then fills it, but a Struct takes its fields when it is made.
     """
     annotations = dict(vars(cls).get("__annotations__", {}))
     kinds = inspect.signature(cls).parameters
-    own = [field for field in msgspec.structs.fields(cls) if field.name in annotations]
+    own_fields = [field for field in msgspec.structs.fields(cls) if field.name in annotations]
     defaults = {}
-    for field in own:
-        given: dict[str, Any] = {"default": field.default, "default_factory": field.default_factory}
-        given = {name: value for name, value in given.items() if value is not msgspec.NODEFAULT}
+    for field in own_fields:
+        settings_of_field: dict[str, Any] = {"default": field.default, "default_factory": field.default_factory}
+        settings_of_field = {name: value for name, value in settings_of_field.items() if value is not msgspec.NODEFAULT}
         if field.encode_name != field.name:
-            given["name"] = field.encode_name
-        if given:
-            defaults[field.name] = given
+            settings_of_field["name"] = field.encode_name
+        if settings_of_field:
+            defaults[field.name] = settings_of_field
     config = cls.__struct_config__
     settings = {name: getattr(config, name) for name in _STRUCT_SETTINGS}
-    settings["kw_only"] = any(kinds[field.name].kind is inspect.Parameter.KEYWORD_ONLY for field in own)
+    settings["kw_only"] = any(kinds[field.name].kind is inspect.Parameter.KEYWORD_ONLY for field in own_fields)
     if "__weakref__" in dir(cls.__mro__[1]):
         settings.pop("weakref")
     has_post_init = "__post_init__" in vars(cls)
-    made = (
+    arguments = (
         cls.__name__, cls.__bases__, cls.__module__, cls.__qualname__, annotations, defaults, settings, has_post_init
     )  # fmt: skip
     state = {
@@ -210,7 +210,7 @@ def _reduced_struct(cls: type[msgspec.Struct]) -> tuple[Any, ...]:
         for name, value in vars(cls).items()
         if name not in cls.__struct_fields__ and not name.startswith("__struct_") and name not in _MADE_WITH_THE_STRUCT
     }
-    return _struct, made, state, None, None, _fill
+    return _struct, arguments, state, None, None, _fill
 
 
 def _meta(settings: dict[str, Any]) -> msgspec.Meta:
@@ -227,16 +227,16 @@ def _struct(
     settings: dict[str, Any],
     has_post_init: bool,
 ) -> type:
-    fields = {field: msgspec.field(**given) for field, given in defaults.items()}
+    fields = {field: msgspec.field(**settings_of_field) for field, settings_of_field in defaults.items()}
     namespace = {"__module__": module, "__qualname__": qualname, "__annotations__": annotations, **fields}
     if has_post_init:  # msgspec asks for it when the class is made, and `_fill` sets the author's later
         namespace["__post_init__"] = _call_post_init
-    made: type = msgspec.StructMeta(name, bases, namespace, **settings)
-    return made
+    struct: type = msgspec.StructMeta(name, bases, namespace, **settings)
+    return struct
 
 
-def _call_post_init(made: Any) -> None:
-    type(made).__post_init__(made)
+def _call_post_init(record: Any) -> None:
+    type(record).__post_init__(record)
 
 
 def _fill(cls: type, state: dict[str, Any]) -> None:

@@ -43,7 +43,7 @@ RESERVED = "__"
 """Column names that begin so belong to the library."""
 
 UNITED = "__united__"
-"""The attribute of the class in which records of two streams travel: what people call it, such as `Order | Payment`."""
+"""The attribute of a class for records of two streams, with its name for people, such as `Order | Payment`."""
 
 _SCALARS: dict[type, pa.DataType] = {
     mi.StrType: pa.string(),
@@ -114,7 +114,7 @@ class RecordType:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def check(self, records: Sequence[Any]) -> None:
-        """Raises what `to_batch` raises for values of another type."""
+        """Raise what `to_batch` raises for values of another type."""
         self._check_shape(records)
         for i, column in enumerate(self.columns(records)):
             self._raise_misfit(i, _columns(self.python)[i].fit.misfit(column), records)
@@ -128,11 +128,11 @@ class RecordType:
             return
         misfit = shape.shape_misfit(records, set(map(type, records)))
         if misfit is not None:
-            given, expected = type(misfit.value), type_name(self.python)
-            remedy = f"make it {expected}(**record), or" if issubclass(given, dict) else "convert it, or"
+            actual, expected = type(misfit.value), type_name(self.python)
+            remedy = f"make it {expected}(**record), or" if issubclass(actual, dict) else "convert it, or"
             raise RecordTypeError(
                 f"expected a {self.describe()}, got {shorten(misfit.value)}"
-                f" ({type_name(given)}); {remedy} change the declared type"
+                f" ({type_name(actual)}); {remedy} change the declared type"
             )
 
     def _check_remade(self, shape: RecordFit, records: Sequence[Any]) -> None:
@@ -143,9 +143,9 @@ class RecordType:
     def _array(self, index: int, values: Sequence[Any], records: Sequence[Any]) -> pa.Array:
         column, arrow = _columns(self.python)[index], self.schema.field(index).type
         try:
-            found = column.plain(values, arrow)
-            if found is not None:
-                return found
+            array = column.plain(values, arrow)
+            if array is not None:
+                return array
             self._raise_misfit(index, column.fit.misfit(values), records)
             return column.encoded(values, arrow)
         except _REFUSED as error:
@@ -204,18 +204,18 @@ class RecordType:
 
     @cached_property
     def fit(self) -> Fit:
-        """The check that a record is of this type, which makes its normal form as well."""
+        """The check that a record is of this type; it also makes the normal form."""
         return _columns(self.python)[0].fit if self.shape == "value" else _shape(self.python)
 
     def normal(self, record: Any) -> Any:
-        """The normal form of a record: what it is once it has been in columns. Raises `RecordTypeError` as `check`."""
+        """The normal form of a record, which it has once it was in columns. Raises `RecordTypeError` as `check`."""
         try:
             return self.fit.normal(record)
         except UnfitError as error:
             raise self._refusal(record, error.misfit) from None
 
     def all_normal(self, records: list[Any]) -> list[Any]:
-        """The normal forms of some records; the very list where all have it."""
+        """The normal forms of some records; the list itself where all are in normal form."""
         return records if self.fit.are_normal(records) else list(map(self.normal, records))
 
     def _refusal(self, record: Any, misfit: Misfit) -> RecordTypeError:
@@ -243,21 +243,21 @@ class RecordType:
         """How an error names the field of a value, and the record that it is in."""
         if self.shape == "value" and not misfit.path:
             return "the value", ""
-        path, of = f"{self.names[index]}{misfit.path}", type_name(self.python)
+        path, owner = f"{self.names[index]}{misfit.path}", type_name(self.python)
         if hasattr(self.python, UNITED):
             _, _, path = path.partition(".")
-            record, of = record[record.side], type_name(type(record[record.side]))
-        return f"field '{path}' of {of}", f" in {shorten(record)}"
+            record, owner = record[record.side], type_name(type(record[record.side]))
+        return f"field '{path}' of {owner}", f" in {shorten(record)}"
 
     def copier(self) -> Copy | None:
-        """What copies a record so that a change of the one is none of the other; None where records cannot change.
+        """A function that copies a record so that changes of one do not change the other; None for immutable records.
 
-        The copy is in normal form. What does not fit is copied as it is, and refused where it is emitted.
+        The copy is in normal form. A record that does not fit is copied as it is, and refused where it is emitted.
         """
         return _Copier(self.fit) if self.fit.mutable else None
 
     def check_members(self, batch: pa.RecordBatch) -> None:
-        """Raises `RecordTypeError` for a value of an enum's column that is no member's."""
+        """Raise `RecordTypeError` for a value in an enum's column that no member has."""
         for i, (info, decode) in enumerate(zip(_column_types(self.python), _decoders(self.python), strict=True)):
             if decode is not None and holds(info, mi.EnumType):
                 column = batch.column(i)
@@ -269,9 +269,9 @@ class RecordType:
         return _column_types(self.python)
 
     def members(self) -> dict[str, type[Enum]]:
-        """The enum of each column that is one's."""
+        """The enum of each column that holds one."""
         columns = zip(self.names, _column_types(self.python), strict=True)
-        return {name: found for name, info in columns if (found := _enum(info)) is not None}
+        return {name: enum for name, info in columns if (enum := _enum(info)) is not None}
 
     def _decoded(self, index: int, decode: Decoder, values: list[Any]) -> list[Any]:
         try:
@@ -280,7 +280,7 @@ class RecordType:
             raise RecordTypeError(f"field '{self.names[index]}' of {type_name(self.python)}: {error}") from error
 
     def type_of(self, name: str) -> Any:
-        """One field's annotation."""
+        """A field's annotation."""
         index = self.names.index(name)
         if self.shape == "value":
             return self.python
@@ -291,13 +291,13 @@ class RecordType:
         )
 
     def getter(self, name: str) -> Callable[[Any], Any]:
-        """What reads one field of a record. Can be pickled."""
+        """A function that reads one field of a record. Can be pickled."""
         if self.shape == "value":
             return _itself
         return operator.itemgetter(self.names.index(name)) if self.shape == "tuple" else operator.attrgetter(name)
 
     def decoder_of(self, name: str) -> Decoder | None:
-        """What turns one field's value as Arrow gives it into a record's; None where they are the same."""
+        """A function that turns one field's Arrow value into the record's; None where they are the same."""
         return _decoders(self.python)[self.names.index(name)]
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -322,7 +322,7 @@ def _itself(value: Any) -> Any:
 
 
 _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, struct.error, OverflowError, TypeError, ValueError)
-"""What Arrow raises for a value that it does not take."""
+"""Errors of Arrow for a value that it rejects."""
 
 _FIRST, _LAST = (
     (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1) for moment in (datetime.min, datetime.max)
@@ -331,7 +331,7 @@ _FIRST, _LAST = (
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """How one column's values are checked and given to Arrow."""
+    """How one column's values are checked and converted for Arrow."""
 
     fit: Fit
     encode: Decoder | None
@@ -355,16 +355,16 @@ class _Column:
             plain += operator.countOf(map(type, values), types.NoneType)
         if plain < size:
             return None
-        found = pa.array(values, arrow)
-        return found if not pa.types.is_timestamp(arrow) or _has_moments(found) else None
+        array = pa.array(values, arrow)
+        return array if not pa.types.is_timestamp(arrow) or _has_moments(array) else None
 
     def encoded(self, values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
-        """The column, by way of Arrow's own conversion."""
+        """The column, by Arrow's own conversion."""
         return pa.array(values if self.encode is None else list(map(self.encode, values)), arrow)
 
 
 def _has_moments(column: pa.Array) -> bool:
-    """Whether Python's datetimes can say all of these."""
+    """Whether Python's datetimes can represent all of these."""
     import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
     first, last = pc.min_max(column).values()
@@ -413,7 +413,7 @@ def _required(python: Any) -> tuple[tuple[int, mi.Type], ...]:
 
 @lru_cache(maxsize=1024)
 def _decoders(python: Any) -> tuple[Decoder | None, ...]:
-    """One function per column from what Arrow gives to what the annotation says; None where they are the same."""
+    """One function per column from Arrow's value to the annotation's; None where they are the same."""
     return tuple(map(_decoder, _column_types(python)))
 
 
@@ -451,12 +451,12 @@ def _encoder(info: mi.Type) -> Decoder | None:
 
 
 def encoder(python: Any) -> Decoder | None:
-    """What turns one value of a type into what Arrow takes; None where nothing has to be done."""
+    """A function that turns one value of a type into one that Arrow takes; None where nothing has to be done."""
     return _encoder(mi.type_info(python))
 
 
 def decoder(python: Any) -> Decoder | None:
-    """What turns one value as Arrow gives it into `python`; None where nothing has to be done."""
+    """A function that turns one Arrow value into `python`; None where nothing has to be done."""
     return _decoder(mi.type_info(python))
 
 
@@ -519,7 +519,7 @@ def is_column(value: object) -> bool:
 
 
 def not_in_a_key(info: mi.Type) -> str | None:
-    """The part of a type which no key has, since it can change or has no fixed length; None where there is none."""
+    """The part of a type that no key can have, as it is mutable or has no fixed length; None where there is none."""
     parts: Iterable[mi.Type] = ()
     if isinstance(info, (mi.ListType, mi.DictType, mi.VarTupleType)):
         return described(info)
@@ -535,9 +535,9 @@ def not_in_a_key(info: mi.Type) -> str | None:
 
 
 def equal_by_more(info: mi.Type) -> str | None:
-    """The class in a type of a key whose records are equal by something else than all their fields; None without one.
+    """The class in a key's type whose records are not equal by exactly their fields; None without one.
 
-    Its columns and its encoding say nothing of that: keys that are one to Python would be two to them.
+    Columns and encodings know only fields: keys that are equal to Python would be two to them.
     """
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)) and not _equal_by_fields(class_of(info)):
         return type_name(info.cls)
@@ -545,7 +545,7 @@ def equal_by_more(info: mi.Type) -> str | None:
 
 
 def _equal_by_fields(cls: type[Any]) -> bool:
-    """Whether a class of records has the `==` that it gets of all its fields."""
+    """Whether a class of records has the generated `==` over all its fields."""
     if issubclass(cls, tuple):
         return cls.__eq__ is tuple.__eq__
     if issubclass(cls, Struct):
@@ -561,7 +561,7 @@ def is_model(info: mi.Type) -> bool:
 
 
 def instead_of_model(info: mi.Type) -> str:
-    """What to use in the place of a pydantic model."""
+    """The advice for a pydantic model."""
     return (
         f"{described(info)} is a pydantic model, and making one for every record takes ten times as long as a"
         " NamedTuple; declare a NamedTuple, or, where each record has to be validated, a pydantic.dataclasses.dataclass"
@@ -569,9 +569,9 @@ def instead_of_model(info: mi.Type) -> str:
 
 
 def inspected(python: Any, where: str, use: str) -> mi.Type:
-    """What msgspec knows of a type that an author gave; raises `RecordTypeError` for what is none.
+    """msgspec's inspection of a type that an author gave; raises `RecordTypeError` for one that is no type.
 
-    `use` is what it is for.
+    `use` says what it is for.
     """
     if isinstance(python, str):
         raise RecordTypeError(f"{where}: the type is the text {python!r}; give the type itself, without quotes")
@@ -656,7 +656,7 @@ def _field(name: str, info: mi.Type, where: str) -> pa.Field:
 
 
 def _check_cases(fields: Sequence[pa.Field], where: str) -> None:
-    """Raises `RecordTypeError` where names differ in their case only, which is nothing to Spark and to most tables."""
+    """Raise `RecordTypeError` where names differ only in case, which Spark and most tables ignore."""
     seen: dict[str, str] = {}
     for field in fields:
         other = seen.setdefault(field.name.lower(), field.name)
@@ -709,7 +709,7 @@ def _enum(info: mi.Type) -> type[Enum] | None:
 
 
 def holds(info: mi.Type, kind: type[mi.Type]) -> bool:
-    """Whether values of a type may have one of a kind in them, such as an enum."""
+    """Whether values of a type may contain one of a kind, such as an enum."""
     return isinstance(info, kind) or any(holds(inner, kind) for inner in _inner(info))
 
 
@@ -778,6 +778,6 @@ def element_type(annotation: Any) -> Any | None:
     """
     arguments = typing.get_args(annotation)
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        given = [a for a in arguments if a is not type(None)]
-        return element_type(given[0]) if len(given) == 1 else None
+        members = [a for a in arguments if a is not type(None)]
+        return element_type(members[0]) if len(members) == 1 else None
     return arguments[0] if arguments else None

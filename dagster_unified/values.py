@@ -1,16 +1,16 @@
-"""Whether Python values are of the type that is declared for them, and the one form that each value has.
+"""Whether Python values are of their declared type, and the one form that each value has.
 
-The rule is that what is read back equals what was given: a value for which that does not hold is a misfit, and an
-error, and no value is ever changed without a word. Values of the declared type itself need only their types checked, at
-the speed of C; only where other types are met (a subclass, NumPy's scalars, an `int` for a `float`) are values looked
-at.
+The rule: what is read back equals what was given. A value for which that does not hold is a misfit and an error; no
+value is ever changed silently. Values of the declared type itself only have their types checked, at the speed of C;
+values are looked at only where other types occur (a subclass, NumPy's scalars, an `int` for a `float`).
 
-Equal values may differ in form: a time in two zones, 3 and 3.0, a dict and a `defaultdict`. The normal form is what is
-read back. It is made where a value is produced, so that no function sees a value in another form than it has behind an
-exchange, a micro-batch or a savepoint. `Fit.normal` is code that is written for its type, and looks at a value that is
-in its normal form no longer than that takes to see.
+Equal values may differ in form: a time in two zones, 3 and 3.0, a dict and a `defaultdict`. The normal form is the form
+that is read back. A value gets it where it is produced, so that every function sees the form that it has after an
+exchange, a micro-batch or a savepoint. `Fit.normal` is code written for its type; it recognises a value in normal form
+with as few steps as that takes.
 
-A leaf module: knows no records, no state and no engine. What values are read back from (Arrow, msgpack) is its `Codec`.
+A leaf module: knows no records, no state and no engine. A `Codec` says what values are once they are read back (from
+Arrow or msgpack).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ TOO_LARGE = (
     "is larger than its type holds, an int of 64 bits or a Decimal of 20 digits before the point; sum floats, or"
     " smaller numbers"
 )
-"""What errors say of a number that was computed."""
+"""What errors say about a computed number."""
 
 Codec = Callable[[mi.Type, "list[Any]"], "list[Any]"]
-"""What values of one scalar type are once they have been stored and read again. Raises for what cannot be stored."""
+"""Returns values of one scalar type as they are once stored and read again. Raises for what cannot be stored."""
 
 
 @dataclass(frozen=True)
@@ -56,34 +56,34 @@ class Misfit:
     advice: str = ""
 
     def at(self, path: str) -> Misfit:
-        """The same, seen from outside."""
+        """The same misfit, seen from outside."""
         return replace(self, path=path + self.path)
 
     def remedy(self) -> str:
-        """What its author can do."""
-        given = type(self.value)
+        """What the author can do."""
+        kind = type(self.value)
         if self.value is None:
             return "annotate it as '| None' if it may be missing"
-        if given.__name__ == "Column":
+        if kind.__name__ == "Column":
             return "functions of columns go into select, where or agg, and a Python function into map"
         if self.advice:
             return self.advice
         wanted = self.declared.removesuffix(" | None").split("[")[0]
         for declared, types, remedy in _REMEDIES:
-            if wanted == declared and issubclass(given, types):
+            if wanted == declared and issubclass(kind, types):
                 return remedy
         return "convert it, or change the declared type"
 
 
 class UnfitError(Exception):
-    """A value is not of its declared type. Raised by `Fit.normal`; whoever knows the operator says it to the author."""
+    """A value is not of its declared type. `Fit.normal` raises it; whoever knows the operator tells the author."""
 
     def __init__(self, misfit: Misfit) -> None:
         super().__init__(misfit)
         self.misfit = misfit
 
     def at(self, path: str) -> UnfitError:
-        """The same, seen from outside."""
+        """The same error, seen from outside."""
         return UnfitError(self.misfit.at(path))
 
 
@@ -152,19 +152,19 @@ FOLD = "<fold>"
 
 
 class Fit(ABC):
-    """Checks that values are of one declared type. `exact` are the types whose values are, without a look at them."""
+    """Checks that values are of one declared type. Values of the types in `exact` need no look at them."""
 
     mutable = False
     """Whether a value can be changed in its place."""
 
     scalar = False
-    """Whether a value is checked at once; others are gathered, and checked many at a time."""
+    """Whether a value is checked at once; other values are gathered and checked many at a time."""
 
     grows = False
     """Whether a value may be large, and changed in its place."""
 
     kind: type | None = None
-    """Of a scalar type, the type of its values."""
+    """The type of a scalar type's values."""
 
     def __init__(self, name: str, nullable: bool, exact: Iterable[type] = ()) -> None:
         self.name = f"{name} | None" if nullable else name
@@ -189,7 +189,7 @@ class Fit(ABC):
         """As `misfit`, of values of these kinds, none of which is None."""
 
     def copied(self, value: Any) -> Any:
-        """The value with nothing in it that changes with the original. What does not fit is returned as it is."""
+        """A copy that shares nothing mutable with the original. A value that does not fit is returned as it is."""
         return value
 
     @cached_property
@@ -210,14 +210,14 @@ class Fit(ABC):
             "    return formed(value)",
         ]
         exec("\n".join(lines), names)
-        made: Callable[[Any], Any] = names["normal"]
-        return made
+        function: Callable[[Any], Any] = names["normal"]
+        return function
 
     def test(self, value: str, names: dict[str, Any], ranges: bool = True) -> str:
-        """An expression that is true of values in normal form only, without a call where that can be.
+        """Code of an expression that is true only of values in normal form, without a call where possible.
 
-        `value` is the name of the variable; what the expression uses is added to `names`. Without `ranges` it does not
-        ask whether the type can hold the value.
+        `value` is the name of the variable; the names that the expression uses are added to `names`. Without `ranges`
+        it does not check that the type can hold the value.
         """
         return self._or_none(value, self._test(value, names, ranges))
 
@@ -226,54 +226,58 @@ class Fit(ABC):
         return "False"
 
     def clause_test(self, value: str, names: dict[str, Any]) -> str:
-        """As `test` without ranges, for a clause of a comprehension: it assigns no variable, and calls nothing."""
+        """As `test` without ranges, for a clause of a comprehension: it assigns no variable and calls nothing."""
         return self.test(value, names, ranges=False) if self.scalar else "False"
 
     def fold(self, call: str) -> Callable[..., Any]:
-        """A loop that combines values, and makes the normal form of each result, before the next one and of the last.
+        """A loop that combines values, and makes the normal form of each result before it uses it.
 
-        `call` is how it combines what is held with a value: `function(held, value)`. The loop takes what is held, the
-        values, the function, and what makes a normal form.
+        `call` is the code that combines: `function(combined, value)`. The loop takes the value to start from, the
+        values, the function, and a function that makes a normal form.
         """
         if call not in self._loops:
             names: dict[str, Any] = {}
-            body = ["for value in values:", f"    made = {call}", f"    held = {self._kept(names, ranges=True)}"]
-            self._loops[call] = _loop("held, values, function, normal", body, names)
+            body = [
+                "for value in values:",
+                f"    result = {call}",
+                f"    combined = {self._normal_code(names, ranges=True)}",
+            ]
+            self._loops[call] = _loop("combined, values, function, normal", body, names)
         return self._loops[call]
 
     @cached_property
     def scan(self) -> Callable[..., Any]:
         """A loop over the values of some keys, key after key, that emits each result of combining them.
 
-        It takes the values, and before each of them what its key holds, None for nothing, or `same` for the result
-        before; then `same`, the function, what makes a normal form, and what is called with each result. It does not
-        ask whether the type can hold a result: whoever takes what it emits does.
+        It takes the values, and before each of them its key's value so far: None for nothing, or `same` for the last
+        result; then `same`, the function, a function that makes a normal form, and one that is called with each result.
+        It does not check that the type can hold a result: whoever takes the results does.
         """
         names: dict[str, Any] = {}
         body = [
-            "for value, own in zip(values, before):",
-            "    if own is None:",
-            "        held = value",
+            "for value, previous in zip(values, before):",
+            "    if previous is None:",
+            "        combined = value",
             "    else:",
-            "        if own is not same:",
-            "            held = own",
-            "        made = function(held, value)",
-            f"        held = {self._kept(names, ranges=False)}",
-            "    emit(held)",
+            "        if previous is not same:",
+            "            combined = previous",
+            "        result = function(combined, value)",
+            f"        combined = {self._normal_code(names, ranges=False)}",
+            "    emit(combined)",
         ]
         return _loop("values, before, same, function, normal, emit", body, names)
 
-    def _kept(self, names: dict[str, Any], ranges: bool) -> str:
-        """The code of the normal form of what a loop has made."""
+    def _normal_code(self, names: dict[str, Any], ranges: bool) -> str:
+        """The code for the normal form of a loop's result."""
         # What grows and is the same object was looked at, and is looked at again when it is not changed any more.
-        test = "made is held" if self.grows else self.test("made", names, ranges)
-        return f"made if {test} else normal(made)"
+        test = "result is combined" if self.grows else self.test("result", names, ranges)
+        return f"result if {test} else normal(result)"
 
     def _or_none(self, value: str, test: str) -> str:
         return f"({value} is None or {test})" if self.nullable and test != "False" else test
 
     def are_normal(self, values: Collection[Any]) -> bool:
-        """Whether all values are in normal form for sure."""
+        """Whether all values are certainly in normal form."""
         normal = self.normal
         try:
             return all(normal(value) is value for value in values)
@@ -281,7 +285,7 @@ class Fit(ABC):
             return False
 
     def _formed(self, value: Any) -> Any:
-        """As `normal`, where the test does not say that the value is in normal form."""
+        """As `normal`, where the test does not show that the value is in normal form."""
         if value is None:
             if self.nullable:
                 return None
@@ -307,7 +311,7 @@ class _ScalarFit(Fit):
     ) -> None:
         super().__init__(described(info), nullable, exact)
         self._info, self._codec, self._other = info, codec, other
-        self._own = self.exact
+        self._unchecked = self.exact
         scalar = _SCALARS.get(type(info))
         self.kind = self._python = None if scalar is None else scalar.python
 
@@ -318,7 +322,11 @@ class _ScalarFit(Fit):
         names[test.kind.__name__] = test.kind
         names |= test.names
         of_kind = f"{value}.__class__ is {test.kind.__name__}"
-        return f"{of_kind} and {test.held.format(value)}" if test.held and (ranges or not test.is_range) else of_kind
+        return (
+            f"{of_kind} and {test.condition.format(value)}"
+            if test.condition and (ranges or not test.is_range)
+            else of_kind
+        )
 
     def are_normal(self, values: Collection[Any]) -> bool:
         if self._python not in _PLAIN:
@@ -348,17 +356,17 @@ class _ScalarFit(Fit):
             raise UnfitError(Misfit(value, self.name)) from None
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
-        odd = kinds - self._own
+        odd = kinds - self._unchecked
         refused = self._refused(values, {kind for kind in odd if not self._other(kind)})
         if refused is not None:
             return refused
         looked_at = [v for v in values if type(v) in odd]
         try:
-            found = self._codec(self._info, looked_at)
+            read_back = self._codec(self._info, looked_at)
         except Exception:  # whatever a codec says of one of many values, each is tried by itself
             return self._first_that_differs(looked_at)
         return next(
-            (Misfit(v, self.name) for v, back in zip(looked_at, found, strict=True) if not _same(v, back)), None
+            (Misfit(v, self.name) for v, back in zip(looked_at, read_back, strict=True) if not _same(v, back)), None
         )
 
     def _first_that_differs(self, values: list[Any]) -> Misfit | None:
@@ -373,7 +381,7 @@ class _ScalarFit(Fit):
 
 
 def _same(value: Any, back: Any) -> bool:
-    """Whether what is read back is what was given; not-a-number is, and a naive datetime is taken as UTC."""
+    """Whether the value read back is the value that was stored; nan is, and a naive datetime counts as UTC."""
     if isinstance(value, dt.datetime) and isinstance(back, dt.datetime) and value.tzinfo is None:
         back = back.replace(tzinfo=None)
     return bool(value == back) or bool(value != value and back != back)
@@ -400,12 +408,12 @@ def _is_text(value: str) -> bool:
 
 @dataclass(frozen=True)
 class _Test:
-    """How to see that a value of a type is in normal form: it is of this class, and an expression is true of it."""
+    """How to recognise the normal form of a type: values have this class, and a condition is true of them."""
 
     kind: type
-    held: str = ""
+    condition: str = ""
     is_range: bool = False
-    """Whether the expression says that the type can hold the value, and nothing of its form."""
+    """Whether the condition says only that the type can hold the value, and nothing about its form."""
 
     names: dict[str, Any] = field(default_factory=dict)
 
@@ -445,7 +453,7 @@ def _span(value: dt.timedelta) -> dt.timedelta:
 
 
 def _decimal(value: Decimal) -> Decimal:
-    """With 18 digits after the point, as Arrow has it; a zero has no sign."""
+    """The number with 18 digits after the point, as Arrow has it; a zero has no sign."""
     if not value.is_finite():
         raise OverflowError
     return _DIGITS.quantize(value, _UNIT) if value else _ZERO
@@ -460,7 +468,7 @@ _BEYOND = {dt.MINYEAR, dt.MAXYEAR}
 class _MomentFit(_ScalarFit):
     """Datetimes.
 
-    Those in the first and the last year may have no moment in UTC; a declared zone, or none, is held to.
+    Those in the first and the last year may have no moment in UTC. A declared zone, or none, is enforced.
     """
 
     def __init__(
@@ -522,8 +530,8 @@ class _ItemsFit(Fit):
             return refused
         if set(map(type, chain.from_iterable(values))) <= self.item.exact:
             return None
-        found = self.item.misfit(list(chain.from_iterable(values)))
-        return None if found is None else found.at("[]")
+        misfit = self.item.misfit(list(chain.from_iterable(values)))
+        return None if misfit is None else misfit.at("[]")
 
     def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
         names[self._container.__name__] = self._container
@@ -535,12 +543,12 @@ class _ItemsFit(Fit):
             raise UnfitError(Misfit(value, self.name))
         items: Any = value
         try:
-            made = self._container(map(self.item.normal, items))
+            converted = self._container(map(self.item.normal, items))
         except UnfitError as error:
             raise error.at("[]") from None
-        if len(made) < len(items):
+        if len(converted) < len(items):
             raise UnfitError(Misfit(value, self.name, advice=_ONE_FORM))
-        return made
+        return converted
 
     def copied(self, value: Any) -> Any:
         items: Iterable[Any] = value
@@ -560,11 +568,11 @@ class _DictFit(Fit):
         refused = self._refused(values, {kind for kind in kinds if not issubclass(kind, dict)})
         if refused is not None:
             return refused
-        found = self._key.misfit(list(chain.from_iterable(values)))
-        if found is not None:
-            return found.at(".keys()")
-        found = self._value.misfit([entry for value in values for entry in value.values()])
-        return None if found is None else found.at(".values()")
+        misfit = self._key.misfit(list(chain.from_iterable(values)))
+        if misfit is not None:
+            return misfit.at(".keys()")
+        misfit = self._value.misfit([entry for value in values for entry in value.values()])
+        return None if misfit is None else misfit.at(".values()")
 
     def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
         keys, values = _named(self._key.are_normal, names), _named(self._value.are_normal, names)
@@ -578,12 +586,12 @@ class _DictFit(Fit):
         except UnfitError as error:
             raise error.at(".keys()") from None
         try:
-            made = dict(zip(keys, map(self._value.normal, value.values()), strict=True))
+            converted = dict(zip(keys, map(self._value.normal, value.values()), strict=True))
         except UnfitError as error:
             raise error.at(".values()") from None
-        if len(made) < len(value):
+        if len(converted) < len(value):
             raise UnfitError(Misfit(value, self.name, advice=_ONE_FORM))
-        return made
+        return converted
 
     def copied(self, value: Any) -> Any:
         if not isinstance(value, dict):
@@ -594,7 +602,7 @@ class _DictFit(Fit):
 
 
 class RecordFit(Fit):
-    """Records of a class, or tuples of one length. With `alike` another class does where it has the same fields."""
+    """Records of a class, or tuples of one length. With `alike` another class with the same fields fits too."""
 
     def __init__(self, name: str, nullable: bool, python: Any, names: tuple[str, ...], alike: bool) -> None:
         super().__init__(name, nullable)
@@ -603,7 +611,7 @@ class RecordFit(Fit):
         self.fields: list[tuple[str, Fit]] = []
         self._mutable_fields: list[tuple[int, str, Fit]] = []
         self._does_more = False
-        """Whether making a record does more than to set its fields."""
+        """Whether making a record does more than set its fields."""
 
         if not self.by_position:
             made_with = getattr(python, "__dataclass_params__", None) or getattr(python, "__struct_config__", None)
@@ -612,7 +620,7 @@ class RecordFit(Fit):
             self._does_more = hasattr(python, "__post_init__") or not getattr(made_with, "init", True)
 
     def complete(self, fields: list[tuple[str, Fit]]) -> None:
-        """Gives it its fields, which may have this very type themselves."""
+        """Set the fields, whose types may include this very type."""
         self.fields = fields
         self.mutable = self.mutable or any(fit.mutable for _, fit in fields)
         self.grows = any(fit.grows for _, fit in fields)
@@ -621,7 +629,7 @@ class RecordFit(Fit):
         ]
 
     def shape_misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
-        """The first value that has not these fields."""
+        """The first value that does not have these fields."""
         if kinds == {self._python} and self._python is not tuple:
             return None
         refused = self._refused(
@@ -641,18 +649,18 @@ class RecordFit(Fit):
         return fields is not None and set(fields) == set(self._names)
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
-        found = self.shape_misfit(values, kinds)
-        if found is not None or not values:
-            return found
+        misfit = self.shape_misfit(values, kinds)
+        if misfit is not None or not values:
+            return misfit
         columns: Iterable[Collection[Any]] = (
             zip(*values, strict=True)
             if self.by_position
             else (list(map(get, values)) for get in map(attrgetter, self._names))
         )
         for (path, fit), column in zip(self.fields, columns, strict=True):
-            found = fit.misfit(column)
-            if found is not None:
-                return found.at(path)
+            misfit = fit.misfit(column)
+            if misfit is not None:
+                return misfit.at(path)
         return self.remade_misfit(values)
 
     def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
@@ -676,12 +684,11 @@ class RecordFit(Fit):
         return self._or_none(value, " and ".join([of_class, *self._shape_tests(value), *fields]))
 
     def _reads(self, value: str) -> list[tuple[str, Fit]]:
-        """The code that reads each field."""
         reads = [f"{value}[{i}]" if self.by_position else f"{value}.{name}" for i, name in enumerate(self._names)]
         return list(zip(reads, (fit for _, fit in self.fields), strict=True))
 
     def _shape_tests(self, value: str) -> list[str]:
-        """That there is nothing but fields."""
+        """Code that checks that there is nothing but fields."""
         count = len(self._names)
         if self.by_position:
             return [f"len({value}) == {count}"] if self._python is tuple else []
@@ -702,7 +709,7 @@ class RecordFit(Fit):
         return all(fit.are_normal(column) for (_, fit), column in zip(self.fields, columns, strict=True))
 
     def _has_more(self, values: Iterable[Any]) -> bool:
-        """Whether a record has attributes that are no fields, which are not stored."""
+        """Whether a record has attributes that are no fields; they are not stored."""
         return set(map(len, map(vars, values))) != {len(self._names)}
 
     def _form(self, value: Any) -> Any:
@@ -711,9 +718,9 @@ class RecordFit(Fit):
             raise UnfitError(misfit)
         values = value if self.by_position else [getattr(value, name) for name in self._names]
         parts = []
-        for given, (path, fit) in zip(values, self.fields, strict=True):
+        for field_value, (path, fit) in zip(values, self.fields, strict=True):
             try:
-                parts.append(fit.normal(given))
+                parts.append(fit.normal(field_value))
             except UnfitError as error:
                 raise error.at(path) from None
         if self.by_position:
@@ -724,18 +731,18 @@ class RecordFit(Fit):
         return self._python(**dict(zip(self._names, parts, strict=True)))
 
     def remade_misfit(self, values: Iterable[Any]) -> Misfit | None:
-        """The first record that is another one when it is made again of its fields, as where it is read."""
+        """The first record that changes when it is made again from its fields, as it is where it is read."""
         if not self._does_more:
             return None
         for value in values:
             fields = {name: getattr(value, name) for name in self._names}
-            given = fields | {name: fit.copied(fields[name]) for _, name, fit in self._mutable_fields}
+            arguments = fields | {name: fit.copied(fields[name]) for _, name, fit in self._mutable_fields}
             try:
-                again = self._python(**given)
+                again = self._python(**arguments)
             except Exception as error:
                 advice = f"it cannot be made again of its fields, as it is wherever it is read: {error!r}"
                 return Misfit(value, self.name, advice=advice)
-            if not all(_same(held, getattr(again, name)) for name, held in fields.items()):
+            if not all(_same(original, getattr(again, name)) for name, original in fields.items()):
                 advice = (
                     f"made again of its fields, as it is wherever it is read, it is {again!r}; let {self.name} leave"
                     " fields as they are that it is given"
@@ -749,10 +756,10 @@ class RecordFit(Fit):
             return value
         if self.by_position:
             return self._copied_tuple(value)
-        made = _shallow(kind)(value)
+        record = _shallow(kind)(value)
         for _, name, fit in self._mutable_fields:
-            _set(made, name, fit.copied(getattr(value, name)))
-        return made
+            _set(record, name, fit.copied(getattr(value, name)))
+        return record
 
     def _copied_tuple(self, value: tuple[Any, ...]) -> Any:
         items = list(value)
@@ -763,24 +770,24 @@ class RecordFit(Fit):
 
 
 def _loop(parameters: str, body: list[str], names: dict[str, Any]) -> Callable[..., Any]:
-    """A loop that combines values; `names` are those that its body uses."""
+    """A loop that combines values; `names` are the names that its body uses."""
     lines = [
         f"def loop({parameters}):",
         "    try:",
         *(f"        {line}" for line in body),
         "    except UnfitError:",  # of a part of what was made; what makes a normal form says whose
-        "        normal(made)",
+        "        normal(result)",
         "        raise",
-        "    return held",
+        "    return combined",
     ]
     names["UnfitError"] = UnfitError
     exec(compile("\n".join(lines), FOLD, "exec"), names)
-    made: Callable[..., Any] = names["loop"]
-    return made
+    loop: Callable[..., Any] = names["loop"]
+    return loop
 
 
 def _named(thing: Any, names: dict[str, Any]) -> str:
-    """A name for what an expression uses, which is added to `names`."""
+    """Add an object to `names`, and return its name."""
     name = f"_{len(names)}"
     names[name] = thing
     return name
@@ -788,20 +795,20 @@ def _named(thing: Any, names: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=1024)
 def _shallow(kind: type) -> Callable[[Any], Any]:
-    """What makes a record of this class with the same values; its `__init__` is not called."""
+    """A function that copies a record of this class without calling its `__init__`."""
     if hasattr(kind, "__copy__") or any(getattr(base, "__slots__", ()) for base in kind.__mro__):
         return copy
 
     def copied(record: Any) -> Any:  # as copy does, in a third of its time
-        made: Any = object.__new__(kind)
-        made.__dict__.update(record.__dict__)
-        return made
+        clone: Any = object.__new__(kind)
+        clone.__dict__.update(record.__dict__)
+        return clone
 
     return copied
 
 
 def _set(record: Any, name: str, value: Any) -> None:
-    """Sets a field, also of a frozen record."""
+    """Set a field, also of a frozen record."""
     if isinstance(record, Struct):
         force_setattr(record, name, value)
     else:
@@ -842,7 +849,7 @@ class _ChoiceFit(Fit):
 
 
 class _EnumFit(Fit):
-    """Members of an enum: a plain value is none, also where it is one's value."""
+    """Members of an enum. A plain value does not fit, not even the value of a member."""
 
     scalar = True
 
@@ -854,8 +861,8 @@ class _EnumFit(Fit):
         return f"{value}.__class__ is {_named(self._cls, names)}"
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
-        found = self._refused(values, kinds - self.exact)
-        return None if found is None else replace(found, advice=f"use a member, such as {next(iter(self._cls))}")
+        misfit = self._refused(values, kinds - self.exact)
+        return None if misfit is None else replace(misfit, advice=f"use a member, such as {next(iter(self._cls))}")
 
 
 class _LiteralFit(Fit):
@@ -870,15 +877,15 @@ class _LiteralFit(Fit):
 
 
 def class_of(info: mi.NamedTupleType | mi.DataclassType | mi.StructType) -> Any:
-    """What makes records of an inspected class, which may be a generic one that is given its types."""
+    """The function that makes records of an inspected class; for a generic class with its types, the class."""
     return get_origin(info.cls) or info.cls
 
 
 def fit_of(info: mi.Type, codec: Codec, widens: bool) -> Fit:
     """The check that values are of a type, as msgspec inspected it.
 
-    With `widens` another type does where nothing is lost: an `int` for a `float` or `Decimal`, of which the codec
-    itself refuses those that they cannot hold, and a record of another class with the same fields.
+    With `widens` another type fits where nothing is lost: an `int` for a `float` or `Decimal`, where the codec itself
+    refuses an int that they cannot hold, and a record of another class with the same fields.
     """
     return _Builder(codec, widens).of(info)
 
@@ -912,22 +919,22 @@ class _Builder:
             return _DictFit(described(info), nullable, self.of(info.key_type), self.of(info.value_type))
         if isinstance(info, mi.TupleType):
             names = tuple(f"f{i}" for i in range(len(info.item_types)))
-            made = RecordFit(described(info), nullable, tuple, names, self._widens)
-            made.complete([(f"[{i}]", self.of(t)) for i, t in enumerate(info.item_types)])
-            return made
+            fit = RecordFit(described(info), nullable, tuple, names, self._widens)
+            fit.complete([(f"[{i}]", self.of(t)) for i, t in enumerate(info.item_types)])
+            return fit
         if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
             return self._record(info, nullable)
         return self._other(info, nullable)
 
     def _record(self, info: mi.NamedTupleType | mi.DataclassType | mi.StructType, nullable: bool) -> RecordFit:
-        held = self._records.get((id(info), nullable))
-        if held is None:
+        fit = self._records.get((id(info), nullable))
+        if fit is None:
             names = tuple(f.name for f in info.fields)
-            held = self._records[(id(info), nullable)] = RecordFit(
+            fit = self._records[(id(info), nullable)] = RecordFit(
                 described(info), nullable, class_of(info), names, self._widens
             )
-            held.complete([(f".{f.name}", self.of(f.type)) for f in info.fields])
-        return held
+            fit.complete([(f".{f.name}", self.of(f.type)) for f in info.fields])
+        return fit
 
     def _other(self, info: mi.Type, nullable: bool) -> Fit:
         if isinstance(info, mi.NoneType):
@@ -971,12 +978,12 @@ def described(info: mi.Type) -> str:
     return type(info).__name__.removesuffix("Type")
 
 
-def is_count(given: object, least: int) -> bool:
-    """Whether something is a whole number, `least` or more."""
-    return isinstance(given, int) and not isinstance(given, bool) and given >= least
+def is_count(value: object, least: int) -> bool:
+    """Whether a value is a whole number of at least `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def check_count(what: str, given: object) -> None:
-    """Raises `PipelineError` for what is no whole number of at least 1."""
-    if not is_count(given, 1):
-        raise PipelineError(f"{what} must be a whole number of at least 1, not {given!r}")
+def check_count(what: str, value: object) -> None:
+    """Raise `PipelineError` unless `value` is a whole number of at least 1."""
+    if not is_count(value, 1):
+        raise PipelineError(f"{what} must be a whole number of at least 1, not {value!r}")

@@ -23,7 +23,7 @@ from dagster_unified.operators.connected import (
     EitherKey,
     IntervalJoin,
     OneSidesKey,
-    OwnKey,
+    SideKey,
     Tag,
     WindowedPairs,
     either_type,
@@ -350,7 +350,7 @@ def _name(stream: BaseStream[Any]) -> str:
     return stream._pipeline._node(stream._upstream[0].node).name
 
 
-def _getter(stream: BaseStream[Any], key: Any, key_type: Any) -> tuple[OwnKey, Any] | None:
+def _getter(stream: BaseStream[Any], key: Any, key_type: Any) -> tuple[SideKey, Any] | None:
     """What reads a record's key, and the key's type; None where there is no key."""
     if key is None:
         return None
@@ -363,13 +363,13 @@ def _getter(stream: BaseStream[Any], key: Any, key_type: Any) -> tuple[OwnKey, A
     if selected.computed is not None:
         function = selected.computed.function
         get, computed = getattr(function, "get_key", function), selected.computed
-        return OwnKey(get, computed.where, selected.describe()), computed.python
+        return SideKey(get, computed.where, selected.describe()), computed.python
     getters = [records.getter(name) for name in selected.fields]
     kinds = [records.type_of(name) for name in selected.fields]
     read = getters[0] if len(getters) == 1 else _Fields(tuple(getters))
     kind = kinds[0] if len(kinds) == 1 else tuple.__class_getitem__(tuple(kinds))
     fields = selected.describe()
-    return OwnKey(read, f"{stream._pipeline.name}: key_by({fields})", fields), kind
+    return SideKey(read, f"{stream._pipeline.name}: key_by({fields})", fields), kind
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:

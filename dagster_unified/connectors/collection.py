@@ -1,6 +1,6 @@
-"""A source of records that are given in the program: bounded, for tests, examples and small tables.
+"""A source of records from the program: bounded, for tests, examples and small tables.
 
-Refuses what would be taken for something else, such as a text for its letters.
+Refuses what would be misread, such as a text for its letters.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FRAMES = {
 
 
 def records_of(collection: object, type_info: object) -> list[Any]:
-    """Return the records that a collection consists of; raise `PipelineError` where its items are something else."""
+    """Return the records of a collection; raise `PipelineError` where its items are something else."""
     slip = _slip(collection, type_info)
     if slip is not None:
         raise PipelineError(slip)
@@ -55,7 +55,7 @@ def records_of(collection: object, type_info: object) -> list[Any]:
 
 
 def type_of(record: Any) -> Any:
-    """Return the type that says what columns a record has; raise `PipelineError` where its own does not."""
+    """Return the type that says which columns a record has; raise `PipelineError` where its own does not."""
     kind = type(record)
     if kind is tuple:
         return tuple[tuple(map(type_of, record))]  # type: ignore[misc]
@@ -77,7 +77,7 @@ def type_of(record: Any) -> Any:
 
 
 def _slip(collection: object, type_info: object) -> str | None:
-    """What a collection gives instead of its records, and what to give; None where it gives its records."""
+    """The problem and the remedy where a collection yields something else than its records; None where it is fine."""
     kind = type_name(type(collection))
     if isinstance(collection, (str, bytes, bytearray)):
         items = "letters" if isinstance(collection, str) else "bytes"
@@ -105,13 +105,13 @@ def _slip(collection: object, type_info: object) -> str | None:
 
 
 def _frame(kind: type) -> str | None:
-    """How the rows of a table of this class become records; None of any other class."""
+    """How the rows of a table of this class become records; None for any other class."""
     classes = ((base.__module__.partition(".")[0], base.__name__) for base in kind.__mro__)
     return next((_FRAMES[name] for name in classes if name in _FRAMES), None)
 
 
 def _of_dict(record: Mapping[Any, Any]) -> str:
-    """What to make of a record that is a dict."""
+    """The message for a record that is a dict."""
     message = "its first record is a dict, which has no element type at run time"
     if not record or not all(isinstance(key, str) and key.isidentifier() for key in record):
         return f"{message}; give type_info=, such as dict[str, int]"
@@ -125,7 +125,7 @@ def _of_dict(record: Mapping[Any, Any]) -> str:
 
 
 class _Part(NamedTuple):
-    """Records of a collection in a file, from a place on; the hash is that of their values."""
+    """Records of a collection in a file, from a place on; the hash is of their values."""
 
     first: int
     size: int
@@ -133,8 +133,8 @@ class _Part(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> _Part | None:
-        found = _FILE.fullmatch(name)
-        return None if found is None else cls(int(found[1]), int(found[2]), found[3])
+        match = _FILE.fullmatch(name)
+        return None if match is None else cls(int(match[1]), int(match[2]), match[3])
 
     @property
     def name(self) -> str:
@@ -145,14 +145,14 @@ _FILE = re.compile(r"(\d+)-(\d+)-(\w+)\.parquet")
 
 
 def forget_collections(sources: UPath) -> None:
-    """Let the sources of a job give their records from the first again; `sources` has a folder for each."""
-    for kept in sources.glob("*/*-*-*.parquet"):
-        if _FILE.fullmatch(kept.name) is not None:
-            kept.unlink()
+    """Let the sources of a job start again from their first record; `sources` has a folder for each."""
+    for file in sources.glob("*/*-*-*.parquet"):
+        if _FILE.fullmatch(file.name) is not None:
+            file.unlink()
 
 
 class CollectionSource(SparkSource[Out]):
-    """Gives its records, in both modes in their order; ends after the last one. `type_info` is their type.
+    """Emits its records, in both modes in their order; ends after the last one. `type_info` is their type.
 
     There is an example at `Pipeline.from_collection`, which makes one.
     """
@@ -185,7 +185,7 @@ class CollectionSource(SparkSource[Out]):
         return pc.max(pc.subtract(pc.cumulative_max(times), times)).as_py() or 0
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        """Its records are written to `folder` once, and read from there; what was added since goes to another file.
+        """Write its records to `folder` once, and read them from there; later additions go to another file.
 
         Raises `StateError` where the collection does not begin with the records that are there.
         """
@@ -238,7 +238,6 @@ class CollectionSource(SparkSource[Out]):
         return 0
 
     def _from(self, first: int) -> pa.Table:
-        """The records from a place on."""
         return pa.Table.from_batches([self.batch.slice(first)])
 
     def _part(self, first: int, end: int) -> _Part:

@@ -1,4 +1,4 @@
-"""The S3-compatible store that a process and its Spark session use: stated once, and known to every client by it."""
+"""The S3-compatible store of a process and its Spark session: stated once, and known to every client by it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Store:
-    """Where a store is, and the credentials for it; what is None is what the machine has."""
+    """Where a store is, and its credentials; a value that is None is the machine's own."""
 
     endpoint: str | None = None
     region: str | None = None
@@ -25,16 +25,16 @@ class Store:
 
     def __post_init__(self) -> None:
         if (self.key is None) != (self.secret is None):
-            given, missing = ("secret", "key") if self.key is None else ("key", "secret")
+            present, missing = ("secret", "key") if self.key is None else ("key", "secret")
             raise ConfigurationError(
-                f"the object store at {self.endpoint or 'Amazon'} has a {given} and no {missing}; give both, or neither"
-                " where the machine has credentials"
+                f"the object store at {self.endpoint or 'Amazon'} has a {present} and no {missing}; give both, or"
+                " neither where the machine has credentials"
             )
 
     def environment(self) -> dict[str, str]:
         """The variables of a process that uses the store."""
         plain_http = None if self.endpoint is None or not self.endpoint.startswith("http://") else "true"
-        given = {
+        variables = {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_REGION": self.region,
             "AWS_DEFAULT_REGION": self.region,
@@ -43,22 +43,22 @@ class Store:
             "AWS_SESSION_TOKEN": self.token,
             "AWS_ALLOW_HTTP": plain_http,
         }
-        return {name: value for name, value in given.items() if value is not None}
+        return {name: value for name, value in variables.items() if value is not None}
 
     def settings(self) -> dict[str, str]:
         """Spark's settings for Hadoop's connector, without any secret."""
-        given = {"endpoint": self.endpoint, "endpoint.region": self.region}
+        options = {"endpoint": self.endpoint, "endpoint.region": self.region}
         # Hadoop's other kind of stream fails a task or a job whose read is cut off
-        given["input.stream.type"] = "classic"
+        options["input.stream.type"] = "classic"
         # a folder is made, and a file removed, without a look at all the folders above
-        given["performance.flags"] = "mkdir,delete"
-        found = {f"spark.hadoop.fs.s3a.{name}": value for name, value in given.items() if value is not None}
+        options["performance.flags"] = "mkdir,delete"
+        settings = {f"spark.hadoop.fs.s3a.{name}": value for name, value in options.items() if value is not None}
         if self.endpoint is not None:
-            found["spark.hadoop.fs.s3a.path.style.access"] = "true"
-        return found
+            settings["spark.hadoop.fs.s3a.path.style.access"] = "true"
+        return settings
 
     def executor_environment(self) -> dict[str, str]:
-        """Spark's settings that give executors on other machines the environment; Spark hides them where it shows any.
+        """Spark's settings that pass the environment to executors on other machines; Spark hides them in its UI.
 
         They must not be on a command line.
         """
@@ -78,7 +78,7 @@ def in_use() -> Store | None:
 
 
 def use(store: Store) -> None:
-    """Let all clients of this process use a store; raises `ConfigurationError` where they use another one."""
+    """Make all clients of this process use a store; raises `ConfigurationError` where they use another one."""
     if _in_use and _in_use[0] != store:
         raise ConfigurationError(
             f"this process uses the object store at {_in_use[0].endpoint or 'Amazon'}, and a resource names another one"

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _FIELD = re.compile(r"\{[^}]*\}")
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://")
 _SAME = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
-"""Further names of one protocol."""
+"""Other names of a protocol."""
 
 
 def storage_path(path: str, what: str) -> UPath:
     """A local path or a URL as a `UPath`; raises `ConfigurationError` naming `what` where it is neither.
 
-    Of a bucket nothing is remembered: another process may have written there since.
+    Listings of a bucket are not cached: another process may have written there since.
     """
     from upath import UPath
 
@@ -44,12 +44,12 @@ def storage_path(path: str, what: str) -> UPath:
             " the store looks for credentials (its environment variables, or storage_options)"
         )
     try:
-        found = UPath(path, use_listings_cache=False) if _SCHEME.match(path) else UPath(path)
+        parsed = UPath(path, use_listings_cache=False) if _SCHEME.match(path) else UPath(path)
     except (ValueError, ImportError) as error:
         raise ConfigurationError(f"{what}: {path!r} cannot be used: {error}") from error
-    if found.protocol == "file":
-        return UPath(found.path)  # a file system's own path, which can be renamed and linked
-    return found if _SCHEME.match(path) else found.expanduser().absolute()
+    if parsed.protocol == "file":
+        return UPath(parsed.path)  # a file system's own path, which can be renamed and linked
+    return parsed if _SCHEME.match(path) else parsed.expanduser().absolute()
 
 
 def name_of(path: str, default: str) -> str:
@@ -66,9 +66,9 @@ def worker_path(path: str, what: str) -> UPath:
 
 
 def for_spark(path: UPath) -> str:
-    """The path as Spark reads it.
+    """The path for Spark.
 
-    A local one starts with file://, whatever Spark's default file system is; one of S3 has Hadoop's name for it.
+    A local one starts with file://, whatever Spark's default file system is; one of S3 has Hadoop's scheme.
     """
     text = str(path)
     if path.protocol == "s3":
@@ -81,13 +81,13 @@ STRICT = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 
 
 _LITERAL = {"__globPaths__": "false"}
-"""Options of Spark's readers of one path: it is no pattern. Connect loses them on the way to its server."""
+"""Options of Spark's readers that make a path literal. Connect loses them on the way to its server."""
 
 
 def load(reader: DataFrameReader, paths: Sequence[UPath]) -> DataFrame:
-    """Read files or folders, whose paths stand for themselves, whatever characters they have.
+    """Read files or folders; each path is literal, whatever characters it has.
 
-    Raises `SourceError` for a path that Hadoop cannot be told among several.
+    Raises `SourceError` for a path that Hadoop cannot read among several.
     """
     if len(paths) == 1:  # with several, Spark 4.3 reads all of them again for each that would be a pattern
         return load_one(reader.options(**STRICT), for_spark(paths[0]))
@@ -95,14 +95,14 @@ def load(reader: DataFrameReader, paths: Sequence[UPath]) -> DataFrame:
 
 
 def load_one(reader: Reader, path: str) -> DataFrame:
-    """Read one file or folder by its path as Spark has it, which stands for itself; raises as `load` does."""
+    """Read one file or folder by its literal path for Spark; raises as `load` does."""
     if is_connect(reader):
         return reader.load(_literally(path))
     return reader.options(**_LITERAL).load(path)
 
 
 def as_pattern(path: UPath) -> str:
-    """The path for Spark's readers, which take patterns: it stands for itself, whatever characters it has."""
+    """The path for Spark's readers, which take patterns: it matches only itself, whatever characters it has."""
     return _literally(for_spark(path))
 
 
@@ -117,7 +117,7 @@ def _literally(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """A path or a part of it as a pattern of Hadoop's that stands for itself."""
+    """A path or a part of it as a Hadoop pattern that matches only itself."""
     return re.sub(r"([\\{}\[\]*?])", r"\\\1", text)
 
 
@@ -137,7 +137,7 @@ def is_local(path: UPath) -> bool:
 
 
 def check_folder(path: UPath, sink: str) -> None:
-    """Raises `SinkError` where a file has the name of the folder that a sink writes to."""
+    """Raise `SinkError` where a file has the name of the folder that a sink writes to."""
     if path.is_file():
         raise SinkError(
             f"sink '{sink}': {path} is a file, and the sink writes a folder; give it the path of a folder, or move the"
@@ -146,7 +146,7 @@ def check_folder(path: UPath, sink: str) -> None:
 
 
 def children(folder: UPath) -> dict[str, bool]:
-    """The names in a folder, each with whether it is a folder; nothing where there is no folder.
+    """The names in a folder, each with whether it is a folder; empty where there is no folder.
 
     An object store is asked once.
     """
@@ -154,12 +154,12 @@ def children(folder: UPath) -> dict[str, bool]:
         if is_local(folder):
             with os.scandir(getattr(folder, "path", folder)) as entries:
                 return {entry.name: entry.is_dir() for entry in entries}
-        found = folder.fs.ls(folder.path, detail=True)
+        listing = folder.fs.ls(folder.path, detail=True)
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    own = path_text(folder)  # a bucket lists a folder in itself
-    paths = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in found}
-    return {path.rpartition("/")[2]: is_folder for path, is_folder in paths.items() if path != own}
+    folder_path = path_text(folder)  # a bucket lists a folder in itself
+    paths = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in listing}
+    return {path.rpartition("/")[2]: is_folder for path, is_folder in paths.items() if path != folder_path}
 
 
 def put(path: UPath, content: bytes, durable: bool = False) -> None:
@@ -178,9 +178,9 @@ def put(path: UPath, content: bytes, durable: bool = False) -> None:
 
 
 def read_whole(path: UPath) -> bytes:
-    """A file that another process may replace meanwhile, as it was before or as it is then.
+    """A file that another process may replace meanwhile, in its old or its new version.
 
-    An object store is asked once: one that is opened first is lost where it was replaced before it is read.
+    An object store is asked once: a file that is opened first would be lost where it is replaced before it is read.
     """
     if is_local(path):
         return path.read_bytes()
@@ -193,7 +193,7 @@ def read_whole(path: UPath) -> bytes:
 
 
 def url(path: str) -> str:
-    """A path or URL as Spark's logs have it, with all that is odd in it percent-encoded."""
+    """A path or URL as in Spark's logs, with special characters percent-encoded."""
     return quote(path, safe="/:=+@,&$-_.!~*'()")
 
 
@@ -213,29 +213,28 @@ def size_of(path: UPath) -> int:
 
 
 def is_data(path: str) -> bool:
-    """Whether a path, of what Spark has written as Parquet, is that of a file with rows."""
+    """Whether a path of Spark's Parquet output is that of a file with rows."""
     name = path.rpartition("/")[2]
     return name.endswith(".parquet") and not name.startswith((".", "_"))
 
 
 def sizes(folder: UPath) -> dict[str, int]:
-    """The bytes of each file below a folder, by its path from there; none where there is no folder.
+    """The bytes of each file below a folder, by relative path; empty where there is no folder.
 
-    A store is asked for all at once, and not for one after another. On a disk a file that goes meanwhile raises
-    `FileNotFoundError`.
+    A store is asked for all at once. On a disk a file that goes meanwhile raises `FileNotFoundError`.
     """
     if is_local(folder):
         root = Path(folder.path)
         return {file.relative_to(root).as_posix(): file.stat().st_size for file in root.rglob("*") if not file.is_dir()}
     below = f"{folder.path.rstrip('/')}/"
     try:
-        found = folder.fs.find(folder.path, detail=True)
+        files = folder.fs.find(folder.path, detail=True)
     except FileNotFoundError:
         return {}
-    return {path.partition(below)[2]: int(info["size"] or 0) for path, info in found.items() if below in path}
+    return {path.partition(below)[2]: int(info["size"] or 0) for path, info in files.items() if below in path}
 
 
 def remove_tree(path: UPath) -> None:
-    """Removes a file or a folder with everything in it; nothing happens where it is not there."""
+    """Remove a file or a folder with everything in it; does nothing where it is missing."""
     with contextlib.suppress(FileNotFoundError):  # another process may remove it as well
         path.fs.rm(path.path, recursive=True)

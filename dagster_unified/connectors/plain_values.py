@@ -1,4 +1,4 @@
-"""Values that other systems know only in part: times, nested values as JSON, and types among what msgspec decodes.
+"""Values that other systems know only in part: times, nested values as JSON, and types that msgspec decodes.
 
 Knows no format and no client.
 """
@@ -21,11 +21,11 @@ NO_FLOAT = "{} is a whole number that a float cannot hold; declare the field as 
 """Why a number does not fit a field that is a float."""
 
 Find = Callable[[Any], Iterator[Any]]
-"""Gives what a plain value has of what is looked for."""
+"""Yields the values in a plain value that are looked for."""
 
 
 def finder(info: mi.Type, declared: tuple[type[mi.Type], ...], plain: type) -> Find | None:
-    """What finds the values that are of the class `plain` where one of the `declared` types is asked for.
+    """A function that finds values of the class `plain` where one of the `declared` types is expected.
 
     None where a type has no such place.
     """
@@ -34,10 +34,10 @@ def finder(info: mi.Type, declared: tuple[type[mi.Type], ...], plain: type) -> F
     if isinstance(info, declared):
         return _itself(plain)
     if isinstance(info, mi.UnionType):
-        return next((found for kind in info.types if (found := finder(kind, declared, plain)) is not None), None)
+        return next((find for kind in info.types if (find := finder(kind, declared, plain)) is not None), None)
     if isinstance(info, (mi.StructType, mi.DataclassType, mi.NamedTupleType, mi.TypedDictType)):
         members = {field.encode_name: finder(field.type, declared, plain) for field in info.fields}
-        return _in_members({name: found for name, found in members.items() if found is not None})
+        return _in_members({name: find for name, find in members.items() if find is not None})
     if isinstance(info, mi.TupleType):
         return _in_places([finder(item, declared, plain) for item in info.item_types])
     if isinstance(info, (mi.ListType, mi.VarTupleType)):
@@ -49,60 +49,60 @@ def finder(info: mi.Type, declared: tuple[type[mi.Type], ...], plain: type) -> F
 
 
 def _itself(plain: type) -> Find:
-    def found(value: Any) -> Iterator[Any]:
+    def find_values(value: Any) -> Iterator[Any]:
         if type(value) is plain:
             yield value
 
-    return found
+    return find_values
 
 
 def _in_members(members: dict[str, Find]) -> Find | None:
-    def found(value: Any) -> Iterator[Any]:
+    def find_values(value: Any) -> Iterator[Any]:
         if isinstance(value, dict):
             for name, find in members.items():
                 yield from find(value.get(name))
 
-    return found if members else None
+    return find_values if members else None
 
 
 def _in_places(places: Sequence[Find | None]) -> Find | None:
-    def found(value: Any) -> Iterator[Any]:
-        for one, find in zip(value or (), places, strict=False):
+    def find_values(value: Any) -> Iterator[Any]:
+        for element, find in zip(value or (), places, strict=False):
             if find is not None:
-                yield from find(one)
+                yield from find(element)
 
-    return found if any(places) else None
+    return find_values if any(places) else None
 
 
 def _in_items(item: Find) -> Find:
-    def found(value: Any) -> Iterator[Any]:
-        for one in value or ():
-            yield from item(one)
+    def find_values(value: Any) -> Iterator[Any]:
+        for element in value or ():
+            yield from item(element)
 
-    return found
+    return find_values
 
 
 def _in_entries(key: Find | None, item: Find | None) -> Find | None:
-    def found(value: Any) -> Iterator[Any]:
-        for name, one in (value or {}).items():
+    def find_values(value: Any) -> Iterator[Any]:
+        for name, element in (value or {}).items():
             if key is not None:
                 yield from key(name)
             if item is not None:
-                yield from item(one)
+                yield from item(element)
 
-    return None if key is None and item is None else found
+    return None if key is None and item is None else find_values
 
 
 _FINER = re.compile(r"[.,]\d{6}\d*[1-9]")
 _FINER_IN_JSON = re.compile(rb"\.(?:(?<=:\d\d\.)\d{6}\d*[1-9]|\d{6}\d*[1-9]S)")
-"""What looks like a time, or a duration, that is finer than microseconds."""
+"""Texts that look like a time or a duration finer than microseconds."""
 
 Decode = Callable[[Any], Any]
-"""Makes a value of JSON."""
+"""Decodes JSON."""
 
 
 def check_microseconds(text: str) -> None:
-    """Raises `ValueError` for the text of a time or a duration that is finer than microseconds."""
+    """Raise `ValueError` for the text of a time or a duration that is finer than microseconds."""
     if _FINER.search(text):
         raise ValueError(
             f"'{text}' is finer than microseconds, which is all that a time has; declare a str to read it as it is"
@@ -110,23 +110,23 @@ def check_microseconds(text: str) -> None:
 
 
 def check_each(texts: Iterable[str]) -> None:
-    """Raises `ValueError` where one of these texts is finer than microseconds."""
+    """Raise `ValueError` where one of these texts is finer than microseconds."""
     for text in texts:
         check_microseconds(text)
 
 
 def json_decoder(python: Any) -> Decode:
-    """What decodes JSON to this type. It raises `ValueError` for times that msgspec would round."""
+    """A decoder of JSON to this type. It raises `ValueError` for times that msgspec would round."""
     decode, decode_plain = msgspec.json.Decoder[Any](python).decode, msgspec.json.Decoder[Any]().decode
     times = times_in(mi.type_info(python))
     if times is None:
         return decode
 
     def exact(value: bytes | str) -> Any:
-        found = decode(value)
+        result = decode(value)
         if _FINER_IN_JSON.search(value.encode() if isinstance(value, str) else value):
             check_each(times(decode_plain(value)))
-        return found
+        return result
 
     return exact
 
@@ -160,7 +160,7 @@ def _outside() -> ValueError:
 
 
 def times_in(info: mi.Type) -> Find | None:
-    """What finds the texts of times in a plain value of this type; None where it has no times."""
+    """A function that finds the texts of times in a plain value of this type; None where it has no times."""
     return finder(info, (mi.DateTimeType, mi.TimeDeltaType), str)
 
 
@@ -168,14 +168,14 @@ Plain = Callable[[Any], Any]
 
 
 def to_json(column: pa.Array, name: str, where: str) -> pa.Array:
-    """Nested values as texts of JSON: records as objects, what JSON has no type for as msgspec writes it.
+    """Nested values as JSON texts: records as objects, and values without a JSON type as msgspec writes them.
 
     Raises `SinkError` for NaN and the infinities, which would become null.
     """
-    found = not_finite(column, name)
-    if found is not None:
+    bad = not_finite(column, name)
+    if bad is not None:
         raise SinkError(
-            f"{where}: field '{found[0]}' is {found[1]}, and JSON, in which the column is written, has no such number;"
+            f"{where}: field '{bad[0]}' is {bad[1]}, and JSON, in which the column is written, has no such number;"
             " write None in its place, or leave the record out"
         )
     plain, encode = _plain(column.type), msgspec.json.Encoder().encode
@@ -191,8 +191,8 @@ def not_finite(column: pa.Array, path: str) -> tuple[str, float] | None:
     kind = column.type
     inner: list[tuple[pa.Array, str]] = []
     if pa.types.is_floating(kind):
-        bad = pc.invert(pc.is_finite(column))
-        return (path, column.filter(bad)[0].as_py()) if pc.any(bad).as_py() else None
+        infinite = pc.invert(pc.is_finite(column))
+        return (path, column.filter(infinite)[0].as_py()) if pc.any(infinite).as_py() else None
     if pa.types.is_struct(kind):
         inner = [(part, f"{path}.{field.name}") for field, part in zip(kind, column.flatten(), strict=True)]
     elif pa.types.is_map(kind):
@@ -200,11 +200,11 @@ def not_finite(column: pa.Array, path: str) -> tuple[str, float] | None:
         inner = [(pa.ListArray.from_arrays(column.offsets, part).flatten(), f"{path}[]") for part in entries]
     elif pa.types.is_list(kind):
         inner = [(column.flatten(), f"{path}[]")]
-    return next((found for part, name in inner if (found := not_finite(part, name)) is not None), None)
+    return next((bad for part, name in inner if (bad := not_finite(part, name)) is not None), None)
 
 
 def _plain(kind: pa.DataType) -> Plain | None:
-    """What turns a value as Arrow gives it into one that JSON has; None where nothing is to be done.
+    """A function that turns an Arrow value into one that JSON has; None where nothing is to be done.
 
     Arrow gives a map as a list of pairs.
     """
@@ -215,14 +215,14 @@ def _plain(kind: pa.DataType) -> Plain | None:
         element = _plain(kind.value_type)
         return None if element is None else lambda v: [None if x is None else element(x) for x in v]
     if pa.types.is_struct(kind):
-        found = {field.name: plain for field in kind if (plain := _plain(field.type)) is not None}
-        if found:
-            return lambda v: {k: found[k](x) if k in found and x is not None else x for k, x in v.items()}
+        converters = {field.name: plain for field in kind if (plain := _plain(field.type)) is not None}
+        if converters:
+            return lambda v: {k: converters[k](x) if k in converters and x is not None else x for k, x in v.items()}
     return None
 
 
 def json_type(kind: pa.DataType) -> Any:
-    """The Python type by which JSON is decoded for an Arrow type; what may not be null has to be there."""
+    """The Python type to which JSON is decoded for an Arrow type; a field that may not be null is required."""
     if pa.types.is_map(kind):
         return dict[json_type(kind.key_type), json_type(kind.item_type) | None]  # type: ignore[misc]
     if pa.types.is_list(kind):
@@ -236,7 +236,7 @@ def json_type(kind: pa.DataType) -> Any:
 
 
 def from_json(kind: pa.DataType) -> Callable[[str | bytes], Any]:
-    """What makes values of an Arrow type of texts of JSON; raises `ValueError` where one does not fit."""
+    """A function that turns JSON texts into values of an Arrow type; raises `ValueError` where one does not fit."""
     return json_decoder(json_type(kind))
 
 

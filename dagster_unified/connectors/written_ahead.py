@@ -1,12 +1,12 @@
 """Sources that cannot be asked for a record twice: a Python generator, a socket.
 
-What they give is appended to a log in the checkpoint directory before anything processes it (write-ahead log, section
+Their records are appended to a log in the checkpoint directory before anything processes them (write-ahead log, section
 3.3 of the Flink paper). The log can be read again, so results are exactly-once from there on.
 
-The log is a folder of files, of which a job that starts begins a new one. A file has frames, each an Arrow record
-batch; its index has an entry for each frame that is whole and on disk. A file goes when all positions are behind it
-from which the deployment could go on; of its index the last entry stays, so that a position from elsewhere that needs
-it is an error and not a gap. Knows the protocol of splits and where a job keeps Spark's logs; not who reads.
+The log is a folder of files; a job that starts begins a new file. A file has frames, each an Arrow record batch; its
+index has an entry for each frame that is whole and on disk. A file is deleted when every position from which the
+deployment could go on is after it; the last entry of its index stays, so that a position from elsewhere that needs the
+file is an error and not a gap. Knows the protocol of splits and where a job keeps Spark's logs; not who reads.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ _FILE_BYTES = 64 << 20
 """Bytes after which a new file begins."""
 
 _WAITING = 200_000
-"""Groups of records that may wait to be written; then whoever gives them waits."""
+"""Groups of records that may wait to be written; then `receive` waits."""
 
 _WAIT = 0.1
-"""Seconds after which a thread that waits for another looks whether it is to end."""
+"""Seconds after which a waiting thread checks whether to end."""
 
 _LOOK = 10.0
-"""Seconds between two looks for files that nobody needs."""
+"""Seconds between two searches for unneeded files."""
 
 _END_SECONDS = 20.0
-"""How long a job that stops waits for what was received to be on disk."""
+"""Seconds that a stopping job waits for received records to be on disk."""
 
 Split = tuple[str, int, int]
-"""A file, the first of its records to read, and the one behind the last."""
+"""A file, its first record to read, and the record after the last."""
 
 
 class WrittenAheadSource(SplitSource[Out]):
@@ -83,7 +83,7 @@ class WrittenAheadSource(SplitSource[Out]):
     error of `receive` fails the job, and the restart strategy starts it again.
 
     The log lies in the checkpoint directory, which has to be on a disk that the driver and all workers see. Its files,
-    of 64 MB, go when neither the job's checkpoint nor any of its savepoints needs them.
+    of 64 MB, are deleted when neither the job's checkpoint nor any of its savepoints needs them.
     """
 
     boundedness = Boundedness.UNBOUNDED
@@ -95,23 +95,23 @@ class WrittenAheadSource(SplitSource[Out]):
 
     @abstractmethod
     def receive(self) -> Iterable[Out]:
-        """The records, as they come."""
+        """Yield the records, as they come."""
 
     def receive_groups(self) -> Iterable[Sequence[Out]]:
-        """The records in groups, of which the log has all records or none. By default each record is a group."""
+        """The records in groups; the log has all records of a group or none. By default each record is a group."""
         return ((record,) for record in self.receive())
 
     def on_logged(self, records: int) -> None:
-        """The first `records` that came are on disk: acknowledge them to a system that wants to be told.
+        """The first `records` records are on disk: acknowledge them to a system that needs it.
 
-        It is called in another thread than `receive`, on the same object, which is a copy of the author's. An error
-        fails the job.
+        Called in another thread than `receive`, on the same object, which is a copy of the author's. An error fails the
+        job.
         """
 
     def stop_receiving(self) -> None:
         """The job stops, or cannot write its log: end `receive`, which may be waiting.
 
-        By default it ends when its next record comes. It is called as `on_logged` is.
+        By default `receive` ends when its next record comes. Called as `on_logged` is.
         """
 
     @property
@@ -127,16 +127,16 @@ class WrittenAheadSource(SplitSource[Out]):
             )
         log = Path(str(folder / "log"))
         with _starting:
-            held = _receivers.get(log)
-            if held is None or not held.receives(self):
-                if held is not None:
-                    held.end()
+            receiver = _receivers.get(log)
+            if receiver is None or not receiver.receives(self):
+                if receiver is not None:
+                    receiver.end()
                 _receivers[log] = _Receiver(self, log)
                 _receivers[log].start()
         return _Log(self, str(log)).from_log(spark, folder)
 
     def from_log(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        """The stream of what the log has."""
+        """The stream of the log's records."""
         return super().read_stream(spark, folder)
 
     def newest(self) -> Offsets:
@@ -151,18 +151,18 @@ class WrittenAheadSource(SplitSource[Out]):
         return {file.stem: 0 if file.with_suffix(".log").exists() else _last(file)[0] for file in indices}
 
     def available(self, since: Offsets) -> dict[str, int]:
-        found = super().available(since)
-        for name in sorted(found.keys() - since.keys()):  # they have come after the position
-            if found[name]:
+        available = super().available(since)
+        for name in sorted(available.keys() - since.keys()):  # they have come after the position
+            if available[name]:
                 raise self._gone(name, 0)
-        return found
+        return available
 
     def splits(self, start: Offsets, end: Offsets) -> Sequence[Split]:
-        found = [(file, start[file], last) for file, last in sorted(end.items()) if last > start[file]]
-        for name, first, _ in found:
+        splits = [(file, start[file], last) for file, last in sorted(end.items()) if last > start[file]]
+        for name, first, _ in splits:
             if not (self._folder() / f"{name}.log").exists():
                 raise self._gone(name, first)
-        return found
+        return splits
 
     def read_split(self, split: Split) -> Iterator[pa.RecordBatch | Malformed]:
         name, start, end = split
@@ -194,7 +194,7 @@ class WrittenAheadSource(SplitSource[Out]):
 
 
 class _Log(WrittenAheadSource[Out]):
-    """What travels to Spark's processes: what can be said of a source, and its log, but not what receives."""
+    """The part of a source that travels to Spark's processes: its description and log, but nothing that receives."""
 
     def __init__(self, source: WrittenAheadSource[Out], log: str) -> None:
         self.name, self.kind, self.records, self.resume_position = (
@@ -217,8 +217,8 @@ class _Log(WrittenAheadSource[Out]):
 class GeneratorSource(WrittenAheadSource[Out]):
     """The records that a function yields, called once on the driver when a STREAMING job starts. Unbounded.
 
-    For what has no connector and cannot be asked again, such as a client's subscription. A job that is started again
-    calls the function again.
+    For a source without a connector that cannot be asked again, such as a client's subscription. A restarted job calls
+    the function again.
 
     Raises `PipelineError` for something that is no function.
 
@@ -289,7 +289,7 @@ class SocketSource(WrittenAheadSource[str]):
 
 _starting = threading.Lock()
 _receivers: dict[Path, _Receiver[Any]] = {}
-"""Those of this process, by their log: several queries of a job read one source."""
+"""This process's receivers, by log: several queries of a job read one source."""
 
 
 def end(job: UPath) -> None:
@@ -303,22 +303,22 @@ def end(job: UPath) -> None:
 
 
 def look(job: UPath) -> None:
-    """Delete the files that neither the checkpoint of a job nor its savepoints need, where it is time to."""
+    """Delete the files that neither a job's checkpoint nor its savepoints need, where it is time to."""
     for receiver in _receivers_of(job).values():
         receiver.look(Path(str(job)))
 
 
 def _receivers_of(job: UPath) -> dict[Path, _Receiver[Any]]:
-    """Those of a job, by their log."""
+    """A job's receivers, by log."""
     known = dict(_receivers)
-    return {log: one for log, one in known.items() if is_local(job) and log.is_relative_to(str(job))}
+    return {log: receiver for log, receiver in known.items() if is_local(job) and log.is_relative_to(str(job))}
 
 
 def delete_unneeded(log: Path, job: Path, writing: str) -> None:
-    """Delete the files of a log that neither the checkpoint of a job nor its savepoints need, nor is one `writing` to.
+    """Delete the files of a log that neither a job's checkpoint nor its savepoints need, except the file `writing`.
 
-    What has a position without a word of a file needs all of it: it is from before the file. A query that has read
-    none of the log's files reads another source.
+    A position that does not name a file is from before the file, and needs all of it. A query that has read none of the
+    log's files reads another source.
     """
     indices = sorted(log.glob("*.index"))
     files = {index: index.with_suffix(".log") for index in indices if index.stem != writing}
@@ -342,9 +342,9 @@ def _delete(file: Path, index: Path) -> None:
 
 
 def _oldest_positions(checkpoint: Path) -> list[dict[str, int]]:
-    """The position of each source that has offsets by part, at the oldest committed epoch in a checkpoint of Spark's.
+    """The position of each source with offsets by part, at the oldest committed epoch in one of Spark's checkpoints.
 
-    Before the first is committed it is the beginning: an epoch that runs, or that runs again, reads from its start.
+    Before the first commit it is the beginning: an epoch that runs, or runs again, reads from its start.
     """
     nothing: list[dict[str, int]] = [{}]
     last = max(_numbers(checkpoint / "commits"), default=-1)
@@ -355,11 +355,11 @@ def _oldest_positions(checkpoint: Path) -> list[dict[str, int]]:
         offsets = spark_log.offsets_of_sources(checkpoint / "offsets" / str(min(committed)))
     except FileNotFoundError:  # Spark deletes old entries meanwhile
         return nothing
-    found = []
+    positions = []
     for offset in offsets:
         with contextlib.suppress(msgspec.DecodeError):  # another kind of source's
-            found.append(msgspec.json.decode(offset, type=dict[str, int]))
-    return found
+            positions.append(msgspec.json.decode(offset, type=dict[str, int]))
+    return positions
 
 
 def _numbers(log: Path) -> list[int]:
@@ -373,7 +373,7 @@ class _Receiver(threading.Thread, Generic[Out]):
     def __init__(self, source: WrittenAheadSource[Out], log: Path) -> None:
         super().__init__(daemon=True, name=f"receive {source.name}")
         # what `receive` keeps is not the author's object's, which may be shipped or started again
-        self._given, self._source, self._log = source, copy.copy(source), log
+        self._original, self._source, self._log = source, copy.copy(source), log
         self._id = uuid4().hex
         self._groups: queue.Queue[Sequence[Out]] = queue.Queue(_WAITING)
         self._logged = 0
@@ -388,8 +388,8 @@ class _Receiver(threading.Thread, Generic[Out]):
         (log / "owner").write_text(self._id)
 
     def receives(self, source: WrittenAheadSource[Any]) -> bool:
-        """Whether it is at work for this source."""
-        return self._given is source and self.is_alive() and not self._stopping.is_set() and self._is_owner()
+        """Whether it is running for this source."""
+        return self._original is source and self.is_alive() and not self._stopping.is_set() and self._is_owner()
 
     def end(self) -> None:
         """Take no more records, and write those that came."""
@@ -405,13 +405,13 @@ class _Receiver(threading.Thread, Generic[Out]):
             _logger.exception("source '%s': stop_receiving failed while the job stopped", self._source.name)
 
     def look(self, job: Path) -> None:
-        """Delete what nobody needs, where it is time to."""
+        """Delete unneeded files, where it is time to."""
         if time.monotonic() - self._looked >= _LOOK and self._writing and self._is_owner():
             self._looked = time.monotonic()
             delete_unneeded(self._log, job, self._writing)
 
     def run(self) -> None:
-        """Write what another thread receives: a record that does not come must not hold up those that came."""
+        """Write what another thread receives, so that a record that does not come holds nothing up."""
         threading.Thread(target=self._receive, daemon=True, name=f"{self.name}, waiting").start()
         try:
             while not self._ended.is_set() or not self._groups.empty():
@@ -441,7 +441,7 @@ class _Receiver(threading.Thread, Generic[Out]):
             self._ended.set()
 
     def _waits_for(self, group: Sequence[Out]) -> bool:
-        """Hands a group over; returns False where nobody takes another one."""
+        """Hand a group over; returns False where no further group is taken."""
         while not self._over.is_set():
             try:
                 self._groups.put(group, timeout=_WAIT)
@@ -451,7 +451,7 @@ class _Receiver(threading.Thread, Generic[Out]):
         return False
 
     def _fill(self, data: BinaryIO, index: BinaryIO) -> bool:
-        """Fill a file; returns whether another is to follow."""
+        """Fill a file; returns whether another file follows."""
         records = size = 0
         while size < _FILE_BYTES:
             batch = self._some()
@@ -473,16 +473,16 @@ class _Receiver(threading.Thread, Generic[Out]):
 
     def _some(self) -> list[Out]:
         """The records of a frame: those that come until it is time to write."""
-        found: list[Out] = []
+        records: list[Out] = []
         deadline = time.monotonic() + self._source.flush_every.total_seconds()
-        while len(found) < _MOST:
-            left = deadline - time.monotonic()
+        while len(records) < _MOST:
+            seconds_left = deadline - time.monotonic()
             try:
-                found.extend(self._groups.get(timeout=min(max(0.0, left), _WAIT)))
+                records.extend(self._groups.get(timeout=min(max(0.0, seconds_left), _WAIT)))
             except queue.Empty:
-                if left <= _WAIT or self._ended.is_set():
+                if seconds_left <= _WAIT or self._ended.is_set():
                     break
-        return found
+        return records
 
     def _is_owner(self) -> bool:
         try:
@@ -492,7 +492,7 @@ class _Receiver(threading.Thread, Generic[Out]):
 
 
 def _next_name(log: Path) -> str:
-    """A name behind those of all files of a log, also where the clock has gone back."""
+    """A name after those of all files of a log, also where the clock has gone back."""
     newest = max((int(file.stem.partition("-")[0]) for file in log.glob("*.index")), default=0)
     return f"{max(time.time_ns(), newest + 1):020d}"
 

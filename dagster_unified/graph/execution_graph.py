@@ -437,7 +437,7 @@ class _Compiler:
             program=ship,
             driver=grouped if keyed else Driver.PLAIN,
             subtasks=subtasks,
-            own=self._buffer(head.id),
+            main=self._buffer(head.id),
             outputs=tuple(self._output_of(port) for port in vertex.outputs),
             broadcast=self._buffer(head.id, True) if head.has_broadcast_input else None,
             groups=groups,

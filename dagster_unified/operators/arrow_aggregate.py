@@ -33,7 +33,7 @@ class GroupBy:
         return f"{name}_{function}"
 
     def add_sum(self, values: pa.ChunkedArray) -> str:
-        """Sum up a column, in a wider type where the sum might overflow."""
+        """Sum a column, in a wider type where the sum might overflow."""
         return self.add(_widened(values), "sum")
 
     def result(self) -> pa.Table:
@@ -58,11 +58,11 @@ Kind = Literal["min", "max", "sum"]
 """How the values of a column become one."""
 
 _AT_ONCE = 1 << 20
-"""Rows that are gathered before they are combined."""
+"""Rows that are collected before they are combined."""
 
 
 class CombineColumns(Function, IterationListener[pa.RecordBatch]):
-    """Combines batches: of the rows of a key, each other column becomes its least, its greatest or its sum."""
+    """Combines batches: for each key, every other column becomes its minimum, its maximum or its sum."""
 
     in_all_rounds = True
 
@@ -84,14 +84,14 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
         if unknown is not None:
             raise PipelineError(f"{where}: combine knows {', '.join(kinds)}, and not {unknown!r}")
         for name, kind in columns.items():
-            of = self._schema.field(name).type
-            if kind == "sum" and not is_number(of):
+            field_type = self._schema.field(name).type
+            if kind == "sum" and not is_number(field_type):
                 raise PipelineError(
-                    f"{where}: combine adds up numbers, and '{name}' is {of}; give a function that reduces two records"
-                    " to one"
+                    f"{where}: combine adds up numbers, and '{name}' is {field_type}; give a function that reduces two"
+                    " records to one"
                 )
         self._nothing = pa.RecordBatch.from_pylist([], schema=self._schema)
-        self._held: list[pa.RecordBatch] = []
+        self._batches: list[pa.RecordBatch] = []
         self._rows = 0
         try:
             self.combined([])
@@ -102,11 +102,11 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
             ) from error
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Takes a batch, and returns nothing yet."""
-        self._held.append(batch)
+        """Take a batch; return no rows yet."""
+        self._batches.append(batch)
         self._rows += batch.num_rows
         if self._rows >= _AT_ONCE:
-            self._held = [self.combined(self._held)]
+            self._batches = [self.combined(self._batches)]
             self._rows = 0
         return batch.slice(0, 0)
 
@@ -119,9 +119,9 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
         self._emit(collector)  # what came when the iteration had ended
 
     def _emit(self, collector: EpochCollector[pa.RecordBatch]) -> None:
-        held, self._held, self._rows = self._held, [], 0
-        if held:
-            collector.collect(self.combined(held))
+        batches, self._batches, self._rows = self._batches, [], 0
+        if batches:
+            collector.collect(self.combined(batches))
 
     def combined(self, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
         """One row for each key."""
@@ -131,8 +131,8 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
         for name, kind in self._kinds.items():
             values = table.column(name)
             names[name] = work.add_sum(values) if kind == "sum" else work.add(values, kind)
-        found = work.result()
-        columns = [self._in_type(found.column(names[field.name]), field) for field in self._schema]
+        grouped = work.result()
+        columns = [self._in_type(grouped.column(names[field.name]), field) for field in self._schema]
         combined = pa.Table.from_arrays(columns, schema=self._schema)
         return pa.concat_batches([self._nothing, *combined.to_batches()])
 
@@ -163,11 +163,11 @@ class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
     def __init__(self, function: Callable[[T, T], T] | ReduceFunction[T], key: Callable[[T], Hashable]) -> None:
         self.function, self._key = function, key
         self._reduce = function.reduce if isinstance(function, ReduceFunction) else function
-        self._held: dict[Hashable, T] = {}
+        self._by_key: dict[Hashable, T] = {}
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's."""
+        """The author's function."""
         return (self.function,)
 
     def open(self, runtime_context: RuntimeContext) -> None:
@@ -180,11 +180,11 @@ class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
 
     def flat_map(self, value: T) -> list[T]:
         key = self._key(value)
-        held = self._held.get(key)
-        self._held[key] = combined = value if held is None else self._reduce(held, value)
+        before = self._by_key.get(key)
+        self._by_key[key] = combined = value if before is None else self._reduce(before, value)
         if combined is None:
             raise RecordTypeError(f"combine has made None of two records of key {key!r}; return a record")
-        if held is not None and self._key(combined) != key:
+        if before is not None and self._key(combined) != key:
             raise RecordTypeError(f"combine has made a record of key {self._key(combined)!r} of two of key {key!r}")
         return []
 
@@ -197,6 +197,6 @@ class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
         self._emit(collector)  # what came when the iteration had ended
 
     def _emit(self, collector: EpochCollector[T]) -> None:
-        held, self._held = self._held, {}
-        for record in held.values():
+        by_key, self._by_key = self._by_key, {}
+        for record in by_key.values():
             collector.collect(record)

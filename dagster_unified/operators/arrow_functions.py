@@ -1,9 +1,9 @@
 """Functions of Arrow batches: `map_batches` with and without a key, with operator state, and with a broadcast table.
 
-Drivers hand a keyed operator runs of records of a key, and do not look into them. Here the records that it reads are
-`Rows`, of which a run is a slice, so that each driver drives batches as it drives records. The table of
-`BroadcastTableOperator` is its broadcast state: all records of the broadcast stream that have come. In the body of an
-iteration, where it is those of a round, `BroadcastBatchesStep` runs the function without state.
+Drivers pass a keyed operator runs of records of a key, and do not look into them. Here the records are `Rows`, whose
+slices are runs, so that each driver drives batches as it drives records. The table of `BroadcastTableOperator` is its
+broadcast state: all records of the broadcast stream so far. In the body of an iteration the table is that of a round,
+and `BroadcastBatchesStep` runs the function without state.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class MapBatchesStep(BlockStep):
     def emitted(self, collected: list[Any], timestamps: list[int | None], where: str) -> Block:
         output = self.output
         assert output is not None
-        batches = [checked(given, output, None, where)[0] for given in collected]
+        batches = [checked(returned, output, None, where)[0] for returned in collected]
         if not batches:
             return Block([], None, [], output)
         batch = pa.concat_batches(batches)
         return Block(None, batch, [None] * batch.num_rows, output)
 
     def applied(self, context: StepContext) -> Callable[[pa.RecordBatch], Any]:
-        """Its function, as it is called with a batch."""
+        """The function that is called with a batch."""
         function: Callable[[pa.RecordBatch], Any] = self.function
         return function
 
@@ -65,13 +65,13 @@ class MapBatchesStep(BlockStep):
         call = self.applied(context)
 
         def consume(block: Block) -> None:
-            given = encoded(block, records, context.before)
+            input_batch = encoded(block, records, context.before)
             if block.timestamps is not None:
-                given = given.append_column(TIMESTAMP, pa.array(block.timestamps, pa.int64()))
+                input_batch = input_batch.append_column(TIMESTAMP, pa.array(block.timestamps, pa.int64()))
             try:
-                result = call(given)
+                result = call(input_batch)
             except RAISED as error:
-                raise user_failure(error, context.where, function, given.slice(0, 3).to_pylist()) from error
+                raise user_failure(error, context.where, function, input_batch.slice(0, 3).to_pylist()) from error
             batch, timestamps = checked(result, output, block.timestamps, context.where)
             context.send(None, Block(None, batch, timestamps, output))
 
@@ -79,10 +79,10 @@ class MapBatchesStep(BlockStep):
 
 
 class BroadcastBatchesStep(MapBatchesStep):
-    """`map_batches` of a stream and a broadcast one: the function has all records of the latter at hand, as a table."""
+    """`map_batches` of a stream and a broadcast one: the function also gets all records of the latter, as a table."""
 
     def applied(self, context: StepContext) -> Callable[[pa.RecordBatch], Any]:
-        return lambda given: self.function(given, context.table())
+        return lambda batch: self.function(batch, context.table())
 
 
 def checked(
@@ -144,12 +144,12 @@ class KeyedBatchOperator(KeyedProcessOperator):
         super().__init__(function, context)
         assert context.input is not None
         assert context.output is not None
-        self._given, self._returned = context.input, context.output
-        """The types of the rows that the function is given, and of those that it returns."""
+        self._input_type, self._output_type = context.input, context.output
+        """The types of the function's input and output rows."""
 
         self._sides: dict[str, RecordType] = {}
         self._times: Sequence[int | None] | None = None
-        """The event times of the batch that is processed, where its stream has them."""
+        """The event times of the current batch, where its stream has them."""
 
         self._for_function = _Context(self)
 
@@ -192,22 +192,22 @@ class KeyedBatchOperator(KeyedProcessOperator):
             self.emit(returned, None, self._moment())
 
     def emit(self, returned: object, timestamps: Sequence[int | None] | None = None, moment: int | None = None) -> None:
-        """Takes a batch for the main output: made of rows of these event times, or of a timer's moment."""
-        batch, times = checked(returned, self._returned, timestamps, self.where)
-        self.out.emit_batch(None, batch, self._returned, times or [moment] * batch.num_rows)
+        """Collect a batch for the main output, with the event times of its rows, or a timer's moment."""
+        batch, times = checked(returned, self._output_type, timestamps, self.where)
+        self.out.emit_batch(None, batch, self._output_type, times or [moment] * batch.num_rows)
 
-    def emit_side(self, tag: OutputTag[Any], given: pa.RecordBatch) -> None:
-        """Takes a batch for a side output.
+    def emit_side(self, tag: OutputTag[Any], emitted: pa.RecordBatch) -> None:
+        """Collect a batch for a side output.
 
-        Its event times are those of its column, of the rows that it was made of, or the timer's moment.
+        Its event times are those of its column, of the rows that it was made from, or the timer's moment.
         """
         where = f"{self.where}, side output '{tag.name}'"
         if tag.name not in self._sides:
             self._sides[tag.name] = record_type(tag.output_type, where)
         records = self._sides[tag.name]
-        batch, times = checked(given, records, self._times, where)
-        if times is None and TIMESTAMP in given.schema.names:
-            times = given.column(TIMESTAMP).to_pylist()
+        batch, times = checked(emitted, records, self._times, where)
+        if times is None and TIMESTAMP in emitted.schema.names:
+            times = emitted.column(TIMESTAMP).to_pylist()
         self.out.emit_batch(tag.name, batch, records, times or [self._moment()] * batch.num_rows)
 
     def _call(self, batch: pa.RecordBatch) -> object:
@@ -215,21 +215,21 @@ class KeyedBatchOperator(KeyedProcessOperator):
         return function.process_batch(batch, self._for_function)
 
     def _moment(self) -> int | None:
-        """The event time of what a timer emits."""
+        """The event time of a timer's results."""
         return self._timestamp if self._domain is TimeDomain.EVENT_TIME else None
 
     def _batch(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> pa.RecordBatch:
         if isinstance(records, Rows):
             return records.batch
-        batch = self._given.to_batch(records)  # they waited for the watermark
+        batch = self._input_type.to_batch(records)  # they waited for the watermark
         return batch.append_column(TIMESTAMP, pa.array(timestamps, pa.int64()))
 
-    def _told(self) -> Emitting:
+    def _emitter(self) -> Emitting:
         return EmittingBatches(self, self.key)
 
 
 class _Context(KeyedBatchFunction.OnTimerContext[Any]):
-    """What a function is given: its operator, with batches for records."""
+    """A function's context: its operator, with batches for records."""
 
     def __init__(self, operator: KeyedBatchOperator) -> None:
         self._operator = operator
@@ -248,7 +248,7 @@ class _Context(KeyedBatchFunction.OnTimerContext[Any]):
 
 
 class EmittingBatches(Emitting):
-    """What an `IterationListener` is given that emits batches."""
+    """The collector of an `IterationListener` that emits batches."""
 
     def __init__(self, operator: KeyedBatchOperator, *key: Any) -> None:
         super().__init__(operator.out, *key)
@@ -262,11 +262,11 @@ class EmittingBatches(Emitting):
 
 
 class OfBatches(Wrapping, KeyedBatchFunction[Any]):
-    """A function of batches that is called with nothing else."""
+    """A function of batches that takes nothing else."""
 
     def process_batch(self, batch: pa.RecordBatch, ctx: KeyedBatchFunction.Context[Any]) -> pa.RecordBatch | None:
-        found: pa.RecordBatch | None = self.function(batch)
-        return found
+        result: pa.RecordBatch | None = self.function(batch)
+        return result
 
 
 class CheckpointedBatchOperator(CheckpointedOperator, KeyedBatchOperator):
@@ -274,7 +274,7 @@ class CheckpointedBatchOperator(CheckpointedOperator, KeyedBatchOperator):
 
     may_return_none = False
 
-    def _told(self) -> Emitting:
+    def _emitter(self) -> Emitting:
         return EmittingBatches(self)
 
 
@@ -283,7 +283,7 @@ TABLE = MapStateDescriptor("table", int, bytes)
 
 
 class TableDescriptor(MapStateDescriptor[int, bytes]):
-    """As `TABLE`, where the columns of the table are known."""
+    """As `TABLE`, with the table's columns."""
 
     def __init__(self, layout: StreamLayout) -> None:
         super().__init__(TABLE.name, int, bytes)
@@ -305,7 +305,7 @@ class BroadcastTableOperator(BroadcastOperator, KeyedBatchOperator):
         self.descriptors = {TABLE.name: TableDescriptor(table)}
         self.rows = ArrowRows("the broadcast stream's table", table)
         self._streams: list[bytes] = []
-        """What the table was read from, one Arrow stream after another."""
+        """The Arrow streams that the table was read from."""
 
         self._pieces: list[pa.Table] = []
         self._table = pa.table({})
@@ -328,18 +328,20 @@ class BroadcastTableOperator(BroadcastOperator, KeyedBatchOperator):
             return
         streams = self.entries(TABLE)
         last = len(streams) - 1
-        held = self.rows.read(streams[last]) if streams else None  # read, so that a type that it does not fit is seen
-        if held is None or len(streams[last]) >= chunks.SMALL:
+        last_rows = (
+            self.rows.read(streams[last]) if streams else None
+        )  # read, so that a type that it does not fit is seen
+        if last_rows is None or len(streams[last]) >= chunks.SMALL:
             streams[last + 1] = ArrowRows.encode(more)
         else:
-            streams[last] = ArrowRows.encode(pa.concat_tables([held, more]))
+            streams[last] = ArrowRows.encode(pa.concat_tables([last_rows, more]))
 
     def _call(self, batch: pa.RecordBatch) -> object:
         function: Any = self.function
         return function(batch, self._current())
 
     def _current(self) -> pa.Table:
-        """The table of the instance that is current. What was read of it before is not read again."""
+        """The current instance's table. Streams that were read before are not read again."""
         entries = self.entries(TABLE)
         streams = [entries[number] for number in range(len(entries))]
         known = {id(data): piece for data, piece in zip(self._streams, self._pieces, strict=True)}

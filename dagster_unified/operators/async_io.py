@@ -26,7 +26,7 @@ class AsyncCalls:
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's."""
+        """The author's function."""
         return (self.function,)
 
     async def run(
@@ -35,7 +35,7 @@ class AsyncCalls:
         emit: Callable[[int, Iterable[Any]], None],
         failed: Callable[[BaseException, Any], Exception],
     ) -> None:
-        """Calls the function for all records.
+        """Call the function for all records.
 
         `emit` gets a record's number and its results, in the order of the records or as the results come.
         """
@@ -46,22 +46,22 @@ class AsyncCalls:
 
         async def caller() -> None:
             for number in waiting:
-                found = await self._call(records[number], failed)
+                answer = await self._call(records[number], failed)
                 if self.ordered:
-                    results[number] = found
+                    results[number] = answer
                 else:
-                    emit(number, found)
+                    emit(number, answer)
 
         callers = [asyncio.ensure_future(caller()) for _ in range(min(self.capacity, len(records)))]
         try:
             await asyncio.gather(*callers)
         finally:
-            for one in callers:
-                one.cancel()
+            for task in callers:
+                task.cancel()
             await asyncio.gather(*callers, return_exceptions=True)
         if self.ordered:
-            for number, kept in enumerate(results):
-                emit(number, kept or ())
+            for number, answer in enumerate(results):
+                emit(number, answer or ())
 
     async def _call(self, record: Any, failed: Callable[[BaseException, Any], Exception]) -> list[Any]:
         import asyncio
@@ -83,7 +83,7 @@ class AsyncCalls:
             raise failed(error, record) from error
 
     async def _attempted(self, record: Any) -> list[Any]:
-        """The results of the first call that is not to be repeated."""
+        """The results of the first call that need not be repeated."""
         retry = self.retry
         if retry is None:
             return await self._invoked(record)
@@ -91,13 +91,13 @@ class AsyncCalls:
 
         for _ in range(retry.max_attempts - 1):
             try:
-                found = await self._invoked(record)
+                answer = await self._invoked(record)
             except Exception as error:
                 if not retry.exception_predicate(error):
                     raise
             else:
-                if not retry.result_predicate(found):
-                    return found
+                if not retry.result_predicate(answer):
+                    return answer
             await asyncio.sleep(retry.backoff.total_seconds())
         return await self._invoked(record)
 
@@ -110,10 +110,10 @@ class AsyncCalls:
         return _records(await call, "async_invoke")
 
 
-def _records(found: Any, method: str) -> list[Any]:
-    if not isinstance(found, Iterable):
-        raise TypeError(f"{method} returned {shorten(found)}; return a list of records, which may be empty")
-    return list(found)
+def _records(returned: Any, method: str) -> list[Any]:
+    if not isinstance(returned, Iterable):
+        raise TypeError(f"{method} returned {shorten(returned)}; return a list of records, which may be empty")
+    return list(returned)
 
 
 class AsyncStep(BlockStep):
@@ -134,7 +134,7 @@ class AsyncStep(BlockStep):
             out = Collector(context.copies)
             timestamps = block.timestamps or [None] * block.size
             loop.run_until_complete(
-                calls.run(block.records(), lambda number, found: out.emit_all(found, timestamps[number]), failed)
+                calls.run(block.records(), lambda number, results: out.emit_all(results, timestamps[number]), failed)
             )
             for tag, emitted in out.blocks():
                 context.send(tag, emitted)

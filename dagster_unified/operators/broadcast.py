@@ -1,10 +1,11 @@
 """Broadcast state: a small stream of rules that every parallel instance of an operator knows.
 
 Every record of the small stream reaches every instance of an operator on a large one. Each instance holds its copy of
-the maps that the rules fill, and the records of the large stream are processed with them at hand (Flink: *The Broadcast
-State Pattern*). A driver gives an instance its broadcast records, and says which instance leads. What all instances
-emit alike for a broadcast record is what one without keys emits: it is the leader's only, so that it does not depend on
-how many instances there are. What an instance with keys emits besides is about its keys, and is kept everywhere.
+the maps that the rules fill, and processes the records of the large stream with them (Flink: *The Broadcast State
+Pattern*). A driver passes broadcast records to an instance, and says which instance leads. What all instances emit
+alike for a broadcast record is what an instance without keys emits: only the leader emits it, so that it does not
+depend on how many instances there are. What an instance with keys emits besides is about its keys, and is always
+emitted.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from dagster_unified.records import shorten
 
 @dataclass(frozen=True)
 class Broadcasting:
-    """A function with broadcast state, and the maps that it has."""
+    """A function with broadcast state, and its maps."""
 
     function: (
         BroadcastProcessFunction[Any, Any, Any]
@@ -58,7 +59,7 @@ class Broadcasting:
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's."""
+        """The author's function."""
         return (self.function,)
 
     @property
@@ -68,7 +69,7 @@ class Broadcasting:
 
 
 class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTimerContext[Any]):
-    """Runs a function with broadcast state; is itself the context that the stream's records are processed with.
+    """Runs a function with broadcast state; is itself the context that processes the stream's records.
 
     Without a keyed stream it is driven as with one key, and has neither keyed state nor timers.
     """
@@ -77,10 +78,10 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         function: Any = spec.function  # on_timer is called for timers only, of which a stream without a key has none
         super().__init__(function, context)
         self.broadcast: dict[str, dict[Any, Any]] = {}
-        """The broadcast maps by name, of the instance that is current."""
+        """The current instance's broadcast maps, by name."""
 
         self.keys: Callable[[], Iterable[Hashable]] = tuple
-        """The keys that there are, where a driver holds several at once."""
+        """Returns the keys, where a driver holds several at once."""
 
         self.descriptors = {d.name: d for d in spec.descriptors}
         self._declared_keys = {name: declared_key(descriptor) for name, descriptor in self.descriptors.items()}
@@ -98,7 +99,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         return layout.records.from_batch(batch.select(list(layout.records.names)))
 
     def process_broadcast(self, records: Sequence[Any], timestamps: Sequence[int | None], leads: bool) -> None:
-        """Broadcast records, in order. What all instances emit alike is kept where this one leads."""
+        """Process broadcast records, in order. Only the leading instance emits what all emit alike."""
         function: Any = self.function
         before = self._metrics.take()
         applied = Metrics()
@@ -112,7 +113,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
                     if leads:
                         self.out.take(context.out)
                 elif leads or context.out.records or context.out.side:
-                    self._emit_own(record, context, leads)
+                    self._emit_with_keys(record, context, leads)
                 applied.add(context.applied)
         except RAISED as error:
             raise user_failure(error, self.where, function.process_broadcast_element, record) from error
@@ -121,10 +122,10 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
             self._metrics.add(applied)
         self._metrics.add(before)
 
-    def _emit_own(self, record: Any, context: _BroadcastContext, leads: bool) -> None:
-        """Emit what an instance with keys emitted for a record; where it does not lead, without what all emit."""
+    def _emit_with_keys(self, record: Any, context: _BroadcastContext, leads: bool) -> None:
+        """Emit what an instance with keys emitted for a record; unless it leads, without what all emit."""
         alike = self._without_keys(record, context)
-        own, missing = _besides(context.out, alike)
+        own_only, missing = _besides(context.out, alike)
         if missing and _differ(alike, self._without_keys(record, context)):
             raise UnsupportedError(
                 f"{self.where}: what process_broadcast_element emits for {shorten(record)} differs from call to call,"
@@ -133,21 +134,21 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
                 " ctx.current_processing_time()"
             )
         if not leads:
-            self.out.take(own)
+            self.out.take(own_only)
         elif missing:
             self.out.take(alike)
-            self.out.take(own)
+            self.out.take(own_only)
         else:
             self.out.take(context.out)
 
-    def _without_keys(self, record: Any, given: _BroadcastContext) -> Collector:
-        """What an instance without keys emits for a record, which changes nothing here."""
+    def _without_keys(self, record: Any, original: _BroadcastContext) -> Collector:
+        """What an instance without keys emits for a record; changes nothing here."""
         function: Any = self.function
         after, keys, measured = self.broadcast, self.keys, self._metrics.take()
-        self.broadcast, self.keys = given.broadcast_before(), tuple
-        context = _BroadcastContext(self, given.current, given.current_processing_time())
+        self.broadcast, self.keys = original.broadcast_before(), tuple
+        context = _BroadcastContext(self, original.current, original.current_processing_time())
         try:
-            context.out.emit_all(function.process_broadcast_element(record, context), given.current)
+            context.out.emit_all(function.process_broadcast_element(record, context), original.current)
         finally:
             self.broadcast, self.keys = after, keys
             self._metrics.clear()
@@ -155,14 +156,14 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         return context.out
 
     def measured(self) -> Metrics:
-        """What has been measured, which is then forgotten."""
+        """Return the metrics, and forget them."""
         return self._metrics.take()
 
     def measure(self, more: Metrics) -> None:
-        """Adds what has been measured."""
+        """Add metrics."""
         self._metrics.add(more)
 
-    def _told(self) -> Emitting:
+    def _emitter(self) -> Emitting:
         return Emitting(self.out, self.key) if self._keyed else Emitting(self.out)
 
     def entries(self, descriptor: MapStateDescriptor[Any, Any]) -> dict[Any, Any]:
@@ -207,10 +208,10 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         self._now = now
         self.out = operator.collector()
         self.has_met_keys = False
-        """Whether the record was shown the state of a key of this instance's."""
+        """Whether the record has seen the state of one of this instance's keys."""
 
         self.applied = Metrics()
-        """What was measured with the state of keys: they are this instance's own, so it always counts."""
+        """The metrics measured with the state of keys: these are this instance's own, so they always count."""
 
         self._changes: list[Change] = []
         self._applying = False
@@ -269,40 +270,40 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
 
 
 def _besides(emitted: Collector, alike: Collector) -> tuple[Collector, bool]:
-    """What was emitted besides what all emit alike, and whether something of that is missing."""
-    own = Collector()
-    own.records, own.timestamps, is_missing = _left(emitted.records, emitted.timestamps, alike.records)
+    """What was emitted besides what all emit alike, and whether some of the latter is missing."""
+    besides = Collector()
+    besides.records, besides.timestamps, is_missing = _without(emitted.records, emitted.timestamps, alike.records)
     for tag in {**emitted.side, **alike.side}:
         records, timestamps = emitted.side.get(tag, ([], []))
-        left, times, lacks = _left(records, timestamps, alike.side.get(tag, ([], []))[0])
-        own.side[tag] = left, times
+        remaining, times, lacks = _without(records, timestamps, alike.side.get(tag, ([], []))[0])
+        besides.side[tag] = remaining, times
         is_missing |= lacks
-    return own, is_missing
+    return besides, is_missing
 
 
-def _left(
+def _without(
     records: Sequence[Any], timestamps: Sequence[int | None], alike: Sequence[Any]
 ) -> tuple[list[Any], list[int | None], bool]:
-    """The records without those that all emit, their event times, and whether one of the latter is not among them."""
+    """The records without those that all emit, their event times, and whether one of the latter is missing."""
     waiting = list(alike)
-    left: list[Any] = []
+    remaining: list[Any] = []
     times: list[int | None] = []
     for record, timestamp in zip(records, timestamps, strict=True):
         place = next((n for n, other in enumerate(waiting) if _is_same(record, other)), None)
         if place is None:
-            left.append(record)
+            remaining.append(record)
             times.append(timestamp)
         else:
             del waiting[place]
-    return left, times, bool(waiting)
+    return remaining, times, bool(waiting)
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(one == other) or repr(one) == repr(other)  # NaN is not equal to itself
+def _is_same(first: Any, second: Any) -> bool:
+    return bool(first == second) or repr(first) == repr(second)  # NaN is not equal to itself
 
 
-def _differ(one: Collector, other: Collector) -> bool:
-    return _besides(one, other)[1] or _besides(other, one)[1]
+def _differ(first: Collector, second: Collector) -> bool:
+    return _besides(first, second)[1] or _besides(second, first)[1]
 
 
 _NO_KEY = NoKey(
@@ -314,7 +315,7 @@ _NO_KEY = NoKey(
 def checked(
     descriptors: Sequence[MapStateDescriptor[Any, Any]], where: str
 ) -> tuple[MapStateDescriptor[Any, Any], ...]:
-    """Descriptors of broadcast state; raises `PipelineError` for what cannot be one."""
+    """Descriptors of broadcast state; raises `PipelineError` for one that cannot be broadcast state."""
     for descriptor in descriptors:
         if not isinstance(descriptor, MapStateDescriptor):
             raise PipelineError(

@@ -21,10 +21,10 @@ from dagster_unified.records import UNITED, type_name
 
 
 def either_type(first: Any, second: Any) -> Any:
-    """The record of two united streams: which one it is from (1 or 2), and its record there."""
-    made = _either(first, second)
-    setattr(made, UNITED, f"{type_name(first)} | {type_name(second)}")
-    return made
+    """The record of two united streams: the stream that it is from (1 or 2), and its record there."""
+    either = _either(first, second)
+    setattr(either, UNITED, f"{type_name(first)} | {type_name(second)}")
+    return either
 
 
 def _either(first: Any, second: Any) -> Any:
@@ -35,7 +35,7 @@ class Tag:
     """Wraps a stream's records as `Either`."""
 
     keeps_form = True
-    """Whether what it returns is in normal form where its record is."""
+    """Whether its result is in normal form where its record is."""
 
     def __init__(self, either: Any, side: int) -> None:
         self.either, self.side = either, side
@@ -44,13 +44,12 @@ class Tag:
         return self.either(1, record, None) if self.side == 1 else self.either(2, None, record)
 
 
-def _own(either: Any) -> Any:
-    """The record of its own stream in a record of `Either`."""
+def _side_record(either: Any) -> Any:
     return either.first if either.side == 1 else either.second
 
 
-class OwnKey(NamedTuple):
-    """How the key of one stream's records is read, what errors call that, and what plans call the key."""
+class SideKey(NamedTuple):
+    """How the key of one stream's records is read, and its names in errors and in plans."""
 
     get: Callable[[Any], Any]
     where: str
@@ -58,9 +57,9 @@ class OwnKey(NamedTuple):
 
 
 class EitherKey(DelegatingKey):
-    """The key of a record of `Either`, from that of its own stream."""
+    """The key of a record of `Either`: the key in its own stream."""
 
-    def __init__(self, first: OwnKey, second: OwnKey) -> None:
+    def __init__(self, first: SideKey, second: SideKey) -> None:
         self._first, self._second = first.get, second.get
         self._where = {1: first.where, 2: second.where}
         self.__name__ = " | ".join(dict.fromkeys((first.name, second.name)))
@@ -68,12 +67,12 @@ class EitherKey(DelegatingKey):
     def __call__(self, record: Any) -> Any:
         return self._first(record.first) if record.side == 1 else self._second(record.second)
 
-    def told(self, record: Any) -> tuple[str, Any]:
-        return self._where[record.side], _own(record)
+    def author_view(self, record: Any) -> tuple[str, Any]:
+        return self._where[record.side], _side_record(record)
 
 
 _SPREAD = 1024
-"""Over how many keys the records of a stream without a key are spread, where the other stream has one."""
+"""Keys over which the records of a stream without a key are spread, where the other stream has one."""
 
 
 class OneSidesKey(DelegatingKey):
@@ -82,24 +81,24 @@ class OneSidesKey(DelegatingKey):
     The other stream's records get keys that sort before all of those, so that in BATCH they come first.
     """
 
-    def __init__(self, side: int, own: OwnKey, width: int) -> None:
-        self.side, self.get, self.where, self.width = side, own.get, own.where, width
-        self.__name__ = own.name
+    def __init__(self, side: int, side_key: SideKey, width: int) -> None:
+        self.side, self.get, self.where, self.width = side, side_key.get, side_key.where, width
+        self.__name__ = side_key.name
 
     def __call__(self, record: Any) -> Any:
-        own = _own(record)
+        side_record = _side_record(record)
         if record.side != self.side:
-            return (-1 - key_hash(own) % _SPREAD, *[None] * self.width)
-        key = self.get(own)
+            return (-1 - key_hash(side_record) % _SPREAD, *[None] * self.width)
+        key = self.get(side_record)
         fields = key if isinstance(key, tuple) else (key,)
         return None if None in fields else (0, *fields)
 
-    def told(self, record: Any) -> tuple[str, Any]:
-        return self.where, _own(record)
+    def author_view(self, record: Any) -> tuple[str, Any]:
+        return self.where, _side_record(record)
 
 
 class _Both(Wrapping):
-    """Calls one of two methods of a function, by the side that a record is from."""
+    """Calls one of two methods of a function, by the record's side."""
 
     first = second = ""
     """The names of the methods."""
@@ -126,8 +125,8 @@ class CoFlatMap(_Both):
 
     def flat_map(self, value: Any) -> Iterable[Any]:
         """As `FlatMapFunction.flat_map`."""
-        found: Iterable[Any] = self._first(value.first) if value.side == 1 else self._second(value.second)
-        return found
+        results: Iterable[Any] = self._first(value.first) if value.side == 1 else self._second(value.second)
+        return results
 
 
 class CoProcess(_Both, ProcessFunction[Any, Any]):
@@ -136,14 +135,14 @@ class CoProcess(_Both, ProcessFunction[Any, Any]):
     first, second = "process_element1", "process_element2"
 
     def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any] | None:
-        found: Iterable[Any] | None = (
+        results: Iterable[Any] | None = (
             self._first(value.first, ctx) if value.side == 1 else self._second(value.second, ctx)
         )
-        return found
+        return results
 
     def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Any] | None:
-        found: Iterable[Any] | None = self.function.on_timer(timestamp, ctx)
-        return found
+        results: Iterable[Any] | None = self.function.on_timer(timestamp, ctx)
+        return results
 
 
 class WindowedPairs(Wrapping, WindowFunction[Any, Any, Any, Any]):
@@ -176,9 +175,9 @@ class WindowedPairs(Wrapping, WindowFunction[Any, Any, Any, Any]):
 class IntervalJoin(Wrapping, KeyedCoProcessFunction[Any, Any, Any, Any]):
     """Pairs records of one key whose times are in an interval around each other (Flink: *Interval Join*).
 
-    The interval is `lower <= right - left <= upper`, in milliseconds. Records are taken in the order of time, in both
-    modes, so that what no record can meet any more is forgotten as time goes on: BATCH holds an interval of a key, not
-    the key. A record that comes after the watermark is dropped and counted, or goes to a side output.
+    The interval is `lower <= right - left <= upper`, in milliseconds. Both modes take records in order of time, and
+    forget a record once no other can meet it: BATCH holds an interval of a key, not the key. A record that comes after
+    the watermark is dropped and counted, or goes to a side output.
     """
 
     requires_time_sorted_input = True
@@ -194,7 +193,7 @@ class IntervalJoin(Wrapping, KeyedCoProcessFunction[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(function)
         self._ranges = ((lower, upper), (-upper, -lower))
-        """How far after a record, of either side, what it meets may be."""
+        """How far after a record of each side the records that it meets may be, in milliseconds."""
         self.late_tags = late
         self._descriptors = [
             MapStateDescriptor(name, int, list[kind])  # type: ignore[valid-type]
@@ -221,7 +220,7 @@ class IntervalJoin(Wrapping, KeyedCoProcessFunction[Any, Any, Any, Any]):
         return None
 
     def _meet(self, side: int, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
-        """Keeps a record of one side, and pairs it with those of the other that are near."""
+        """Keep a record of one side, and pair it with the other side's records that are near."""
         moment = self._on_time(value, ctx, self.late_tags[side])
         if moment is None:
             return

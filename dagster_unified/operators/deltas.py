@@ -24,44 +24,44 @@ from dagster_unified.operators.state.handles import ValueStateDescriptor
 from dagster_unified.records import RecordType, shorten
 
 SOLUTION, WORK = "solution", "work"
-"""The columns of the two streams, of which a row has one; the columns of the key are before them."""
+"""The columns of the two streams: a row has a value in one of them. The columns of the key are before them."""
 
 
 @dataclass(frozen=True)
 class Sided:
-    """How the records of one of the two streams become rows of the stream that both are."""
+    """Turns the records of one of the two streams into rows of the combined stream."""
 
     records: RecordType
     """The stream's."""
 
     rows: RecordType
-    """Those of both."""
+    """The combined stream's."""
 
     side: str
     fields: tuple[str, ...] = ()
     computed: ComputedKey | None = None
-    """The key: fields, or what a function gives."""
+    """The key: fields, or what a function computes."""
 
     where: str = ""
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        own = declared(batch.select(list(self.records.names)).columns, self.records.schema)
+        typed = declared(batch.select(list(self.records.names)).columns, self.records.schema)
         if self.computed is not None:
-            found = {"": self.computed.column(self.records.from_batch(own))}
+            key_columns = {"": self.computed.column(self.records.from_batch(typed))}
         else:
-            found = {name: own.column(name) for name in self.fields}
-        keys = [key_part(name, column, own, self.records.names, self.where) for name, column in found.items()]
+            key_columns = {name: typed.column(name) for name in self.fields}
+        keys = [key_part(name, column, typed, self.records.names, self.where) for name, column in key_columns.items()]
         other = self.rows.schema.field(WORK if self.side == SOLUTION else SOLUTION)
-        value = own.column(0)
+        value = typed.column(0)
         if self.records.shape != "value":
-            value = pa.StructArray.from_arrays(own.columns, fields=list(self.rows.schema.field(self.side).type))
-        nothing = pa.nulls(own.num_rows, other.type)
+            value = pa.StructArray.from_arrays(typed.columns, fields=list(self.rows.schema.field(self.side).type))
+        nothing = pa.nulls(typed.num_rows, other.type)
         sides = [value, nothing] if self.side == SOLUTION else [nothing, value]
         return pa.RecordBatch.from_arrays([*keys, *sides], schema=self.rows.schema)
 
 
 def rows_type(key: Sequence[Any], solution: RecordType, work: RecordType) -> Any:
-    """The record of both streams: the parts of the key, and one of a solution and a workset's record."""
+    """The record of the combined stream: the parts of the key, and one record, of the solution set or the workset."""
     keys = [(f"key{number}", part) for number, part in enumerate(key)]
     return NamedTuple("Delta", [*keys, (SOLUTION, solution.python | None), (WORK, work.python | None)])
 
@@ -70,7 +70,7 @@ REDUCE = (
     "reduce its records to one before, also in STREAMING: in a window that ends with the input"
     " (GlobalWindows.create_with_end_of_stream_trigger())"
 )
-"""What to do where a key has several initial solutions."""
+"""The advice where a key has several initial solutions."""
 
 
 class _Initial(NamedTuple):
@@ -79,20 +79,20 @@ class _Initial(NamedTuple):
     solution: Any
 
 
-def own_rows(column: pa.Array, records: RecordType) -> pa.RecordBatch:
-    """The records of one side, of which the column has no null."""
+def side_rows(column: pa.Array, records: RecordType) -> pa.RecordBatch:
+    """The records of one side, from a column without nulls."""
     columns = [column] if records.shape == "value" else column.flatten()
     return pa.RecordBatch.from_arrays(columns, schema=records.schema)
 
 
 @dataclass(frozen=True)
 class Solutions:
-    """What a delta iteration's operator knows of its records."""
+    """The types and keys of a delta iteration's records."""
 
     solution: RecordType
     work: RecordType
     tag: OutputTag[Any]
-    """The side output by which the solution set leaves, when the iteration has ended."""
+    """The side output that emits the solution set when the iteration has ended."""
 
     fields: tuple[str, ...] = ()
     computed: ComputedKey | None = None
@@ -115,7 +115,7 @@ class Solutions:
 
 
 class DeltaOperator(KeyedOperator):
-    """Calls a `DeltaFunction` for each key that received something, and keeps its changes."""
+    """Calls a `DeltaFunction` for each key that received records, and stores its changes."""
 
     ends_iterations = True
 
@@ -123,7 +123,7 @@ class DeltaOperator(KeyedOperator):
         super().__init__(function, context)
         self.function, self.types = function, types
         self._has_initial = False
-        """Whether what was read last has records of the initial solution set."""
+        """Whether the last batch had records of the initial solution set."""
 
         self.state.register(ValueStateDescriptor(SOLUTION, types.solution.python))
 
@@ -141,10 +141,12 @@ class DeltaOperator(KeyedOperator):
         types, solution, work = self.types, batch.column(SOLUTION), batch.column(WORK)
         self._has_initial = solution.null_count < batch.num_rows
         if not self._has_initial:
-            return types.work.from_batch(own_rows(work, types.work))
-        initial = iter(types.solution.from_batch(own_rows(solution.drop_null(), types.solution)))
-        later = iter(types.work.from_batch(own_rows(work.drop_null(), types.work)))
-        return [_Initial(next(initial)) if given else next(later) for given in solution.is_valid().to_pylist()]
+            return types.work.from_batch(side_rows(work, types.work))
+        initial = iter(types.solution.from_batch(side_rows(solution.drop_null(), types.solution)))
+        later = iter(types.work.from_batch(side_rows(work.drop_null(), types.work)))
+        return [
+            _Initial(next(initial)) if is_initial else next(later) for is_initial in solution.is_valid().to_pylist()
+        ]
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         self.process_runs([self.key], [0], records, timestamps, lambda: None)
@@ -157,50 +159,49 @@ class DeltaOperator(KeyedOperator):
         timestamps: Sequence[int | None],
         after: Callable[[], None],
     ) -> None:
-        held = self.state.take(SOLUTION, keys)
+        solutions = self.state.take(SOLUTION, keys)
         changed: dict[Hashable, Any] = {}
         ends = (*starts[1:], len(records))
         if self._has_initial:
-            workset = self._begin(keys, starts, records, held)
-            changed = {key: solution for key, solution in zip(keys, held, strict=True) if solution is not None}
+            workset = self._begin(keys, starts, records, solutions)
+            changed = {key: solution for key, solution in zip(keys, solutions, strict=True) if solution is not None}
         else:
             workset = [records[start:end] for start, end in zip(starts, ends, strict=True)]
-        changes = self._update(keys, held, workset)
+        changes = self._update(keys, solutions, workset)
         if changes:
             changed |= self._checked(changes)
         if changed:
-            self._put(keys, held, changed)
+            self._put(keys, solutions, changed)
         self.out.timestamps += [None] * (len(self.out.records) - len(self.out.timestamps))
         after()
 
     def _begin(
-        self, keys: Sequence[Hashable], starts: Sequence[int], records: Sequence[Any], held: list[Any]
+        self, keys: Sequence[Hashable], starts: Sequence[int], records: Sequence[Any], solutions: list[Any]
     ) -> list[Sequence[Any]]:
-        """Puts initial solutions where they are held, and returns the workset of each key."""
-        found: list[Sequence[Any]] = []
+        """Put initial solutions in their places, and return the workset of each key."""
+        worksets: list[Sequence[Any]] = []
         for number, (key, start, end) in enumerate(zip(keys, starts, (*starts[1:], len(records)), strict=True)):
-            own = records[start:end]
-            for record in own:
+            key_records = records[start:end]
+            for record in key_records:
                 if type(record) is not _Initial:
                     continue
-                if held[number] is not None:
+                if solutions[number] is not None:
                     raise PipelineError(
                         f"{self.where}: the initial solution set has two records of key {key!r}:"
-                        f" {shorten(held[number])} and {shorten(record.solution)}; {REDUCE}"
+                        f" {shorten(solutions[number])} and {shorten(record.solution)}; {REDUCE}"
                     )
-                held[number] = record.solution
-            found.append([record for record in own if type(record) is not _Initial])
-        return found
+                solutions[number] = record.solution
+            worksets.append([record for record in key_records if type(record) is not _Initial])
+        return worksets
 
     def _update(
-        self, keys: Sequence[Hashable], held: Sequence[Any], workset: Sequence[Sequence[Any]]
+        self, keys: Sequence[Hashable], solutions: Sequence[Any], workset: Sequence[Sequence[Any]]
     ) -> dict[Hashable, Any]:
-        """Calls the function, and returns the changes."""
         update, send = self.function.update, self.out.emit_records
         changes: dict[Hashable, Any] = {}
         key, work = None, ()
         try:
-            for key, solution, work in zip(keys, held, workset, strict=True):  # type: ignore[assignment]
+            for key, solution, work in zip(keys, solutions, workset, strict=True):  # type: ignore[assignment]
                 if work:
                     returned = update(solution, work)
                     if type(returned) is not tuple or len(returned) != 2:
@@ -219,19 +220,19 @@ class DeltaOperator(KeyedOperator):
         return changes
 
     def _checked(self, changes: dict[Hashable, Any]) -> dict[Hashable, Any]:
-        """The changes in normal form; raises for one of another type, or of another key."""
+        """The changes in normal form; raises `RecordTypeError` for one of another type or another key."""
         with placed(self.where):
-            given = self.types.solution.all_normal(list(changes.values()))
-        for key, own in zip(changes, self.types.keys_of(given), strict=True):
-            if key != own:
+            normal = self.types.solution.all_normal(list(changes.values()))
+        for key, changed_key in zip(changes, self.types.keys_of(normal), strict=True):
+            if key != changed_key:
                 raise RecordTypeError(
-                    f"{self.where}: the function changed the record of key {own!r} when it was called for key {key!r};"
-                    " a change is the new record of the function's own key, and other keys are sent a workset"
+                    f"{self.where}: the function changed the record of key {changed_key!r} when it was called for key"
+                    f" {key!r}; a change is the new record of the function's own key, and other keys are sent a workset"
                 )
-        return dict(zip(changes, given, strict=True))
+        return dict(zip(changes, normal, strict=True))
 
-    def _put(self, keys: Sequence[Hashable], held: Sequence[Any], changed: dict[Hashable, Any]) -> None:
-        values = [changed.get(key, solution) for key, solution in zip(keys, held, strict=True)]
+    def _put(self, keys: Sequence[Hashable], solutions: Sequence[Any], changed: dict[Hashable, Any]) -> None:
+        values = [changed.get(key, solution) for key, solution in zip(keys, solutions, strict=True)]
         if None in values:  # keys that the solution set has no record of
             keys = [key for key, value in zip(keys, values, strict=True) if value is not None]
             values = [value for value in values if value is not None]
@@ -245,7 +246,7 @@ class DeltaOperator(KeyedOperator):
 
 
 class BatchDeltaOperator(KeyedOperator):
-    """Calls a `BatchDeltaFunction` with what the keys of a group were sent, and keeps its changes."""
+    """Calls a `BatchDeltaFunction` with the workset of a group's keys, and stores its changes."""
 
     takes_batches = True
     ends_iterations = True
@@ -261,26 +262,26 @@ class BatchDeltaOperator(KeyedOperator):
         self.function.close()
 
     def process_batch(self, batch: pa.RecordBatch, store: PageStore) -> None:
-        types, given, work = self.types, batch.column(SOLUTION), batch.column(WORK)
-        held = _Columns(types, store)
-        if given.null_count < batch.num_rows:
-            held.add(own_rows(given.drop_null(), types.solution))
-            self._check_unique(held.columns, "the initial solution set has the key", REDUCE)
+        types, initial, work = self.types, batch.column(SOLUTION), batch.column(WORK)
+        solution_set = _SolutionSet(types, store)
+        if initial.null_count < batch.num_rows:
+            solution_set.add(side_rows(initial.drop_null(), types.solution))
+            self._check_unique(solution_set.columns, "the initial solution set has the key", REDUCE)
             work = work.drop_null()
-        workset = own_rows(work, types.work)
+        workset = side_rows(work, types.work)
         if types.combiner is not None:
             workset = types.combiner.combined([workset])
         if workset.num_rows:
-            self._update(held, workset)
-        held.save()
+            self._update(solution_set, workset)
+        solution_set.save()
 
     def end_of_group(self, store: PageStore) -> None:
-        solution = _Columns(self.types, store).columns
+        solution = _SolutionSet(self.types, store).columns
         self.out.emit_batch(self.types.tag.name, solution, self.types.solution)
 
-    def _update(self, held: _Columns, workset: pa.RecordBatch) -> None:
+    def _update(self, solution_set: _SolutionSet, workset: pa.RecordBatch) -> None:
         keys = _arrays(workset, self.types.work_fields)
-        solution = held.at(keys)
+        solution = solution_set.at(keys)
         try:
             returned = self.function.update_batch(solution, workset)
         except RAISED as error:
@@ -296,14 +297,14 @@ class BatchDeltaOperator(KeyedOperator):
             batch, _ = checked(following, self.types.work, None, self.where)
             self.out.emit_batch(None, batch, self.types.work)
         if changes is not None and changes.num_rows:
-            found = self._checked(changes, keys)
-            replaced, new = held.change(found, self._missing)
-            if replaced + new.num_rows < found.num_rows:
-                self._check_unique(found, "the function changed key", "give combine=, so that each key has one row")
+            typed = self._checked(changes, keys)
+            replaced, new = solution_set.change(typed, self._missing)
+            if replaced + new.num_rows < typed.num_rows:
+                self._check_unique(typed, "the function changed key", "give combine=, so that each key has one row")
             self._check_unique(new, "the function changed key", "give combine=, so that each key has one row")
 
     def _checked(self, changes: pa.RecordBatch, keys: Sequence[pa.Array]) -> pa.RecordBatch:
-        """The changes in their declared types: the key's columns, and those that change."""
+        """The changes in their declared types: the key's columns, and the columns that change."""
         fields, schema = self.types.fields, self.types.solution.schema
         for name in fields:
             if name not in changes.schema.names:
@@ -313,16 +314,16 @@ class BatchDeltaOperator(KeyedOperator):
             raise RecordTypeError(
                 f"{self.where}: the changes have a column '{unknown}', and a {self.types.solution.describe()} has none"
             )
-        own = pa.schema([field for field in schema if field.name in changes.schema.names])
-        found = in_declared_types(changes, own, self.types.solution, self.where)
-        stray = places(_arrays(found, fields), keys)
+        changed_schema = pa.schema([field for field in schema if field.name in changes.schema.names])
+        typed = in_declared_types(changes, changed_schema, self.types.solution, self.where)
+        stray = rows_of_keys(_arrays(typed, fields), keys)
         if stray.null_count:
-            key = found.filter(stray.is_null()).select(list(fields)).slice(0, 1).to_pylist()[0]
+            key = typed.filter(stray.is_null()).select(list(fields)).slice(0, 1).to_pylist()[0]
             raise RecordTypeError(
                 f"{self.where}: the function changed the record of key {shorten(key)}, which was sent nothing; a change"
                 " is the new record of a key of the workset, and other keys are sent a workset"
             )
-        return found
+        return typed
 
     def _missing(self, name: str, key: object) -> RecordTypeError:
         return RecordTypeError(
@@ -344,7 +345,7 @@ class BatchDeltaOperator(KeyedOperator):
             raise PipelineError(f"{self.where}: {what} {shorten(twice)} more than once; {instead}")
 
 
-class _Columns:
+class _SolutionSet:
     """The solution set of a key group."""
 
     def __init__(self, types: Solutions, store: PageStore) -> None:
@@ -357,25 +358,25 @@ class _Columns:
 
     def at(self, keys: Sequence[pa.Array]) -> pa.RecordBatch:
         """The rows of some keys, null where there are none."""
-        found = places(keys, _arrays(self.columns, self._types.fields))
-        return pa.RecordBatch.from_arrays([column.take(found) for column in self.columns.columns], schema=self._schema)
+        rows = rows_of_keys(keys, _arrays(self.columns, self._types.fields))
+        return pa.RecordBatch.from_arrays([column.take(rows) for column in self.columns.columns], schema=self._schema)
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Adds rows of keys that it does not have."""
+        """Add rows of new keys."""
         self.columns = pa.concat_batches([self.columns, pa.RecordBatch.from_arrays(rows.columns, schema=self._schema)])
         self._changed |= set(self._schema.names)
 
     def change(
         self, changes: pa.RecordBatch, missing: Callable[[str, object], Exception]
     ) -> tuple[int, pa.RecordBatch]:
-        """Replaces columns of rows, and adds rows of other keys; raises `missing` for one without all columns.
+        """Replace columns of rows, and add rows of other keys; raises `missing` for a new row without all columns.
 
-        Returns how many rows it has replaced, and those that were added.
+        Returns how many rows it has replaced, and the rows that were added.
         """
         fields = self._types.fields
-        held = _arrays(self.columns, fields)
-        new = changes.filter(places(_arrays(changes, fields), held).is_null())
-        row = places(held, _arrays(changes, fields))
+        known_keys = _arrays(self.columns, fields)
+        new = changes.filter(rows_of_keys(_arrays(changes, fields), known_keys).is_null())
+        row = rows_of_keys(known_keys, _arrays(changes, fields))
         arrays = []
         for name, column in zip(self._schema.names, self.columns.columns, strict=True):
             if name in changes.schema.names and name not in fields and row.null_count < len(row):
@@ -391,7 +392,7 @@ class _Columns:
         return len(row) - row.null_count, new
 
     def save(self) -> None:
-        """Writes the columns that have changed."""
+        """Write the columns that have changed."""
         for number, column in enumerate(self._schema):
             if column.name in self._changed:
                 batch = pa.RecordBatch.from_arrays([self.columns.column(number)], schema=pa.schema([column]))
@@ -405,19 +406,18 @@ class _Columns:
 
 
 def _are_batches(returned: object) -> bool:
-    """Whether a function has returned what it should."""
     return (
         isinstance(returned, tuple)
         and len(returned) == 2
-        and all(one is None or isinstance(one, pa.RecordBatch) for one in returned)
+        and all(batch is None or isinstance(batch, pa.RecordBatch) for batch in returned)
     )
 
 
-def places(keys: Sequence[pa.Array], held: Sequence[pa.Array]) -> pa.Array:
-    """The rows of some keys among others, null where they are not."""
+def rows_of_keys(keys: Sequence[pa.Array], among: Sequence[pa.Array]) -> pa.Array:
+    """The row of each key among other keys, null where it is not there."""
     if len(keys) == 1:
-        return pc.index_in(keys[0], value_set=held[0])
-    rows = {key: row for row, key in enumerate(zip(*(column.to_pylist() for column in held), strict=True))}
+        return pc.index_in(keys[0], value_set=among[0])
+    rows = {key: row for row, key in enumerate(zip(*(column.to_pylist() for column in among), strict=True))}
     return pa.array([rows.get(key) for key in zip(*(column.to_pylist() for column in keys), strict=True)], pa.int32())
 
 

@@ -28,7 +28,7 @@ GROUPS_PER_SUBTASK = 16
 
 
 def everywhere_but(subtask: int) -> int:
-    """The channel of records that all subtasks get, but for one that has had them."""
+    """The channel of records for all subtasks but one, which has had them."""
     return EVERYWHERE - 1 - subtask
 
 
@@ -42,12 +42,12 @@ class InputBuffer:
     """The uid of the operator that reads them, or of the end of the body."""
 
     broadcast: bool = False
-    """Whether they are what the operator is told by broadcast."""
+    """Whether the operator gets them by broadcast."""
 
 
 @dataclass(frozen=True)
 class InputRoute:
-    """How records become those of an input of the body: their columns, the keys that functions compute, and routes."""
+    """How records become an input of the body: their columns, the keys that functions compute, and their routes."""
 
     columns: tuple[str | None, ...]
     schema: pa.Schema
@@ -67,39 +67,39 @@ class OutputRoutes:
 
 
 class Driver(Enum):
-    """What drives a pass."""
+    """How a pass is run."""
 
     PLAIN = "plain"
-    """Its records are pushed through: no operator of it has state."""
+    """Its records are pushed through: none of its operators has state."""
 
     GROUPED = "grouped"
-    """Its keyed head has state, which lives on, in key groups."""
+    """Its keyed head keeps state from round to round, in key groups."""
 
     BOUNDED = "bounded"
-    """Each round is its whole input, after which its state is gone."""
+    """Each round is its whole input, and drops its state at the end."""
 
 
 @dataclass(frozen=True)
 class BodyPass:
-    """Operators that run in one Python pass, and where they get their records from."""
+    """Operators that run in one Python pass, and where their records come from."""
 
     number: int
     program: Program
     driver: Driver
     subtasks: int
-    own: InputBuffer
+    main: InputBuffer
     outputs: tuple[OutputRoutes, ...]
     broadcast: InputBuffer | None = None
     groups: int = 0
     """How many key groups all its subtasks have; 0 where the head is not keyed."""
 
     listens: bool = False
-    """Whether a function in it hears of each round, also where no record comes."""
+    """Whether a function in it is called in each round, also without records."""
 
     @property
     def buffers(self) -> tuple[int, ...]:
         """The numbers of the buffers that it reads."""
-        return (self.own.number,) if self.broadcast is None else (self.own.number, self.broadcast.number)
+        return (self.main.number,) if self.broadcast is None else (self.main.number, self.broadcast.number)
 
 
 @dataclass(frozen=True)
@@ -110,28 +110,26 @@ class Level:
 
     @property
     def subtasks(self) -> int:
-        """How many subtasks it has."""
-        return max(one.subtasks for one in self.passes)
+        return max(body_pass.subtasks for body_pass in self.passes)
 
     @property
     def buffers(self) -> frozenset[int]:
-        """The numbers of the buffers that its passes read."""
-        return frozenset(number for one in self.passes for number in one.buffers)
+        return frozenset(number for body_pass in self.passes for number in body_pass.buffers)
 
     def is_for(self, subtask: int, buffer: int, channel: int) -> bool:
-        """Whether what was sent to a channel of a buffer is for a subtask."""
+        """Whether records sent to a channel of a buffer are for a subtask."""
         if channel <= EVERYWHERE:
             return channel != everywhere_but(subtask)
         return self._subtask(buffer, channel) == subtask
 
     def readers(self, buffer: int, channel: int) -> list[int]:
-        """The subtasks for which something is that was sent to a channel of a buffer."""
+        """The subtasks that read records sent to a channel of a buffer."""
         if channel <= EVERYWHERE:
             return [subtask for subtask in range(self.subtasks) if channel != everywhere_but(subtask)]
         return [self._subtask(buffer, channel)]
 
     def _subtask(self, buffer: int, channel: int) -> int:
-        return channel % next(one.subtasks for one in self.passes if buffer in one.buffers)
+        return channel % next(body_pass.subtasks for body_pass in self.passes if buffer in body_pass.buffers)
 
 
 @dataclass(frozen=True)
@@ -161,19 +159,28 @@ class Loop:
     """
 
     def route_to(self, buffer: int) -> tuple[InputRoute, Route]:
-        """An input whose records come to a buffer, and their route; that with an event time, if there are others.
+        """An input whose records reach a buffer, and its route; of several the input with an event time.
 
         Raises `LookupError` where there is none.
         """
-        found = [(own, route) for own in self.inputs for route in own.routes if route.target == buffer]
-        if not found:
+        candidates = [
+            (input_route, route)
+            for input_route in self.inputs
+            for route in input_route.routes
+            if route.target == buffer
+        ]
+        if not candidates:
             raise LookupError(f"{self.where}: no input comes to buffer {buffer}")
-        return max(found, key=lambda one: len(one[0].schema))
+        return max(candidates, key=lambda candidate: len(candidate[0].schema))
 
     @property
     def listens_to_the_end(self) -> bool:
-        """Whether an operator may do something when the iteration has ended."""
-        return any(one.listens or one.driver is Driver.GROUPED for level in self.levels for one in level.passes)
+        """Whether an operator may act when the iteration has ended."""
+        return any(
+            body_pass.listens or body_pass.driver is Driver.GROUPED
+            for level in self.levels
+            for body_pass in level.passes
+        )
 
 
 class Message(NamedTuple):
@@ -185,33 +192,33 @@ class Message(NamedTuple):
 
 
 def along(route: Route, batch: pa.RecordBatch, sender: Sender) -> Iterator[Message]:
-    """A batch along a route."""
+    """Send a batch along a route."""
     for channel, part in route.split(route.aligned(batch), sender):
         yield Message(route.target, channel, part)
 
 
-def into(given: InputRoute, batch: pa.RecordBatch, sender: Sender) -> Iterator[Message]:
-    """A batch into an input of the body."""
-    batch = in_columns(batch, given.columns, given.schema)
-    for keyed in [batch] if given.keys is None else with_keys(given.keys, batch):
-        for route in given.routes:
+def into(input_route: InputRoute, batch: pa.RecordBatch, sender: Sender) -> Iterator[Message]:
+    """Send a batch to an input of the body, along all its routes."""
+    batch = in_columns(batch, input_route.columns, input_route.schema)
+    for keyed in [batch] if input_route.keys is None else with_keys(input_route.keys, batch):
+        for route in input_route.routes:
             yield from along(route, keyed, sender)
 
 
-def again(given: InputRoute, route: Route, batch: pa.RecordBatch, sender: Sender) -> Iterator[Message]:
-    """Records of an input of the body along one of its routes."""
-    columns = tuple(name if name in batch.schema.names else None for name in given.schema.names)
-    batch = in_columns(batch, columns, given.schema)
-    for keyed in [batch] if given.keys is None else with_keys(given.keys, batch):
+def again(input_route: InputRoute, route: Route, batch: pa.RecordBatch, sender: Sender) -> Iterator[Message]:
+    """Send records of an input of the body along one of its routes once more."""
+    columns = tuple(name if name in batch.schema.names else None for name in input_route.schema.names)
+    batch = in_columns(batch, columns, input_route.schema)
+    for keyed in [batch] if input_route.keys is None else with_keys(input_route.keys, batch):
         yield from along(route, keyed, sender)
 
 
 def with_keys(keys: Program, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     """A batch with the keys that functions compute."""
-    found: list[pa.RecordBatch] = []
-    with RunningProgram(keys, lambda _, keyed: found.append(keyed), lambda: 0) as running:
+    batches: list[pa.RecordBatch] = []
+    with RunningProgram(keys, lambda _, keyed: batches.append(keyed), lambda: 0) as running:
         running.push(batch)
-    return found
+    return batches
 
 
 Inbox: TypeAlias = Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
@@ -221,10 +228,10 @@ Inbox: TypeAlias = Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
 class States(Protocol):
     """Where the state of a subtask's key groups is kept from epoch to epoch."""
 
-    def group(self, one: int, group: int) -> GroupStore:
+    def group(self, pass_number: int, group: int) -> GroupStore:
         """The state of a group of a pass."""
 
-    def groups(self, one: int) -> Sequence[int]:
+    def groups(self, pass_number: int) -> Sequence[int]:
         """The groups of a pass that have state."""
 
 
@@ -236,7 +243,7 @@ class SubtaskEpoch:
     subtask: Subtask
     epoch: int
     terminated: bool
-    """Whether the iteration has ended with the epoch before: no record comes, and functions are told."""
+    """Whether the iteration ended with the previous epoch: no records come, and functions are called for the end."""
 
     inbox: Inbox
     """What was sent to the subtask."""
@@ -244,19 +251,19 @@ class SubtaskEpoch:
     states: States
     clock: Callable[[], int]
     is_stale: bool = False
-    """Whether others take what the subtask sends them later than in the next epoch."""
+    """Whether other subtasks read this subtask's records later than in the next epoch."""
 
 
 @dataclass
 class Outcome:
-    """What came of one."""
+    """The result of a `SubtaskEpoch`."""
 
     sent: list[Message] = field(default_factory=list)
     fed_back: list[Message] = field(default_factory=list)
     """Records of the next epoch."""
 
     late: list[Message] = field(default_factory=list)
-    """Records of later epochs, with a staleness: all that other subtasks take."""
+    """With a staleness: records for other subtasks, which read them in later epochs."""
 
     feedback: int = 0
     """How many records were fed back."""
@@ -276,19 +283,19 @@ def run_subtask(work: SubtaskEpoch) -> Outcome:
 
 
 def _apart(work: SubtaskEpoch, fed_back: Iterable[Message]) -> tuple[list[Message], list[Message]]:
-    """What was fed back to the subtask itself, and what to others."""
-    own: list[Message] = []
-    others: list[Message] = []
+    """Split what was fed back into what goes to the subtask itself and what goes to others."""
+    to_itself: list[Message] = []
+    to_others: list[Message] = []
     number = work.subtask.number
-    for sent in fed_back:
-        if sent.target == EVERYWHERE and work.level.subtasks > 1:
-            own.append(sent._replace(target=number))
-            others.append(sent._replace(target=everywhere_but(number)))
-        elif work.level.is_for(number, sent.slot, sent.target):
-            own.append(sent)
+    for message in fed_back:
+        if message.target == EVERYWHERE and work.level.subtasks > 1:
+            to_itself.append(message._replace(target=number))
+            to_others.append(message._replace(target=everywhere_but(number)))
+        elif work.level.is_for(number, message.slot, message.target):
+            to_itself.append(message)
         else:
-            others.append(sent)
-    return own, others
+            to_others.append(message)
+    return to_itself, to_others
 
 
 class _SubtaskRun:
@@ -296,81 +303,88 @@ class _SubtaskRun:
         self.work = work
         self.out = Outcome()
         self.near: dict[int, list[tuple[int, pa.RecordBatch]]] = defaultdict(list)
-        """What was sent to passes of this level, which read it at once, by buffer."""
+        """Records for passes of this level, which read them at once, by buffer."""
 
         self.sender, self.here = Sender(work.subtask.number), work.level.buffers
 
     def run(self) -> Outcome:
-        for one in self.work.level.passes:
-            if self.work.subtask.number < one.subtasks:
-                self._run(one)
+        for body_pass in self.work.level.passes:
+            if self.work.subtask.number < body_pass.subtasks:
+                self._run(body_pass)
         return self.out
 
-    def _run(self, one: BodyPass) -> None:
-        own, broadcast = self._received(one.own), [] if one.broadcast is None else self._received(one.broadcast)
-        everywhere = [batch for _, batch in broadcast]
-        if one.driver is Driver.BOUNDED:
-            if own or (everywhere and self.work.subtask.number == 0):
-                self._bounded(one, own, everywhere)
-        elif one.driver is Driver.GROUPED:
-            self._grouped(one, own, everywhere)
-        elif own or one.listens:
-            self._plain(one, own, everywhere)
+    def _run(self, body_pass: BodyPass) -> None:
+        records, broadcast_records = (
+            self._received(body_pass.main),
+            [] if body_pass.broadcast is None else self._received(body_pass.broadcast),
+        )
+        broadcast_batches = [batch for _, batch in broadcast_records]
+        if body_pass.driver is Driver.BOUNDED:
+            if records or (broadcast_batches and self.work.subtask.number == 0):
+                self._bounded(body_pass, records, broadcast_batches)
+        elif body_pass.driver is Driver.GROUPED:
+            self._grouped(body_pass, records, broadcast_batches)
+        elif records or body_pass.listens:
+            self._plain(body_pass, records, broadcast_batches)
 
     def _received(self, buffer: InputBuffer) -> list[tuple[int, pa.RecordBatch]]:
         return [*self.work.inbox.get(buffer.number, ()), *self.near.pop(buffer.number, ())]
 
     def _plain(
-        self, one: BodyPass, own: Iterable[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
+        self, body_pass: BodyPass, records: Iterable[tuple[int, pa.RecordBatch]], broadcast: Sequence[pa.RecordBatch]
     ) -> None:
-        with RunningProgram(one.program, self._emitting(one), self.work.clock, self.work.subtask) as running:
-            if one.program.broadcast is not None:
-                running.give(pa.Table.from_batches(everywhere, one.program.broadcast.layout.schema))
-            for _, batch in own:
+        with RunningProgram(
+            body_pass.program, self._emitting(body_pass), self.work.clock, self.work.subtask
+        ) as running:
+            if body_pass.program.broadcast is not None:
+                running.give(pa.Table.from_batches(broadcast, body_pass.program.broadcast.layout.schema))
+            for _, batch in records:
                 running.push(batch)
             self._end(running)
 
     def _grouped(
-        self, one: BodyPass, own: Iterable[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
+        self, body_pass: BodyPass, records: Iterable[tuple[int, pa.RecordBatch]], broadcast: Sequence[pa.RecordBatch]
     ) -> None:
         by_group: dict[int, list[pa.RecordBatch]] = defaultdict(list)
-        number, alone = self.work.subtask.number, one.groups == one.subtasks
-        for target, batch in own:
+        number, alone = self.work.subtask.number, body_pass.groups == body_pass.subtasks
+        for target, batch in records:
             # without keys also what was sent to a subtask that is no more, before there was another number of them
             by_group[number if alone or target <= EVERYWHERE else target].append(batch)
-        if alone and (one.listens or everywhere or self.work.terminated):
+        if alone and (body_pass.listens or broadcast or self.work.terminated):
             by_group[number]
-        elif everywhere:
-            for group in range(number, one.groups, one.subtasks):
+        elif broadcast:
+            for group in range(number, body_pass.groups, body_pass.subtasks):
                 by_group[group]
         elif self.work.terminated:
-            for group in self.work.states.groups(one.number):
+            for group in self.work.states.groups(body_pass.number):
                 by_group[group]
-        if not by_group and not one.listens:
+        if not by_group and not body_pass.listens:
             return
-        with KeyGroups(one.program, self._emitting(one), self.work.clock, self.work.subtask) as driver:
+        with KeyGroups(body_pass.program, self._emitting(body_pass), self.work.clock, self.work.subtask) as driver:
             for group in sorted(by_group):
-                given = MicroBatch(
+                micro_batch = MicroBatch(
                     event=ControlEvent(now=self.work.clock(), end=self.work.terminated),
-                    behind=Arrived(by_group[group], everywhere),
+                    behind=Arrived(by_group[group], broadcast),
                     leads=group == 0,
                     epoch=None if self.work.terminated else self.work.epoch,
                     terminated=self.work.terminated,
                 )
-                driver.run(self.work.states.group(one.number, group), given)
+                driver.run(self.work.states.group(body_pass.number, group), micro_batch)
             self._end(driver.running)
 
     def _bounded(
-        self, one: BodyPass, own: Sequence[tuple[int, pa.RecordBatch]], everywhere: Sequence[pa.RecordBatch]
+        self, body_pass: BodyPass, records: Sequence[tuple[int, pa.RecordBatch]], broadcast: Sequence[pa.RecordBatch]
     ) -> None:
-        program = one.program
+        program = body_pass.program
         if program.broadcast is not None:
-            data = tuple(map(encode, everywhere))
+            data = tuple(map(encode, broadcast))
             leads = self.work.subtask.number == 0
             program = replace(program, broadcast=replace(program.broadcast, data=data, leads=leads))
-        whole = pa.Table.from_batches([batch for _, batch in own], one.own.schema).combine_chunks().to_batches()
+        whole = (
+            pa.Table.from_batches([batch for _, batch in records], body_pass.main.schema).combine_chunks().to_batches()
+        )
         batches = [_in_order(program, batch) for batch in whole]
-        emit = self._emitting(one)
+        emit = self._emitting(body_pass)
         run = run_batch(program, batches, self.work.clock, self.work.subtask)
         for emitted in run:
             emit(emitted.output, emitted.batch)
@@ -383,9 +397,9 @@ class _SubtaskRun:
             running.end_of_epoch(self.work.epoch)
         self.out.metrics.add(running.report())
 
-    def _emitting(self, one: BodyPass) -> Callable[[int, pa.RecordBatch], None]:
+    def _emitting(self, body_pass: BodyPass) -> Callable[[int, pa.RecordBatch], None]:
         def emit(number: int, batch: pa.RecordBatch) -> None:
-            output = one.outputs[number]
+            output = body_pass.outputs[number]
             for route in output.routes:
                 sent = along(route, batch, self.sender)
                 if route.target in self.here:
@@ -403,7 +417,7 @@ class _SubtaskRun:
 
 
 def _in_order(program: Program, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A pass's whole input, a key's records together and in the order of their event times."""
+    """The whole input of a pass, with each key's records together and in order of event time."""
     if TIMESTAMP in batch.schema.names:
         batch = batch.take(pc.array_sort_indices(pc.fill_null(batch[TIMESTAMP], MIN_TIMESTAMP)))
     if program.keyed is None or not program.keyed.columns:

@@ -29,7 +29,7 @@ from dagster_unified.values import FOLD
 
 
 class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[Any], TimerService):
-    """Runs a `KeyedProcessFunction`; is itself the context and the timer service that the function is given."""
+    """Runs a `KeyedProcessFunction`; is itself the function's context and timer service."""
 
     def __init__(self, function: KeyedProcessFunction[Any, Any, Any], context: OperatorContext) -> None:
         super().__init__(function, context)
@@ -69,24 +69,24 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
 
     def end_of_epoch(self, epoch: int) -> None:
         for listener in self.listeners:
-            told = self._told()
+            emitter = self._emitter()
             try:
-                tell(listener.on_epoch_watermark_incremented, epoch, emitted=told)
+                tell(listener.on_epoch_watermark_incremented, epoch, emitted=emitter)
             except RAISED as error:
                 what = f"the end of epoch {epoch} of key {self.key!r}"
                 raise user_failure(error, self.where, listener.on_epoch_watermark_incremented, what) from error
 
     def end_of_iteration(self) -> None:
         for listener in self.listeners:
-            told = self._told()
+            emitter = self._emitter()
             try:
-                tell(listener.on_iteration_terminated, emitted=told)
+                tell(listener.on_iteration_terminated, emitted=emitter)
             except RAISED as error:
                 what = f"the end of the iteration of key {self.key!r}"
                 raise user_failure(error, self.where, listener.on_iteration_terminated, what) from error
 
-    def _told(self) -> Emitting:
-        """What a listener is given."""
+    def _emitter(self) -> Emitting:
+        """The collector and context of a listener."""
         return Emitting(self.out, self.key)
 
     def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
@@ -154,7 +154,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
 
 
 _SAME_KEY = object()
-"""In the place of what a key holds, before each of its records but the first."""
+"""Stands for the key's last result, before each of its records but the first."""
 
 
 class ReduceOperator(KeyedOperator):
@@ -171,7 +171,7 @@ class ReduceOperator(KeyedOperator):
     def __init__(
         self, function: Any, context: OperatorContext, builtin: tuple[str, str | int | None] | None = None
     ) -> None:
-        """`builtin` is the kind and the field of a combination of the library's, instead of a function."""
+        """`builtin` is the kind and the field of one of the library's combinations, instead of a function."""
         super().__init__(function, context)
         records = context.output
         assert records is not None
@@ -181,7 +181,7 @@ class ReduceOperator(KeyedOperator):
         )
         self.user_function = function
         self._normal = records.normal
-        self._fold = records.fit.fold("function(held, value)")
+        self._fold = records.fit.fold("function(combined, value)")
         self._scan = records.fit.scan
         self._last: dict[Hashable, int | None] = {}
 
@@ -201,13 +201,12 @@ class ReduceOperator(KeyedOperator):
         timestamps: Sequence[int | None],
         after: Callable[[], None],
     ) -> None:
-        """Batched variant, faster for many keys with few records."""
         if self.one_value is None:
             super().process_runs(keys, starts, records, timestamps, after)
             return
-        held = self.state.take("value", keys)
+        values = self.state.take("value", keys)
         first = len(self.out.records)
-        self._update(held, starts, records)
+        self._update(values, starts, records)
         updates = self.out.records
         latest = [updates[first + start - 1] for start in starts[1:]]
         latest.append(updates[-1])
@@ -215,10 +214,10 @@ class ReduceOperator(KeyedOperator):
         self.out.timestamps += timestamps
         after()
 
-    def _update(self, held: Sequence[Any], starts: Sequence[int], records: Sequence[Any]) -> None:
-        """Emit one update for each record; `held` are the values of the keys, and `starts` where their runs begin."""
+    def _update(self, values: Sequence[Any], starts: Sequence[int], records: Sequence[Any]) -> None:
+        """Emit one update for each record; `values` are those of the keys, and `starts` where their runs begin."""
         before: list[Any] = [_SAME_KEY] * len(records)
-        for start, value in zip(starts, held, strict=True):
+        for start, value in zip(starts, values, strict=True):
             before[start] = value
         try:
             self._scan(records, before, _SAME_KEY, self.function, self._normal, self.out.records.append)
@@ -227,15 +226,15 @@ class ReduceOperator(KeyedOperator):
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         state, out = self.state.current, self.out
-        held = state.get("value")
+        value = state.get("value")
         try:
             if not self.options.incremental_updates:
                 rest = iter(records)
-                state["value"] = self._fold(next(rest) if held is None else held, rest, self.function, self._normal)
+                state["value"] = self._fold(next(rest) if value is None else value, rest, self.function, self._normal)
                 self._last[self.key] = timestamps[-1]
                 return
             emit = out.records.append if self.copies.get(None) is None else lambda record: out.emit_records((record,))
-            before = chain((held,), repeat(_SAME_KEY))
+            before = chain((value,), repeat(_SAME_KEY))
             state["value"] = self._scan(records, before, _SAME_KEY, self.function, self._normal, emit)
             out.timestamps += timestamps
         except RAISED as error:
@@ -250,11 +249,11 @@ class ReduceOperator(KeyedOperator):
 
 
 def _operands(error: BaseException, records: Sequence[Any]) -> Any:
-    """The two records that were being combined, as the loop has them that called the function."""
+    """The two records that were being combined, from the frame of the loop that called the function."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == FOLD:
-            return trace.tb_frame.f_locals["held"], trace.tb_frame.f_locals.get("value")
+            return trace.tb_frame.f_locals["combined"], trace.tb_frame.f_locals.get("value")
         trace = trace.tb_next
     return None, records[0]
 
@@ -263,8 +262,8 @@ def rolling(kind: str, field: str | int | None) -> Callable[[Any, Any], Any]:
     """The combining function of `sum`, `min`, `max`, `min_by` and `max_by` over one field.
 
     Where `field` is None, the record is the value. `sum`, `min` and `max` keep the other fields of the first record;
-    `min_by` and `max_by` give the whole record, the first of equal ones (Flink: `ComparableAggregator`,
-    `SumAggregator`). Not-a-number is the largest of all numbers, as Java and Spark have it.
+    `min_by` and `max_by` return the whole record, the first of equal ones (Flink: `ComparableAggregator`,
+    `SumAggregator`). Not-a-number is the largest of all numbers, as in Java and Spark.
     """
     if field is None:
         return _PLAIN[kind]
@@ -311,15 +310,15 @@ def _with(record: Any, field: str | int, value: Any) -> Any:
 
 
 def _fields(record: Any) -> Iterable[str]:
-    found: Iterable[str] = getattr(record, "__struct_fields__", None) or record.__dataclass_fields__
-    return found
+    names: Iterable[str] = getattr(record, "__struct_fields__", None) or record.__dataclass_fields__
+    return names
 
 
 def may_hold_state(function: Any) -> bool:
     """Whether a function may ask for keyed state or timers.
 
-    It can ask for state in `open` only, and timers reach `on_timer` only. One that takes the records of all keys in one
-    subtask has no key.
+    It can ask for state in `open` only, and timers reach `on_timer` only. A function that takes the records of all keys
+    in one subtask has no key.
     """
     if isinstance(function, IterationListener) and function.in_one_subtask:
         return False
@@ -341,8 +340,8 @@ class KeyedFlatMap(Wrapping, KeyedProcessFunction[Any, Any, Any]):
     """A `FlatMapFunction` with state."""
 
     def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any]:
-        found: Iterable[Any] = self.function.flat_map(value)
-        return found
+        results: Iterable[Any] = self.function.flat_map(value)
+        return results
 
 
 class KeyedFilter(Wrapping, KeyedProcessFunction[Any, Any, Any]):
@@ -356,16 +355,16 @@ class KeyedProcess(Wrapping, KeyedProcessFunction[Any, Any, Any]):
     """A `ProcessFunction` with state and timers."""
 
     def process_element(self, value: Any, ctx: KeyedProcessFunction.Context[Any]) -> Iterable[Any] | None:
-        found: Iterable[Any] | None = self.function.process_element(value, ctx)
-        return found
+        results: Iterable[Any] | None = self.function.process_element(value, ctx)
+        return results
 
     def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]) -> Iterable[Any] | None:
-        found: Iterable[Any] | None = self.function.on_timer(timestamp, ctx)
-        return found
+        results: Iterable[Any] | None = self.function.on_timer(timestamp, ctx)
+        return results
 
 
 class PartlyKeyed(Wrapping, KeyedProcessFunction[Any, Any, Any]):
-    """A function over a keyed stream and one that is not, united as records of `Either`.
+    """A function over a keyed stream and another stream, united as records of `Either`.
 
     A record of the stream without a key has no keyed state, and there are no timers (Flink: `CoProcessOperator`).
     """
@@ -383,12 +382,12 @@ class PartlyKeyed(Wrapping, KeyedProcessFunction[Any, Any, Any]):
         if value.side != self._keyed_side:
             assert self._state is not None
             self._state.current = _NO_KEY
-        found: Iterable[Any] | None = self.function.process_element(value, _Untimed(ctx))
-        return found
+        results: Iterable[Any] | None = self.function.process_element(value, _Untimed(ctx))
+        return results
 
 
 class NoKey(dict[str, Any]):
-    """The state of a record that has no key: to touch it is an error that says `message`."""
+    """The state of a record without a key: any access raises `UnsupportedError` with `message`."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -433,4 +432,4 @@ KEYED_FORMS: dict[str, Callable[[Any], KeyedProcessFunction[Any, Any, Any]]] = {
     "filter": KeyedFilter,
     "process": KeyedProcess,
 }
-"""What runs a function with state, by the operator that it was given to."""
+"""The wrapper that runs a function with state, by the operator that it was passed to."""

@@ -1,4 +1,4 @@
-"""Keys: the one form that equal values have, their hash, and the key group that each belongs to.
+"""Keys: the one form of equal values, their hash, and their key group.
 
 A key group is one of `pipeline.max-parallelism` hash partitions of the key space (Flink: *Key Groups*). The hash is of
 the msgpack encoding of the key's one form, so it is the same in every process, and for ever: state is found by it.
@@ -31,7 +31,7 @@ from dagster_unified.records import shorten
 
 
 class _IntegerForm(NamedTuple):
-    """How msgpack writes the numbers from `least` to `most`: a byte that says which form it is, and then so many."""
+    """How msgpack writes the numbers from `least` to `most`: a first byte for the form, then `width` bytes."""
 
     least: int
     most: int
@@ -53,27 +53,27 @@ _INTEGER_FORMS = (
 
 
 def integer_hashes(keys: pa.Array) -> pa.Array:
-    """The hash of each of some keys, which are `int64` and not null, as `uint32`."""
+    """The hashes of keys that are `int64` and not null, as `uint32`."""
     import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
     ends = pc.min_max(keys).as_py()
-    found = pa.nulls(len(keys), pa.uint32())
+    hashes = pa.nulls(len(keys), pa.uint32())
     for form in _INTEGER_FORMS:
         if ends["max"] is None or ends["max"] < form.least or ends["min"] > form.most:
             continue
         if form.least <= ends["min"] and ends["max"] <= form.most:
             return _hashes(keys, form)
-        own = pc.and_(pc.greater_equal(keys, form.least), pc.less_equal(keys, form.most))
-        found = pc.replace_with_mask(found, own, _hashes(keys.filter(own), form))
-    return found
+        has_form = pc.and_(pc.greater_equal(keys, form.least), pc.less_equal(keys, form.most))
+        hashes = pc.replace_with_mask(hashes, has_form, _hashes(keys.filter(has_form), form))
+    return hashes
 
 
 LONGEST_TEXT = 31
-"""Bytes of a text that msgpack writes behind one byte, which has their number."""
+"""Bytes of the longest text that msgpack writes after a single byte with its length."""
 
 
 def text_hashes(keys: pa.Array) -> pa.Array | None:
-    """The hash of each of some keys, which are `string` and not null, as `uint32`; None where one is too long."""
+    """The hashes of keys that are `string` and not null, as `uint32`; None where one is too long."""
     import pyarrow.compute as pc
 
     lengths = pc.binary_length(keys)
@@ -81,37 +81,39 @@ def text_hashes(keys: pa.Array) -> pa.Array | None:
     if longest > LONGEST_TEXT:
         return None
     empty = [crc32(bytes([0xA0 + length, *bytes(length)])) for length in range(longest + 1)]
-    found = pc.take(pa.array(empty, pa.uint32()), lengths, boundscheck=False)
+    hashes = pc.take(pa.array(empty, pa.uint32()), lengths, boundscheck=False)
     width = max(8, -(-longest // 8) * 8)
     filled = pc.ascii_lpad(keys, width, padding="\0").view(pa.binary())
     for start in range(0, width, 8):
         word = filled if width == 8 else pc.binary_slice(filled, start, start + 8)
         bits = pa.Array.from_buffers(pa.uint64(), len(keys), [None, word.buffers()[2]])
         places = {byte: width - start - byte - 1 for byte in range(8)}
-        found = _changed(found, bits, {byte: place for byte, place in places.items() if place < longest})
-    return found
+        hashes = _changed(hashes, bits, {byte: place for byte, place in places.items() if place < longest})
+    return hashes
 
 
 def _hashes(keys: pa.Array, form: _IntegerForm) -> pa.Array:
-    """The hashes of keys that have all one form."""
+    """The hashes of keys that all have one form."""
 
-    found = pa.scalar(crc32(form.first + bytes(form.width)), pa.uint32())
-    return _changed(found, keys.view(pa.uint64()), {byte: byte for byte in range(form.width)})
+    start = pa.scalar(crc32(form.first + bytes(form.width)), pa.uint32())
+    return _changed(start, keys.view(pa.uint64()), {byte: byte for byte in range(form.width)})
 
 
-def _changed(found: pa.Array | pa.Scalar, numbers: pa.Array, places: Mapping[int, int]) -> pa.Array:
-    """The hashes with what bytes of numbers change: by the byte, from the lowest on, its places before the end."""
+def _changed(hashes: pa.Array | pa.Scalar, numbers: pa.Array, places: Mapping[int, int]) -> pa.Array:
+    """Hashes changed by bytes of numbers; `places` maps each byte, from the lowest, to its place before the end."""
     import pyarrow.compute as pc
 
     for byte, place in places.items():
-        own = pc.bit_wise_and(pc.shift_right(numbers, pa.scalar(8 * byte, pa.uint64())), pa.scalar(255, pa.uint64()))
-        found = pc.bit_wise_xor(found, pc.take(_changes(place), own, boundscheck=False))
-    return found
+        byte_values = pc.bit_wise_and(
+            pc.shift_right(numbers, pa.scalar(8 * byte, pa.uint64())), pa.scalar(255, pa.uint64())
+        )
+        hashes = pc.bit_wise_xor(hashes, pc.take(_changes(place), byte_values, boundscheck=False))
+    return hashes
 
 
 @lru_cache(maxsize=LONGEST_TEXT + 1)
 def _changes(place: int) -> pa.Array:
-    """What each byte changes in the hash, so many places before the end."""
+    """The change of a hash for each value of the byte at a place before the end."""
     zero = crc32(bytes(place + 1))
     return pa.array([crc32(bytes([byte]) + bytes(place)) ^ zero for byte in range(256)], pa.uint32())
 
@@ -119,14 +121,14 @@ def _changes(place: int) -> pa.Array:
 _encode = msgpack.Encoder().encode
 
 OF_ONE_FORM: frozenset[type] = frozenset({int, str, bytes, NoneType, dt.date, dt.timedelta, UUID})
-"""Types whose equal values have one encoding, which is no other type's of them."""
+"""Types whose equal values have one encoding, which no other of these types shares."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1
 
 
 def one_form(value: Any) -> Any:
-    """What equal values have in common, as msgspec encodes it; values that differ may have it in common too."""
+    """A form that equal values share, as msgspec encodes it; different values may share it too."""
     kind = type(value)
     if kind in OF_ONE_FORM:
         return value
@@ -175,7 +177,7 @@ def _decimal(value: Decimal) -> Any:
 
 
 def _datetime(value: dt.datetime) -> Any:
-    """Of one that has a zone its moment; `fold` is nothing to `==`."""
+    """The moment of a datetime with a zone; `fold` does not count for `==`."""
     value = value.replace(fold=0)
     return value if value.utcoffset() is None else dt.datetime.__sub__(value, _EPOCH)
 
@@ -213,7 +215,7 @@ _FORMS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 @dataclass(frozen=True)
 class KeyedInput:
-    """How a keyed program's input is keyed: the columns of the key, and how a key's Python value comes from them."""
+    """The key of a keyed program's input: its columns, and how they become a Python value."""
 
     columns: tuple[str, ...]
     python: Any
@@ -236,7 +238,7 @@ def key_hashes(keys: Iterable[Hashable]) -> list[int]:
 
 
 def decoded(keyed: KeyedInput, values: list[Any], where: str) -> list[Any]:
-    """Keys as the author knows them, from their values as Arrow gives them."""
+    """Keys in the author's type, from their Arrow values."""
     if keyed.decode is None:
         return values
     with placed(where):
@@ -244,9 +246,9 @@ def decoded(keyed: KeyedInput, values: list[Any], where: str) -> list[Any]:
 
 
 def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> tuple[list[Any], list[int]]:
-    """The keys of a batch that is sorted by key, and where each one's run begins.
+    """The keys of a batch that is sorted by key, and where each key's run begins.
 
-    With no key columns it is one run, of the key 0.
+    Without key columns it is one run, of the key 0.
     """
     columns = key_columns(batch, keyed, layout, where)
     if not columns:
@@ -277,7 +279,7 @@ def last_run(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, whe
 def sorted_runs(
     batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str
 ) -> tuple[pa.RecordBatch, list[Any], list[int]]:
-    """A batch with equal keys brought together, in their order of arrival, and then as `runs`.
+    """A batch with equal keys together, in their order of arrival, and its runs as in `runs`.
 
     The keys come in any order, and each comes once.
     """
@@ -306,7 +308,7 @@ def sorted_runs(
 
 
 def _sorted_in_python(batch: pa.RecordBatch, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Nested keys, which Arrow does not sort; any order will do that brings equal ones together."""
+    """Sort nested keys, which Arrow does not sort; any order works that brings equal keys together."""
     texts = [repr(values) for values in zip(*[column.to_pylist() for column in columns], strict=True)]
     return batch.take(pa.array(sorted(range(len(texts)), key=texts.__getitem__), pa.int64()))
 
@@ -322,14 +324,14 @@ def stretches(batch: pa.RecordBatch, column: str) -> Iterator[tuple[int, pa.Reco
 def grouped_stretches(batches: Iterable[pa.RecordBatch], column: str) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
     """The stretches of batches that are sorted by a column of numbers, together for each number."""
     rows = (stretch for batch in batches for stretch in stretches(batch, column))
-    for number, own in groupby(rows, key=itemgetter(0)):
-        yield number, (batch for _, batch in own)
+    for number, stretch_group in groupby(rows, key=itemgetter(0)):
+        yield number, (batch for _, batch in stretch_group)
 
 
 def key_groups(
     batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str, count: int, known: dict[Any, int]
 ) -> pa.Array:
-    """The key group of every row, of `count`. `known` remembers those of the keys met before."""
+    """The key group of every row, of `count` groups. `known` remembers the groups of keys seen before."""
     columns = key_columns(batch, keyed, layout, where)
     hashes = _column_hashes(columns[0]) if len(columns) == 1 and keyed.decode is None else None
     if hashes is not None:
@@ -349,14 +351,14 @@ _SAMPLE = 4096
 
 
 def _column_hashes(keys: pa.Array) -> pa.Array | None:
-    """The hashes of a column of keys, where it is quicker to make them of all at once."""
+    """The hashes of a column of keys, where computing them all at once is faster; else None."""
     if pa.types.is_int64(keys.type):
         return integer_hashes(keys)
     return text_hashes(keys) if pa.types.is_string(keys.type) and _many(keys) else None
 
 
 def _many(keys: pa.Array) -> bool:
-    """Whether hardly any key comes twice."""
+    """Whether few keys come twice."""
     sample = keys.slice(0, _SAMPLE)
     return 2 * len(sample.unique()) > len(sample)
 
@@ -373,20 +375,19 @@ def _groups_of(hashes: pa.Array, count: int) -> pa.Array:
 
 
 def key_values(columns: Sequence[pa.Array]) -> list[Any]:
-    """The keys in some columns, as Arrow gives them."""
+    """The keys in some columns, as Arrow values."""
     return python_values(columns[0]) if len(columns) == 1 else list(zip(*map(python_values, columns), strict=True))
 
 
 def key_columns(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: str) -> list[pa.Array]:
-    """The key's columns, each as `key_part` gives it."""
+    """The key's columns, each as `key_part` returns it."""
     return [key_part(name, batch.column(name), batch, layout.records.names, where) for name in keyed.columns]
 
 
 def key_part(name: str, column: pa.Array, batch: pa.RecordBatch, fields: Sequence[str], where: str) -> pa.Array:
-    """A column of a key, of records that have some fields: one of these, or else computed.
+    """A column of a key, for records with these fields: one of the fields, or a computed key.
 
-    Equal keys are alike in it (`alike`). Raises `RecordTypeError` for a record whose key is None, or has what is not a
-    number.
+    Equal keys are equal in it (`alike`). Raises `RecordTypeError` for a record whose key is None, or has nan.
     """
     if column.null_count:
         raise _no_key(name, "is None", column.is_null(), batch, fields, where)
@@ -403,7 +404,7 @@ def key_part(name: str, column: pa.Array, batch: pa.RecordBatch, fields: Sequenc
 
 
 def alike(column: pa.Array) -> pa.Array:
-    """A column in which -0.0 is 0.0, as everywhere in Spark: so equal values have one encoding and one key group."""
+    """A column with 0.0 for -0.0, as everywhere in Spark: equal values then have one encoding and one key group."""
     if pa.types.is_floating(column.type):
         import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
@@ -423,9 +424,9 @@ def _without_negative_zero(value: Any) -> Any:
 
 
 def _no_key(
-    name: str, what: str, found: pa.Array, batch: pa.RecordBatch, fields: Sequence[str], where: str
+    name: str, what: str, is_wrong: pa.Array, batch: pa.RecordBatch, fields: Sequence[str], where: str
 ) -> RecordTypeError:
-    row = batch.slice(found.to_pylist().index(True), 1).select(list(fields)).to_pylist()[0]
+    row = batch.slice(is_wrong.to_pylist().index(True), 1).select(list(fields)).to_pylist()[0]
     key_name = f"the key '{name}'" if name in fields else "the computed key"
     return RecordTypeError(
         f"{where}: {key_name} {what} for {shorten(row)}; filter such records out before key_by, or give them a key"
@@ -433,17 +434,17 @@ def _no_key(
 
 
 _REMEMBERED = 1_000_000
-"""Keys whose group a worker remembers; beyond it, it forgets them all and begins again."""
+"""Keys whose group a worker remembers; beyond that it forgets them all and starts again."""
 
 
 def _group(value: Any, keyed: KeyedInput, count: int, known: dict[Any, int], where: str) -> int:
-    found = known.get(value)
-    if found is None:
+    group = known.get(value)
+    if group is None:
         if len(known) >= _REMEMBERED:
             known.clear()
         (key,) = decoded(keyed, [value], where)
-        found = known[value] = key_hash(key) % count
-    return found
+        group = known[value] = key_hash(key) % count
+    return group
 
 
 def _boundaries(columns: list[pa.Array], size: int) -> list[int]:

@@ -27,10 +27,10 @@ OUTPUT = "__o"
 """Which of several outputs a row belongs to."""
 
 PARTITION_INDEX = "__partition"
-"""Where one job processes several partitions of the pipeline, the index of a row's own among them."""
+"""Where one job processes several partitions of the pipeline, the index of a row's partition."""
 
 EMITTED = "__n"
-"""In which order a task emitted its rows, where they are put into another and it matters."""
+"""The order in which a task emitted its rows, where they are reordered and it matters."""
 
 SUBTASK = "__subtask"
 """The subtask of a row, where an exchange chose it."""
@@ -54,7 +54,7 @@ def output_column(index: int) -> str:
 
 @dataclass(frozen=True)
 class ComputedKey:
-    """A key that a function gives for a record, and its type as the author and as Arrow sees it."""
+    """A key that a function computes from a record, and its type for the author and for Arrow."""
 
     function: Any
     python: Any
@@ -81,24 +81,24 @@ class ComputedKey:
             for record in records:
                 keys.append(get(record))
         except RAISED as error:
-            where, own = self._told(record)
-            raise user_failure(error, where, None if isinstance(get, DelegatingKey) else get, own) from error
+            where, seen = self._author_view(record)
+            raise user_failure(error, where, None if isinstance(get, DelegatingKey) else get, seen) from error
         if keys and is_column(keys[0]):
-            where, own = self._told(records[0])
+            where, seen = self._author_view(records[0])
             raise RecordTypeError(
-                f"{where}: the key is {shorten(keys[0])} for {shorten(own)}, which is an expression on columns; compute"
-                " it from the record's fields with Python, or give key_by the names of fields"
+                f"{where}: the key is {shorten(keys[0])} for {shorten(seen)}, which is an expression on columns;"
+                " compute it from the record's fields with Python, or give key_by the names of fields"
             )
         if None in keys:
-            where, own = self._told(records[keys.index(None)])
+            where, seen = self._author_view(records[keys.index(None)])
             raise RecordTypeError(
-                f"{where}: the key is None for {shorten(own)}; filter such records out, or give them a key"
+                f"{where}: the key is None for {shorten(seen)}; filter such records out, or give them a key"
             )
         try:
             return keys, _record_type(self.python).to_batch(keys).columns
         except RecordTypeError as error:
             misfits = (r for r, key in zip(records, keys, strict=True) if not self._fits(key))
-            where, _ = self._told(next(misfits, records[0]))
+            where, _ = self._author_view(next(misfits, records[0]))
             raise RecordTypeError(
                 f"{where}: a key is not of the type that its function is annotated with, or that key_type= gives:"
                 f" {error}"
@@ -111,27 +111,31 @@ class ComputedKey:
             return False
         return True
 
-    def _told(self, record: Any) -> tuple[str, Any]:
-        return self.function.told(record) if isinstance(self.function, DelegatingKey) else (self.where, record)
+    def _author_view(self, record: Any) -> tuple[str, Any]:
+        return self.function.author_view(record) if isinstance(self.function, DelegatingKey) else (self.where, record)
 
 
 class DelegatingKey(ABC):
-    """A key function of the library's that calls an author's."""
+    """A key function of the library's that calls an author's function."""
 
     @abstractmethod
     def __call__(self, record: Any) -> Any: ...
 
     @abstractmethod
-    def told(self, record: Any) -> tuple[str, Any]:
-        """What errors call the author's function, and the record as that one gets it."""
+    def author_view(self, record: Any) -> tuple[str, Any]:
+        """How errors name the author's function, and the record that the function gets."""
 
 
 def declared(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """Columns that came through Spark, for which all may be null, in their declared types.
+    """Columns that came through Spark, which makes all of them nullable, in their declared types.
 
-    Where a record in a column is null, so are its parts, and a cast to a record whose parts are not refuses that.
+    Where a record in a column is null, its parts are null too; a cast to a record with parts that are not nullable
+    fails.
     """
-    if any(pa.types.is_nested(one.type) and one.type != field.type for one, field in zip(columns, schema, strict=True)):
+    if any(
+        pa.types.is_nested(column.type) and column.type != field.type
+        for column, field in zip(columns, schema, strict=True)
+    ):
         loose = pa.RecordBatch.from_arrays(columns, names=schema.names)
         return pa.ipc.read_record_batch(loose.serialize(), schema)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -139,20 +143,20 @@ def declared(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
 
 def cast(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     """Columns of any origin in their declared types; raises Arrow's errors for values that do not fit."""
-    given = zip(columns, schema.types, strict=True)
-    return declared([column if same_type(column.type, kind) else column.cast(kind) for column, kind in given], schema)
+    pairs = zip(columns, schema.types, strict=True)
+    return declared([column if same_type(column.type, kind) else column.cast(kind) for column, kind in pairs], schema)
 
 
 def in_declared_types(
     result: pa.RecordBatch, schema: pa.Schema, output: RecordType, where: str, what: str = "returned batch"
 ) -> pa.RecordBatch:
-    """Columns of a batch in their declared types; raises `RecordTypeError`, in which the batch is called `what`."""
+    """Columns of a batch in their declared types; raises `RecordTypeError`, which names the batch `what`."""
     same = result.schema.names == schema.names and result.schema.types == schema.types
     for declared in () if same else schema:
-        given = result.schema.field(declared.name).type
-        if not _keeps_values(given, declared.type):
+        kind = result.schema.field(declared.name).type
+        if not _keeps_values(kind, declared.type):
             raise RecordTypeError(
-                f"{where}: column '{declared.name}' of the {what} is a {given}, and {output.describe()} has a"
+                f"{where}: column '{declared.name}' of the {what} is a {kind}, and {output.describe()} has a"
                 f" {declared.type}; cast it in the function, or change the declared type"
             )
     try:
@@ -168,34 +172,34 @@ def in_declared_types(
     return batch
 
 
-def _keeps_values(given: pa.DataType, declared: pa.DataType) -> bool:
+def _keeps_values(actual: pa.DataType, declared: pa.DataType) -> bool:
     """Whether a cast from one column type to another returns equal values, or fails.
 
     That is so within a family of types.
     """
-    if pa.types.is_dictionary(given):
-        given = given.value_type
-    if given == declared or pa.types.is_null(given):
+    if pa.types.is_dictionary(actual):
+        actual = actual.value_type
+    if actual == declared or pa.types.is_null(actual):
         return True
     if pa.types.is_floating(declared):
-        return bool(pa.types.is_integer(given) or pa.types.is_floating(given))
+        return bool(pa.types.is_integer(actual) or pa.types.is_floating(actual))
     if pa.types.is_decimal(declared):
-        return bool(pa.types.is_integer(given) or pa.types.is_decimal(given))
+        return bool(pa.types.is_integer(actual) or pa.types.is_decimal(actual))
     if pa.types.is_timestamp(declared):
-        return bool(pa.types.is_timestamp(given)) and (declared.tz is not None or given.tz is None)
+        return bool(pa.types.is_timestamp(actual)) and (declared.tz is not None or actual.tz is None)
     if pa.types.is_list(declared):
-        listed = pa.types.is_list(given) or pa.types.is_large_list(given) or pa.types.is_fixed_size_list(given)
-        return bool(listed) and _keeps_values(given.value_type, declared.value_type)
+        listed = pa.types.is_list(actual) or pa.types.is_large_list(actual) or pa.types.is_fixed_size_list(actual)
+        return bool(listed) and _keeps_values(actual.value_type, declared.value_type)
     if pa.types.is_struct(declared):
-        named = pa.types.is_struct(given) and [f.name for f in given] == [f.name for f in declared]
-        return named and all(_keeps_values(g.type, d.type) for g, d in zip(given, declared, strict=True))
+        named = pa.types.is_struct(actual) and [f.name for f in actual] == [f.name for f in declared]
+        return named and all(_keeps_values(g.type, d.type) for g, d in zip(actual, declared, strict=True))
     if pa.types.is_map(declared):
         return (
-            bool(pa.types.is_map(given))
-            and _keeps_values(given.key_type, declared.key_type)
-            and _keeps_values(given.item_type, declared.item_type)
+            bool(pa.types.is_map(actual))
+            and _keeps_values(actual.key_type, declared.key_type)
+            and _keeps_values(actual.item_type, declared.item_type)
         )
-    return any(alike(given) and alike(declared) for alike in _FAMILIES)
+    return any(alike(actual) and alike(declared) for alike in _FAMILIES)
 
 
 _FAMILIES: tuple[Callable[[pa.DataType], bool], ...] = (
@@ -234,7 +238,7 @@ class StreamLayout:
 
 
 CARRIED = "__carried"
-"""The side output by which state leaves a program, for the next partition."""
+"""The side output that carries a program's state to the next partition."""
 
 
 class Carried(NamedTuple):
@@ -249,7 +253,7 @@ CARRIED_LAYOUT = StreamLayout(record_type(Carried))
 
 
 def combined_schema(layouts: tuple[StreamLayout, ...]) -> pa.Schema:
-    """The schema of a program's output: a single stream flat, several as structs; with the metrics column."""
+    """The schema of a program's output: one stream flat, several as structs; with the metrics column."""
     if len(layouts) == 1:
         fields = [field.with_nullable(True) for field in layouts[0].schema]
     else:
@@ -264,12 +268,12 @@ def combine(schema: pa.Schema, index: int, batch: pa.RecordBatch) -> pa.RecordBa
     missing = pa.nulls(size, pa.string())
     if schema.names[0] != OUTPUT:
         return declared([*batch.columns, missing], schema)
-    own = output_column(index)
+    column_name = output_column(index)
     arrays: list[pa.Array] = [pa.repeat(pa.scalar(index, pa.int32()), size)]
     arrays += [
         (
             pa.StructArray.from_arrays(batch.columns, fields=list(field.type))
-            if field.name == own
+            if field.name == column_name
             else pa.nulls(size, field.type)
         )
         for field in list(schema)[1:-1]
@@ -278,6 +282,6 @@ def combine(schema: pa.Schema, index: int, batch: pa.RecordBatch) -> pa.RecordBa
 
 
 def metrics_row(schema: pa.Schema, report: str) -> pa.RecordBatch:
-    """A row that holds nothing but a partition's report."""
+    """A row that holds only a partition's report."""
     arrays = [pa.nulls(1, field.type) for field in list(schema)[:-1]]
     return pa.RecordBatch.from_arrays([*arrays, pa.array([report], pa.string())], schema=schema)

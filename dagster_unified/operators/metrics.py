@@ -1,8 +1,8 @@
-"""What parallel instances measure, how it travels, and how it is added up.
+"""Metrics of parallel instances: how they are measured, reported and added up.
 
 The library's own counts and an author's metrics take the same way. A function registers metrics in its `MetricGroup`,
 as in PyFlink. They write into the `Metrics` of their parallel instance, which are its report. Reports may come in any
-order, from any number of partitions: a counter and the marks of a meter are summed, a gauge keeps the smallest and the
+order, from any number of partitions: counters and the marks of a meter are summed, a gauge keeps the smallest and the
 largest value, and a distribution adds up the counts of its buckets.
 """
 
@@ -20,7 +20,7 @@ Number = int | float
 
 
 class GaugeRange(msgspec.Struct, frozen=True):
-    """What the parallel instances last said of a gauge: the smallest and the largest value."""
+    """The smallest and the largest of the values that parallel instances last reported for a gauge."""
 
     min: Number
     max: Number
@@ -57,7 +57,7 @@ class Histogram(msgspec.Struct):
     negative: dict[int, int] = {}
 
     def add(self, value: Number) -> None:
-        """Counts one value, a finite number."""
+        """Count one value, a finite number."""
         bucket = math.ceil(math.log(abs(value)) * _SCALE) if value else 0
         self.count += 1
         self.sum += value
@@ -86,11 +86,11 @@ class Histogram(msgspec.Struct):
 
     @property
     def mean(self) -> float:
-        """The mean; 0 of no values."""
+        """The mean; 0 without values."""
         return self.sum / self.count if self.count else 0.0
 
     def quantile(self, fraction: float) -> float:
-        """The value that this fraction of the values does not exceed, to within 1 %; 0 of no values."""
+        """The value that this fraction of the values does not exceed, to within 1 %; 0 without values."""
         if not self.count:
             return 0.0
         rank = fraction * (self.count - 1)
@@ -113,12 +113,12 @@ def _middle(bucket: int) -> float:
     return float(2 * _BASE**bucket / (_BASE + 1))
 
 
-def _added(one: Mapping[int, int], other: Mapping[int, int]) -> dict[int, int]:
-    return {bucket: one.get(bucket, 0) + other.get(bucket, 0) for bucket in (*one, *other)}
+def _added(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int]:
+    return {bucket: first.get(bucket, 0) + second.get(bucket, 0) for bucket in (*first, *second)}
 
 
 class Metrics(msgspec.Struct, omit_defaults=True):
-    """Totals of one partition, or merged of many.
+    """Totals of one partition, or merged from many.
 
     `last_event_times` are milliseconds since the epoch, by the assigner's uid.
     """
@@ -130,19 +130,19 @@ class Metrics(msgspec.Struct, omit_defaults=True):
     histograms: dict[str, Histogram] = {}
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Adds to one counter."""
+        """Add to a counter."""
         self.counters[name] = self.counters.get(name, 0) + amount
 
     def saw_event_time(self, assigner: str, timestamp: int) -> None:
-        """Remembers the latest event time that an assigner gave."""
+        """Remember the latest event time that an assigner assigned."""
         self.last_event_times[assigner] = max(timestamp, self.last_event_times.get(assigner, timestamp))
 
     def last_event_time(self, assigners: Iterable[str]) -> int | None:
-        """The latest event time that any of these assigners gave."""
+        """The latest event time that any of these assigners assigned."""
         return max((self.last_event_times[a] for a in assigners if a in self.last_event_times), default=None)
 
     def add(self, other: Metrics) -> None:
-        """Adds what another partition reported."""
+        """Add another partition's report."""
         for name, amount in other.counters.items():
             self.count(name, amount)
         for assigner, timestamp in other.last_event_times.items():
@@ -155,35 +155,35 @@ class Metrics(msgspec.Struct, omit_defaults=True):
             self.histograms[name] = self.histograms.get(name, Histogram()).merge(histogram)
 
     def add_later(self, later: Metrics) -> None:
-        """Adds what the same partitions reported later, of which each gauge replaces the one before it."""
+        """Add a later report of the same partitions; each gauge replaces the one before it."""
         self.add(msgspec.structs.replace(later, gauges={}))
         self.gauges.update(later.gauges)
 
     def clear(self) -> None:
-        """Forgets everything."""
-        for held in self._held():
-            held.clear()
+        """Forget everything."""
+        for part in self._parts_of_report():
+            part.clear()
 
     def take(self) -> Metrics:
-        """What was measured, which is then forgotten here: so it is reported once."""
-        found = merge([self])
+        """Return the metrics, and forget them here, so that each is reported once."""
+        report = merge([self])
         self.clear()
-        return found
+        return report
 
     def empty(self) -> bool:
         """Whether there is nothing to report."""
-        return not any(self._held())
+        return not any(self._parts_of_report())
 
     def encode(self) -> str:
         """As JSON."""
         return msgspec.json.encode(self).decode()
 
-    def _held(self) -> tuple[dict[str, object], ...]:
+    def _parts_of_report(self) -> tuple[dict[str, object], ...]:
         return self.counters, self.last_event_times, self.gauges, self.meters, self.histograms  # type: ignore[return-value]
 
 
 def merge(reports: Iterable[str | Metrics]) -> Metrics:
-    """The totals over several reports, given as `Metrics` or as their JSON."""
+    """The totals over several reports, as `Metrics` or as their JSON."""
     total = Metrics()
     for report in reports:
         total.add(report if isinstance(report, Metrics) else msgspec.json.decode(report, type=Metrics))
@@ -191,7 +191,7 @@ def merge(reports: Iterable[str | Metrics]) -> Metrics:
 
 
 class Totals:
-    """What a job has measured so far, on the driver: reports added up as they come, with the seconds they come at."""
+    """A job's metrics so far, on the driver: reports added up as they come, with the seconds at which they come."""
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}
@@ -201,7 +201,7 @@ class Totals:
         self._since: float | None = None
 
     def add(self, metrics: Metrics, now: float, seconds: float) -> None:
-        """One more report, of what was measured in the `seconds` until `now`."""
+        """Add a report of the `seconds` until `now`."""
         if self._since is None:
             self._since = now - seconds
         for name, amount in metrics.counters.items():
@@ -217,13 +217,13 @@ class Totals:
 
     def rates(self, now: float) -> dict[str, float]:
         """Events per second of every meter, over its time span or, where that is shorter, the job's time."""
-        found = {}
+        rates = {}
         for name, marked in self._marked.items():
             span = marked[-1][1].time_span
             elapsed = min(now - (self._since or now), span)
             count = sum(meter.count for at, meter in marked if at > now - span)
-            found[name] = count / elapsed if elapsed > 0 else 0.0
-        return found
+            rates[name] = count / elapsed if elapsed > 0 else 0.0
+        return rates
 
     def shown(self, now: float) -> dict[str, Number]:
         """Every metric as numbers with names."""
@@ -237,14 +237,14 @@ def shown(
     histograms: Mapping[str, Histogram],
 ) -> dict[str, Number]:
     """Metrics as numbers with names: a gauge's largest value has the gauge's own name."""
-    found: dict[str, Number] = dict(counters)
+    numbers: dict[str, Number] = dict(counters)
     for name, gauge in gauges.items():
-        found |= {name: gauge.max, f"{name} (min)": gauge.min}
+        numbers |= {name: gauge.max, f"{name} (min)": gauge.min}
     for name, rate in rates.items():
-        found[f"{name} (per second)"] = round(rate, 3)
+        numbers[f"{name} (per second)"] = round(rate, 3)
     for name, histogram in histograms.items():
-        found |= {f"{name} ({part})": value for part, value in _parts(histogram)}
-    return found
+        numbers |= {f"{name} ({part})": value for part, value in _parts(histogram)}
+    return numbers
 
 
 def _parts(histogram: Histogram) -> list[tuple[str, Number]]:
@@ -254,14 +254,14 @@ def _parts(histogram: Histogram) -> list[tuple[str, Number]]:
 
 
 class Registry:
-    """The metrics of one parallel instance: what it has measured since its last report, and the gauges to ask."""
+    """The metrics of one parallel instance since its last report, and the gauges to read."""
 
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.gauges: dict[str, Callable[[], Number]] = {}
 
     def read(self, name: str) -> None:
-        """Asks a gauge for its value; one that is not finite is none."""
+        """Read a gauge; a value that is not finite counts as none."""
         value = self.gauges[name]()
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise PipelineError(f"a gauge has to give an int or a float, and gave {value!r}")
@@ -276,12 +276,12 @@ class Counter:
         self._name, self._counters, self._count = name, metrics.counters, 0
 
     def inc(self, n: int = 1) -> None:
-        """Adds `n`."""
+        """Add `n`."""
         self._count += n
         self._counters[self._name] = self._counters.get(self._name, 0) + n
 
     def dec(self, n: int = 1) -> None:
-        """Subtracts `n`."""
+        """Subtract `n`."""
         self.inc(-n)
 
     def get_count(self) -> int:
@@ -296,7 +296,7 @@ class Meter:
         self._name, self._meters, self._time_span, self._count = name, metrics.meters, time_span_in_seconds, 0
 
     def mark_event(self, value: int = 1) -> None:
-        """Counts `value` events."""
+        """Count `value` events."""
         self._count += value
         marked = self._meters.get(self._name)
         if marked is None:
@@ -318,7 +318,7 @@ class Distribution:
         self._name, self._histograms = name, metrics.histograms
 
     def update(self, value: Number) -> None:
-        """Adds a value, a finite number."""
+        """Add a value, a finite number."""
         histogram = self._histograms.get(self._name)
         if histogram is None:
             histogram = self._histograms[self._name] = Histogram()
@@ -361,18 +361,17 @@ class MetricGroup:
         return Counter(self.get_metric_identifier(name), self._registry.metrics)
 
     def gauge(self, name: str, obj: Callable[[], Number]) -> None:
-        """A value that `obj` gives, asked at the end of a partition, of a micro-batch, and of a round of an iteration.
+        """A value that `obj` returns, read at the end of a partition, of a micro-batch, and of a round of an iteration.
 
         Of the values of parallel instances the smallest and the largest are kept; each micro-batch replaces the one
-        before it. The stage of an iteration also has the values of its rounds, as a plot. NaN and infinity say that
-        there is none.
+        before. The stage of an iteration also has the values of its rounds, as a plot. NaN and infinity mean no value.
         """
         self._registry.gauges[self.get_metric_identifier(name)] = obj
 
     def meter(self, name: str, time_span_in_seconds: int = 60) -> Meter:
         """A rate, in events per second over all parallel instances.
 
-        In STREAMING it is that of the last `time_span_in_seconds`, in BATCH that of the stage's whole run.
+        In STREAMING it is the rate of the last `time_span_in_seconds`, in BATCH that of the stage's whole run.
         """
         return Meter(self.get_metric_identifier(name), self._registry.metrics, time_span_in_seconds)
 
@@ -389,7 +388,7 @@ class MetricGroup:
         return list(self._scope)
 
     def get_all_variables(self) -> dict[str, str]:
-        """The variables of this group and of those around it, with their values."""
+        """The variables of this group and of the groups around it, with their values."""
         return dict(self._variables)
 
     def get_metric_identifier(self, metric_name: str) -> str:

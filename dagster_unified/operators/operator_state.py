@@ -1,7 +1,7 @@
 """Functions with operator state: lists of a subtask, on a stream without a key.
 
-One is driven as with one key, whose state is the subtask's. A driver that has several subtasks runs a copy of the
-function for each, from `initialize_state` to `snapshot_state`, as if it were restored from a checkpoint each time.
+Such a function is driven as with one key, whose state is the subtask's. A driver with several subtasks runs a copy of
+the function for each, from `initialize_state` to `snapshot_state`, as if it were restored from a checkpoint each time.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.handles import ListStateDescriptor
 
 LIST, UNION = "list", "union"
-"""How the elements of a state are given to subtasks that start from a savepoint."""
+"""How the elements of a state are shared out to subtasks that start from a savepoint."""
 
 KEY, RESTORED = 0, 1
-"""The keys under which a subtask keeps its state, and what it is given of a savepoint until its first record comes."""
+"""The keys of a subtask's state, and of its state from a savepoint until its first record comes."""
 
 
 class CheckpointedOperator(NoTimers, KeyedProcessOperator):
@@ -46,7 +46,7 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
         super().__init__(function, context)
         self.state.by_key = False
         self.kinds: dict[str, str] = {}
-        """The states that the function has, `LIST` or `UNION` by name."""
+        """The function's states, `LIST` or `UNION` by name."""
 
         self._pristine = function
         self._context: Callable[[KeyedStateBackend | None], RuntimeContext] | None = None
@@ -62,7 +62,7 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
         return False
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
-        """A copy is opened with the first record of each subtask."""
+        """Only remember the context: a copy is opened with the first record of each subtask."""
         self._context = context
 
     def close(self) -> None:
@@ -89,11 +89,11 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
     def listeners(self) -> Sequence[IterationListener[Any]]:
         return tuple(iteration_listeners(self.function))  # of the copy that runs
 
-    def _told(self) -> Emitting:
+    def _emitter(self) -> Emitting:
         return Emitting(self.out)
 
     def snapshot(self) -> None:
-        """The function puts what it holds into the state; the next record gets a copy that is restored from it."""
+        """Let the function put its content into the state; the next record gets a copy restored from it."""
         if not self._runs:
             return
         self.select(KEY)
@@ -109,17 +109,17 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
         self._runs = False
 
     def declare(self) -> None:
-        """Lets a copy of the function say which states it has."""
+        """Let a copy of the function declare its states."""
         self.function = self._copied()
         self.select(KEY)
         self._initialize(restored=False)
         self.state.drop(KEY)
 
-    def given(self, state: dict[str, list[Any]]) -> dict[Hashable, dict[str, Any]]:
-        """What a subtask keeps that starts from a savepoint with this state.
+    def state_from_savepoint(self, state: dict[str, list[Any]]) -> dict[Hashable, dict[str, Any]]:
+        """The state of a subtask that starts from a savepoint with this state.
 
-        What it is given of union lists is that of all subtasks, which one that gets no record must not hand on as its
-        own: its state is what its function makes of it in a snapshot. A function that gets a record is given all.
+        Its union lists are those of all subtasks; a subtask without records must not write them as its own: its state
+        is what its function makes of it in a snapshot. A function that gets a record gets all.
         """
         if UNION not in self.kinds.values():
             return {KEY: dict(state)}
@@ -160,9 +160,9 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
             raise user_failure(error, self.where, author.initialize_state, "initialize_state()") from error
 
     def _author(self) -> CheckpointedFunction:
-        found = checkpointed(self.function)
-        assert found is not None
-        return found
+        function = checkpointed(self.function)
+        assert function is not None
+        return function
 
     def _copied(self) -> Any:
         try:
@@ -175,27 +175,27 @@ class CheckpointedOperator(NoTimers, KeyedProcessOperator):
 
 
 def redistributed(
-    held: Sequence[Mapping[str, list[Any]]], kinds: Mapping[str, str], count: int
+    states: Sequence[Mapping[str, list[Any]]], kinds: Mapping[str, str], count: int
 ) -> list[dict[str, list[Any]]]:
-    """The state of `count` subtasks, from that of the subtasks before, in their order.
+    """The state of `count` subtasks, from the states of the subtasks before, in order.
 
-    The elements of a list are split evenly, those of a union list are given to each (Flink:
+    The elements of a list are split evenly; every subtask gets all elements of a union list (Flink:
     `RoundRobinOperatorStateRepartitioner`).
     """
-    found: list[dict[str, list[Any]]] = [{} for _ in range(count)]
+    subtasks: list[dict[str, list[Any]]] = [{} for _ in range(count)]
     for name, kind in kinds.items():
-        elements = [element for state in held for element in state.get(name, ())]
+        elements = [element for state in states for element in state.get(name, ())]
         size, more = divmod(len(elements), count)
         start = 0
-        for number, state in enumerate(found):
+        for number, state in enumerate(subtasks):
             end = start + size + (number < more)
             state[name] = elements[start:end] if kind == LIST else list(elements)
             start = end
-    return found
+    return subtasks
 
 
 class _Store(OperatorStateStore):
-    """The lists of the subtask that is current."""
+    """The lists of the current subtask."""
 
     def __init__(self, where: str, state: KeyedStateBackend, kinds: dict[str, str]) -> None:
         self._where, self._state, self._kinds = where, state, kinds
@@ -218,8 +218,8 @@ class _Store(OperatorStateStore):
                 f"operator state '{descriptor.name}' is declared as a list and as a union list; give one of them"
                 " another name"
             )
-        one: StateDescriptor[Any] = descriptor
-        return self._state.bind(one)
+        typed: StateDescriptor[Any] = descriptor
+        return self._state.bind(typed)
 
 
 class _Initialization(FunctionInitializationContext):

@@ -1,4 +1,4 @@
-"""Partial aggregates: what a task's records of a key come to before they are exchanged, and how partials merge.
+"""Partial aggregates: a task aggregates its records of a key before they are exchanged, and partials merge afterwards.
 
 Arrow aggregates whole batches, so that of many records of a key one goes on. Nulls do not count, and NaN is the largest
 number, as in Spark.
@@ -51,7 +51,7 @@ class Partial:
 
     kind: str
     column: str | None
-    """What it reads; None where it counts records."""
+    """The column that it reads; None where it counts records."""
 
     shown: str
     """The aggregate, as its author wrote it."""
@@ -65,20 +65,20 @@ class Partial:
 
 @dataclass(frozen=True)
 class Wide:
-    """How numbers that a type does not hold lie in it: as a multiple of `unit`, and what is left."""
+    """How numbers too large for a type are kept in it: as a multiple of `unit`, and the rest."""
 
     unit: Any
     add: Callable[[Any, Any], Any]
 
     def split(self, total: Any) -> tuple[int | None, Any]:
-        """How often the unit is in a number, None for not at all, and what is left."""
+        """How often the unit is in a number, None for not at all, and the rest."""
         if total is None or -self.unit < total < self.unit:
             return None, total
         times = int(abs(total) // self.unit) * (1 if total > 0 * self.unit else -1)
         return times, self.add(total, -times * self.unit)
 
     def whole(self, times: int | None, rest: Any) -> Any:
-        """The number; raises `OverflowError` where the type does not hold it."""
+        """The number; raises `OverflowError` where the type cannot hold it."""
         if times:
             times, rest = self.split(self.add(rest, times * self.unit))
         if times:
@@ -99,15 +99,15 @@ WIDE: dict[type, Wide] = {
     timedelta: Wide(timedelta(microseconds=1 << 63), _plus),
     Decimal: Wide(Decimal(10**20), _add_decimals),
 }
-"""By the type of what is added up."""
+"""By the type of the numbers that are added up."""
 
 
 @dataclass(frozen=True)
 class PartialsStep(BlockStep):
-    """Aggregates the records of each key that come to a task in a micro-batch, or in BATCH in a partition.
+    """Aggregates the records of each key that reach a task in a micro-batch, or in BATCH in a partition.
 
-    With `panes` (length and offset in milliseconds) the records of each key and pane of event time. What it emits then
-    has the event time of the pane's last record, and is in the same windows.
+    With `panes` (length and offset in milliseconds) it aggregates by key and pane of event time. A result then has the
+    event time of the pane's last record, and is in the same windows.
     """
 
     keys: tuple[str, ...] = ()
@@ -117,19 +117,19 @@ class PartialsStep(BlockStep):
     def consumer(self, context: StepContext) -> Consumer:
         assert self.input is not None
         assert self.output is not None
-        holding = _Holding(self, self.input, self.output, context)
+        holding = _PendingPartials(self, self.input, self.output, context)
         context.flushing.append(holding.flush)
         return holding.take
 
 
-class _Holding:
-    """What has come of a micro-batch, and is not emitted yet."""
+class _PendingPartials:
+    """The records and partials of a micro-batch that are not emitted yet."""
 
     def __init__(self, step: PartialsStep, records: RecordType, output: RecordType, context: StepContext) -> None:
         self._step, self._records, self._output, self._step_context = step, records, output, context
         read = [*step.keys, *(partial.column for partial in step.partials if partial.column is not None)]
         self._columns = list(dict.fromkeys(read))
-        self._came: list[pa.RecordBatch] = []
+        self._batches: list[pa.RecordBatch] = []
         self._rows = 0
         self._partials: list[pa.Table] = []
 
@@ -142,13 +142,13 @@ class _Holding:
         if self._step.panes is not None:
             times = [None] * block.size if block.timestamps is None else block.timestamps
             batch = batch.append_column(TIMESTAMP, pa.array(times, pa.int64()))
-        self._came.append(batch)
+        self._batches.append(batch)
         self._rows += batch.num_rows
         if self._rows >= AT_ONCE:
             self._aggregate()
 
     def flush(self) -> None:
-        """Emit what is held."""
+        """Emit everything."""
         self._aggregate()
         if len(self._partials) > 1:
             self._partials = [self._merged()]
@@ -159,18 +159,20 @@ class _Holding:
     def _aggregate(self) -> None:
         if not self._rows:
             return
-        found, rows = self._found(), self._rows
-        self._came, self._rows = [], 0
-        self._partials.append(found)
-        held = sum(table.num_rows for table in self._partials)
-        if 2 * found.num_rows > rows or held > AT_ONCE:  # hardly any key comes twice: holding it would gain nothing
+        aggregated, rows = self._aggregated(), self._rows
+        self._batches, self._rows = [], 0
+        self._partials.append(aggregated)
+        pending = sum(table.num_rows for table in self._partials)
+        if (
+            2 * aggregated.num_rows > rows or pending > AT_ONCE
+        ):  # hardly any key comes twice: holding it would gain nothing
             for table in self._partials:
                 self._emit(table)
             self._partials = []
 
-    def _found(self) -> pa.Table:
-        """The partials of the records that have come."""
-        table = pa.Table.from_batches(self._came)
+    def _aggregated(self) -> pa.Table:
+        """The partials of the records so far."""
+        table = pa.Table.from_batches(self._batches)
         if self._step.panes is not None:
             table = table.append_column(PANE, _panes(table.column(TIMESTAMP), *self._step.panes))
         return self._grouped(table, [(partial, partial.column, partial.kind) for partial in self._step.partials])
@@ -185,28 +187,28 @@ class _Holding:
         keys = [*step.keys, *([PANE] if step.panes is not None else [])]
         work = GroupBy(table.select(keys))
         sums: dict[str, str] = {}
-        finish: list[Made] = []
+        finish: list[TakeColumn] = []
         for partial, column, kind in wanted:
             if kind == "sum" and column is not None:
                 sums[partial.name] = work.add_sum(_countable(table.column(column)))
                 finish.append(_sum(sums[partial.name], partial, self._step_context.where))
             else:
-                finish.append(_made(work, table, column, kind))
+                finish.append(_take_column(work, table, column, kind))
         if step.panes is not None:
             latest = work.add(table.column(TIMESTAMP), "max")
-        held = {p.name: p.carry for p in step.partials if p.carry is not None and p.carry in table.column_names}
-        carries = {name: work.add(table.column(carry), "sum") for name, carry in held.items()}
+        carried = {p.name: p.carry for p in step.partials if p.carry is not None and p.carry in table.column_names}
+        carries = {name: work.add(table.column(carry), "sum") for name, carry in carried.items()}
         grouped = work.result()
         columns = {name: _cast(name)(grouped, self._output.schema.field(name).type) for name in step.keys}
         if step.panes is not None:
             columns[PANE] = grouped.column(PANE)
-        for partial, made in zip(step.partials, finish, strict=True):
-            of = self._output.schema.field(partial.name).type
+        for partial, take in zip(step.partials, finish, strict=True):
+            kind_declared = self._output.schema.field(partial.name).type
             if partial.carry is None:
-                columns[partial.name] = made(grouped, of)
+                columns[partial.name] = take(grouped, kind_declared)
             else:
                 before = grouped.column(carries[partial.name]) if partial.name in carries else None
-                rest, times = _with_carry(grouped.column(sums[partial.name]), of, before)
+                rest, times = _with_carry(grouped.column(sums[partial.name]), kind_declared, before)
                 columns[partial.name], columns[partial.carry] = rest, times
         if step.panes is not None:
             columns[TIMESTAMP] = grouped.column(latest)
@@ -227,19 +229,19 @@ def _whole(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _panes(times: pa.ChunkedArray, length: int, offset: int) -> pa.ChunkedArray:
-    """The beginning of the pane that each moment is in."""
+    """The start of the pane that each moment is in."""
     shifted = pc.subtract(times, offset)
     past = pc.subtract(shifted, pc.multiply(pc.divide(shifted, length), length))  # with the sign of the moment
     past = pc.if_else(pc.less(past, 0), pc.add(past, length), past)
     return pc.subtract(times, past)
 
 
-Made = Callable[[pa.Table, pa.DataType], pa.ChunkedArray]
-"""Takes an aggregate out of what Arrow has grouped, as a column of a type."""
+TakeColumn = Callable[[pa.Table, pa.DataType], pa.ChunkedArray]
+"""Takes an aggregate from Arrow's result, as a column of a type."""
 
 
-def _made(work: GroupBy, table: pa.Table, column: str | None, kind: str) -> Made:
-    """Add what a count, a least or a greatest value needs."""
+def _take_column(work: GroupBy, table: pa.Table, column: str | None, kind: str) -> TakeColumn:
+    """Add the aggregation that a count, a minimum or a maximum needs."""
     if column is None:
         ones = pa.chunked_array([pa.repeat(pa.scalar(1, pa.int64()), table.num_rows)])
         return _cast(work.add(ones, "sum"))
@@ -260,20 +262,20 @@ def _countable(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values.cast(pa.int64()) if pa.types.is_duration(values.type) else values
 
 
-def _sum(name: str, partial: Partial, where: str) -> Made:
-    def made(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
+def _sum(name: str, partial: Partial, where: str) -> TakeColumn:
+    def take(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
         try:
             return _cast(name)(grouped, wanted)
         except pa.ArrowInvalid as error:
             raise RecordTypeError(f"{where}: {partial.shown} {TOO_LARGE}") from error
 
-    return made
+    return take
 
 
 def _with_carry(
     sums: pa.ChunkedArray, kind: pa.DataType, before: pa.ChunkedArray | None
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Sums as a type holds them, and how often the type's unit is to be added to each, where it was so often before."""
+    """Sums that fit a type, and how often the type's unit is to be added to each; `before` is that count so far."""
     carried = before if before is not None else pa.chunked_array([pa.nulls(len(sums), pa.int64())])
     try:
         return sums if sums.type == kind else sums.cast(kind), carried
@@ -282,26 +284,26 @@ def _with_carry(
         totals = [total if total is None or wide is WIDE[Decimal] else int(total) for total in sums.to_pylist()]
         pairs = [wide.split(total) for total in totals]
         rest = pa.array([rest for _, rest in pairs], pa.int64() if pa.types.is_duration(kind) else kind).cast(kind)
-        times = [(times or 0) + (held or 0) for (times, _), held in zip(pairs, carried.to_pylist(), strict=True)]
+        times = [(times or 0) + (earlier or 0) for (times, _), earlier in zip(pairs, carried.to_pylist(), strict=True)]
         return pa.chunked_array([rest]), pa.chunked_array([pa.array(times, pa.int64())])
 
 
-def _cast(name: str) -> Made:
-    def made(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
-        found = grouped.column(name)
-        return found if found.type == wanted else found.cast(wanted)
+def _cast(name: str) -> TakeColumn:
+    def take(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
+        column = grouped.column(name)
+        return column if column.type == wanted else column.cast(wanted)
 
-    return made
+    return take
 
 
-def _or_nan(name: str, unknown: str) -> Made:
-    def made(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
+def _or_nan(name: str, unknown: str) -> TakeColumn:
+    def take(grouped: pa.Table, wanted: pa.DataType) -> pa.ChunkedArray:
         return pc.if_else(pc.fill_null(grouped.column(unknown), False), float("nan"), grouped.column(name))
 
-    return made
+    return take
 
 
-# How partials merge, of which both are there
+# How two partials merge
 
 MERGING: dict[str, Callable[[Any, Any], Any]] = {"count": add, "sum": add, "min": least, "max": greatest}
 
@@ -330,10 +332,10 @@ class MergePartials(ReduceFunction[Any]):
         ]
 
     def reduce(self, value1: Any, value2: Any) -> Any:
-        keys, one, other = self._keys, self._values(value1), self._values(value2)
+        keys, first, second = self._keys, self._values(value1), self._values(value2)
         merged = [
             b if a is None else a if b is None else merge(a, b)
-            for merge, a, b in zip(self._merge, one[keys:], other[keys:], strict=True)
+            for merge, a, b in zip(self._merge, first[keys:], second[keys:], strict=True)
         ]
         for shown, place, carry, wide in self._sums:
             times, merged[place] = wide.split(merged[place])
@@ -342,7 +344,7 @@ class MergePartials(ReduceFunction[Any]):
             if carry is None:  # it is emitted after each micro-batch
                 raise RecordTypeError(f"{shown} {TOO_LARGE}")
             merged[carry] = (merged[carry] or 0) + times
-        return self._record(*one[:keys], *merged)
+        return self._record(*first[:keys], *merged)
 
 
 class MergeOperator(ReduceOperator):
@@ -363,16 +365,15 @@ class MergeOperator(ReduceOperator):
         timestamps: Sequence[int | None],
         after: Callable[[], None],
     ) -> None:
-        """Batched variant, faster for many keys with few records."""
         merge, updates = self.function, []
         for value, start, end in zip(self.state.take("value", keys), starts, (*starts[1:], len(records)), strict=True):
-            held = value
+            merged = value
             try:
                 for record in records[start:end]:
-                    held = record if held is None else merge(held, record)
+                    merged = record if merged is None else merge(merged, record)
             except RecordTypeError as error:
                 raise RecordTypeError(f"{self.where}: {error}") from None
-            updates.append(held)
+            updates.append(merged)
         self.state.put("value", keys, updates)
         self.out.emit_records(updates)
         self.out.timestamps += [None] * len(keys)
@@ -382,8 +383,8 @@ class MergeOperator(ReduceOperator):
 class WindowResult(WindowFunction[Any, Any, Any, TimeWindow]):
     """The merged partials of a window, with its bounds.
 
-    `bounds` are those that the result has: the name of each, whether it is a datetime, and whether with a time zone.
-    `sums` are those that have a carry: what each is shown as, its name, that of its carry, and how it is wide.
+    `bounds` are those of the result: the name of each, whether it is a datetime, and whether with a time zone. `sums`
+    are those with a carry: the name in errors, the field, its carry's field, and how it is wide.
     """
 
     def __init__(
@@ -402,10 +403,10 @@ class WindowResult(WindowFunction[Any, Any, Any, TimeWindow]):
     def apply(self, key: Any, window: TimeWindow, inputs: Any) -> list[Any]:
         bounds = [self._bound(window, *bound) for bound in self._bounds]
         merged = map(self._whole, map(self._values, inputs))
-        return [self._record(*one[: self._keys], *bounds, *one[self._keys : self._width]) for one in merged]
+        return [self._record(*values[: self._keys], *bounds, *values[self._keys : self._width]) for values in merged]
 
     def _whole(self, merged: tuple[Any, ...]) -> Sequence[Any]:
-        """Merged partials with the whole of each sum; raises `RecordTypeError` where its type does not hold it."""
+        """Merged partials with the whole of each sum; raises `RecordTypeError` where its type cannot hold it."""
         if not self._sums:
             return merged
         values = list(merged)
@@ -420,5 +421,5 @@ class WindowResult(WindowFunction[Any, Any, Any, TimeWindow]):
         millis = window.start if name == "window_start" else window.end
         if not moment:
             return millis
-        found = to_datetime(millis)
-        return found if aware else found.replace(tzinfo=None)
+        bound = to_datetime(millis)
+        return bound if aware else bound.replace(tzinfo=None)

@@ -17,7 +17,7 @@ from dagster_unified.records import shorten, type_name
 
 
 def timer_time(moment: Any) -> int:
-    """The time of a timer as it is kept; raises `StateError` for what is no time."""
+    """The time of a timer as an int; raises `StateError` for anything that is no time."""
     if type(moment) is int and MIN_TIMESTAMP <= moment <= MAX_TIMESTAMP:
         return moment
     if not isinstance(moment, Integral) or isinstance(moment, bool):
@@ -44,18 +44,18 @@ class TimerQueue:
         return len(self._pending)
 
     def register(self, key: Hashable, timestamp: int, generation: int = 0) -> None:
-        """Adds a timer; one that is already pending stays, with the smaller generation."""
+        """Add a timer; one that is already pending stays, with the smaller generation."""
         slot = (key, timestamp)
-        held = self._pending.get(slot)
-        if held is None:
+        entry = self._pending.get(slot)
+        if entry is None:
             self._registered += 1
             self._pending[slot] = (self._registered, generation)
             heappush(self._heap, (timestamp, self._registered, key))
-        elif generation < held[1]:
-            self._pending[slot] = (held[0], generation)
+        elif generation < entry[1]:
+            self._pending[slot] = (entry[0], generation)
 
     def delete(self, key: Hashable, timestamp: int) -> None:
-        """Removes a timer; nothing happens where it is not pending."""
+        """Remove a timer; does nothing where it is not pending."""
         self._pending.pop((key, timestamp), None)
 
     def pending(self) -> Iterator[tuple[int, Hashable, int]]:
@@ -64,11 +64,11 @@ class TimerQueue:
             yield timestamp, key, generation
 
     def due(self, until: int) -> Iterator[tuple[int, Hashable, int]]:
-        """Pops `(timestamp, key, generation)` up to and including `until`, among them those registered meanwhile."""
+        """Pop `(timestamp, key, generation)` up to and including `until`, among them those registered meanwhile."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             timestamp, number, key = heappop(heap)
-            held = self._pending.get((key, timestamp))
-            if held is not None and held[0] == number:
+            entry = self._pending.get((key, timestamp))
+            if entry is not None and entry[0] == number:
                 del self._pending[(key, timestamp)]
-                yield timestamp, key, held[1]
+                yield timestamp, key, entry[1]

@@ -1,6 +1,6 @@
 """Runs an author's watermark generator over the records of one task, and reports what it emitted.
 
-Knows no driver: a driver takes the marks of all tasks of a micro-batch and decides what the watermark is.
+Knows no driver: a driver takes the marks of all tasks of a micro-batch and decides the watermark.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Supplier = Callable[[], WatermarkGenerator[Any]]
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """What the generators of one timestamp assigner said in a micro-batch. Milliseconds since the epoch."""
+    """The report of one timestamp assigner's generators for a micro-batch. Milliseconds since the epoch."""
 
     watermark: int | None = None
     idle: bool = False
@@ -33,36 +33,36 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 def slowest(marks: Iterable[Mark]) -> Mark:
-    """What parallel instances say together: the smallest watermark of those that are not idle."""
-    found = list(marks)
-    kept = {subtask: data for mark in found for subtask, data in mark.kept.items()}
-    active = [mark for mark in found if not mark.idle]
+    """The combined mark of parallel instances: the smallest watermark of those that are not idle."""
+    all_marks = list(marks)
+    memories = {subtask: data for mark in all_marks for subtask, data in mark.kept.items()}
+    active = [mark for mark in all_marks if not mark.idle]
     if active:
-        return Mark(min((m.watermark for m in active if m.watermark is not None), default=None), kept=kept)
-    return Mark(max((m.watermark for m in found if m.watermark is not None), default=None), True, kept)
+        return Mark(min((m.watermark for m in active if m.watermark is not None), default=None), kept=memories)
+    return Mark(max((m.watermark for m in all_marks if m.watermark is not None), default=None), True, memories)
 
 
 Kept = Mapping[int, bytes]
-"""What the generators of an assigner have kept, by the subtask they ran in."""
+"""The memories of an assigner's generators, by the subtask they ran in."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a generator keeps from one micro-batch to the next: the names of its attributes, and what others kept."""
+    """A generator's memory between micro-batches: the names of its attributes, and the memories before."""
 
     names: tuple[str, ...] = ()
     before: Kept = field(default_factory=dict)
     subtask: int = 0
 
     def source(self) -> int | None:
-        """The subtask whose generator this one goes on from: its own, or the only one that there was."""
+        """The subtask whose memory this generator starts from: its own, or the only one that there was."""
         if self.subtask in self.before:
             return self.subtask
         return next(iter(self.before)) if len(self.before) == 1 else None
 
 
 def encoded_attributes(generator: WatermarkGenerator[Any], names: Sequence[str], where: str) -> bytes:
-    """Encode attributes of a generator; raise `RecordTypeError` for a value that cannot go on to another process."""
+    """Encode attributes of a generator; raise `RecordTypeError` for a value that no other process can read."""
     values = []
     for name in names:
         try:
@@ -76,7 +76,7 @@ def encoded_attributes(generator: WatermarkGenerator[Any], names: Sequence[str],
 
 
 def restore_attributes(generator: WatermarkGenerator[Any], data: bytes) -> None:
-    """Set the attributes of a generator that were encoded."""
+    """Set the encoded attributes of a generator."""
     for name, value in msgspec.msgpack.decode(data):
         setattr(generator, name, _untagged(value))
 
@@ -89,34 +89,34 @@ _MANY: dict[str, Callable[[Any], Any]] = {
 
 
 def _tagged(value: Any) -> Any:
-    """A value of which only plain ones are themselves; others are their type's name and what they hold."""
+    """A plain value as it is; any other as its type's name and its content."""
     kind = type(value)
     if kind in _PLAIN:
         return value
     if kind.__name__ in _MOMENTS and kind in _MOMENTS.values():
         return [kind.__name__, value.isoformat()]
     if kind is dict:
-        return ["dict", [[_tagged(key), _tagged(one)] for key, one in value.items()]]
+        return ["dict", [[_tagged(key), _tagged(item)] for key, item in value.items()]]
     if kind.__name__ in _MANY and kind in _MANY.values():
-        return [kind.__name__, [_tagged(one) for one in value]]
+        return [kind.__name__, [_tagged(item) for item in value]]
     raise TypeError(f"{shorten(value)} ({kind.__name__})")
 
 
 def _untagged(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    kind, held = value
+    kind, content = value
     if kind in _MOMENTS:
-        return _MOMENTS[kind].fromisoformat(held)
+        return _MOMENTS[kind].fromisoformat(content)
     if kind == "dict":
-        return {_untagged(key): _untagged(one) for key, one in held}
-    return _MANY[kind](_untagged(one) for one in held)
+        return {_untagged(key): _untagged(item) for key, item in content}
+    return _MANY[kind](_untagged(item) for item in content)
 
 
 class Generated(WatermarkOutput):
     """The generator of one task, new for each micro-batch, and what it emitted.
 
-    What it keeps over records goes on from the micro-batch before, and to the next.
+    Its memory over records continues from the last micro-batch, and to the next.
     """
 
     def __init__(self, where: str, supplier: Supplier, memory: Memory | None = None) -> None:
@@ -125,17 +125,17 @@ class Generated(WatermarkOutput):
         self._said: Mark | None = None
 
     def on_event(self, event: Any, event_timestamp: int) -> None:
-        """Shows a record to the generator."""
+        """Pass a record to the generator."""
         if self._generator is None:
             self._generator = self._supplied()
         self._generator.on_event(event, event_timestamp, self)
 
     def end_of_batch(self) -> Mark | None:
-        """What was emitted in a micro-batch; the generator is asked for its periodic watermark if it saw a record."""
+        """The mark of a micro-batch; a generator that saw a record is asked for its periodic watermark."""
         return self.periodic() if self._generator is not None else None
 
     def periodic(self) -> Mark | None:
-        """What was emitted, also for the period that ends now; the next generator is a new one."""
+        """The mark so far, including the period that ends now; the next generator is a new one."""
         generator = self._generator or self._supplied()
         try:
             generator.on_periodic_emit(self)
@@ -146,10 +146,10 @@ class Generated(WatermarkOutput):
             return said
         data = encoded_attributes(generator, self._memory.names, self._where)
         source = self._memory.source()
-        kept: dict[int, bytes | None] = {} if source is None else {source: None}
-        kept[self._memory.subtask] = data
+        memories: dict[int, bytes | None] = {} if source is None else {source: None}
+        memories[self._memory.subtask] = data
         self._memory = replace(self._memory, before={self._memory.subtask: data})
-        return msgspec.structs.replace(said or Mark(), kept=kept)
+        return msgspec.structs.replace(said or Mark(), kept=memories)
 
     def _supplied(self) -> WatermarkGenerator[Any]:
         generator = self._supplier()

@@ -1,4 +1,4 @@
-"""What differs between two savepoints, operator by operator and key by key."""
+"""The differences between two savepoints, operator by operator and key by key."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from dagster_unified.state.state_table import hashable, timer_times
 from dagster_unified.state.tables import read_batches
 
 EXAMPLES = 10
-"""How many keys are shown of each kind."""
+"""Keys shown of each kind."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Changed:
-    """A key whose state differs. `before` and `after` have the columns that do."""
+    """A key whose state differs. `before` and `after` have the columns that differ."""
 
     key: Row
     before: Row
@@ -34,10 +34,10 @@ class Changed:
 
 @dataclass
 class OperatorDiff:
-    """What differs in the state of one operator: counts of keys, and the first of them.
+    """The differences in the state of one operator: counts of keys, and the first keys.
 
-    Or in the records that wait for it, or were handed on by it: these have no keys, and are in one savepoint only or in
-    both, each as often as it is there.
+    Or in the records that wait for it, or that it handed on: these have no keys, and count once for each time that they
+    are in one savepoint only, or in both.
     """
 
     uid: str
@@ -55,12 +55,12 @@ class OperatorDiff:
 
 
 def diff(a: Savepoint, b: Savepoint, uids: Sequence[str] = (), examples: int = EXAMPLES) -> list[OperatorDiff]:
-    """What differs between two savepoints in the state of some operators, by default of all.
+    """The differences between two savepoints in the state of some operators, by default of all.
 
-    So do the records that wait for them in iterations, and that were handed on behind these. Timers are compared by
-    their times. A key and sixteen bytes of each row of `a` are held in memory.
+    Includes the records that wait for these operators in iterations, and those handed on. Timers are compared by their
+    times. Holds a key and sixteen bytes for each row of `a` in memory.
     """
-    names = {operator.uid: operator.name for one in (b, a) for operator in one.operators}
+    names = {operator.uid: operator.name for savepoint in (b, a) for operator in savepoint.operators}
     before, after = _waiting(a), _waiting(b)
     waiting = [place for place in {**before, **after} if not uids or place[0] in uids]
     known = [uid for uid in uids or names if uid in names or not any(uid == place[0] for place in waiting)]
@@ -88,66 +88,66 @@ class _Records:
 
 
 def _waiting(savepoint: Savepoint) -> dict[tuple[str, str], OperatorState]:
-    """The tables of records, by the uid that they go by, and what they are."""
-    found: dict[tuple[str, str], OperatorState] = {}
+    """The tables of records, by uid and kind."""
+    tables: dict[tuple[str, str], OperatorState] = {}
     for loop in savepoint.iterations:
-        for one in loop.feedback:
-            kind = f"{'replayed ' * one.replayed}{'broadcast ' * one.broadcast}records that wait"
-            found[one.table.uid, kind] = one.table
-    return found | {(table.uid, "records handed on"): table for table in savepoint.manifest.handed_on}
+        for records in loop.feedback:
+            kind = f"{'replayed ' * records.replayed}{'broadcast ' * records.broadcast}records that wait"
+            tables[records.table.uid, kind] = records.table
+    return tables | {(table.uid, "records handed on"): table for table in savepoint.manifest.handed_on}
 
 
 def _of_records(place: tuple[str, str], a: _Records, b: _Records, examples: int) -> OperatorDiff:
-    name = next(one.table.name for one in (b, a) if one.table is not None)
-    found = OperatorDiff(place[0], name, place[1])
+    name = next(records.table.name for records in (b, a) if records.table is not None)
+    result = OperatorDiff(place[0], name, place[1])
     before = Counter(map(_digest, a.rows()))
     for row in b.rows():
         digest = _digest(row)
         if before[digest]:
             before[digest] -= 1
-            found.same += 1
+            result.same += 1
         else:
-            found.only_b += 1
-            _first(found.first_only_b, row, examples)
-    found.only_a = before.total()
-    for row in a.rows() if found.only_a else ():
+            result.only_b += 1
+            _first(result.first_only_b, row, examples)
+    result.only_a = before.total()
+    for row in a.rows() if result.only_a else ():
         digest = _digest(row)
         if before[digest]:
             before[digest] -= 1
-            _first(found.first_only_a, row, examples)
-    return found
+            _first(result.first_only_a, row, examples)
+    return result
 
 
 def _of_operator(a: Savepoint, b: Savepoint, uid: str, name: str, examples: int) -> OperatorDiff:
-    there = [uid in {operator.uid for operator in one.operators} for one in (a, b)]
-    if not any(there):
+    has_operator = [uid in {operator.uid for operator in savepoint.operators} for savepoint in (a, b)]
+    if not any(has_operator):
         a.operator(uid)  # raises
-    key = (a if there[0] else b).operator(uid).key
-    found = OperatorDiff(uid, name)
-    before = {hashable(own): _digest(row) for own, row in _rows(a, uid, key)} if there[0] else {}
+    key = (a if has_operator[0] else b).operator(uid).key
+    result = OperatorDiff(uid, name)
+    before = {hashable(key_row): _digest(row) for key_row, row in _rows(a, uid, key)} if has_operator[0] else {}
     changed: dict[Any, Row] = {}
-    for own, row in _rows(b, uid, key) if there[1] else ():
-        old = before.pop(hashable(own), None)
+    for key_row, row in _rows(b, uid, key) if has_operator[1] else ():
+        old = before.pop(hashable(key_row), None)
         if old is None:
-            found.only_b += 1
-            _first(found.first_only_b, own, examples)
+            result.only_b += 1
+            _first(result.first_only_b, key_row, examples)
         elif old == _digest(row):
-            found.same += 1
+            result.same += 1
         else:
-            found.changed += 1
+            result.changed += 1
             if len(changed) < examples:
-                changed[hashable(own)] = row
-    found.only_a = len(before)
+                changed[hashable(key_row)] = row
+    result.only_a = len(before)
     if before or changed:
-        for own, row in _rows(a, uid, key):
-            place = hashable(own)
+        for key_row, row in _rows(a, uid, key):
+            place = hashable(key_row)
             if place in before:
-                _first(found.first_only_a, own, examples)
+                _first(result.first_only_a, key_row, examples)
             elif place in changed:
                 after = changed.pop(place)
                 columns = [n for n in {**row, **after} if _digest(row.get(n)) != _digest(after.get(n))]
-                found.first_changed.append(Changed(own, _only(row, columns), _only(after, columns)))
-    return found
+                result.first_changed.append(Changed(key_row, _only(row, columns), _only(after, columns)))
+    return result
 
 
 def _first(keys: list[Row], key: Row, examples: int) -> None:
@@ -160,14 +160,14 @@ def _only(row: Row, columns: Sequence[str]) -> Row:
 
 
 def _rows(savepoint: Savepoint, uid: str, key: Sequence[str]) -> Iterator[tuple[Row, Row]]:
-    """The key of each row, and what else is in it."""
+    """The key of each row, and its other columns."""
     for row in savepoint.rows(uid):
-        own = {name: row.pop(name, None) for name in key}
+        key_row = {name: row.pop(name, None) for name in key}
         times = timer_times(row)
         for name in (EVENT_TIMERS, PROCESSING_TIMERS):
             row.pop(name, None)
         row.update(times)
-        yield own, row
+        yield key_row, row
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -178,7 +178,7 @@ def _digest(value: Any) -> bytes:
 
 
 def _ordered(value: Any) -> Any:
-    """A value in the one form of all that equal it, in which the entries of dicts are in an order of their own."""
+    """A value in one form for all values that equal it; entries of dicts are sorted."""
     if isinstance(value, dict) and all(type(name) is str for name in value):
         return [(name, _ordered(value[name])) for name in sorted(value)]
     return one_form(value)

@@ -1,4 +1,4 @@
-"""What a savepoint is: a folder with a table for each keyed operator, and a manifest written last that has schemas."""
+"""The format of a savepoint: a folder with a table for each operator, and a manifest with schemas, written last."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMAT = 1
 NAME = "manifest.json"
 
 COPY = "savepoint.json"
-"""Says that there is a copy of a STREAMING job's checkpoint in the folder."""
+"""Marks a folder with a copy of a STREAMING job's checkpoint."""
 
 
 class DataFile(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class DataFile(msgspec.Struct, frozen=True):
     path: str
     bytes: int
     footer_bytes: int
-    """Of the file's end, from where the footer begins."""
+    """Bytes from the start of the footer to the end of the file."""
 
     footer_crc: int
     """The CRC-32 of these bytes."""
@@ -70,25 +70,25 @@ class OperatorState(msgspec.Struct, frozen=True):
     bytes: int
     files: list[DataFile]
     subtasks: int = 0
-    """How many subtasks operator state is of; 0 for keyed state, and where that is not known."""
+    """How many subtasks the operator state has; 0 for keyed state, and where that is unknown."""
 
 
 class Feedback(msgspec.Struct, frozen=True):
-    """Records that wait in an iteration, and that the operator with the table's uid has not taken yet."""
+    """Records that wait in an iteration for the operator with the table's uid."""
 
     table: OperatorState
     broadcast: bool = False
-    """Whether the operator is told them by broadcast."""
+    """Whether the operator gets them by broadcast."""
 
     replayed: bool = False
-    """Whether it is told them in every round."""
+    """Whether the operator gets them in every round."""
 
 
 class IterationState(msgspec.Struct, frozen=True):
     """Where an iteration was: the number of its last round, and the records that wait for the next one.
 
-    Those of an unbounded one were fed back in its last round. A bounded one goes round where its input ends: before
-    that it has had no round (-1), and all that came in waits.
+    Those of an unbounded one were fed back in its last round. A bounded one iterates when its input ends: before that
+    it has had no round (-1), and all its input waits.
     """
 
     uid: str
@@ -99,30 +99,30 @@ class IterationState(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> str:
-        """Whether it is bounded, in words."""
+        """`bounded` or `unbounded`."""
         return "bounded" if self.bounded else "unbounded"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a savepoint holds. Times are milliseconds since the epoch."""
+    """The content of a savepoint. Times are milliseconds since the epoch."""
 
     format: int = FORMAT
     library: str
     pipeline: str
     mode: str
-    """Which mode wrote it."""
+    """The mode that wrote it."""
 
     taken: int
     run: str = ""
-    """Of BATCH: the execution that wrote it, and the partition after which the state is."""
+    """In BATCH: the execution that wrote it; `partition` is the partition that left this state."""
 
     partition: str = ""
     partition_end: int | None = None
-    """Where that one ends, if it is in time."""
+    """The end of that partition, if it is in time."""
 
     reason: str = ""
     fingerprint: str = ""
-    """Of the code that wrote it."""
+    """The fingerprint of the code that wrote it."""
 
     max_parallelism: int
     event: ControlEvent
@@ -149,16 +149,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def operator(self, uid: str) -> OperatorState | None:
         """The state of an operator, or None."""
-        return next((one for one in self.operators if one.uid == uid), None)
+        return next((state for state in self.operators if state.uid == uid), None)
 
     def tables(self) -> list[OperatorState]:
         """All tables."""
-        feedback = [one.table for iteration in self.iterations for one in iteration.feedback]
+        feedback = [records.table for iteration in self.iterations for records in iteration.feedback]
         return [*self.operators, *feedback, *self.handed_on]
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """What every format's manifest says of itself."""
+    """The part of a manifest that every format has."""
 
     format: int
     library: str
@@ -171,18 +171,18 @@ def folder_of(uid: str) -> str:
 
 
 def find(folder: UPath) -> Manifest | None:
-    """What the savepoint in a folder holds, where there is one."""
+    """Read the manifest of the savepoint in a folder; None where there is none."""
     return read(folder)[1] if (folder / NAME).exists() else None
 
 
 def check_free(path: str, what: str, replaces: Callable[[Manifest], bool] = lambda _: False) -> UPath:
-    """The folder of a savepoint that is to be written.
+    """The folder of a savepoint to be written.
 
     Raises `StateError` where there is a savepoint already that this one does not replace.
     """
     folder = storage_path(path, what)
-    held = find(folder)
-    if held is not None and not replaces(held):
+    existing = find(folder)
+    if existing is not None and not replaces(existing):
         raise StateError(f"{what}: there is a savepoint in {folder} already; give another path, or remove it")
     return folder
 
@@ -193,15 +193,15 @@ def new_attempt() -> str:
 
 
 def commit(folder: UPath, manifest: Manifest, replaces: Callable[[Manifest], bool] = lambda _: False) -> None:
-    """Writes the manifest, which makes the savepoint; the tables of other attempts are removed.
+    """Write the manifest, which completes the savepoint, and remove the tables of other attempts.
 
     Raises `StateError` where another writer has made one meanwhile that this one does not replace.
     """
     check_free(str(folder), "savepoint", replaces)
     _put(folder, manifest)
-    kept = {PurePosixPath(one.folder).parts[0] for one in manifest.tables()}
+    current = {PurePosixPath(table.folder).parts[0] for table in manifest.tables()}
     for other in folder.iterdir():
-        if other.name.startswith("operators-") and other.name not in kept:
+        if other.name.startswith("operators-") and other.name not in current:
             remove_tree(other)
 
 
@@ -212,7 +212,7 @@ def _put(folder: UPath, manifest: Manifest) -> None:
 
 
 def read(path: str | UPath) -> tuple[UPath, Manifest]:
-    """A savepoint's folder and manifest; raises `StateError` where it is not whole, naming the file."""
+    """Read a savepoint's folder and manifest; raises `StateError` naming the file where it is not whole."""
     folder = storage_path(str(path), "savepoint")
     try:
         data = (folder / NAME).read_bytes()
@@ -233,17 +233,17 @@ def read(path: str | UPath) -> tuple[UPath, Manifest]:
                 f"{folder / NAME} is of a savepoint in format {written.format}, and this version reads {FORMAT}; use"
                 f" the version that wrote it, {written.library}"
             )
-        found = msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StateError(f"{folder / NAME} is damaged: {error}; take the savepoint again") from error
-    if found.checksum != _checksum(found):
+    if manifest.checksum != _checksum(manifest):
         raise StateError(
             f"{folder / NAME} is damaged: its checksum is another; copy it again, or take the savepoint again"
         )
-    for one in found.tables():
-        for file in one.files:
+    for table in manifest.tables():
+        for file in table.files:
             _check(folder / file.path, file.bytes)
-    return folder, found
+    return folder, manifest
 
 
 def _checksum(manifest: Manifest) -> str:
@@ -252,11 +252,11 @@ def _checksum(manifest: Manifest) -> str:
 
 def _check(path: UPath, size: int) -> None:
     try:
-        held = path.stat().st_size
+        actual = path.stat().st_size
     except FileNotFoundError:
         raise StateError(f"{path} is missing, which the savepoint's manifest names; copy the whole folder") from None
-    if held != size:
-        raise StateError(f"{path} has {held} bytes, and the savepoint's manifest says {size}; copy the folder again")
+    if actual != size:
+        raise StateError(f"{path} has {actual} bytes, and the savepoint's manifest says {size}; copy the folder again")
 
 
 _NAMES: dict[str, pa.DataType] = {
@@ -285,12 +285,12 @@ def from_spark(text: str) -> pa.Schema:
 
 
 def to_spark(schema: pa.Schema) -> str:
-    """The same schema as Spark writes it."""
+    """The same schema in Spark's JSON."""
     return json.dumps(_struct(schema))
 
 
 SUBTASK_ROLES = ("list", "union")
-"""Those of operator state, whose key is a subtask."""
+"""The roles of operator state, whose key is a subtask."""
 
 ROLES = ("key", "state", "broadcast", *SUBTASK_ROLES)
 
@@ -302,13 +302,13 @@ def table_schema(state: OperatorState, roles: Sequence[str] = ROLES) -> pa.Schem
 
 
 def columns_of(schema: pa.Schema) -> list[Column]:
-    """What a manifest says of a table's columns."""
-    found = []
+    """The manifest's entries for a table's columns."""
+    columns = []
     for field in schema:
         metadata = field.metadata or {}
         role, state = metadata.get(ROLE, b"").decode(), metadata.get(STATE, b"").decode()
-        found.append(Column(field.name, str(field.type), role, state))
-    return found
+        columns.append(Column(field.name, str(field.type), role, state))
+    return columns
 
 
 def _with_role(field: pa.Field, columns: Mapping[str, Column]) -> pa.Field:
@@ -348,5 +348,5 @@ def _spark(kind: pa.DataType, where: str) -> Any:
 
 
 def _struct(fields: Sequence[pa.Field] | pa.Schema) -> dict[str, Any]:
-    found = [{"name": f.name, "type": _spark(f.type, f.name), "nullable": True, "metadata": {}} for f in fields]
-    return {"type": "struct", "fields": found}
+    columns = [{"name": f.name, "type": _spark(f.type, f.name), "nullable": True, "metadata": {}} for f in fields]
+    return {"type": "struct", "fields": columns}

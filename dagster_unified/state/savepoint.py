@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 class PipelineGraph(Protocol):
-    """A pipeline: what has a graph."""
+    """A pipeline: anything that has a graph."""
 
     @property
     def name(self) -> str: ...
@@ -71,7 +71,7 @@ class Operator:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of its key."""
+        """The columns of the key."""
         return tuple(column.name for column in self.columns if column.role == "key")
 
     @property
@@ -81,7 +81,7 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _StateLocation:
     """Where an operator's state is: in a savepoint's folder, or in a table that is still to be written."""
 
     state: OperatorState
@@ -113,8 +113,8 @@ class Savepoint:
         >>> import pyarrow as pa
         >>> from dagster_unified.state import Savepoint
         >>> totals = pa.table({"shop": ["north", "south"], "amount": [7, 2]})
-        >>> made = Savepoint.new("shops").with_state("totals", totals, key="shop")
-        >>> made.keyed_state("totals").to_pylist()
+        >>> savepoint = Savepoint.new("shops").with_state("totals", totals, key="shop")
+        >>> savepoint.keyed_state("totals").to_pylist()
         [{'shop': 'north', 'amount': 7}, {'shop': 'south', 'amount': 2}]
     """
 
@@ -122,25 +122,25 @@ class Savepoint:
     path: str = ""
     """Where it was read; empty for one that has not been written."""
 
-    _held: Mapping[str, _Held] = field(default_factory=dict, repr=False)
+    _locations: Mapping[str, _StateLocation] = field(default_factory=dict, repr=False)
     _graph: Graph | None = field(default=None, repr=False)
 
     @classmethod
     def read(cls, path: str) -> Savepoint:
-        """The savepoint in a folder, on any path that `universal_pathlib` knows.
+        """Read the savepoint in a folder, on any path that `universal_pathlib` knows.
 
-        Reads its manifest, and looks whether its files are there; raises `StateError` where it is not whole.
+        Reads the manifest and checks that the files are there; raises `StateError` where one is missing.
         """
         folder, manifest = manifests.read(path)
-        held = {state.uid: _Held(state, folder) for state in manifest.operators}
-        return cls(manifest, str(folder), held)
+        locations = {state.uid: _StateLocation(state, folder) for state in manifest.operators}
+        return cls(manifest, str(folder), locations)
 
     @classmethod
     def new(cls, pipeline: PipelineGraph | str) -> Savepoint:
-        """An empty savepoint for a pipeline, of whose sources nothing was read.
+        """Return an empty savepoint for a pipeline, with nothing read of its sources.
 
-        Given the pipeline and not only its name, uids and keys are checked against it; what else the operators declare
-        is checked at the start of a job.
+        With the pipeline and not only its name, uids and keys are checked against it; the start of a job checks
+        whatever else the operators declare.
         """
         graph = None if isinstance(pipeline, str) else pipeline.graph()
         parallelism = option("pipeline.max-parallelism").default
@@ -177,7 +177,7 @@ class Savepoint:
     @property
     def operators(self) -> tuple[Operator, ...]:
         """The operators that have state."""
-        return tuple(held.describe() for held in self._held.values())
+        return tuple(location.describe() for location in self._locations.values())
 
     @property
     def positions(self) -> Mapping[str, Position]:
@@ -195,8 +195,8 @@ class Savepoint:
         return self.manifest.event.watermarks
 
     def operator(self, uid: str) -> Operator:
-        """The state of one operator in words; raises `StateError` where there is none."""
-        return self._of(uid).describe()
+        """Describe the state of one operator; raises `StateError` where there is none."""
+        return self._location(uid).describe()
 
     @overload
     def keyed_state(self, uid: str) -> pa.Table: ...
@@ -208,20 +208,20 @@ class Savepoint:
         What Arrow has no type for is msgpack in the column `__encoded`; `rows` decodes it. The checksums of Parquet's
         pages are verified; raises `StateError` naming a file that is missing or damaged.
         """
-        held = self._of(uid)
+        location = self._location(uid)
         if spark is not None:
-            if held.folder is not None:
-                return read_frame(spark, held.folder, held.state)
-            return held.table if is_frame(held.table) else spark.createDataFrame(held.table)
-        if held.folder is not None:
-            return pa.Table.from_batches(read_batches(held.folder, held.state), table_schema(held.state))
-        return held.table.toArrow() if is_frame(held.table) else held.table
+            if location.folder is not None:
+                return read_frame(spark, location.folder, location.state)
+            return location.table if is_frame(location.table) else spark.createDataFrame(location.table)
+        if location.folder is not None:
+            return pa.Table.from_batches(read_batches(location.folder, location.state), table_schema(location.state))
+        return location.table.toArrow() if is_frame(location.table) else location.table
 
     def rows(self, uid: str) -> Iterator[dict[str, Any]]:
-        """The rows of an operator as plain Python values, with those decoded that are msgpack; the file as it is read.
+        """The rows of an operator as plain Python values, decoded where they are msgpack, as the file is read.
 
-        A state without a value is not in its row. What was msgpack is as msgpack has it: an enum's member is its
-        value, a Decimal, a set and a tuple are a text and lists.
+        A state without a value is not in its row. Decoded values are as msgpack has them: an enum's member is its
+        value, a Decimal is a text, a set and a tuple are lists.
         """
         for batch in self._batches(uid):
             yield from plain_rows(batch)
@@ -246,22 +246,29 @@ class Savepoint:
     def iterations(self) -> tuple[IterationState, ...]:
         """The iterations of a STREAMING job, and the records that wait in each for its next round.
 
-        Those of an unbounded one were fed back in its last round; the state of its operators is that of `iteration
-        uid.operator uid`. Of a bounded one all wait that came in: it goes round where its input ends.
+        In an unbounded iteration they were fed back in its last round; the state of its operators has the uid
+        `iteration uid.operator uid`. In a bounded one all records that came in wait until its input ends.
         """
         return tuple(self.manifest.iterations)
 
     def feedback(self, uid: str, *, broadcast: bool = False, replayed: bool = False) -> pa.Table:
-        """The records that wait in an iteration, and that an operator of it has not taken yet.
+        """The records that wait in an iteration for one of its operators.
 
-        `broadcast` asks for those that the operator is told by broadcast, `replayed` for those that it is told in every
+        `broadcast` asks for those that the operator gets by broadcast, `replayed` for those that it gets in every
         round. Raises `StateError` where none wait for it.
         """
-        waiting = [one for loop in self.iterations for one in loop.feedback]
+        waiting = [records for loop in self.iterations for records in loop.feedback]
         wanted = uid, broadcast, replayed
-        table = next((one.table for one in waiting if (one.table.uid, one.broadcast, one.replayed) == wanted), None)
+        table = next(
+            (
+                records.table
+                for records in waiting
+                if (records.table.uid, records.broadcast, records.replayed) == wanted
+            ),
+            None,
+        )
         if table is None:
-            known = sorted({one.table.uid for one in waiting})
+            known = sorted({records.table.uid for records in waiting})
             raise StateError(
                 f"{self.pipeline}: the savepoint in {self.path} has no {'replayed ' * replayed}records that wait for"
                 f" '{uid}'{' as broadcast' * broadcast}: there are some for {', '.join(known) or 'none'}"
@@ -280,16 +287,16 @@ class Savepoint:
         timers: object = None,
         name: str | None = None,
     ) -> Savepoint:
-        """The savepoint with a table as the state of an operator, instead of what it has of it.
+        """Return the savepoint with a table as the state of an operator, instead of the state that it has.
 
         `table` is a table of Arrow, of another library that hands out Arrow's columns (pandas, Polars, DuckDB), or a
-        DataFrame of Spark's. It has a row for each key: the columns of `key`, by default the pipeline's, and a column
-        for each state, named as it. What `keyed_state` returns may be given as well.
+        Spark DataFrame. It has a row for each key: the columns of `key`, by default the pipeline's, and a column for
+        each state, with its name. You can pass what `keyed_state` returns.
 
         `timers` is a table of the same kind: the columns of the key, `timestamp` (a time, or milliseconds since the
-        epoch), and where it is not event time `domain`.
+        epoch), and `domain` where it is not event time.
 
-        Raises `StateError` where it is no state, or not that of the pipeline's operator.
+        Raises `StateError` where the table is no state, or not the state of the pipeline's operator.
         """
         where = f"{self.pipeline}: operator '{uid}'"
         if is_frame(table):
@@ -302,39 +309,41 @@ class Savepoint:
             rows, count = frame, 0
             schema = state_schema(where, from_spark(frame.schema.json()), columns)
         else:
-            given = arrow_table(where, table)
-            columns = self._key_of(uid, key, _with_key_role(given.schema))
+            arrow = arrow_table(where, table)
+            columns = self._key_of(uid, key, _with_key_role(arrow.schema))
             times = None if timers is None else arrow_table(where, timers)
-            rows = to_state_table(where, given, columns, times)
+            rows = to_state_table(where, arrow, columns, times)
             schema, count = rows.schema, rows.num_rows
         self._check_key(where, uid, schema, columns)
         check_windows(where, rows, schema, columns)
         state = OperatorState(uid, name or self._name_of(uid), "", columns_of(schema), to_spark(schema), count, 0, [])
-        return replace(self, _held={**self._held, uid: _Held(state, None, rows)})
+        return replace(self, _locations={**self._locations, uid: _StateLocation(state, None, rows)})
 
     def without(self, uid: str) -> Savepoint:
-        """The savepoint without an operator's state."""
-        self._of(uid)
-        return replace(self, _held={known: held for known, held in self._held.items() if known != uid})
+        """Return the savepoint without an operator's state."""
+        self._location(uid)
+        return replace(
+            self, _locations={known: location for known, location in self._locations.items() if known != uid}
+        )
 
     def renamed(self, uid: str, new_uid: str) -> Savepoint:
-        """The savepoint with the state of an operator under another uid."""
-        self._of(uid)
-        if new_uid in self._held:
+        """Return the savepoint with the state of an operator under another uid."""
+        self._location(uid)
+        if new_uid in self._locations:
             raise StateError(f"{self.pipeline}: there is state of '{new_uid}' already; drop it with without(...)")
-        held = {}
-        for known, one in self._held.items():
+        locations = {}
+        for known, location in self._locations.items():
             if known == uid:
-                known, one = new_uid, replace(one, state=msgspec.structs.replace(one.state, uid=new_uid))
-            held[known] = one
+                known, location = new_uid, replace(location, state=msgspec.structs.replace(location.state, uid=new_uid))
+            locations[known] = location
         watermarks = {new_uid if known == uid else known: time for known, time in self.watermarks.items()}
         event = msgspec.structs.replace(self.manifest.event, watermarks=watermarks)
-        return replace(self, manifest=msgspec.structs.replace(self.manifest, event=event), _held=held)
+        return replace(self, manifest=msgspec.structs.replace(self.manifest, event=event), _locations=locations)
 
     def with_position(self, source_uid: str, position: Position) -> Savepoint:
-        """The savepoint that says what was read of a source: a run that starts from it reads what comes after.
+        """Return the savepoint with another position of a source: a run that starts from it reads what comes after.
 
-        Raises `StateError` where the pipeline has no such source, and for what is no position.
+        Raises `StateError` where the pipeline has no such source, and where `position` is no position.
         """
         if not isinstance(position, get_args(Position)):
             kinds = ", ".join(kind.__name__ for kind in get_args(Position))
@@ -353,9 +362,9 @@ class Savepoint:
         return replace(self, manifest=msgspec.structs.replace(self.manifest, positions=positions))
 
     def with_watermark(self, uid: str, watermark: datetime | int) -> Savepoint:
-        """The savepoint with the watermark that an operator has reached; an int is in milliseconds since the epoch.
+        """Return the savepoint with the watermark that an operator has reached; an int is milliseconds since the epoch.
 
-        Records that are older are late for it. An operator without one has seen no time.
+        The operator treats older records as late. An operator without a watermark has seen no time.
         """
         watermarks = {**self.watermarks, uid: millis(watermark)}
         event = msgspec.structs.replace(self.manifest.event, watermarks=watermarks)
@@ -368,11 +377,12 @@ class Savepoint:
         there is a savepoint already.
         """
         folder, attempt = manifests.check_free(path, "savepoint"), manifests.new_attempt()
-        operators = [self._write(held, folder, attempt) for held in self._held.values()]
+        operators = [self._write(location, folder, attempt) for location in self._locations.values()]
         iterations = []
         for loop in self.iterations:
             waiting = [
-                msgspec.structs.replace(one, table=self._copied(one.table, folder, attempt)) for one in loop.feedback
+                msgspec.structs.replace(records, table=self._copied(records.table, folder, attempt))
+                for records in loop.feedback
             ]
             iterations.append(msgspec.structs.replace(loop, feedback=waiting))
         handed_on = [self._copied(table, folder, attempt) for table in self.manifest.handed_on]
@@ -382,31 +392,30 @@ class Savepoint:
 
     # How
 
-    def _of(self, uid: str) -> _Held:
-        if uid not in self._held:
-            there = ", ".join(self._held) or "none"
+    def _location(self, uid: str) -> _StateLocation:
+        if uid not in self._locations:
+            there = ", ".join(self._locations) or "none"
             place = f" in {self.path}" if self.path else ""
             raise StateError(
                 f"{self.pipeline}: the savepoint{place} has no state of '{uid}': there is state of"
-                f" {there}{nearest(uid, self._held)}"
+                f" {there}{nearest(uid, self._locations)}"
             )
-        return self._held[uid]
+        return self._locations[uid]
 
     def _batches(self, uid: str) -> Iterator[pa.RecordBatch]:
-        held = self._of(uid)
-        if held.folder is not None:
-            return read_batches(held.folder, held.state)
+        location = self._location(uid)
+        if location.folder is not None:
+            return read_batches(location.folder, location.state)
         return iter(self.keyed_state(uid).to_batches())
 
     def _exploded(self, uid: str, explode: Any) -> pa.Table:
-        held = self._of(uid)
-        key = held.describe().key
-        empty = table_schema(held.state).empty_table().to_batches(1) or [_no_rows(table_schema(held.state))]
-        found = [explode(batch, key) for batch in self._batches(uid)]
-        return pa.concat_tables([*(explode(batch, key) for batch in empty), *found], promote_options="default")
+        location = self._location(uid)
+        key = location.describe().key
+        empty = table_schema(location.state).empty_table().to_batches(1) or [_no_rows(table_schema(location.state))]
+        tables = [explode(batch, key) for batch in self._batches(uid)]
+        return pa.concat_tables([*(explode(batch, key) for batch in empty), *tables], promote_options="default")
 
     def _node(self, uid: str) -> GraphNode | None:
-        """The operator with a uid, where the pipeline is known; raises `StateError` where it has none with state."""
         if self._graph is None:
             return None
         known = {node.uid: node for node in self._graph.nodes if node.runs_by_key}
@@ -418,25 +427,25 @@ class Savepoint:
         return known[uid]
 
     def _name_of(self, uid: str) -> str:
-        if uid in self._held:
-            return self._held[uid].state.name
+        if uid in self._locations:
+            return self._locations[uid].state.name
         node = self._node(uid)
         return uid if node is None else node.name
 
-    def _key_of(self, uid: str, key: str | Sequence[str] | None, own: tuple[str, ...]) -> tuple[str, ...]:
-        """The columns of an operator's key: `key` where it is given, else the pipeline's, else the table's `own`."""
+    def _key_of(self, uid: str, key: str | Sequence[str] | None, table_key: tuple[str, ...]) -> tuple[str, ...]:
+        """The columns of an operator's key: `key` where it is given, else the pipeline's, else the table's own."""
         node = self._node(uid)
         declared = None if node is None else _declared_key(node)
         if key is not None:
-            given = (key,) if isinstance(key, str) else tuple(key)
-            if declared is not None and given != declared:
+            named = (key,) if isinstance(key, str) else tuple(key)
+            if declared is not None and named != declared:
                 raise StateError(
                     f"{self.pipeline}: operator '{uid}' is keyed by {', '.join(declared)}, and the table by"
-                    f" {', '.join(given)}; name the columns as the operator does"
+                    f" {', '.join(named)}; name the columns as the operator does"
                 )
-            return given
-        stored = self._held[uid].describe().key if uid in self._held else ()
-        known = declared or own or stored
+            return named
+        stored = self._locations[uid].describe().key if uid in self._locations else ()
+        known = declared or table_key or stored
         if not known:
             raise StateError(
                 f"{self.pipeline}: operator '{uid}': say which columns are its key, with key=, or give Savepoint.new"
@@ -454,26 +463,26 @@ class Savepoint:
                 column.migration(schema.field(name).type)
 
     def _copied(self, table: OperatorState, folder: UPath, attempt: str) -> OperatorState:
-        """A table of records on their way, copied into another savepoint."""
+        """Copy a table of records on their way into another savepoint."""
         name = f"{attempt}/{table.folder.partition('/')[2]}"
         files = copy_files(table, storage_path(self.path, "savepoint"), name, folder)
         return msgspec.structs.replace(table, folder=name, files=files)
 
-    def _write(self, held: _Held, folder: UPath, attempt: str) -> OperatorState:
-        name, state = f"{attempt}/{manifests.folder_of(held.state.uid)}", held.state
-        if held.folder is not None:
-            files = copy_files(state, held.folder, name, folder)
-        elif is_frame(held.table):
-            writer = held.table.write.mode("overwrite").option("compression", CODEC)
+    def _write(self, location: _StateLocation, folder: UPath, attempt: str) -> OperatorState:
+        name, state = f"{attempt}/{manifests.folder_of(location.state.uid)}", location.state
+        if location.folder is not None:
+            files = copy_files(state, location.folder, name, folder)
+        elif is_frame(location.table):
+            writer = location.table.write.mode("overwrite").option("compression", CODEC)
             writer.parquet(for_spark(folder / name))
             files = files_in(folder / name, folder)
             rows = 0
             for file in files:
                 with (folder / file.path).open("rb") as opened:
                     rows += pq.ParquetFile(opened).metadata.num_rows
-            state = msgspec.structs.replace(state, rows=rows, schema=held.table.schema.json())
+            state = msgspec.structs.replace(state, rows=rows, schema=location.table.schema.json())
         else:
-            files = write_batches(held.table, folder / name, folder)
+            files = write_batches(location.table, folder / name, folder)
         size = sum(file.bytes for file in files)
         return msgspec.structs.replace(state, folder=name, files=files, bytes=size)
 
@@ -483,7 +492,6 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _with_key_role(schema: pa.Schema) -> tuple[str, ...]:
-    """The columns of the key in a table that came out of a savepoint."""
     return tuple(field.name for field in schema if (field.metadata or {}).get(ROLE) == b"key")
 
 
@@ -493,7 +501,6 @@ def _declared_key(node: GraphNode) -> tuple[str, ...]:
 
 
 def _key_types(graph: Graph, node: GraphNode) -> list[Any]:
-    """The type of each column of an operator's key."""
     assert node.key is not None
     if node.key.computed is not None:
         return [node.key.computed.python]
@@ -506,15 +513,15 @@ def _key_types(graph: Graph, node: GraphNode) -> list[Any]:
 
 
 def _timers_of(batch: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
-    found = []
+    tables = []
     for domain, column in (("event", EVENT_TIMERS), ("processing", PROCESSING_TIMERS)):
         if column in batch.schema.names:
             owners, timers = _flat(batch, column, key)
             domains = pa.array([domain] * len(timers), pa.string())
             columns = {**owners, "domain": domains}
-            found.append(pa.table(columns | {n: timers.field(n) for n in ("timestamp", "generation")}))
-    if found:
-        return pa.concat_tables(found)
+            tables.append(pa.table(columns | {n: timers.field(n) for n in ("timestamp", "generation")}))
+    if tables:
+        return pa.concat_tables(tables)
     owners = {name: batch.column(name).slice(0, 0) for name in key}
     numbers = pa.array([], pa.int64())
     return pa.table({**owners, "domain": pa.array([], pa.string()), "timestamp": numbers, "generation": numbers})

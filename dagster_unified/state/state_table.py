@@ -42,21 +42,21 @@ _decode = msgspec.msgpack.Decoder(strict=False).decode
 
 
 def plain_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """The rows of a table; a column that is null is not in its row, and what is msgpack is decoded."""
+    """The rows of a table; null columns are left out, and msgpack is decoded."""
     names = [name for name in batch.schema.names if name != ENCODED]
     columns = [plain_values(batch.column(name)) for name in names]
     encoded: list[Any] = [None] * batch.num_rows
     if ENCODED in batch.schema.names:
         encoded = batch.column(ENCODED).to_pylist()
     for row, entries in zip(zip(*columns, strict=True), encoded, strict=True):
-        found = {name: value for name, value in zip(names, row, strict=True) if value is not None}
+        plain_row = {name: value for name, value in zip(names, row, strict=True) if value is not None}
         for name, data in entries or ():
-            found[name] = decoded(name, data)
-        yield found
+            plain_row[name] = decoded(name, data)
+        yield plain_row
 
 
 def decoded(name: str, data: bytes) -> Any:
-    """What was kept as msgpack."""
+    """A value that was kept as msgpack."""
     value = _decode(data)
     if name != HELD:
         return value
@@ -64,7 +64,7 @@ def decoded(name: str, data: bytes) -> Any:
 
 
 def plain_values(column: pa.Array) -> list[Any]:
-    """Values of a column: maps are dicts, and timers the times of them."""
+    """The values of a column, with maps as dicts."""
     convert = _plain(column.type)
     values = python_values(column)
     return values if convert is None else [None if v is None else convert(v) for v in values]
@@ -72,15 +72,15 @@ def plain_values(column: pa.Array) -> list[Any]:
 
 def timer_times(row: dict[str, Any]) -> dict[str, list[int]]:
     """The times of a row's timers, by the name of their column."""
-    found = {}
+    times = {}
     for name in (EVENT_TIMERS, PROCESSING_TIMERS):
         if row.get(name):
-            found[name] = sorted(timer["timestamp"] for timer in row[name])
-    return found
+            times[name] = sorted(timer["timestamp"] for timer in row[name])
+    return times
 
 
 def _plain(kind: pa.DataType) -> Plain | None:
-    """What makes dicts of the maps in values of a type; None where there are none."""
+    """A function that turns the maps in values of a type into dicts; None where there are none."""
     if pa.types.is_struct(kind):
         fields = [(f.name, _plain(f.type)) for f in kind]
         if all(convert is None for _, convert in fields):
@@ -96,7 +96,7 @@ def _plain(kind: pa.DataType) -> Plain | None:
 
 
 def hashable(value: Any) -> Any:
-    """A value as Arrow gives it, as a key: a record is the tuple of its fields."""
+    """An Arrow value as a key: a record is the tuple of its fields."""
     if isinstance(value, dict):
         return tuple(map(hashable, value.values()))
     return tuple(map(hashable, value)) if isinstance(value, (list, tuple)) else value
@@ -120,7 +120,7 @@ def arrow_table(where: str, table: object) -> pa.Table:
 
 
 def to_state_table(where: str, table: pa.Table, key: Sequence[str], timers: pa.Table | None) -> pa.Table:
-    """The rows of an operator's state; raises `StateError` for what is no state."""
+    """The rows of an operator's state; raises `StateError` where the table is no state."""
     schema = state_schema(where, table.schema, key)
     try:
         rows = table.select(schema.names).cast(schema)
@@ -137,7 +137,7 @@ def to_state_table(where: str, table: pa.Table, key: Sequence[str], timers: pa.T
 
 
 def _with_plain_keys(where: str, rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """The rows with 0.0 for the key -0.0, as records have it; raises for nan, which equals nothing."""
+    """The rows with 0.0 for the key -0.0, as records have it; raises `StateError` for nan, which equals nothing."""
     for name in key:
         column = rows[name]
         if pa.types.is_floating(column.type):
@@ -149,17 +149,17 @@ def _with_plain_keys(where: str, rows: pa.Table, key: Sequence[str]) -> pa.Table
 
 
 def to_state_frame(where: str, frame: DataFrame, key: Sequence[str], timers: DataFrame | None) -> DataFrame:
-    """As `to_state_table`, of a DataFrame: Spark computes it once more, to look for rows that are no state."""
+    """As `to_state_table`, for a DataFrame; Spark computes it once more to look for rows that are no state."""
     from pyspark.sql import functions as F
 
-    given = from_spark(frame.schema.json())
-    for field in given:
+    schema = from_spark(frame.schema.json())
+    for field in schema:
         if pa.types.is_decimal(field.type) and not _keeps_digits(field.type):
             raise StateError(
                 f"{where}: column '{field.name}' is a {field.type}, and state has decimal128(38, 18): cast it, and so"
                 " say what becomes of digits that it has no place for"
             )
-    rows = _cast_frame(frame, state_schema(where, given, key), key)
+    rows = _cast_frame(frame, state_schema(where, schema, key), key)
     _check_keys(where, rows, key)
     if timers is None:
         return rows
@@ -189,12 +189,12 @@ def to_state_frame(where: str, frame: DataFrame, key: Sequence[str], timers: Dat
 
 
 def _keeps_digits(kind: pa.Decimal128Type) -> bool:
-    """Whether each decimal of a type is one of those that state has."""
+    """Whether state can hold each decimal of a type."""
     return bool(kind.scale <= 18 and kind.precision - kind.scale <= 20)
 
 
 def _check_keys(where: str, rows: DataFrame, key: Sequence[str]) -> None:
-    """Raises `StateError` where a row has no key, nan, or one that another row has."""
+    """Raise `StateError` where a row has no key, nan, or the key of another row."""
     from pyspark.sql import functions as F
 
     broadcast = any((field.metadata or {}).get(ROLE.decode()) == "broadcast" for field in rows.schema)
@@ -203,33 +203,33 @@ def _check_keys(where: str, rows: DataFrame, key: Sequence[str]) -> None:
     wrong = [F.col("count") > 1, *[F.isnan(f"`{name}`") for name in floats]]
     if not broadcast:
         wrong.append(reduce(and_, [column.isNull() for column in columns]))
-    found = rows.groupBy(*columns).count().where(reduce(or_, wrong)).first()
-    if found is None:
+    bad_row = rows.groupBy(*columns).count().where(reduce(or_, wrong)).first()
+    if bad_row is None:
         return
-    parts = tuple(found[name] for name in key)
+    parts = tuple(bad_row[name] for name in key)
     if not broadcast and set(parts) == {None}:
         raise StateError(f"{where}: a row has no key; fill in {', '.join(key)}, or leave the row out")
     for name in floats:
-        if isnan(found[name]):
+        if isnan(bad_row[name]):
             raise _nan_key(where, name)
     raise _doubled_key(where, parts[0] if len(parts) == 1 else parts)
 
 
 def _check_rows_of_timers(where: str, timers: DataFrame, key: Sequence[str]) -> None:
-    """Raises `StateError` where a timer lacks something, or has no domain that there is."""
+    """Raise `StateError` where a timer lacks a value, or has an unknown domain."""
     from pyspark.sql import functions as F
 
-    given = (*key, "timestamp", "domain")
-    lacking = reduce(or_, [F.col(name).isNull() for name in given])
+    required = (*key, "timestamp", "domain")
+    lacking = reduce(or_, [F.col(name).isNull() for name in required])
     ungenerated = F.col("generation").isNull() | (F.col("generation") < 0)
-    found = timers.where(lacking | ungenerated | ~F.col("domain").isin(list(DOMAINS))).first()
-    if found is None:
+    bad_timer = timers.where(lacking | ungenerated | ~F.col("domain").isin(list(DOMAINS))).first()
+    if bad_timer is None:
         return
-    if found["generation"] is None or found["generation"] < 0:
+    if bad_timer["generation"] is None or bad_timer["generation"] < 0:
         raise _no_generation(where)
-    if found["domain"] not in DOMAINS:
-        raise _no_domain(where, found["domain"])
-    name = next(name for name in given if found[name] is None)
+    if bad_timer["domain"] not in DOMAINS:
+        raise _no_domain(where, bad_timer["domain"])
+    name = next(name for name in required if bad_timer[name] is None)
     raise StateError(f"{where}: a timer has no {name}; fill it in, or leave the timer out")
 
 
@@ -252,7 +252,7 @@ def _no_generation(where: str) -> StateError:
 
 
 def _cast_frame(frame: DataFrame, schema: pa.Schema, key: Sequence[str]) -> DataFrame:
-    """The columns in their types; -0.0 as a key is 0.0, as everywhere in Spark."""
+    """The columns in their types; -0.0 as a key becomes 0.0, as everywhere in Spark."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
@@ -290,18 +290,18 @@ def state_schema(where: str, schema: pa.Schema, key: Sequence[str]) -> pa.Schema
             metadata = {ROLE: b"key", STATE: field.name.encode()}
             kind = pa.timestamp("us", "UTC") if pa.types.is_timestamp(kind) else kind
         else:
-            held = field.metadata or {}
-            known = held.get(ROLE)
+            known_metadata = field.metadata or {}
+            known = known_metadata.get(ROLE)
             role = known if known in (b"broadcast", b"list", b"union") else b"state"
-            metadata = {ROLE: role, STATE: held.get(STATE, field.name.removesuffix(" (state)").encode())}
+            metadata = {ROLE: role, STATE: known_metadata.get(STATE, field.name.removesuffix(" (state)").encode())}
         fields.append(pa.field(field.name, kind, metadata=metadata))
-    found = pa.schema(fields)
-    to_spark(found)  # raises for a type that no state has
-    return found
+    result = pa.schema(fields)
+    to_spark(result)  # raises for a type that no state has
+    return result
 
 
 def canonical(kind: pa.DataType) -> pa.DataType:
-    """The type in which the library writes values of a type; the type itself where it writes none."""
+    """The type in which the library writes values of a type; the type itself where it has none."""
     if pa.types.is_dictionary(kind):
         return canonical(kind.value_type)
     if pa.types.is_struct(kind):
@@ -366,11 +366,11 @@ def _with_timers(
     _check_timers(where, timers.schema.names, key)
     fields = [rows.schema.field(name) for name in key]
     try:
-        own = pa.Table.from_arrays([timers[f.name].cast(f.type) for f in fields], schema=pa.schema(fields))
+        timer_keys = pa.Table.from_arrays([timers[f.name].cast(f.type) for f in fields], schema=pa.schema(fields))
     except pa.ArrowException as error:
         raise StateError(f"{where}: the key of a timer does not fit the state's: {error}") from error
-    own = _with_plain_keys(where, own, key)
-    owners, size = _keys(own, key), timers.num_rows
+    timer_keys = _with_plain_keys(where, timer_keys, key)
+    owners, size = _keys(timer_keys, key), timers.num_rows
     domains = timers["domain"].to_pylist() if "domain" in timers.schema.names else ["event"] * size
     if None in owners:
         raise StateError(f"{where}: a timer has no key; fill in {', '.join(key)}, or leave the timer out")
@@ -378,16 +378,16 @@ def _with_timers(
     wrong = sorted({str(domain) for domain in domains} - DOMAINS.keys())
     if wrong:
         raise _no_domain(where, wrong[0])
-    found: Mapping[str, list[tuple[int, Hashable, int]]] = {column: [] for column in DOMAINS.values()}
+    by_column: Mapping[str, list[tuple[int, Hashable, int]]] = {column: [] for column in DOMAINS.values()}
     for owner, domain, moment, generation in zip(owners, domains, _moments(where, timers), generations, strict=True):
-        found[DOMAINS[domain]].append((moment, owner, generation))
+        by_column[DOMAINS[domain]].append((moment, owner, generation))
     known = set(keys)
     fresh = {owner: place for place, owner in reversed(list(enumerate(owners))) if owner not in known}
     places = sorted(fresh.values())
     if places:
-        rows = pa.concat_tables([rows, own.take(pa.array(places, pa.int64()))], promote_options="default")
+        rows = pa.concat_tables([rows, timer_keys.take(pa.array(places, pa.int64()))], promote_options="default")
     order = [*keys, *(owners[place] for place in places)]
-    for column, lists in found.items():
+    for column, lists in by_column.items():
         if column in rows.schema.names:
             rows = rows.drop_columns(column)
         rows = rows.append_column(pa.field(column, TIMERS), timer_lists(order, lists))
@@ -419,10 +419,10 @@ def _generations(where: str, timers: pa.Table) -> list[int]:
 
 def _whole(where: str, name: str, column: pa.ChunkedArray) -> list[int]:
     try:
-        found: list[int] = column.cast(pa.int64()).to_pylist()
+        numbers: list[int] = column.cast(pa.int64()).to_pylist()
     except pa.ArrowException as error:
         raise StateError(f"{where}: the {name} of a timer is no int of 64 bits: {error}") from error
-    return found
+    return numbers
 
 
 def millis(moment: datetime | int) -> int:
@@ -436,10 +436,10 @@ _TIMERS = {TimeDomain.EVENT_TIME: EVENT_TIMERS, TimeDomain.PROCESSING_TIME: PROC
 
 
 def check_windows(where: str, rows: pa.Table | DataFrame, schema: pa.Schema, key: Sequence[str]) -> None:
-    """Raises `StateError` where there are windows that nothing would close; `schema` is that of the states.
+    """Raise `StateError` where nothing would close a window; `schema` is the states' schema.
 
-    Each window of time has a timer, for which the table says that it is the window's. One of another kind may have
-    none: its trigger may count, and it may never go.
+    Each window of time has a timer, and the table says whose it is. A window of another kind may have none: its trigger
+    may count, and the window may stay for ever.
     """
     names = set(schema.names)
     if CONTENTS not in names:
@@ -453,9 +453,9 @@ def check_windows(where: str, rows: pa.Table | DataFrame, schema: pa.Schema, key
         raise StateError(f"{where}: the table has '{CONTENTS}', and no timers, which close them; give timers= as well")
     if not _is_of_time(schema.field(CONTENTS).type):
         return
-    found = _first_unclosed_of_frame(rows, key) if is_frame(rows) else _first_unclosed(rows, key)
-    if found is not None:
-        shown = found[0] if len(found) == 1 else found
+    unclosed_key = _first_unclosed_of_frame(rows, key) if is_frame(rows) else _first_unclosed(rows, key)
+    if unclosed_key is not None:
+        shown = unclosed_key[0] if len(unclosed_key) == 1 else unclosed_key
         columns = " or ".join(f"'{name}'" for name in WINDOW_TIMERS.values() if name in names)
         raise StateError(
             f"{where}: nothing would close the windows of key {shown!r}; each moment in its {columns} needs a timer of"
@@ -464,13 +464,13 @@ def check_windows(where: str, rows: pa.Table | DataFrame, schema: pa.Schema, key
 
 
 def _is_of_time(contents: pa.DataType) -> bool:
-    """Whether a column has what windows of time hold; of another type the start of a job says what is wrong."""
+    """Whether a column holds windows of time; for another type the start of a job reports the problem."""
     window = contents.key_type if pa.types.is_map(contents) else contents
     return pa.types.is_struct(window) and {field.name for field in window} == {"start", "end"}
 
 
 def _first_unclosed(rows: pa.Table, key: Sequence[str]) -> tuple[Any, ...] | None:
-    """The key of the first row with windows that lacks a timer of them."""
+    """The key of the first row with windows that lacks one of their timers."""
     empty = repeat(None, rows.num_rows)
 
     def column(name: str) -> Any:
@@ -478,19 +478,18 @@ def _first_unclosed(rows: pa.Table, key: Sequence[str]) -> tuple[Any, ...] | Non
 
     waiting = [zip(column(WINDOW_TIMERS[domain]), column(_TIMERS[domain]), strict=True) for domain in TimeDomain]
     keys = zip(*[rows[name].to_pylist() for name in key], strict=True)
-    own: tuple[Any, ...]
-    for own, windows, *domains in zip(keys, rows[CONTENTS], *waiting, strict=True):
+    row_key: tuple[Any, ...]
+    for row_key, windows, *domains in zip(keys, rows[CONTENTS], *waiting, strict=True):
         if not windows.is_valid or not len(windows):
             continue
         moments = [{moment for moment, _ in waiting or ()} for waiting, _ in domains]
         timers = [{timer["timestamp"] for timer in timers or ()} for _, timers in domains]
-        if not any(moments) or any(one - other for one, other in zip(moments, timers, strict=True)):
-            return own
+        if not any(moments) or any(wanted - registered for wanted, registered in zip(moments, timers, strict=True)):
+            return row_key
     return None
 
 
 def _first_unclosed_of_frame(rows: DataFrame, key: Sequence[str]) -> tuple[Any, ...] | None:
-    """As `_first_unclosed`, of a DataFrame."""
     from pyspark.sql import functions as F
 
     def size(column: Column) -> Column:
@@ -506,5 +505,5 @@ def _first_unclosed_of_frame(rows: DataFrame, key: Sequence[str]) -> tuple[Any, 
         moments.append(size(waiting))
         missing.append(size(F.array_except(waiting, F.coalesce(timers, none))) > 0)
     unclosed = (reduce(add, moments) == 0) | reduce(or_, missing)
-    found = rows.where((size(F.col(f"`{CONTENTS}`")) > 0) & unclosed).select(*[f"`{name}`" for name in key]).first()
-    return None if found is None else tuple(found)
+    row = rows.where((size(F.col(f"`{CONTENTS}`")) > 0) & unclosed).select(*[f"`{name}`" for name in key]).first()
+    return None if row is None else tuple(row)

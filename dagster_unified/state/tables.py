@@ -1,4 +1,4 @@
-"""The tables of a savepoint as files: read with their checksums verified, and written, by workers and the driver."""
+"""The tables of a savepoint as files: read with verified checksums, and written, by workers and the driver."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _S3 = ("s3://", "s3a://")
 
 
 def open_input(path: str) -> BinaryIO:
-    """A file that is there, to be read at any place; raises `FileNotFoundError` where it is not."""
-    found = _in_arrow(path)
-    if found is None:
+    """Open a file to read at any position; raises `FileNotFoundError` where it is missing."""
+    in_arrow = _in_arrow(path)
+    if in_arrow is None:
         return storage_path(path, "savepoint").open("rb")
-    system, name = found
+    system, name = in_arrow
     return cast("BinaryIO", system.open_input_file(name))
 
 
 def open_output(path: str) -> BinaryIO:
-    """A new file, in a folder that is there."""
-    found = _in_arrow(path)
-    if found is None:
+    """Create a file in an existing folder."""
+    in_arrow = _in_arrow(path)
+    if in_arrow is None:
         return storage_path(path, "savepoint").open("wb")
-    system, name = found
+    system, name = in_arrow
     return cast("BinaryIO", system.open_output_stream(name))
 
 
@@ -76,22 +76,22 @@ def _s3(url: str | None, region: str | None) -> FileSystem:
 
 
 CODEC = "zstd"
-"""Written once, and kept."""
+"""Files are written once, and kept."""
 
 _ENCODING: dict[str, Any] = {"compression": CODEC, "use_dictionary": False, "write_statistics": False}
-"""Keys are unique and in no order: a dictionary and statistics would cost half of the time, and serve nobody."""
+"""Keys are unique and in no order: a dictionary and statistics would take half of the time, without any use."""
 
 ROWS, ROWS_BYTES = 65_536, 32 << 20
 """Rows that a row group has, or their bytes in memory."""
 
-AT_A_TIME = 16 << 20
+BYTES_READ_TOGETHER = 16 << 20
 """Bytes in memory, more or less, of the rows that are read at a time."""
 
-TOGETHER = 8 << 20
+SPLIT_BYTES = 8 << 20
 """Bytes in a savepoint's files of the row groups that one task reads."""
 
 
-AT_ONCE = 16
+FOOTERS_AT_ONCE = 16
 """Files whose footers are read at a time."""
 
 _MAGIC = b"PAR1"
@@ -122,8 +122,8 @@ def read_batches(
 def read_split(
     folder: UPath | str, state: OperatorState, split: Split, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one split, as `read_batches` gives them."""
-    file = next(one for one in state.files if one.path == split.file)
+    """The rows of one split, as `read_batches` yields them."""
+    file = next(candidate for candidate in state.files if candidate.path == split.file)
     return _rows(folder, file, state, columns, split.row_groups)
 
 
@@ -138,28 +138,28 @@ def _rows(
     if columns is not None:
         schema = pa.schema([schema.field(name) for name in columns])
     with _opened(folder, file) as parquet:
-        found = 0
+        read = 0
         for batch in parquet.iter_batches(_at_a_time(parquet.metadata, row_groups), row_groups, columns):
-            found += batch.num_rows
+            read += batch.num_rows
             yield from pa.Table.from_batches([batch]).select(schema.names).cast(schema).to_batches()
         numbers = range(parquet.num_row_groups) if row_groups is None else row_groups
-        held = sum(parquet.metadata.row_group(number).num_rows for number in numbers)
-        if found != held:
-            raise pa.ArrowInvalid(f"it gives {found:,} rows, and should have {held:,}")
+        stored = sum(parquet.metadata.row_group(number).num_rows for number in numbers)
+        if read != stored:
+            raise pa.ArrowInvalid(f"it gives {read:,} rows, and should have {stored:,}")
 
 
 def _at_a_time(file: pq.FileMetaData, row_groups: Sequence[int] | None) -> int:
-    """How many rows are read at a time: fewer of large ones, since Arrow counts the bytes of a column with 31 bits."""
+    """Rows to read at a time: fewer large ones, since Arrow counts the bytes of a column with 31 bits."""
     numbers = range(file.num_row_groups) if row_groups is None else row_groups
     least = ROWS
     for group in map(file.row_group, numbers):
-        least = min(least, AT_A_TIME * group.num_rows // max(group.total_byte_size, 1))
+        least = min(least, BYTES_READ_TOGETHER * group.num_rows // max(group.total_byte_size, 1))
     return max(least, 1)
 
 
 def splits(folder: UPath, state: OperatorState) -> list[Split]:
-    """The files of an operator's table in pieces of some size, which can be read at the same time."""
-    found = []
+    """The files of an operator's table in pieces of about `SPLIT_BYTES`, which can be read at the same time."""
+    pieces = []
     for file in state.files:
         with _opened(folder, file) as parquet:
             of_file = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
@@ -167,10 +167,10 @@ def splits(folder: UPath, state: OperatorState) -> list[Split]:
         first, size = 0, 0
         for number, bytes_ in enumerate(sizes):
             size += bytes_
-            if size >= TOGETHER or number + 1 == len(sizes):
-                found.append(Split(file.path, range(first, number + 1)))
+            if size >= SPLIT_BYTES or number + 1 == len(sizes):
+                pieces.append(Split(file.path, range(first, number + 1)))
                 first, size = number + 1, 0
-    return found
+    return pieces
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def _opened(folder: UPath | str, file: DataFile) -> Iterator[pq.ParquetFile]:
 
 
 def _metadata(opened: BinaryIO, file: DataFile) -> pq.FileMetaData:
-    """What a file's footer says, which is looked at only if it is as it was written: a damaged one may say anything."""
+    """A file's footer, read only if it is as it was written: a damaged footer may say anything."""
     opened.seek(file.bytes - file.footer_bytes)
     footer = opened.read(file.footer_bytes)
     if len(footer) != file.footer_bytes or crc32(footer) != file.footer_crc:
@@ -209,7 +209,7 @@ def read_frame(spark: SparkSession, folder: UPath, state: OperatorState) -> Data
     """
     from pyspark.sql.types import StructType
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
         list(pool.map(partial(_check_footer, folder), state.files))
     schema = StructType.fromJson(json.loads(state.schema))
     if not state.files:
@@ -224,14 +224,14 @@ def _check_footer(folder: UPath, file: DataFile) -> None:
 
 
 def files_in(folder: UPath, root: UPath) -> list[DataFile]:
-    """The Parquet files of a table that was written right now, relative to the savepoint."""
-    found = sorted((folder / name).relative_to(root).as_posix() for name in sizes(folder) if is_data(name))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(partial(data_file, root), found))
+    """The Parquet files of a table that was just written, relative to the savepoint."""
+    names = sorted((folder / name).relative_to(root).as_posix() for name in sizes(folder) if is_data(name))
+    with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+        return list(pool.map(partial(data_file, root), names))
 
 
 def data_file(root: UPath | str, path: str) -> DataFile:
-    """A Parquet file below a folder, and what tells a damaged footer."""
+    """A Parquet file below a folder, with its footer's checksum."""
     with open_input(f"{root}/{path}") as opened:
         size = opened.seek(0, SEEK_END)
         opened.seek(size - _END)
@@ -241,7 +241,7 @@ def data_file(root: UPath | str, path: str) -> DataFile:
 
 
 def write_file(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: UPath | str) -> int:
-    """Write rows as one Parquet file with checksums, into a folder that is there, and return how many they are.
+    """Write rows as one Parquet file with checksums into an existing folder, and return the number of rows.
 
     Without rows there is no file.
     """
@@ -262,8 +262,8 @@ def file_of(batches: Sequence[pa.RecordBatch]) -> bytes:
     with _writer(sink, batches[0].schema) as writer:
         for rows in _row_groups(batches):
             writer.write_table(rows, ROWS)
-    found: bytes = sink.getvalue().to_pybytes()
-    return found
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def _writer(opened: Any, schema: pa.Schema) -> pq.ParquetWriter:
@@ -271,7 +271,6 @@ def _writer(opened: Any, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The rows in pieces of the size of a row group."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -306,19 +305,19 @@ def copy_files(state: OperatorState, source: UPath, folder: str, root: UPath) ->
 
 
 SAMPLE = 1_000_000
-"""Keys that are looked at; of more, evenly spaced ones."""
+"""Keys that are sampled, evenly spaced."""
 
 
 def keys_per_group(folder: UPath, state: OperatorState, groups: int, sample: int = SAMPLE) -> list[int] | None:
-    """How many keys each of `groups` key groups has; None where a key's columns do not tell, and for operator state.
+    """The number of keys in each of `groups` key groups; None for operator state, and for nested keys.
 
-    Of more than `sample` keys it is an estimate.
+    For more than `sample` keys it is an estimate.
     """
     if any(column.role in SUBTASK_ROLES for column in state.columns):
         return None
     key = [column.name for column in state.columns if column.role == "key"]
     every = max(1, -(-state.rows // sample))
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     offset = 0
     for batch in read_batches(folder, state, key):
         if not key or any(pa.types.is_nested(column.type) for column in batch.columns):
@@ -326,5 +325,5 @@ def keys_per_group(folder: UPath, state: OperatorState, groups: int, sample: int
         rows = range(offset, batch.num_rows, every)
         offset = (offset - batch.num_rows) % every
         picked = batch.take(pa.array(rows, pa.int64())).drop_null()  # the row of broadcast state has no key
-        found.update(h % groups for h in key_hashes(key_values(picked.columns)))
-    return [found[group] * every for group in range(groups)]
+        counts.update(h % groups for h in key_hashes(key_values(picked.columns)))
+    return [counts[group] * every for group in range(groups)]

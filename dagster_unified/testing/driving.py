@@ -217,7 +217,7 @@ class Driven:
         if self._groups is not None:
             return self._run_groups(self._groups, ahead, event, behind)
         for self._ahead, arrived in ((True, ahead), (False, behind)):
-            for batch in arrived.own:
+            for batch in arrived.keyed:
                 running.push(batch)
             running.flush()
             self._event = event or self._event
@@ -250,7 +250,7 @@ class Driven:
         self._emit(self._ahead if self._groups is None else self._groups.ahead, number, batch)
 
     def _run_groups(self, groups: KeyGroups, ahead: Arrived, event: ControlEvent | None, behind: Arrived) -> int | None:
-        sides = [self._by_group(groups, ahead.own), self._by_group(groups, behind.own)]
+        sides = [self._by_group(groups, ahead.keyed), self._by_group(groups, behind.keyed)]
         for number in set().union(*sides) - self._stores.keys():
             self._stores[number] = MemoryStore(self.store.pages)
         dues = []

@@ -26,7 +26,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import PipelineError, RecordTypeError, StateError, UnifiedError
 from dagster_unified.operators.state.evolution import can_read, shown
-from dagster_unified.operators.windows.contents import _OfWindows
+from dagster_unified.operators.windows.contents import _StateByWindow
 from dagster_unified.testing import KeyedHarness, run_pipeline
 from tests.operators.support import Memory, Row, process, ran
 from tests.support import MODES, results
@@ -446,7 +446,7 @@ def test_state_of_windows_has_a_time_to_live_or_has_not():
     hour = StateTtlConfig(timedelta(hours=1))
     window = tuple[int, int]
     timed, pair, plain = (
-        _OfWindows("state", window, ValueStateDescriptor("state", *given))
+        _StateByWindow("state", window, ValueStateDescriptor("state", *given))
         for given in ((int, hour), (tuple[int, int],), (int,))
     )
     assert not can_read(timed.stored_layout, pair.stored_layout)

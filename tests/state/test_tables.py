@@ -27,7 +27,7 @@ def written(tmp_path, monkeypatch, rows_of_a_group=3, rows=ROWS):
 def test_each_row_is_in_one_of_the_pieces_that_are_read(tmp_path, monkeypatch):
     folder, state = written(tmp_path, monkeypatch)
     assert [list(one.row_groups) for one in tables.splits(folder, state)] == [[0, 1, 2, 3]]
-    monkeypatch.setattr(tables, "TOGETHER", 1)
+    monkeypatch.setattr(tables, "SPLIT_BYTES", 1)
     pieces = tables.splits(folder, state)
     assert [list(one.row_groups) for one in pieces] == [[0], [1], [2], [3]]
     read = [[row["amount"] for b in tables.read_split(folder, state, one) for row in b.to_pylist()] for one in pieces]
@@ -45,7 +45,7 @@ def test_rows_are_read_few_at_a_time_where_they_are_large_in_memory(tmp_path, mo
     alike = pa.table({"shop": [letter * 10_000 for letter in "abcdefghij"], "amount": range(10)})
     folder, state = written(tmp_path, monkeypatch, rows_of_a_group=100, rows=alike)
     assert state.bytes < 10_000
-    monkeypatch.setattr(tables, "AT_A_TIME", 25_000)
+    monkeypatch.setattr(tables, "BYTES_READ_TOGETHER", 25_000)
     assert [batch.num_rows for batch in tables.read_batches(folder, state)] == [2, 2, 2, 2, 2]
 
 

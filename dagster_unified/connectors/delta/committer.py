@@ -45,7 +45,7 @@ _PLAIN_WRITER = 2
 """
 
 _PLAIN_FEATURES = {"appendOnly", "invariants", "timestampNtz"}
-"""What newer tables may name and ask no more either."""
+"""Features that newer tables may name and that require nothing more either."""
 
 _PLAIN_PATH = re.compile(r"[\w./-]+", re.ASCII)
 """Paths that the log has as they are; it encodes others."""
@@ -55,7 +55,7 @@ _CHECKPOINT_INTERVAL = 100
 
 
 class LogEnd:
-    """The last entry of a table's log, and what it and those before it say of transactions."""
+    """The last entry of a table's log, and the versions of transactions up to it."""
 
     def __init__(self, table: DeltaTable, folder: Path) -> None:
         self._folder = folder
@@ -68,7 +68,7 @@ class LogEnd:
 
     @classmethod
     def of(cls, table: DeltaTable, path: str) -> Self | None:
-        """The end of the log of a table at a local path; None where entries have to say more than is known here."""
+        """The end of the log of a table at a local path; None where entries need more than is known here."""
         protocol = table.protocol()
         plain = protocol.min_writer_version <= _PLAIN_WRITER or (
             protocol.writer_features is not None and _PLAIN_FEATURES.issuperset(protocol.writer_features)
@@ -78,11 +78,11 @@ class LogEnd:
         return cls(table, Path(path) / "_delta_log")
 
     def takes(self, adds: Sequence[AddAction]) -> bool:
-        """Whether the next entry may add these files: one after which a checkpoint is due is left to `deltalake`."""
+        """Whether the next entry may add these files: an entry before a checkpoint is left to `deltalake`."""
         return (self.version + 2) % self._interval != 0 and all(_PLAIN_PATH.fullmatch(add.path) for add in adds)
 
     def append(self, adds: Sequence[AddAction], transactions: Sequence[Transaction]) -> bool:
-        """Add files and transactions; returns False, and adds nothing, where another has written meanwhile."""
+        """Add files and transactions; returns False, and adds nothing, where another writer was first."""
         if self._last is None or self._identity() != self._last:  # the table was removed, or made anew
             return False
         actions = [_commit_info(), *map(_add, adds), *map(_transaction, transactions)]
@@ -96,19 +96,19 @@ class LogEnd:
             new.unlink(missing_ok=True)
         self.version += 1
         self._last = self._identity()
-        self.transactions.update({one.app_id: one.version for one in transactions})
+        self.transactions.update({transaction.app_id: transaction.version for transaction in transactions})
         return True
 
     def _entry(self, version: int) -> Path:
         return self._folder / f"{version:020d}.json"
 
     def _identity(self) -> tuple[int, int] | None:
-        """What tells the last entry from another of its name."""
+        """Tells the last entry from another with its name."""
         try:
-            found = self._entry(self.version).stat()
+            status = self._entry(self.version).stat()
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
 
 def _commit_info() -> dict[str, object]:
@@ -134,16 +134,16 @@ def _transaction(action: Transaction) -> dict[str, object]:
 
 
 _PARTITION = "part-of-"
-"""How the folders of files begin that belong to a partition of the pipeline."""
+"""The first part of the folder names of files that belong to a partition of the pipeline."""
 
 _COMMITS_PER_LOG_CLEANUP = 100
-"""Commits of a job for each that also looks for expired entries of the table's log."""
+"""Commits of a job from one cleanup of the table's log to the next."""
 
 _ATTEMPTS = 5
-"""How often a store is asked for what it breaks off each time."""
+"""Requests to a store whose answer breaks off each time."""
 
 _REFUSALS = ("Unsupported table features", "append-only")
-"""What deltalake says of a commit that no other attempt makes."""
+"""Messages of `deltalake` for commits that fail in every attempt."""
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class DeltaFile(Committable, frozen=True, kw_only=True):
 
 
 class DeltaCommitter(Committer[DeltaFile]):
-    """Commits data files that lie in the table's folder: adds them, or merges them by key."""
+    """Commits data files in the table's folder: adds them, or merges them by key."""
 
     def __init__(
         self,
@@ -195,14 +195,14 @@ class DeltaCommitter(Committer[DeltaFile]):
     ) -> Self:
         """The committer of the table at a path, which is created if need be.
 
-        Raises `SinkError` where its columns or partitions are not the sink's, or where it asks more of who writes to it
-        than that they add files.
+        Raises `SinkError` where its columns or partitions are not the sink's, or where it requires more from a writer
+        than adding files.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
         def opened() -> DeltaTable:
-            return asked(path, lambda: DeltaTable(str(path), storage_options=storage_options))
+            return ask_store(path, lambda: DeltaTable(str(path), storage_options=storage_options))
 
         try:
             table = opened()
@@ -224,7 +224,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         return self._table.transaction_version(name) if appended is None else appended
 
     def begin(self, attempts: Sequence[WriteAttempt]) -> None:
-        """What others commit while rows are staged counts: `overwrite` removes it, and a merge reads it."""
+        """Note that others may commit while rows are staged: `overwrite` removes their rows, and a merge reads them."""
         self._is_current = self._is_current and self._mode == "append"
 
     def commit(self, commits: Sequence[Commit[DeltaFile]]) -> None:
@@ -291,16 +291,19 @@ class DeltaCommitter(Committer[DeltaFile]):
                 remove_tree(self._path / data_folder(attempt))
 
     def _check_table(self) -> None:
-        """Raises `SinkError` where the sink cannot write to the table as it is, or not any more."""
+        """Raise `SinkError` where the sink cannot write to the table, or no longer can."""
         self._check_columns()
         metadata = self._table.metadata()
-        held, given = tuple(metadata.partition_columns), self._partition_by
-        if held != given and self._mode != "upsert":  # a file that does not say its partition has null there
+        table_columns, sink_columns = tuple(metadata.partition_columns), self._partition_by
+        if (
+            table_columns != sink_columns and self._mode != "upsert"
+        ):  # a file that does not say its partition has null there
             raise SinkError(
-                f"sink '{self._sink}': the table at {self._path} is partitioned by {', '.join(held) or 'nothing'}, and"
-                f" the sink by {', '.join(given) or 'nothing'}; give partition_by={held!r}, or write to another table"
+                f"sink '{self._sink}': the table at {self._path} is partitioned by"
+                f" {', '.join(table_columns) or 'nothing'}, and the sink by {', '.join(sink_columns) or 'nothing'};"
+                f" give partition_by={table_columns!r}, or write to another table"
             )
-        reason = _asks_more(self._table, self._mode)
+        reason = _unmet_requirement(self._table, self._mode)
         if reason is not None:
             raise SinkError(
                 f"sink '{self._sink}': the table at {self._path} {reason}, and mode='{self._mode}' cannot keep to that;"
@@ -308,36 +311,36 @@ class DeltaCommitter(Committer[DeltaFile]):
             )
 
     def _check_columns(self) -> None:
-        """Raises `SinkError` where the table's columns are not the stream's."""
+        """Raise `SinkError` where the table's columns are not the stream's."""
         in_table = pa.schema(self._table.schema().to_arrow())
-        given, held = spark_schema(self._schema), spark_schema(in_table)
-        for column in given:
-            if column.name not in held.names:
+        wanted, existing = spark_schema(self._schema), spark_schema(in_table)
+        for column in wanted:
+            if column.name not in existing.names:
                 raise SinkError(
                     f"sink '{self._sink}': the table at {self._path} has no column '{column.name}'; write to another"
                     " table, or add the column to it"
                 )
-            if held[column.name].dataType != column.dataType:
+            if existing[column.name].dataType != column.dataType:
                 raise SinkError(
                     f"sink '{self._sink}': column '{column.name}' is {column.dataType.simpleString()}, and"
-                    f" {held[column.name].dataType.simpleString()} in the table at {self._path}; write to another"
+                    f" {existing[column.name].dataType.simpleString()} in the table at {self._path}; write to another"
                     " table, or make them the same"
                 )
         never_null = {column.name for column in in_table if not column.nullable}
-        if never_null - set(given.names):
+        if never_null - set(wanted.names):
             raise SinkError(
                 f"sink '{self._sink}': the table at {self._path} has the column"
-                f" '{min(never_null - set(given.names))}', which may not be null, and the records have no such field;"
+                f" '{min(never_null - set(wanted.names))}', which may not be null, and the records have no such field;"
                 " add it to them, or write to another table"
             )
         self._never_null = never_null
 
     def _check_nulls(self, files: Sequence[DeltaFile]) -> None:
-        """Raises `SinkError` where a row has a null that the table refuses; `deltalake` does not look into files."""
-        found = {name for file in files for name in file.nulls} & self._never_null
-        if found:
+        """Raise `SinkError` where a row has a null that the table refuses; `deltalake` does not look into files."""
+        refused = {name for file in files for name in file.nulls} & self._never_null
+        if refused:
             raise SinkError(
-                f"sink '{self._sink}': '{min(found)}' is None in some records, and may not be null in the table at"
+                f"sink '{self._sink}': '{min(refused)}' is None in some records, and may not be null in the table at"
                 f" {self._path}; filter such records out, give them a value, or let the table take nulls. Nothing of"
                 " this write is in the table"
             )
@@ -349,18 +352,18 @@ class DeltaCommitter(Committer[DeltaFile]):
         return any(row["path"].startswith(f"{folder}/") for row in active_files(self._table))
 
     def _update(self) -> None:
-        """Reads what the table's log has now."""
-        asked(self._path, self._table.update_incremental)
+        """Read the table's log as it is now."""
+        ask_store(self._path, self._table.update_incremental)
         self._log = self._log_end()
 
     def _log_end(self) -> LogEnd | None:
-        """The end of the table's log, where entries are appended to it without `deltalake`."""
+        """The end of the table's log, where entries are appended without `deltalake`."""
         if self._mode != "append" or self._is_shared or not is_local(self._path):
             return None
         return LogEnd.of(self._table, self._path.path)
 
     def _appended(self, log: LogEnd, commits: Sequence[Commit[DeltaFile]], transactions: Sequence[Transaction]) -> bool:
-        """Appends epochs to the log, if all they do is add files; else lets `deltalake` see what was appended before.
+        """Append epochs to the log if they only add files; else let `deltalake` see what was appended before.
 
         Raises `CommitConflictError` where another write was first.
         """
@@ -381,16 +384,16 @@ class DeltaCommitter(Committer[DeltaFile]):
         return appends
 
     def _has_to_be_committed(self, commit: Commit[DeltaFile]) -> bool:
-        """Whether a write changes the table, or has to be remembered though it does not."""
+        """Whether a write changes the table, or must be remembered though it does not."""
         epoch = commit.identity.epoch
         first = commit.goes_back or (epoch == 0 and self._mode == "overwrite")
         return epoch is None or first or bool(commit.committables)
 
     def _hooks(self) -> PostCommitHookProperties:
-        """What deltalake does after a commit: checkpoints as often as the table says, and now and then a cleanup.
+        """What `deltalake` does after a commit: checkpoints as often as the table says, and sometimes a cleanup.
 
-        A cleanup examines every entry of the log, and the entries become one more with each epoch. By itself deltalake
-        cleans up after every commit.
+        A cleanup reads every entry of the log, which grows by one with each epoch. By default `deltalake` cleans up
+        after every commit.
         """
         from deltalake import PostCommitHookProperties
 
@@ -429,7 +432,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         return AddAction(file.path, file.bytes, values, _now(), True, json.dumps({"numRecords": file.rows}))
 
     def _undone(self, identity: WriteIdentity) -> list[RemoveAction]:
-        """Removals of what a STREAMING job had added from an epoch on, to which it has gone back."""
+        """Removals of what a STREAMING job had added since an epoch to which it has gone back."""
         if self._mode == "upsert":
             return []
         prefix = _file_prefix(identity)
@@ -443,35 +446,33 @@ class DeltaCommitter(Committer[DeltaFile]):
     def _replaced(self, adds: Sequence[AddAction], identities: Sequence[WriteIdentity]) -> list[RemoveAction]:
         """Removals of the files that are replaced.
 
-        Those that earlier runs of the same partitions of the pipeline had written; with `overwrite` those of any
-        pipeline, and also those of no such partition.
-
-        With `partition_by` the latter is only what lies in the table's partitions that are written. A STREAMING job
-        keeps what it wrote in earlier epochs.
+        These are the files of earlier runs of the same partitions of the pipeline; with `overwrite` also those of any
+        pipeline, and those of no such partition. With `partition_by`, `overwrite` only removes from the table's
+        partitions that are written. A STREAMING job keeps what it wrote in earlier epochs.
         """
         # with `overwrite` whoever wrote them, such as the pipeline under a name that it had before
         whose = _partition_prefix if self._mode == "overwrite" else _owner_prefix
-        own = tuple(whose(i) for i in identities if i.replaces is not None)
-        kept = tuple(_file_prefix(i) for i in identities if i.epoch is not None)
-        if self._mode != "overwrite" and not own:
+        replaced_prefixes = tuple(whose(i) for i in identities if i.replaces is not None)
+        kept_prefixes = tuple(_file_prefix(i) for i in identities if i.epoch is not None)
+        if self._mode != "overwrite" and not replaced_prefixes:
             return []
         written = [dict(add.partition_values) for add in adds]
 
         def goes(row: dict[str, Any]) -> bool:
             path: str = row["path"]
-            if own and path.startswith(_PARTITION):
-                return path.startswith(own)
+            if replaced_prefixes and path.startswith(_PARTITION):
+                return path.startswith(replaced_prefixes)
             return (
                 self._mode == "overwrite"
-                and not path.startswith(kept)
+                and not path.startswith(kept_prefixes)
                 and (not self._partition_by or partition_values(row) in written)
             )
 
         return [_remove(row) for row in active_files(self._table) if goes(row)]
 
 
-def _asks_more(table: DeltaTable, mode: str) -> str | None:
-    """What a table asks of who writes to it, and a sink with this mode does not do."""
+def _unmet_requirement(table: DeltaTable, mode: str) -> str | None:
+    """A requirement of the table that a sink with this mode does not meet, in words."""
     configuration = table.metadata().configuration
     if configuration.get("delta.columnMapping.mode", "none") != "none":
         return "gives its columns other names in its files (column mapping)"
@@ -493,7 +494,7 @@ def _asks_more(table: DeltaTable, mode: str) -> str | None:
 def _create(
     path: UPath, schema: pa.Schema, partition_by: tuple[str, ...], storage_options: dict[str, str] | None
 ) -> None:
-    """Make an empty table, unless there is one by now."""
+    """Create an empty table, unless there is one by now."""
     from deltalake import DeltaTable
     from deltalake.exceptions import CommitFailedError
 
@@ -501,7 +502,7 @@ def _create(
         path.mkdir(parents=True, exist_ok=True)
     parts = list(partition_by) or None
     with suppress(CommitFailedError):  # another one has created it, or this one, and did not hear of it
-        asked(
+        ask_store(
             path,
             lambda: DeltaTable.create(
                 str(path), schema, mode="ignore", partition_by=parts, storage_options=storage_options
@@ -509,10 +510,10 @@ def _create(
         )
 
 
-def asked(path: UPath, ask: Callable[[], T]) -> T:
-    """What the store of a table says; asked again where its answer breaks off, which deltalake does not do by itself.
+def ask_store(path: UPath, ask: Callable[[], T]) -> T:
+    """Ask a table's store; ask again where its answer breaks off, which `deltalake` does not do by itself.
 
-    What it does repeat, until nobody has answered for minutes, is not repeated here.
+    It does repeat requests that nobody answers, for minutes; these are not repeated here.
     """
     for attempt in range(1, _ATTEMPTS):
         try:
@@ -530,15 +531,15 @@ def data_folder(attempt: WriteAttempt) -> str:
 
 
 def upsert_folder(attempt: WriteAttempt) -> str:
-    """The folder of the files that an attempt merges, which do not belong to the table."""
+    """The folder of the files that an attempt merges; they do not belong to the table."""
     return f"_data-{attempt.id}"
 
 
 def staged_files(table: UPath, folder: UPath) -> list[DeltaFile]:
-    """The files with rows below a folder. The folder goes where there are none."""
+    """The files with rows below a folder. A folder without any is removed."""
     import pyarrow.parquet as pq
 
-    found = []
+    files = []
     for name, size in sorted(in_place.take(folder).items()):
         file = folder / name
         with file.open("rb") as opened:
@@ -546,59 +547,59 @@ def staged_files(table: UPath, folder: UPath) -> list[DeltaFile]:
         if metadata.num_rows:
             path = file.relative_to(table).as_posix()
             nulls = tuple(sorted(_columns_with_nulls(metadata) | _null_folders(path)))
-            found.append(DeltaFile(path=path, rows=metadata.num_rows, bytes=size, nulls=nulls))
-    if not found:
+            files.append(DeltaFile(path=path, rows=metadata.num_rows, bytes=size, nulls=nulls))
+    if not files:
         remove_tree(folder)
-    return found
+    return files
 
 
 def _columns_with_nulls(metadata: pq.FileMetaData) -> set[str]:
-    """The columns of which a file's footer counts nulls. It does not tell those of a list or record from what is in it.
+    """The columns with nulls, as a file's footer counts them.
 
-    So a nested column is none of them.
+    The footer does not tell a null list or record from a null in it, so nested columns are left out.
     """
-    found = set()
+    columns = set()
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             statistics = column.statistics
             if statistics is not None and statistics.null_count and "." not in column.path_in_schema:
-                found.add(column.path_in_schema)
-    return found
+                columns.add(column.path_in_schema)
+    return columns
 
 
 def _null_folders(path: str) -> set[str]:
-    """The columns that a table is partitioned by and that are null in a file."""
+    """The table's partition columns that are null in a file."""
     folders = (folder.partition("=") for folder in path.split("/")[:-1])
     return {name for name, _, value in folders if value == NO_PARTITION}
 
 
 def active_files(table: DeltaTable) -> list[dict[str, Any]]:
     """The files of a table as it is now, as Delta's log describes them."""
-    found: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=False)).to_pylist()
-    return found
+    files: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+    return files
 
 
 def partition_values(row: dict[str, Any]) -> dict[str, str | None]:
-    """The values of the table's partition that a file is in."""
+    """The values of the table partition that a file is in."""
     return {
         k: None if v is None else str(v) for k, v in (row.get("partition") or row.get("partition_values") or {}).items()
     }
 
 
 def _partition_prefix(identity: WriteIdentity) -> str:
-    """How the folders of all that is written of a partition begin."""
+    """The first part of the folder names of all files of a partition."""
     return f"{_PARTITION}{digest(identity.partition)}-"
 
 
 def _owner_prefix(identity: WriteIdentity) -> str:
-    """How the folders of all that one sink of a pipeline writes of a partition begin."""
+    """The first part of the folder names of all files that one sink of a pipeline writes of a partition."""
     return f"{_partition_prefix(identity)}{digest(identity.replaces)}-"
 
 
 def _file_prefix(identity: WriteIdentity) -> str:
-    """How the folders of all that one execution writes begin."""
-    own = digest(identity.origin)
-    return f"data-{own}-" if identity.replaces is None else f"{_owner_prefix(identity)}{own}-"
+    """The first part of the folder names of all files that one execution writes."""
+    origin = digest(identity.origin)
+    return f"data-{origin}-" if identity.replaces is None else f"{_owner_prefix(identity)}{origin}-"
 
 
 def _remove(row: dict[str, Any]) -> RemoveAction:

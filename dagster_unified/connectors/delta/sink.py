@@ -18,7 +18,7 @@ from dagster_unified.connectors.delta.committer import (
     DeltaCommitter,
     DeltaFile,
     active_files,
-    asked,
+    ask_store,
     data_folder,
     partition_values,
     staged_files,
@@ -97,13 +97,13 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         self.storage_options = storage_options
         self.upserts = mode == "upsert"
         # a merge leaves nothing that a file identifies, so that no partition and no epoch can be taken back
-        told_apart = not self.upserts
+        identifiable = not self.upserts
         self.capabilities = Capabilities(
             transactional=True,
             upsert=self.upserts,
-            replaces_partition=told_apart,
+            replaces_partition=identifiable,
             replaces_all=mode == "overwrite",
-            undoes=told_apart,
+            undoes=identifiable,
         )
         if mode not in ("append", "overwrite", "upsert"):
             raise PipelineError(f"sink '{self.name}': mode is 'append', 'overwrite' or 'upsert', not {mode!r}")
@@ -154,7 +154,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         return str(self.path)
 
     def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[DeltaFile]]:
-        frame = self._with_partitions_told(frame)
+        frame = self._with_checked_partitions(frame)
         if self.mode == "upsert":
             staged = self.path / upsert_folder(attempts[0])
             return [self._written(self._last_per_key(frame), staged), *([] for _ in attempts[1:])]
@@ -163,30 +163,30 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         return [self._written(frame, self.path / data_folder(attempts[0]), self.partition_by)]
 
     def _written(self, frame: DataFrame, folder: UPath, partition_by: Sequence[str] = ()) -> list[DeltaFile]:
-        """Writes the rows of an attempt into a folder of its own."""
+        """Write the rows of an attempt into a folder of its own."""
         writer = frame.write.partitionBy(*partition_by) if partition_by else frame.write
         options = in_place.options(frame.sparkSession, folder)
         writer.mode("overwrite").options(**_WITHOUT_MARK, **options).parquet(for_spark(folder))
         return staged_files(self.path, folder)
 
     def _stage_together(self, frame: DataFrame, attempts: Sequence[WriteAttempt]) -> list[list[DeltaFile]]:
-        """Writes in one Spark job, which gives each attempt a folder that is then renamed."""
+        """Write in one Spark job; each attempt gets a folder, which is then renamed."""
         staged = self.path / f"_together-{attempts[0].id}"
         files: list[list[DeltaFile]] = []
         try:
             writer = frame.write.partitionBy(PARTITION_INDEX, *self.partition_by).mode("overwrite")
             writer.options(**_WITHOUT_MARK).parquet(for_spark(staged))
             for index, attempt in enumerate(attempts):
-                own, folder = staged / f"{PARTITION_INDEX}={index}", self.path / data_folder(attempt)
-                if own.exists():
-                    own.rename(folder)
+                staged_folder, folder = staged / f"{PARTITION_INDEX}={index}", self.path / data_folder(attempt)
+                if staged_folder.exists():
+                    staged_folder.rename(folder)
                 files.append(staged_files(self.path, folder))
         finally:
             remove_tree(staged)
         return files
 
-    def _with_partitions_told(self, frame: DataFrame) -> DataFrame:
-        """The same rows; a text fails that stands for no value in a table's partitions."""
+    def _with_checked_partitions(self, frame: DataFrame) -> DataFrame:
+        """The same rows; a text that would mean no value in the table's partitions fails."""
         from pyspark.sql import functions as F
 
         for name in self.partition_by:
@@ -222,7 +222,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         from deltalake import DeltaTable
 
         options = self.storage_options
-        return bool(asked(self.path, lambda: DeltaTable.is_deltatable(self._uri(), storage_options=options)))
+        return bool(ask_store(self.path, lambda: DeltaTable.is_deltatable(self._uri(), storage_options=options)))
 
     def dataset(self, records: RecordType | None = None) -> ds.Dataset:
         """The table, read through a file system of Arrow's own.
@@ -240,17 +240,17 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         return self._open().to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(self.path.path, inner))
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        """Reads row by row.
+        """Read row by row.
 
-        A scan that is given up leaves threads behind, which may hang a process that ends soon after.
+        A scan that is abandoned leaves threads behind, which may hang a process that ends soon after.
         """
         import pyarrow.parquet as pq
 
         table = self._open()
         schema = pa.schema(table.schema().to_arrow())
-        found = schema.empty_table()
+        preview = schema.empty_table()
         for row in active_files(table):
-            if found.num_rows >= rows:
+            if preview.num_rows >= rows:
                 break
             with (self.path / unquote(row["path"])).open("rb") as file:
                 batch = next(
@@ -266,10 +266,10 @@ class DeltaSink(SparkSink[object, DeltaFile]):
                     )
                     for f in schema
                 ]
-                found = pa.concat_tables(
-                    [found, pa.table([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)]
+                preview = pa.concat_tables(
+                    [preview, pa.table([c.cast(f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)]
                 )
-        return found.slice(0, rows)
+        return preview.slice(0, rows)
 
     def _uri(self) -> str:
         return str(self.path)
@@ -278,24 +278,24 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         """The table as it is now."""
         from deltalake import DeltaTable
 
-        return asked(self.path, lambda: DeltaTable(self._uri(), storage_options=self.storage_options))
+        return ask_store(self.path, lambda: DeltaTable(self._uri(), storage_options=self.storage_options))
 
 
 def _quoted(names: Sequence[str]) -> str:
-    """Columns, as SQL names them."""
+    """Column names, quoted for SQL."""
     return ", ".join(f"`{name.replace('`', '``')}`" for name in names)
 
 
 def _place(path: str) -> UPath:
-    found = storage_path(path, "Delta sink")
-    if re.search(r"%[0-9A-Fa-f]{2}|\\", found.path):
+    folder = storage_path(path, "Delta sink")
+    if re.search(r"%[0-9A-Fa-f]{2}|\\", folder.path):
         raise ConfigurationError(
-            f"Delta sink: {found} has a backslash, or a % before two hexadecimal digits, which readers of Delta take"
+            f"Delta sink: {folder} has a backslash, or a % before two hexadecimal digits, which readers of Delta take"
             " for other characters; rename the folder"
         )
-    if is_local(found) and re.search(r"[\x00-\x1f]", found.path):
+    if is_local(folder) and re.search(r"[\x00-\x1f]", folder.path):
         raise ConfigurationError(
-            f"Delta sink: {str(found)!r} has a control character in it, and deltalake does not reach such a folder;"
+            f"Delta sink: {str(folder)!r} has a control character in it, and deltalake does not reach such a folder;"
             " rename it"
         )
-    return found
+    return folder

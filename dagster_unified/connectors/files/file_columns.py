@@ -1,6 +1,6 @@
-"""The columns that files have: the footer of each Parquet file, and the first lines of text files.
+"""The columns of files: from the footer of each Parquet file, and the first lines of text files.
 
-The driver looks at them before Spark reads the files.
+The driver reads them before Spark reads the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from upath import UPath
 
 _TAIL = 1 << 15
-"""Bytes of a file's end that are asked for at once; most footers are shorter."""
+"""Bytes of a file's end that are read at once; most footers are shorter."""
 
 _AT_ONCE = 8
 """Files of a disk that are opened at once."""
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 def schemas(files: Sequence[UPath]) -> list[pa.Schema | None]:
-    """The schema of each file; None of one that is empty, gone or no Parquet file.
+    """The schema of each file; None for one that is empty, gone or no Parquet file.
 
     A store is asked once for a file, and twice where its footer is longer than 32 KB; for many files at a time.
     """
@@ -51,13 +51,13 @@ def schemas(files: Sequence[UPath]) -> list[pa.Schema | None]:
 
 
 def _tails(files: Sequence[UPath], size: int) -> list[bytes]:
-    """The last bytes of each file; none of one that cannot be read."""
+    """The last bytes of each file; empty for one that cannot be read."""
     if is_local(files[0]):
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return list(pool.map(lambda file: _local_tail(file, size), files))
     paths = [file.path for file in files]
-    found = files[0].fs.cat_ranges(paths, [-size] * len(paths), [None] * len(paths), on_error="return")
-    return [tail if isinstance(tail, bytes) else b"" for tail in found]
+    tails = files[0].fs.cat_ranges(paths, [-size] * len(paths), [None] * len(paths), on_error="return")
+    return [tail if isinstance(tail, bytes) else b"" for tail in tails]
 
 
 def _local_tail(file: UPath, size: int) -> bytes:
@@ -70,7 +70,7 @@ def _local_tail(file: UPath, size: int) -> bytes:
 
 
 def _footer_size(tail: bytes) -> int:
-    """The bytes of the footer, and of what says so at the end of a file."""
+    """The bytes of the footer, with its length and the magic at the end of the file."""
     return int.from_bytes(tail[-8:-4], "little") + 8 if tail.endswith(b"PAR1") else 0
 
 
@@ -84,16 +84,16 @@ def _schema(tail: bytes) -> pa.Schema | None:
 
 
 class _Shape(NamedTuple):
-    """The columns and members of them that a file has: those that a record has a field for, and the others."""
+    """A file's columns and their members: those that a field takes, and the others."""
 
     taken: frozenset[str]
     others: frozenset[str]
 
 
 class FileColumns:
-    """Which of a record's columns the Parquet files of a source have.
+    """The record's columns in the Parquet files of a source.
 
-    `where` says which source it is, `path` what it reads.
+    `where` names the source in errors, `path` is what it reads.
     """
 
     def __init__(self, wanted: pa.Schema, where: str, path: str) -> None:
@@ -103,46 +103,47 @@ class FileColumns:
         self._lacking: dict[str, list[str]] = {}
         self._known: set[str] = set()
         self.examples: dict[str, UPath] = {}
-        """A file that has the column, by its name."""
+        """By column, a file that has it."""
 
         self.types: dict[str, pa.DataType] = {}
-        """What the column is in that file."""
+        """By column, its type in that file."""
 
     def add(self, files: Sequence[UPath]) -> None:
-        """Look at those of these files that are not known.
+        """Look at new files.
 
-        Raises `MalformedInputError` for one that lacks a column, where its field may not be None, or where it has
-        another column that no field takes: then somebody has renamed it. Raises `PipelineError` where no file has it.
+        Raises `MalformedInputError` for a file that lacks a column, where its field may not be None, or where the file
+        has another column that no field takes: then somebody has renamed it. Raises `PipelineError` where no file has
+        the column.
         """
-        own: dict[_Shape, list[UPath]] = {}
+        new_shapes: dict[_Shape, list[UPath]] = {}
         further = [file for file in files if file.path not in self._known]
         self._known.update(file.path for file in further)
         for file, schema in zip(further, schemas(further), strict=True):
             if schema is None:
                 self._tell_empty(file)
                 continue
-            own.setdefault(_shape(schema, self._wanted), []).append(file)
+            new_shapes.setdefault(_shape(schema, self._wanted), []).append(file)
             for name in self._wanted.names:
                 if name not in self.examples and name in schema.names:
                     self.examples[name], self.types[name] = file, schema.field(name).type
-        self._shapes = {shape: those[0] for shape, those in own.items()} | self._shapes
+        self._shapes = {shape: files_of_shape[0] for shape, files_of_shape in new_shapes.items()} | self._shapes
         for shape in self._shapes:
             for column in self._missing(shape):
                 self._check(shape, column)
-                for file in own.get(shape, ()):
+                for file in new_shapes.get(shape, ()):
                     self._note(column, file)
 
     def lacking(self) -> Mapping[str, str]:
-        """The files that lack a column, which is None in their rows, by the column."""
+        """By column, the files that lack it; it is None in their rows."""
         return {
             column: f"{len(files)}: {', '.join(files[:_SHOWN])}{', …' if len(files) > _SHOWN else ''}"
             for column, files in self._lacking.items()
         }
 
     def _missing(self, shape: _Shape) -> list[str]:
-        """The columns that a file lacks, and the members of those that it has."""
-        found = [path for path in self._nullable if path not in shape.taken]
-        return [path for path in found if path.rpartition(".")[0] not in found]
+        """The columns that a file lacks, and the missing members of columns that it has."""
+        missing = [path for path in self._nullable if path not in shape.taken]
+        return [path for path in missing if path.rpartition(".")[0] not in missing]
 
     def _check(self, shape: _Shape, column: str) -> None:
         file = self._shapes[shape]
@@ -177,25 +178,25 @@ class FileColumns:
             _log.warning("%s: %s has no bytes, and so no rows; a Parquet file has a footer", self._where, file)
 
 
-def _shape(found: pa.Schema, wanted: pa.Schema) -> _Shape:
+def _shape(schema: pa.Schema, wanted: pa.Schema) -> _Shape:
     taken: set[str] = set()
     others: set[str] = set()
-    _compare(list(found), {field.name: field for field in wanted}, "", taken, others)
+    _compare(list(schema), {field.name: field for field in wanted}, "", taken, others)
     return _Shape(frozenset(taken), frozenset(others))
 
 
 def _compare(
-    found: Sequence[pa.Field], wanted: Mapping[str, pa.Field], below: str, taken: set[str], others: set[str]
+    fields: Sequence[pa.Field], wanted: Mapping[str, pa.Field], below: str, taken: set[str], others: set[str]
 ) -> None:
-    for field in found:
+    for field in fields:
         path = f"{below}{field.name}"
         if field.name not in wanted:
             others.add(path)
             continue
         taken.add(path)
-        inner, own = _members(wanted[field.name].type), _members(field.type)
-        if inner and own:
-            _compare(own, {member.name: member for member in inner}, f"{path}.", taken, others)
+        wanted_members, actual_members = _members(wanted[field.name].type), _members(field.type)
+        if wanted_members and actual_members:
+            _compare(actual_members, {member.name: member for member in wanted_members}, f"{path}.", taken, others)
 
 
 def _paths(fields: Sequence[pa.Field] | pa.Schema, below: str = "") -> Iterator[tuple[str, bool]]:
@@ -206,7 +207,7 @@ def _paths(fields: Sequence[pa.Field] | pa.Schema, below: str = "") -> Iterator[
 
 
 def _members(kind: pa.DataType) -> list[pa.Field]:
-    """The members of a struct, or of those in a list or a map."""
+    """The members of a struct, or of the structs in a list or a map."""
     if pa.types.is_struct(kind):
         return list(kind)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -215,7 +216,7 @@ def _members(kind: pa.DataType) -> list[pa.Field]:
 
 
 def unreadable(kind: pa.DataType) -> bool:
-    """Whether a column of this type, or a part of it, is one that Spark does not read."""
+    """Whether Spark does not read a column of this type, or a part of it."""
     if pa.types.is_timestamp(kind):
         return bool(kind.unit == "ns")
     if pa.types.is_nested(kind):
@@ -230,7 +231,7 @@ def unreadable(kind: pa.DataType) -> bool:
 
 
 def as_spark_reads(kind: pa.DataType) -> pa.DataType:
-    """The type of a column that Spark reads, of the same column's in Arrow; of one that it reads as it is, that one."""
+    """The type in which Spark reads a column of this Arrow type."""
     if pa.types.is_dictionary(kind):
         return as_spark_reads(kind.value_type)
     if pa.types.is_struct(kind):
@@ -249,16 +250,16 @@ _READ_AS = {
     pa.uint64(): pa.decimal128(20, 0),
     **{pa.duration(unit): pa.int64() for unit in ("s", "ms", "us", "ns")},
 }
-"""What Spark reads instead: it has no numbers without a sign, and Parquet has no durations."""
+"""The types that Spark reads instead: it has no unsigned numbers, and Parquet has no durations."""
 
 
 _BYTES = (1 << 14, 1 << 20)
-"""Of a file, in which its first line is looked for: at first, and where it does not end there."""
+"""Bytes of a file in which its first line is searched: at first, and where the line does not end there."""
 
 _THREADS = 32
 _FEW = 4
 _DEFLATED = {".gz": 31, ".deflate": 15}
-"""Compressed files of which a beginning is enough, and zlib's word for them."""
+"""Compressed files whose start is enough, and zlib's `wbits` for them."""
 
 _COMPRESSED = (".bz2", ".lz4", ".snappy", ".zst", ".zstd", ".xz")
 """Compressed files that Spark, or a codec of Hadoop's, reads."""

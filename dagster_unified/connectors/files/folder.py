@@ -27,27 +27,27 @@ _STARS = re.compile(r"(\[\*\]|\*+)")
 
 
 def has_star(path: str) -> bool:
-    """Whether a path stands for others."""
+    """Whether a path is a pattern."""
     return "*" in path.replace("[*]", "")
 
 
 def plain(path: str) -> str:
-    """What a path without a star that stands for others stands for."""
+    """A path that is no pattern, with its stars as they are."""
     return path.replace("[*]", "*")
 
 
 def as_regex(path: str) -> str:
-    """The regular expression of the paths that it stands for."""
+    """The regular expression of the paths that a pattern matches."""
     return _translated(path, "[^/]*", re.escape)
 
 
 def as_fnmatch(name: str) -> str:
-    """The pattern as Python's fnmatch takes it, and the globs of fsspec."""
+    """The pattern for Python's fnmatch, and for the globs of fsspec."""
     return _translated(name, "*", lambda text: re.sub(r"([*?[])", r"[\1]", text))
 
 
 def load_pattern(reader: DataFrameReader, path: UPath) -> DataFrame:
-    """Read the files and folders that a path stands for."""
+    """Read the files and folders that a pattern matches."""
     return reader.options(**STRICT).load(_translated(for_spark(path), "*", escaped))
 
 
@@ -71,7 +71,7 @@ class File(NamedTuple):
 
 
 class Folder:
-    """The files of a path: a file, a folder or a pattern with `*`; their names are told below `root`."""
+    """The files of a path: a file, a folder or a pattern with `*`; their names are relative to `root`."""
 
     def __init__(self, path: UPath) -> None:
         text = path_text(path)
@@ -100,16 +100,16 @@ class Folder:
     def new(self, known: Set[str]) -> list[File]:
         """The files whose names are not known.
 
-        Local folders that have not changed since they were listed the last time are taken for known.
+        Files of local folders that have not changed since the last listing count as known.
         """
         self.hidden.clear()
         if not self.local:
-            return [self._told(name, info) for name, info in self._remote() if name not in known]
+            return [self._remote_file(name, info) for name, info in self._remote() if name not in known]
         names = [name for name in self._walk("", self._pattern) if name not in known]
-        return [file for file in map(self._looked_at, names) if file is not None]
+        return [file for file in map(self._local_file, names) if file is not None]
 
     def location(self, name: str) -> str:
-        """The path of a file, as Spark reads it."""
+        """The path of a file for Spark."""
         return f"{self._prefix}{self.root}/{name}"
 
     def url_of(self, name: str) -> str:
@@ -134,17 +134,17 @@ class Folder:
         self._unchanged.clear()
 
     def load(self, reader: DataFrameReader, files: Sequence[UPath]) -> DataFrame:
-        """Read all its files, which are these."""
+        """Read all its files; `files` are these."""
         if self.place is not None:
             return load(reader, [self.place])
         if self.local and any(":" in file.path for file in files):  # which Hadoop does not find by a pattern
             return load(reader, files)
         return load_pattern(reader, self.path)
 
-    def _told(self, name: str, info: Mapping[str, Any]) -> File:
+    def _remote_file(self, name: str, info: Mapping[str, Any]) -> File:
         return File(name, int(info.get("size") or 0), _changed(info))
 
-    def _looked_at(self, name: str) -> File | None:
+    def _local_file(self, name: str) -> File | None:
         try:
             stat = os.stat(f"{self.root}/{name}")
         except FileNotFoundError:
@@ -183,8 +183,8 @@ class Folder:
             else {self.root: {"type": "directory"}}
         )
         for match, info in matches.items():
-            found = _below(files, match) if info["type"] == "directory" else {match: info}
-            for path, told in found.items():
+            files_of_match = _below(files, match) if info["type"] == "directory" else {match: info}
+            for path, details in files_of_match.items():
                 name = path.removeprefix(f"{self.root}/")
                 *folders, last = path.removeprefix(match).strip("/").split("/") if path != match else [name]
                 if not all(_is_of(folder, (), False) for folder in folders):
@@ -192,11 +192,11 @@ class Folder:
                 if _is_hidden(last.rpartition("/")[2]):
                     self.hidden.add(name)
                 else:
-                    yield name, told
+                    yield name, details
 
 
 def _is_of(name: str, pattern: tuple[str, ...], is_file: bool) -> bool:
-    """Whether what a folder has belongs to a pattern of names; one without names takes all that is not hidden."""
+    """Whether an entry of a folder matches a pattern of names; an empty pattern matches all that is not hidden."""
     if not pattern:
         return not _is_hidden(name) and (is_file or "=" in name)
     if is_file and (len(pattern) > 1 or _is_hidden(name)):
@@ -207,10 +207,10 @@ def _is_of(name: str, pattern: tuple[str, ...], is_file: bool) -> bool:
 def _below(files: Any, folder: str) -> Mapping[str, Mapping[str, Any]]:
     """The files below a folder of a store, by their paths."""
     try:
-        found: Mapping[str, Mapping[str, Any]] = files.find(folder, detail=True)
+        listing: Mapping[str, Mapping[str, Any]] = files.find(folder, detail=True)
     except FileNotFoundError:
         return {}
-    return found
+    return listing
 
 
 def _is_hidden(name: str) -> bool:
@@ -218,26 +218,26 @@ def _is_hidden(name: str) -> bool:
 
 
 def _changed(info: Mapping[str, Any]) -> int:
-    """When a file of a bucket was changed; each kind of store has a word of its own for it."""
+    """When a file of a bucket was changed; each kind of store has its own word for it."""
     words = ("LastModified", "mtime", "last_modified", "updated", "created")
-    told = next((info[word] for word in words if word in info), 0)
-    if isinstance(told, str):
-        told = datetime.fromisoformat(told)
-    return to_millis(told) if isinstance(told, datetime) else int(told * 1000)
+    changed = next((info[word] for word in words if word in info), 0)
+    if isinstance(changed, str):
+        changed = datetime.fromisoformat(changed)
+    return to_millis(changed) if isinstance(changed, datetime) else int(changed * 1000)
 
 
 _LOGS = {"_delta_log": ("Delta", ".json"), "metadata": ("Iceberg", ".metadata.json"), ".hoodie": ("Hudi", "")}
-"""The folder of each format's log, and how the name of some file in it ends."""
+"""The folder of each format's log, the format, and how the name of some file in the folder ends."""
 
 _DATA = "data"
-"""Where an Iceberg table has its files."""
+"""The folder of an Iceberg table's files."""
 
 
 def table_format(files: Iterable[UPath]) -> tuple[UPath, str] | None:
-    """The folder and the format of a table that one of these files lies in; None where none does.
+    """The folder and the format of a table that one of these files lies in; None where there is none.
 
-    A bucket is asked three times for each folder of files; those such as day=2024-01-01 are part of the folder that
-    they are in.
+    A bucket is asked three times for each folder of files; folders such as day=2024-01-01 count as part of the folder
+    that they are in.
     """
     folders = {_without_partitions(file.parent.path): file for file in files}
     for path, file in folders.items():

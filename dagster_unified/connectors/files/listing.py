@@ -59,7 +59,7 @@ _GUARD = "not-a-chunk-of-its-own.gz"
 _CHUNK = re.compile(r"/chunks/(\d{10})$")
 
 _EARLIER = "earlier"
-"""The file with what was read before there were chunks."""
+"""The file with the names that were read before there were chunks."""
 
 _UTF8 = ("utf-8", "surrogateescape")
 
@@ -88,7 +88,7 @@ class Listing:
         self._spark = spark
         self._skip, self._at_most, self._whole, self._check = skip, at_most, whole, check
         self._waiting: list[File] = []
-        """What was listed and is in no chunk yet: a job that starts with another limit cuts it by that."""
+        """Listed files that are in no chunk yet: a job that starts with another limit cuts them by that."""
 
         self._chunks = Chunks(folder, files.root, index)
         self._pause = PAUSE if files.local else PAUSE_IN_BUCKET
@@ -108,7 +108,7 @@ class Listing:
         """How many queries were given this listing's folder to read, at most."""
 
     def look(self) -> None:
-        """List the folder, and show Spark what is new; of more than one chunk the first, and the next one by one."""
+        """List the folder, and show Spark the new files; of more than one chunk the first, and then one by one."""
         with self._lock:
             if self._waiting:
                 self._add()
@@ -137,7 +137,7 @@ class Listing:
     def look_between_epochs(self) -> None:
         """List the folder as an epoch ends, before Spark asks what the next one reads, unless that takes long.
 
-        So the next epoch reads what came during this one. What goes wrong is raised by the next `look_beside`.
+        So the next epoch reads what came during this one. The next `look_beside` raises what goes wrong.
         """
         if not self._is_brief and not self._waiting:
             return
@@ -147,10 +147,10 @@ class Listing:
             self._failed = error
 
     def look_beside(self, early: bool) -> None:
-        """List the folder in a thread, if it is time to and Spark has taken what it was shown.
+        """List the folder in a thread, if it is time to and Spark has taken all it was shown.
 
-        So what comes while Spark is busy is one chunk. `early` says that Spark will not ask for a while: then only what
-        takes long is listed. Raises what went wrong the last time.
+        So all files that come while Spark is busy are one chunk. `early` says that Spark will not ask for a while: then
+        only a slow listing is started. Raises what went wrong the last time.
         """
         if self._failed is not None:
             failed, self._failed = self._failed, None
@@ -164,7 +164,7 @@ class Listing:
             self._looking.start()
 
     def close(self) -> None:
-        """Wait for a listing that is under way."""
+        """Wait for a running listing."""
         if self._looking is not None:
             self._looking.join()
 
@@ -187,7 +187,7 @@ class Listing:
             return True
 
     def all_taken(self) -> bool:
-        """Whether the queries that read the chunks have found all of them; waits for a listing that is under way."""
+        """Whether the queries that read the chunks have found all of them; waits for a running listing."""
         with self._lock:
             return not self._waiting and self._are_found()
 
@@ -195,18 +195,18 @@ class Listing:
         """Whether the queries have found all chunks that they were shown."""
         if not self._shown:
             return True
-        found = self._found()
-        return len(found) >= self.readers and min(found) >= self._shown[-1]
+        last_found = self._last_found()
+        return len(last_found) >= self.readers and min(last_found) >= self._shown[-1]
 
-    def _found(self) -> list[int]:
-        """The number of the last chunk that each source of the queries has found, of those which have found any."""
+    def _last_found(self) -> list[int]:
+        """The number of the last chunk found by each source of the queries that has found any."""
         running = self._running()
         if running.keys() - self._logs.keys() or sum(len(self._logs[path]) for path in running) < self.readers:
             self._logs = {path: list(_logs(path, self.folder)) for path in running}
         return [last_chunk_found(log, self.folder) for path in running for log in self._logs[path]]
 
     def _running(self) -> dict[UPath, StreamingQuery]:
-        """The queries of the job that run, by their checkpoints; which those are is looked up only once."""
+        """The running queries of the job, by their checkpoints; the ids are looked up only once."""
         active = {query.id: query for query in self._spark.streams.active}
         if len(active.keys() & self._ids.values()) < self.readers and active.keys() - self._ids.values():
             self._ids = {path: spark_log.query_id(path) for path in _checkpoints(self.folder)}
@@ -225,7 +225,7 @@ class Listing:
         self._add()
 
     def _add(self) -> None:
-        """Write the next chunk of what was listed, and show it to Spark."""
+        """Write the next chunk of the waiting files, and show it to Spark."""
         files, size = self._waiting, self._at_most or max(len(self._waiting), 1)
         added = 0
         while added < len(files) and (self._whole or not added):
@@ -248,15 +248,15 @@ class Chunks:
         self.folder, self.path = folder, folder / "chunks"
         self._log = (self.path if index is None else index) / _LOG
         self._below = f"{root}/"
-        found = self.path.iterdir() if self.path.exists() else ()
-        self._numbers = sorted(int(path.name) for path in found if path.name.isdigit() and _log_of(path).exists())
+        folders = self.path.iterdir() if self.path.exists() else ()
+        self._numbers = sorted(int(path.name) for path in folders if path.name.isdigit() and _log_of(path).exists())
 
     def numbers(self) -> list[int]:
         """The numbers of the chunks."""
         return list(self._numbers)
 
     def add(self, files: Sequence[File], url_of: Callable[[str], str]) -> int:
-        """Write a chunk, and give its number; raises `StageError` where another process has given it meanwhile."""
+        """Write a chunk, and return its number; raises `StageError` where another process took the number meanwhile."""
         number = self._last() + 1
         chunk = self._chunk(number)
         put(chunk / _GUARD, b"Spark reads one chunk at a time.")
@@ -288,8 +288,8 @@ class Chunks:
     def show(self, numbers: Iterable[int]) -> None:
         """Show Spark these chunks, and no others."""
         log = self._log
-        found = log.iterdir() if log.exists() else ()
-        versions = sorted(int(path.stem) for path in found if path.suffix == ".compact")
+        files = log.iterdir() if log.exists() else ()
+        versions = sorted(int(path.stem) for path in files if path.suffix == ".compact")
         entries = [_status(url(for_spark(self._chunk(number))), 0, number) for number in numbers]
         # a number that ends in 9 is Spark's for a file that stands for all before it
         put(log / f"{(versions[-1] if versions else -1) + 10}.compact", _log(entries))
@@ -319,7 +319,7 @@ class Chunks:
 
 
 def _log_of(chunk: UPath) -> UPath:
-    """The log of a chunk, which makes it one."""
+    """The log of a chunk; with it the folder is a chunk."""
     return chunk / _LOG / "0"
 
 
@@ -364,7 +364,7 @@ def is_busy(query: StreamingQuery) -> bool:
 
 
 def _running(spark: SparkSession, folder: UPath) -> dict[UPath, StreamingQuery]:
-    """The queries of the job that a source's folder belongs to, of those that run, by their checkpoints."""
+    """The running queries of the job that a source's folder belongs to, by their checkpoints."""
     active = {query.id: query for query in spark.streams.active}
     ids = {path: spark_log.query_id(path) for path in _checkpoints(folder)}
     return {path: active[number] for path, number in ids.items() if number in active}
@@ -402,13 +402,13 @@ _listings: dict[str, Listing] = {}
 """By the folder of a source of a job: the listings that queries read in this process."""
 
 _indexes: dict[str, TemporaryDirectory[str]] = {}
-"""By such a folder in a bucket: where Spark finds the chunks."""
+"""By a source's folder in a bucket: the folder in which Spark finds the chunks."""
 
 _watched: set[str] = set()
-"""The folders of those that are listed again and again."""
+"""The folders of sources that are listed again and again."""
 
 _starting = RLock()
-"""Held while a query starts: no epoch of another one may list for a listing that is about to be replaced."""
+"""Held while a query starts: no other query's epoch may use a listing that is about to be replaced."""
 
 
 def show(
@@ -421,7 +421,7 @@ def show(
     watch: bool,
     check: Callable[[Sequence[str]], None] | None = None,
 ) -> str:
-    """List for a query that is about to start; gives the path that Spark reads.
+    """List for a query that is about to start; returns the path that Spark reads.
 
     `read` and `skip` tell what was read before the job began; `check` raises where files cannot be read; with `watch`
     the folder is listed again whenever `look` is called for the job.
@@ -474,7 +474,7 @@ def _index(spark: SparkSession, key: str, folder: UPath, is_read: bool) -> UPath
 
 
 def _begin(folder: UPath, files: Folder) -> None:
-    """Without a query that has read chunks, begin without any.
+    """Start without chunks, unless a query has read some.
 
     What a query has read of the folder itself, as earlier versions of the library did, counts as read.
     """
@@ -491,7 +491,7 @@ def _begin(folder: UPath, files: Folder) -> None:
 
 
 def look(job: UPath, now: bool = False, early: bool = False) -> None:
-    """List what the sources of a job monitor, where it is time to; with `now` in any case, and before it returns.
+    """List the monitored folders of a job's sources, where it is time to; with `now` always, and before it returns.
 
     `early` says that Spark will not ask for a while.
     """
@@ -503,18 +503,18 @@ def look(job: UPath, now: bool = False, early: bool = False) -> None:
 
 
 def end(job: UPath) -> None:
-    """List what the sources of a job monitor for the last time: what comes from now on is not read."""
+    """List the monitored folders of a job's sources for the last time: files that come later are not read."""
     for listing in _watched_by(job):
         listing.end()
 
 
 def all_taken(job: UPath) -> bool:
-    """Whether Spark has planned to read all that was listed for a job."""
+    """Whether Spark has planned to read everything that was listed for a job."""
     return all(listing.all_taken() for listing in _of_job(job, _listings))
 
 
 def look_between_epochs(job: UPath) -> None:
-    """List what the sources of a job monitor, as an epoch of one of its queries ends."""
+    """List the monitored folders of a job's sources, as an epoch of one of its queries ends."""
     with _starting:
         for listing in _watched_by(job):
             listing.look_between_epochs()

@@ -160,7 +160,7 @@ class _FileSource(SparkSource[Out]):
     def distinguishes(self, one: Slice, other: Slice) -> bool:
         if self.template is None or self.partition_columns:
             return True
-        differing = {name for name, own in one.dimensions.items() if other.dimensions[name] != own}
+        differing = {name for name, value in one.dimensions.items() if other.dimensions[name] != value}
         return not self.template.names(differing) or self.template.of(one) != self.template.of(other)
 
     def how_to_bound(self) -> str:
@@ -200,11 +200,16 @@ class _FileSource(SparkSource[Out]):
         return sorted((UPath(f, protocol=self.path.protocol, **options) for f in folder.paths()), key=str)
 
     def _stream(
-        self, spark: SparkSession, schema: StructType, options: dict[str, Any], folder: UPath, told: Collection[str]
+        self,
+        spark: SparkSession,
+        schema: StructType,
+        options: dict[str, Any],
+        folder: UPath,
+        path_fields: Collection[str],
     ) -> DataFrame:
-        """Files in the order of their age, from a listing of the library's own.
+        """Files from the oldest to the newest, from a listing of the library's own.
 
-        A folder that is monitored may still be empty; none is ignored because it is old.
+        A monitored folder may still be empty; no file is ignored because it is old.
         """
         from pyspark.sql.types import StructType
 
@@ -215,10 +220,10 @@ class _FileSource(SparkSource[Out]):
             self._check_each(spark, [self.path.with_segments(f"{files.root}/{name}") for name in names])
 
         most = self.max_files_per_trigger
-        listing = show(spark, folder, files, self._read_before(), self._in_partition_before, most, monitors, check)
-        in_path = [field for field in schema if field.name in told]
-        own = StructType([field for field in schema if field not in in_path])
-        reader = spark.readStream.format(self.scanned_as).schema(own).options(**options)
+        listing = show(spark, folder, files, self._files_read(), self._in_read_partition, most, monitors, check)
+        in_path = [field for field in schema if field.name in path_fields]
+        file_schema = StructType([field for field in schema if field not in in_path])
+        reader = spark.readStream.format(self.scanned_as).schema(file_schema).options(**options)
         # each "file" that Spark finds in the listing is a chunk of files, of which it can take one at a time
         reader = reader.option("maxFilesPerTrigger", 1).option("maxFileAge", "36500d")
         # and of which it would not find any that are not in the chunk's folder
@@ -230,7 +235,7 @@ class _FileSource(SparkSource[Out]):
         if self.slice is not None:
             return super().batch_position(spark)
         files = Folder(self.path)
-        names = self._read_before().union(file.name for file in files.files())
+        names = self._files_read().union(file.name for file in files.files())
         return FilesRead.of(files.root, names, self.partitions_read_before())
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
@@ -238,7 +243,7 @@ class _FileSource(SparkSource[Out]):
         if checkpoint_sources is None or logged < 0:
             return self.resume_position
         root = Folder(self.path).root
-        names = self._read_before().union(names_until(spark_log.Reader(checkpoint_sources, logged), root))
+        names = self._files_read().union(names_until(spark_log.Reader(checkpoint_sources, logged), root))
         return FilesRead.of(root, names, self.partitions_read_before())
 
     def ending(self, folder: UPath) -> Ending | None:
@@ -263,81 +268,78 @@ class _FileSource(SparkSource[Out]):
         elif read is not None or not isinstance(self.resume_position, FilesRead):
             super().check_resume_position()
 
-    def _read_before(self) -> frozenset[str]:
-        """The names of the files that were read before."""
+    def _files_read(self) -> frozenset[str]:
         return self.resume_position.files() if isinstance(self.resume_position, FilesRead) else frozenset()
 
-    def _in_partition_before(self, name: str) -> bool:
-        """Whether a file belongs to a partition that was read before, by its name below the root."""
+    def _in_read_partition(self, name: str) -> bool:
         read = self.partitions_read_before()
         if read is None or self.template is None:
             return False
         return self.template.ends_by(name, read.until.replace(tzinfo=None))
 
     def read(self, spark: SparkSession) -> DataFrame:
-        found = self._existing()
-        self._look_at(found[0])
-        self._check_table(found)
+        files = self._existing()
+        self._look_at(files[0])
+        self._check_table(files)
         if isinstance(self.resume_position, Unread):
-            self._check_each(spark, found)
-            return self._read(spark, found, partial(Folder(self.path).load, files=found), self._told(found[0]))
-        rest = self._unread_of(found)
-        self._check_each(spark, rest)
-        if not rest:
-            some = found[:1]
-            return self._read(spark, some, partial(load, paths=some), self._told(found[0])).limit(0)
-        return self.unread(self._read(spark, rest, partial(load, paths=rest), self._told(rest[0])))
+            self._check_each(spark, files)
+            return self._read(spark, files, partial(Folder(self.path).load, files=files), self._path_fields(files[0]))
+        unread = self._unread_of(files)
+        self._check_each(spark, unread)
+        if not unread:
+            first = files[:1]
+            return self._read(spark, first, partial(load, paths=first), self._path_fields(files[0])).limit(0)
+        return self.unread(self._read(spark, unread, partial(load, paths=unread), self._path_fields(unread[0])))
 
     def _unread_of(self, files: list[UPath]) -> list[UPath]:
-        """Those files that were not read before."""
         below = f"{Folder(self._whole).root}/"
-        read = self._read_before()
+        read = self._files_read()
         names = [(file, path_text(file).removeprefix(below)) for file in files]
-        return [file for file, name in names if name not in read and not self._in_partition_before(name)]
+        return [file for file, name in names if name not in read and not self._in_read_partition(name)]
 
     @abstractmethod
-    def _read(self, spark: SparkSession, files: Sequence[UPath], load: Load, told: Collection[str]) -> DataFrame:
-        """The rows of files, which `load` reads; the names of folders tell some of their fields."""
+    def _read(self, spark: SparkSession, files: Sequence[UPath], load: Load, path_fields: Collection[str]) -> DataFrame:
+        """The rows of files that `load` reads; folder names give the fields in `path_fields`."""
 
-    def _to_begin_with(self) -> list[UPath]:
-        """The files that a stream reads, or of a folder that is monitored some file that is there."""
+    def _first_files(self) -> list[UPath]:
+        """The files that a bounded stream reads; of a monitored folder any one file that is there."""
         if self.boundedness is Boundedness.BOUNDED:
-            found = self._existing()
-            self._look_at(found[0])
+            files = self._existing()
+            self._look_at(files[0])
         else:
-            files = Folder(self.path)
-            name = files.any()
-            found = [] if name is None else [self.path.with_segments(f"{files.root}/{name}")]
-        if found:
-            self._check_table(found)
-        return found
+            folder = Folder(self.path)
+            name = folder.any()
+            files = [] if name is None else [self.path.with_segments(f"{folder.root}/{name}")]
+        if files:
+            self._check_table(files)
+        return files
 
-    def _told(self, file: UPath) -> set[str]:
-        """The fields that the names of folders tell, as of a file: such as the day in day=2024-01-01/a.csv.
+    def _path_fields(self, file: UPath) -> set[str]:
+        """The fields that folder names give, such as the day in day=2024-01-01/a.csv.
 
-        They are read as texts, which is what names are; Spark would take 007 for the number 7.
+        They are read as texts, as names are texts; Spark would read 007 as the number 7.
         """
         folders = path_text(file).removeprefix(f"{Folder(self._whole).root}/").split("/")[:-1]
         named = {name for name, is_column, _ in (folder.partition("=") for folder in folders) if is_column}
         return named & set(self.records.names)
 
-    def _rooted(self, told: Collection[str]) -> dict[str, str]:
-        """Spark's option that says below which folder names tell fields; of a pattern it would take none for one."""
-        return {"basePath": for_spark(self._whole.with_segments(Folder(self._whole).root))} if told else {}
+    def _rooted(self, path_fields: Collection[str]) -> dict[str, str]:
+        """Spark's option for the folder below which folder names are fields; for a pattern Spark finds none itself."""
+        return {"basePath": for_spark(self._whole.with_segments(Folder(self._whole).root))} if path_fields else {}
 
-    def _in_folders(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
+    def _in_folders(self, frame: DataFrame, path_fields: Collection[str]) -> DataFrame:
         """The rows of folders such as day=2024-01-01 that may belong to the partitions that are read.
 
-        Behind the checks of rows it would be too late for Spark to leave the other folders alone.
+        After the checks of rows it is too late for Spark to skip the other folders.
         """
         covered = self.covered()
         for field in spark_schema(self.records.schema):
-            if field.name in told and field.name in covered:
+            if field.name in path_fields and field.name in covered:
                 frame = frame.where(in_folder(field.name, field.dataType, covered[field.name]))
         return frame
 
     def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
-        """Reads in one scan; a file's path says which partition it is in.
+        """Reads all partitions in one scan; a file's path says which partition it is in.
 
         A scan for each partition would be planned and compiled by itself.
         """
@@ -350,11 +352,11 @@ class _FileSource(SparkSource[Out]):
         folders = False
         for place, source in enumerate(bounded):
             assert isinstance(source, _FileSource)
-            found = source._existing()
+            source_files = source._existing()
             path = Folder(source.path).place
             folders = folders or (path is not None and path.is_dir())  # of which Spark itself says what it reads
-            files += found
-            places |= {_SCHEME.sub("", str(file)): place for file in found}
+            files += source_files
+            places |= {_SCHEME.sub("", str(file)): place for file in source_files}
         self._look_at(files[0])
         if (
             folders
@@ -366,7 +368,7 @@ class _FileSource(SparkSource[Out]):
         ):
             return super().read_partitions(spark, bounded)
         by_path = F.create_map(*[F.lit(v) for path, place in places.items() for v in (path, place)])
-        own = F.try_element_at(
+        partition = F.try_element_at(
             by_path, F.regexp_replace("_metadata.file_path", _SCHEME.pattern, "/" if not self.path.protocol else "")
         )
         unknown = F.raise_error(
@@ -374,27 +376,27 @@ class _FileSource(SparkSource[Out]):
         ).cast("int")
         self._check_table(files)
         self._check_each(spark, files)
-        frame = self._read(spark, files, partial(load, paths=files), self._told(files[0]))
-        return frame.withColumn(PARTITION_INDEX, F.coalesce(own, unknown))
+        frame = self._read(spark, files, partial(load, paths=files), self._path_fields(files[0]))
+        return frame.withColumn(PARTITION_INDEX, F.coalesce(partition, unknown))
 
     def _alike(self, files: list[UPath]) -> bool:
-        """Whether these are files, which can be read as one table."""
+        """Whether these are files that can be read as one table."""
         return all(file.is_file() and not file.name.startswith(("_", ".")) for file in files)
 
     def _existing(self) -> list[UPath]:
         folder = Folder(self.path)
-        found = self._files_of(folder)
-        endings = {f".{self.format}", *[file.suffix for file in found]}
+        files = self._files_of(folder)
+        endings = {f".{self.format}", *[file.suffix for file in files]}
         hidden = sorted(name for name in folder.hidden if PurePosixPath(name).suffix in endings)
         shown = f"names that begin with _ or . are hidden, as {', '.join(hidden[:20])}" if hidden else ""
-        if not found:
+        if not files:
             whose = f" for partition {self.slice.key}" if self.slice is not None else ""
             advice = shown or "check the path"
             raise PipelineError(f"source '{self.name}': there are no files at {self.path}{whose}; {advice}")
         if hidden:
             _log.warning("source '%s': of the files at %s it does not read all: %s", self.name, self.path, shown)
-        self._check_folders(found)
-        return found
+        self._check_folders(files)
+        return files
 
     def _check_table(self, files: Sequence[UPath]) -> None:
         """Raises `PipelineError` where files lie in a table, unless the path is that of one of them."""
@@ -411,7 +413,7 @@ class _FileSource(SparkSource[Out]):
             )
 
     def _look_at(self, file: UPath) -> None:
-        """Raises `PipelineError` where the first file is not of the format, in a way that Spark does not tell."""
+        """Raises `PipelineError` where the first file is not of the format and Spark would not say so."""
 
     def _check_each(self, spark: SparkSession, files: Sequence[UPath]) -> None:
         """Raises `MalformedInputError` where one of the files that are about to be read is not of the format.
@@ -425,20 +427,20 @@ class _FileSource(SparkSource[Out]):
                     " rename the file"
                 )
 
-    def _check_folders(self, found: list[UPath]) -> None:
+    def _check_folders(self, files: list[UPath]) -> None:
         """Raises `PipelineError` where files lie in folders of different columns, of which Spark would read some."""
         folder = Folder(self.path).place
         if folder is None:
             return
         below = len(path_text(folder)) + 1
         first: dict[tuple[str, ...], UPath] = {}
-        for file in found:
+        for file in files:
             first.setdefault(tuple(name.partition("=")[0] for name in path_text(file)[below:].split("/")[:-1]), file)
         if len(first) > 1:
-            one, other = list(first.values())[:2]
+            first_file, other = list(first.values())[:2]
             raise PipelineError(
-                f"source '{self.name}': {one} and {other} lie in folders of different columns, of which Spark reads"
-                " only some; move them, or read each folder by a source of its own"
+                f"source '{self.name}': {first_file} and {other} lie in folders of different columns, of which Spark"
+                " reads only some; move them, or read each folder by a source of its own"
             )
 
 
@@ -464,42 +466,44 @@ class TextSource(_FileSource[Out]):
     def describe(self) -> str:
         return f"{super().describe()}, malformed rows: {self.on_malformed}"
 
-    def _read(self, spark: SparkSession, files: Sequence[UPath], load: Load, told: Collection[str]) -> DataFrame:
-        schema, own = self._scanned(told)
-        reader = spark.read.format(self.scanned_as).schema(schema).options(**own, **self._rooted(told))
-        return self._checked(self._in_folders(load(reader), told), told)
+    def _read(self, spark: SparkSession, files: Sequence[UPath], load: Load, path_fields: Collection[str]) -> DataFrame:
+        schema, options = self._scanned(path_fields)
+        reader = spark.read.format(self.scanned_as).schema(schema).options(**options, **self._rooted(path_fields))
+        return self._checked(self._in_folders(load(reader), path_fields), path_fields)
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        files = self._to_begin_with()
-        told = self._told(files[0]) if files else set()
-        return self.unread(self._checked(self._stream(spark, *self._scanned(told), folder, told), told))
+        files = self._first_files()
+        path_fields = self._path_fields(files[0]) if files else set()
+        return self.unread(
+            self._checked(self._stream(spark, *self._scanned(path_fields), folder, path_fields), path_fields)
+        )
 
-    def _scanned(self, told: Collection[str]) -> tuple[StructType, dict[str, Any]]:
-        """The columns and the options with which Spark scans the files: by itself, for their lines."""
-        return self._texts([_VALUE], told), {}
+    def _scanned(self, path_fields: Collection[str]) -> tuple[StructType, dict[str, Any]]:
+        """The columns and options with which Spark scans the files; by default only for their lines."""
+        return self._texts([_VALUE], path_fields), {}
 
-    def _texts(self, names: Iterable[str], told: Collection[str]) -> StructType:
-        """Columns of texts: these, and those of the fields that the names of folders tell."""
+    def _texts(self, names: Iterable[str], path_fields: Collection[str]) -> StructType:
+        """Text columns: these, and those of the fields that folder names give."""
         from pyspark.sql.types import StringType, StructField, StructType
 
-        in_path = [name for name in self.records.names if name in told]
+        in_path = [name for name in self.records.names if name in path_fields]
         return StructType([StructField(name, StringType()) for name in [*names, *in_path]])
 
-    def _own(self, told: Collection[str]) -> pa.Schema:
+    def _file_fields(self, path_fields: Collection[str]) -> pa.Schema:
         """The fields that the files have."""
-        return pa.schema([field for field in self.records.schema if field.name not in told])
+        return pa.schema([field for field in self.records.schema if field.name not in path_fields])
 
     @abstractmethod
-    def _parsed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
-        """What was scanned, with the column of each field."""
+    def _parsed(self, frame: DataFrame, path_fields: Collection[str]) -> DataFrame:
+        """The scanned rows, with a column for each field."""
 
     @abstractmethod
-    def _is_broken(self, told: Collection[str]) -> Column:
-        """Whether the text of a row is none, whatever its values are."""
+    def _is_broken(self, path_fields: Collection[str]) -> Column:
+        """Whether the text of a row is malformed, whatever its values are."""
 
     @abstractmethod
     def _misfits(self, field: pa.Field, value: Column) -> Iterator[Check]:
-        """What may be wrong with the column of a field, but that it is missing; `value` is what `_value` made of it."""
+        """What may be wrong with a field's column, except a missing value; `value` is what `_value` returned."""
 
     @abstractmethod
     def _value(self, field: pa.Field) -> Column:
@@ -510,14 +514,14 @@ class TextSource(_FileSource[Out]):
     def rows(self) -> Rows:
         """What rows look like."""
 
-    def _row(self, told: Collection[str]) -> Column:
+    def _row(self, path_fields: Collection[str]) -> Column:
         """The row as it stands in its file."""
         from pyspark.sql import functions as F
 
         return F.col(_ROW)
 
-    def _checked(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
-        """Each row with what is wrong with it; or, where a malformed row is to fail the run, only rows that fit.
+    def _checked(self, frame: DataFrame, path_fields: Collection[str]) -> DataFrame:
+        """Each row with its first problem; or, where a malformed row fails the run, only rows that fit.
 
         What is used more than once gets a projection of its own, which Catalyst then computes once.
         """
@@ -525,24 +529,24 @@ class TextSource(_FileSource[Out]):
 
         names = self.records.names
         # Catalyst reads all that it knows of a file where this is asked for behind a parser
-        frame = self._parsed(frame.withColumn(_FILE, F.col("_metadata.file_path")), told)
+        frame = self._parsed(frame.withColumn(_FILE, F.col("_metadata.file_path")), path_fields)
         values = {f"{_CONVERTED}{place}": name for place, name in enumerate(names)}
         fields = dict(zip(names, self.records.schema, strict=True))
         frame = frame.withColumns(
             {
-                column: of_text(F.col(name), fields[name]) if name in told else self._value(fields[name])
+                column: of_text(F.col(name), fields[name]) if name in path_fields else self._value(fields[name])
                 for column, name in values.items()
             }
         )
-        checks = list(self._checks(told, {name: F.col(column) for column, name in values.items()}))
+        checks = list(self._checks(path_fields, {name: F.col(column) for column, name in values.items()}))
         first, reason = F.when(checks[0][0], F.lit(0)), F.when(F.col(_FIRST) == 0, checks[0][1])
-        for place, (is_so, found) in enumerate(checks[1:], 1):
-            first, reason = first.when(is_so, F.lit(place)), reason.when(F.col(_FIRST) == place, found)
+        for place, (is_so, message) in enumerate(checks[1:], 1):
+            first, reason = first.when(is_so, F.lit(place)), reason.when(F.col(_FIRST) == place, message)
         problem = F.when(
             F.col(_FIRST).isNotNull(),
             F.struct(
                 F.col(_FILE).alias("file"),
-                self._row(told).alias("row"),
+                self._row(path_fields).alias("row"),
                 non_deterministic(reason).alias("reason"),
             ),
         )
@@ -552,17 +556,17 @@ class TextSource(_FileSource[Out]):
             return frame.select(*columns, problem.alias(MALFORMED))
         return frame.withColumn(MALFORMED, problem).where(fitting(self.name)).select(*columns)
 
-    def _checks(self, told: Collection[str], values: Mapping[str, Column]) -> Iterator[tuple[Column, Column]]:
-        """What may be wrong with a row, in the order in which it is looked at: whether it is, and the reason."""
+    def _checks(self, path_fields: Collection[str], values: Mapping[str, Column]) -> Iterator[tuple[Column, Column]]:
+        """Each check of a row, in order: whether the row fails it, and the reason."""
         from pyspark.sql import functions as F
 
-        yield self._is_broken(told), F.lit(f"{UNREADABLE} {self.records.describe()}")
+        yield self._is_broken(path_fields), F.lit(f"{UNREADABLE} {self.records.describe()}")
         for field, info in zip(self.records.schema, self.records.types, strict=True):
             column, value = F.col(field.name), values[field.name]
             declared = field.with_type(with_nulls_declared(field.type, info))
             for absent, test in within(declared, field.name, _missing):
                 yield test(column), F.lit(absent)
-            misfits = misfits_of_text(field, value) if field.name in told else self._misfits(field, value)
+            misfits = misfits_of_text(field, value) if field.name in path_fields else self._misfits(field, value)
             for misfit, test in misfits:
                 yield test(column), _with_value(misfit, column, field.type)
         for name, enum in self.records.members().items():
@@ -580,8 +584,8 @@ class TextSource(_FileSource[Out]):
         first = row.splitlines()[0] if row else row
         text = load_one(spark.read.format("text"), file)
         lines = text.coalesce(1).select("value", (F.monotonically_increasing_id() + 1).alias("line"))
-        found = lines.where(F.regexp_replace("value", SQUEEZED, "") == squeezed(first)).limit(1).collect()
-        line = f", line {found[0].line}" if found else ""
+        matches = lines.where(F.regexp_replace("value", SQUEEZED, "") == squeezed(first)).limit(1).collect()
+        line = f", line {matches[0].line}" if matches else ""
         reason = explained(self.rows, file, row, reason)
         return MalformedInputError(
             f"source '{self.name}': {_shown(file)}{line}: {reason}: {row[:200]}; fix the file, or read it with"
@@ -685,7 +689,7 @@ class CsvSource(TextSource[Out]):
 
     @property
     def _scans_lines(self) -> bool:
-        """Whether Spark's reader of CSV, which leaves out lines of blanks and control characters, may miss rows."""
+        """Whether Spark's CSV reader may miss rows: it leaves out lines of blanks and control characters."""
         blank = all(character <= " " for character in self.delimiter)
         return not self.multi_line and (blank or (len(self.records.names) == 1 and not self.header))
 
@@ -698,21 +702,21 @@ class CsvSource(TextSource[Out]):
     def rows(self) -> CsvRows:
         return CsvRows(self.records.names, self.delimiter, self.escape)
 
-    def _rows(self, told: Collection[str]) -> CsvRows:
-        return CsvRows(tuple(self._own(told).names), self.delimiter, self.escape)
+    def _rows(self, path_fields: Collection[str]) -> CsvRows:
+        return CsvRows(tuple(self._file_fields(path_fields).names), self.delimiter, self.escape)
 
-    def _scanned(self, told: Collection[str]) -> tuple[StructType, dict[str, Any]]:
-        """Lines, with what lies between their delimiters and no regard of quotes.
+    def _scanned(self, path_fields: Collection[str]) -> tuple[StructType, dict[str, Any]]:
+        """Lines, split at the delimiter without regard to quotes.
 
-        Spark then gives a line as it stands in the file where it has more or fewer fields; of the others the fields
-        tell. With `multi_line` quotes say where a row ends: a column too many makes Spark give each row as it stands.
+        Spark returns a line as it stands in the file where it has more or fewer fields; else its fields give the line.
+        With `multi_line` quotes say where a row ends: one column too many makes Spark return each row as it stands.
         """
         if self._scans_lines:
-            return super()._scanned(told)
+            return super()._scanned(path_fields)
         if self._scans_whole:
             lines = {"sep": _NO_DELIMITER, "quote": _NO_CHARACTER, "header": True, "multiLine": True}
-            return self._texts([_VALUE], told), lines
-        own = self._own(told).names
+            return self._texts([_VALUE], path_fields), lines
+        names = self._file_fields(path_fields).names
         options = {
             "mode": "PERMISSIVE",
             "columnNameOfCorruptRecord": _ROW,
@@ -721,14 +725,14 @@ class CsvSource(TextSource[Out]):
             "multiLine": self.multi_line,
         }
         if self.multi_line:
-            return self._texts([*own, _MORE, _ROW], told), {**self._dialect(), **options}
+            return self._texts([*names, _MORE, _ROW], path_fields), {**self._dialect(), **options}
         plain = {"sep": self.delimiter, "quote": _NO_CHARACTER, "escape": _NO_CHARACTER, "nullValue": _NO_VALUE}
-        return self._texts([*_scanned_columns(own), _ROW], told), {**plain, **options}
+        return self._texts([*_scanned_columns(names), _ROW], path_fields), {**plain, **options}
 
-    def _parsed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
+    def _parsed(self, frame: DataFrame, path_fields: Collection[str]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        rows = self._rows(told)
+        rows = self._rows(path_fields)
         if self._scans_lines or self._scans_whole:
             frame = frame.withColumnRenamed(_VALUE, _ROW)
             row = F.col(_ROW)
@@ -738,15 +742,15 @@ class CsvSource(TextSource[Out]):
             frame = frame.where(is_row).withColumn(_PARSED, self._from_csv(row, rows))
             return frame.withColumns({name: F.col(f"{_PARSED}.{name}") for name in rows.names})
         if self.multi_line:
-            kept = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
-            written = F.to_csv(F.struct(*rows.names, _MORE), {**self._dialect(), **kept})
+            keep_blanks = {"ignoreLeadingWhiteSpace": "false", "ignoreTrailingWhiteSpace": "false"}
+            written = F.to_csv(F.struct(*rows.names, _MORE), {**self._dialect(), **keep_blanks})
             # Spark gives no row of exactly one field too many as it stands in the file
             return frame.withColumn(_ROW, F.coalesce(_ROW, written))
         scanned = dict(zip(rows.names, map(F.col, _scanned_columns(rows.names)), strict=True))
         has_quotes = F.col(_ROW).contains('"')
         for text in scanned.values():
             has_quotes |= text.contains('"')
-        frame = frame.withColumn(_PARSED, F.when(has_quotes, self._from_csv(self._row(told), rows)))
+        frame = frame.withColumn(_PARSED, F.when(has_quotes, self._from_csv(self._row(path_fields), rows)))
         has_quotes = F.col(_PARSED).isNotNull()
         if self.null_value:
             scanned = {name: F.nullif(text, F.lit(self.null_value)) for name, text in scanned.items()}
@@ -765,19 +769,21 @@ class CsvSource(TextSource[Out]):
         """Whether Spark scans what lies between the delimiters of a line."""
         return not (self.multi_line or self._scans_lines or self._scans_whole)
 
-    def _row(self, told: Collection[str]) -> Column:
+    def _row(self, path_fields: Collection[str]) -> Column:
         from pyspark.sql import functions as F
 
         row = F.col(_ROW)
         if not self._scans_fields:
             return row
-        texts = [F.coalesce(F.col(column), F.lit("")) for column in _scanned_columns(self._own(told).names)]
+        texts = [
+            F.coalesce(F.col(column), F.lit("")) for column in _scanned_columns(self._file_fields(path_fields).names)
+        ]
         return F.coalesce(row, F.concat_ws(self.delimiter, *texts))
 
-    def _is_broken(self, told: Collection[str]) -> Column:
+    def _is_broken(self, path_fields: Collection[str]) -> Column:
         from pyspark.sql import functions as F
 
-        rows, row = self._rows(told), self._row(told)
+        rows, row = self._rows(path_fields), self._row(path_fields)
         if self._scans_fields:
             return F.when(F.col(_PARSED).isNotNull(), ~row.rlike(rows.row)).otherwise(F.col(_ROW).isNotNull())
         apart = F.length(row) - F.length(F.replace(row, F.lit(self.delimiter), F.lit("")))
@@ -806,13 +812,13 @@ class CsvSource(TextSource[Out]):
         if not self.header or not files:
             return
         _silence(spark)
-        told = self._told(files[0])
-        rows = self._rows(told)
+        path_fields = self._path_fields(files[0])
+        rows = self._rows(path_fields)
         for file, line in zip(files, first_lines(spark, files), strict=True):
             if line is not None and not rows.is_header(line):
-                found = [name.strip() for name in next(csv.reader([line], delimiter=self.delimiter[:1]), [])]
+                columns = [name.strip() for name in next(csv.reader([line], delimiter=self.delimiter[:1]), [])]
                 raise MalformedInputError(
-                    f"source '{self.name}': the header of {file} has the columns {', '.join(found)}, and"
+                    f"source '{self.name}': the header of {file} has the columns {', '.join(columns)}, and"
                     f" {self.records.describe()} needs {', '.join(rows.names)}, in this order; correct the file or the"
                     " record, or read it with header=False if its first line is no header"
                 )
@@ -848,19 +854,19 @@ class JsonSource(TextSource[Out]):
     def scanned_as(self) -> str:
         return "text"
 
-    def _parsed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
+    def _parsed(self, frame: DataFrame, path_fields: Collection[str]) -> DataFrame:
         from pyspark.sql import functions as F
         from pyspark.sql.types import StringType
 
-        own = self._own(told)
-        schema = spark_schema(as_texts(own)).add(_CORRUPT, StringType())
+        file_schema = self._file_fields(path_fields)
+        schema = spark_schema(as_texts(file_schema)).add(_CORRUPT, StringType())
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
         row = F.col(_ROW)
         frame = frame.withColumnRenamed(_VALUE, _ROW).where(row.contains("{") | row.rlike(r"\S"))
         frame = frame.withColumn(_PARSED, F.from_json(_ROW, schema, options))
-        return frame.withColumns({name: F.col(f"{_PARSED}.{name}") for name in own.names})
+        return frame.withColumns({name: F.col(f"{_PARSED}.{name}") for name in file_schema.names})
 
-    def _is_broken(self, told: Collection[str]) -> Column:
+    def _is_broken(self, path_fields: Collection[str]) -> Column:
         from pyspark.sql import functions as F
 
         row = F.col(_ROW)
@@ -868,8 +874,8 @@ class JsonSource(TextSource[Out]):
         return no_object | has_half_surrogates(row) | ~F.is_valid_utf8(row)
 
     def _misfits(self, field: pa.Field, value: Column) -> Iterator[Check]:
-        own = unfit if pa.types.is_nested(field.type) else partial(unfit, value=value)
-        return chain(within(field, field.name, own), within(field, field.name, _overflows))
+        checks = unfit if pa.types.is_nested(field.type) else partial(unfit, value=value)
+        return chain(within(field, field.name, checks), within(field, field.name, _overflows))
 
     def _value(self, field: pa.Field) -> Column:
         from pyspark.sql import functions as F
@@ -899,25 +905,25 @@ class ParquetSource(_FileSource[Out]):
     def lacking(self) -> Mapping[str, str]:
         return {} if self._files is None else self._files.lacking()
 
-    def _read(self, spark: SparkSession, files: Sequence[UPath], load: Load, told: Collection[str]) -> DataFrame:
+    def _read(self, spark: SparkSession, files: Sequence[UPath], load: Load, path_fields: Collection[str]) -> DataFrame:
         self._check_each(spark, files)
-        reader = spark.read.format(self.format).options(**self._rooted(told))
-        columns = self._columns(spark, self._known(files), files[0], told)
-        return self._typed(self._in_folders(load(reader.schema(columns)), told), told)
+        reader = spark.read.format(self.format).options(**self._rooted(path_fields))
+        columns = self._columns(spark, self._known(files), files[0], path_fields)
+        return self._typed(self._in_folders(load(reader.schema(columns)), path_fields), path_fields)
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        found = self._to_begin_with()
-        told = self._told(found[0]) if found else set()
-        self._files = self._columns_of_none(told)
+        files = self._first_files()
+        path_fields = self._path_fields(files[0]) if files else set()
+        self._files = self._columns_of_none(path_fields)
         try:
-            self._check_each(spark, self._unread_of(found) or found)
+            self._check_each(spark, self._unread_of(files) or files)
         except PipelineError:
             if self.boundedness is Boundedness.BOUNDED:
                 raise
-            self._files = self._columns_of_none(told)
+            self._files = self._columns_of_none(path_fields)
             self._check_each(spark, self._existing())  # others may have what that one lacks
-        columns = self._columns(spark, self._files, found[0] if found else None, told)
-        return self.unread(self._typed(self._stream(spark, columns, {}, folder, told), told))
+        columns = self._columns(spark, self._files, files[0] if files else None, path_fields)
+        return self.unread(self._typed(self._stream(spark, columns, {}, folder, path_fields), path_fields))
 
     def read(self, spark: SparkSession) -> DataFrame:
         self._files = None
@@ -933,16 +939,16 @@ class ParquetSource(_FileSource[Out]):
             self._known(files).add(files)
 
     def _known(self, files: Sequence[UPath]) -> FileColumns:
-        """What is known of the files that are read, which these are some of."""
+        """What is known of the files that are read, to which these belong."""
         if self._files is None:
-            self._files = self._columns_of_none(self._told(files[0]))
+            self._files = self._columns_of_none(self._path_fields(files[0]))
         return self._files
 
-    def _columns_of_none(self, told: Collection[str]) -> FileColumns:
-        own = pa.schema([field for field in self.records.schema if field.name not in told])
-        return FileColumns(own, f"source '{self.name}'", str(self.path))
+    def _columns_of_none(self, path_fields: Collection[str]) -> FileColumns:
+        file_schema = pa.schema([field for field in self.records.schema if field.name not in path_fields])
+        return FileColumns(file_schema, f"source '{self.name}'", str(self.path))
 
-    def _typed(self, frame: DataFrame, told: Collection[str]) -> DataFrame:
+    def _typed(self, frame: DataFrame, path_fields: Collection[str]) -> DataFrame:
         """The columns of the record's fields, in their types."""
         from pyspark.sql import functions as F
 
@@ -951,7 +957,7 @@ class ParquetSource(_FileSource[Out]):
         file = F.regexp_replace(_decoded(F.col("_metadata.file_path")), "^file:/+", "/")
         values = {}
         for field in self.records.schema:
-            if field.name in told:
+            if field.name in path_fields:
                 text = F.col(field.name)
                 value = values[field.name] = of_text(text, field)
                 for misfit, test in misfits_of_text(field, value):
@@ -960,17 +966,17 @@ class ParquetSource(_FileSource[Out]):
         return as_fields(frame.withColumns(values) if values else frame, self.records.schema, where)
 
     def _columns(
-        self, spark: SparkSession, known: FileColumns, file: UPath | None, told: Collection[str]
+        self, spark: SparkSession, known: FileColumns, file: UPath | None, path_fields: Collection[str]
     ) -> StructType:
-        """The columns of the record's fields as files have them, with small numbers as wide as the fields are.
+        """The columns of the record's fields as the files have them, with small numbers widened to the fields' types.
 
-        Where no file has rows they are as the fields. Raises `PipelineError` for one whose values could change on their
-        way to the field.
+        Where no file has rows they have the fields' types. Raises `PipelineError` for a column whose values could
+        change when they become the field's.
         """
         from pyspark.sql.types import StructType
 
         schema = self.records.schema
-        wanted = spark_schema(in_texts(schema, told))
+        wanted = spark_schema(in_texts(schema, path_fields))
         if not known.types and file is not None:  # for Spark to say what is wrong with it
             load(spark.read.format(self.format).schema(wanted), [file]).limit(1).collect()
         if not known.types:
@@ -978,16 +984,16 @@ class ParquetSource(_FileSource[Out]):
         by_file: dict[UPath, list[str]] = {}
         for name, example in known.examples.items():
             by_file.setdefault(example, []).append(name)
-        found: dict[str, StructField] = {}
+        fields: dict[str, StructField] = {}
         for example, names in by_file.items():
-            own = pa.schema([schema.field(name) for name in names])
+            file_schema = pa.schema([schema.field(name) for name in names])
             frame = self._sample(spark, example, {name: known.types[name] for name in names})
-            as_fields(frame, own, f"source '{self.name}'")
-            found |= {field.name: field for field in widened(frame.schema, own)}
-        return StructType([found.get(field.name, field) for field in wanted])
+            as_fields(frame, file_schema, f"source '{self.name}'")
+            fields |= {field.name: field for field in widened(frame.schema, file_schema)}
+        return StructType([fields.get(field.name, field) for field in wanted])
 
     def _sample(self, spark: SparkSession, file: UPath, types: Mapping[str, pa.DataType]) -> DataFrame:
-        """The columns of a file as Spark reads them; `types` are those that are asked for."""
+        """The columns of a file as Spark reads them; `types` are those of the columns that are read."""
         from pyspark.errors import PySparkException
 
         try:
@@ -1008,17 +1014,16 @@ class ParquetSource(_FileSource[Out]):
     def _alike(self, files: list[UPath]) -> bool:
         if not super()._alike(files):
             return False
-        found = [schema and schema.remove_metadata() for schema in schemas(files)]
-        return found[0] is not None and all(schema == found[0] for schema in found)
+        file_schemas = [schema and schema.remove_metadata() for schema in schemas(files)]
+        return file_schemas[0] is not None and all(schema == file_schemas[0] for schema in file_schemas)
 
 
 def _scanned_columns(names: Collection[str]) -> list[str]:
-    """The columns of what lies between the delimiters of a line, of files with fields of these names."""
     return [f"{_SCANNED}{place}" for place in range(len(names))]
 
 
 def _silence(spark: SparkSession) -> None:
-    """Have Spark not warn, of each file, that its header has a column less than are scanned."""
+    """Have Spark not warn, for each file, that its header has one column fewer than are scanned."""
     if not is_connect(spark):
         logging = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
         checker = "org.apache.spark.sql.catalyst.csv.CSVHeaderChecker"
@@ -1038,7 +1043,6 @@ def _overflows(field: pa.Field, path: str) -> Iterator[Check]:
 
 
 def _with_value(problem: str, value: Column, kind: pa.DataType) -> Column:
-    """What is wrong with a value, and the value."""
     from pyspark.sql import functions as F
 
     text = F.to_json(value) if pa.types.is_nested(kind) else value.cast("string")
@@ -1046,7 +1050,7 @@ def _with_value(problem: str, value: Column, kind: pa.DataType) -> Column:
 
 
 def _from_path(field: StructField) -> Column:
-    """What the folders of a file tell of a field."""
+    """A field's value in the names of a file's folders."""
     from pyspark.sql import functions as F
 
     path = _decoded(F.col("_metadata.file_path"))
@@ -1063,5 +1067,4 @@ def _decoded(text: Column) -> Column:
 
 
 def _shown(file: str) -> str:
-    """A file as its author writes it."""
     return file.removeprefix("file:").replace("///", "/")

@@ -1,4 +1,4 @@
-"""What a source asks of a cluster: the partitions of topics, their offsets, and what consumer groups have committed."""
+"""A source's questions to a cluster: the partitions of topics, their offsets, and offsets committed by groups."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from confluent_kafka.admin._metadata import ClusterMetadata
 
 ANSWER = 30.0
-"""Seconds in which a coordinator has to answer."""
+"""Seconds within which a coordinator has to answer."""
 
 PROBE = 3.0
-"""Seconds in which a broker answers that is not away."""
+"""Seconds within which a broker that is not away answers."""
 
 
 def group_member(connection: KafkaConnection, group: str) -> Consumer:
-    """A client of a group, which joins nothing and commits nothing by itself."""
+    """A client of a group; it joins nothing and commits nothing by itself."""
     return connection.consumer({"group.id": group, "isolation.level": "read_committed", "enable.auto.commit": False})
 
 
@@ -45,9 +45,9 @@ def committed_offsets(
     explain: Callable[[KafkaException], UnifiedError],
     where: str,
 ) -> list[TopicPartition]:
-    """The offsets that a group has committed, negative where it has none; raises what `explain` makes of an error.
+    """The offsets that a group has committed, negative where it has none; raises the error that `explain` returns.
 
-    A coordinator that moves or starts may take its time. An admin client could be asked as well, and crashes where the
+    A coordinator that moves or starts may take its time. An admin client could ask as well, but it crashes where the
     coordinator is still starting (librdkafka 2.16).
     """
     from confluent_kafka import KafkaException
@@ -55,11 +55,11 @@ def committed_offsets(
     deadline = time.monotonic() + ANSWER
     while True:
         try:
-            found: list[TopicPartition] = member.committed(list(places), timeout=5.0)
-            wrong = next((place.error for place in found if place.error is not None), None)
+            offsets: list[TopicPartition] = member.committed(list(places), timeout=5.0)
+            wrong = next((place.error for place in offsets if place.error is not None), None)
             if wrong is not None:
                 raise KafkaException(wrong)
-            return found
+            return offsets
         except KafkaException as error:
             failure = explain(_refusal(connection, group) or error)
             if not failure.retryable:
@@ -68,7 +68,7 @@ def committed_offsets(
                 if error.args[0].name() not in UNCOORDINATED or not answers(member):
                     raise failure from None
                 if _in_transaction(connection, group, places):
-                    raise _held(connection, group, where) from None
+                    raise _locked_in_transaction(connection, group, where) from None
                 raise _away(connection, group, error, where) from None
             time.sleep(0.2)
 
@@ -91,7 +91,7 @@ def _away(connection: KafkaConnection, group: str, error: KafkaException, where:
 
 
 def _in_transaction(connection: KafkaConnection, group: str, places: Sequence[TopicPartition]) -> bool:
-    """Whether a group answers who does not ask for what transactions have committed."""
+    """Whether a group answers only a question that ignores open transactions."""
     from confluent_kafka import KafkaException
 
     asking = connection.consumer({"group.id": group, "isolation.level": "read_uncommitted"})
@@ -103,7 +103,7 @@ def _in_transaction(connection: KafkaConnection, group: str, places: Sequence[To
         asking.close()
 
 
-def _held(connection: KafkaConnection, group: str, where: str) -> UnavailableError:
+def _locked_in_transaction(connection: KafkaConnection, group: str, where: str) -> UnavailableError:
     return UnavailableError(
         f"{where}: the offsets of consumer group '{group}' in {connection.describe()} are in a transaction that has not"
         " ended; wait for its end, or, where brokers have lost it, end it with kafka-transactions.sh find-hanging and"
@@ -112,7 +112,7 @@ def _held(connection: KafkaConnection, group: str, where: str) -> UnavailableErr
 
 
 def _refusal(connection: KafkaConnection, group: str) -> KafkaException | None:
-    """Whether a group may not be asked, which a consumer does not say."""
+    """The error if the group may not be asked, which a consumer does not report."""
     from confluent_kafka import KafkaException
 
     admin = connection.admin()  # which has to be there until it has answered
@@ -141,7 +141,7 @@ class Cluster:
         self._admin: AdminClient | None = None
 
     def parts(self) -> Sequence[str]:
-        """The partitions, which are asked for again when the time of discovery has passed.
+        """The partitions; asked for again when the discovery interval has passed.
 
         Raises `SourceError` where there is no such topic.
         """
@@ -155,17 +155,17 @@ class Cluster:
         return self._offsets(_specs().earliest())
 
     def newest(self) -> dict[str, int]:
-        """Where each partition ends; of committed records where only those are read."""
+        """The end of each partition; of committed records where only those are read."""
         return self._offsets(_specs().latest())
 
     def at(self, moment: int) -> dict[str, int]:
-        """The first offset whose record has this timestamp or a later one; where there is none, the partition's end."""
-        found, newest = self._offsets(_specs().for_timestamp(moment)), self.newest()
-        known = {part: offset for part, offset in found.items() if part in newest}
+        """The first offset with this timestamp or a later one; the partition's end where there is none."""
+        offsets, newest = self._offsets(_specs().for_timestamp(moment)), self.newest()
+        known = {part: offset for part, offset in offsets.items() if part in newest}
         return {part: newest[part] if offset < 0 else min(offset, newest[part]) for part, offset in known.items()}
 
     def identities(self) -> dict[str, str]:
-        """The id of each topic, which one that is made again under its name does not have; old brokers have none."""
+        """The id of each topic, which changes when it is made again under its name; old brokers have none."""
         from confluent_kafka import KafkaException, TopicCollection
 
         topics = sorted({topic_and_partition(part)[0] for part in self.parts()})
@@ -179,17 +179,17 @@ class Cluster:
         return {topic: str(id_) for topic, id_ in known.items()}
 
     def committed(self, group: str) -> dict[str, int]:
-        """The offset that a consumer group has committed of each partition, where it has one."""
+        """The offset that a consumer group has committed for each partition, where it has one."""
         from confluent_kafka import TopicPartition
 
         places = [TopicPartition(*topic_and_partition(part)) for part in self.parts()]
         member = group_member(self._connection, group)
         try:
             explain = partial(self._group_failure, group)
-            found = committed_offsets(self._connection, member, group, places, explain, self._where)
+            committed = committed_offsets(self._connection, member, group, places, explain, self._where)
         finally:
             member.close()
-        return {part_name(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+        return {part_name(place.topic, place.partition): place.offset for place in committed if place.offset >= 0}
 
     def _group_failure(self, group: str, error: KafkaException) -> UnifiedError:
         if error.args[0].name() == "GROUP_AUTHORIZATION_FAILED":
@@ -202,21 +202,21 @@ class Cluster:
     def _list(self) -> list[str]:
         end = time.monotonic() + SETTLING_PATIENCE
         while True:
-            found = self._metadata().topics
-            names = [name for name, topic in found.items() if topic.error is None and topic.partitions]
+            topics = self._metadata().topics
+            names = [name for name, topic in topics.items() if topic.error is None and topic.partitions]
             wanted = self._wanted(names)
             missing = next((name for name in wanted if name not in names), None)
             if wanted and missing is None:
-                self._warn_of_gone(found)
-                return [part_name(name, number) for name in wanted for number in sorted(found[name].partitions)]
-            error = found[missing].error if missing is not None and missing in found else None
+                self._warn_of_gone(topics)
+                return [part_name(name, number) for name in wanted for number in sorted(topics[name].partitions)]
+            error = topics[missing].error if missing is not None and missing in topics else None
             settles = error is None or error.name() in SETTLING
             if not settles or time.monotonic() > end:
                 raise self._no_topic(missing, names, None if settles else error)
             time.sleep(0.1)
 
     def _warn_of_gone(self, there: Mapping[str, object]) -> None:
-        """Only a pattern lets a topic go; one that was named is an error."""
+        """Warn of topics that are gone. Only a pattern may lose a topic; a missing named topic is an error."""
         for topic in sorted({topic_and_partition(part)[0] for part in self._parts} - there.keys()):
             _log.warning(
                 "%s: %s has no topic '%s' any more: what was not read of it is lost, and its partitions hold back"
@@ -245,13 +245,13 @@ class Cluster:
         )
 
     def _metadata(self) -> ClusterMetadata:
-        """What the cluster says of its topics. The client that asks for offsets then knows new partitions as well."""
+        """The cluster's metadata of topics. The client that asks for offsets then knows new partitions as well."""
         from confluent_kafka import KafkaException
 
         if self._admin is None:
-            found = self._connection.metadata(self._where)
+            metadata = self._connection.metadata(self._where)
             self._admin = self._connection.admin()
-            return found
+            return metadata
         try:
             return self._admin.list_topics(timeout=SLOW_PATIENCE)
         except KafkaException as error:
@@ -260,9 +260,9 @@ class Cluster:
     def _offsets(self, spec: Any) -> dict[str, int]:
         end = time.monotonic() + PATIENCE
         while True:
-            error, found = self._asked(spec)
+            error, offsets = self._asked(spec)
             if error is None:
-                return found
+                return offsets
             if error.name() not in SETTLING or time.monotonic() > end:
                 raise self._connection.failure(error, self._where, SourceError)
             self._parts = ()  # what is not there any more is told by the topics
@@ -275,8 +275,8 @@ class Cluster:
         assert self._admin is not None
         committed = self._isolation == "read_committed"
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        asked = {TopicPartition(*topic_and_partition(part)): spec for part in parts}
-        futures: Mapping[Any, Any] = self._admin.list_offsets(asked, isolation_level=level, request_timeout=PATIENCE)
+        request = {TopicPartition(*topic_and_partition(part)): spec for part in parts}
+        futures: Mapping[Any, Any] = self._admin.list_offsets(request, isolation_level=level, request_timeout=PATIENCE)
         try:
             offsets = {
                 part_name(part.topic, part.partition): int(future.result(2 * PATIENCE).offset)
@@ -294,7 +294,7 @@ def _bits(topic_id: Any) -> tuple[int, int]:
 
 
 def _specs() -> Any:
-    """What makes specifications of offsets; Kafka's client does not type them."""
+    """The client's factory of offset specifications, which it does not type."""
     from confluent_kafka import admin
 
     untyped: Any = admin

@@ -1,4 +1,4 @@
-"""Publishes messages to a Kafka topic: each write is one transaction of what workers have staged."""
+"""Publishes messages to a Kafka topic: each write is one transaction of staged messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors.kafka.cluster import ANSWER, PROBE, answers, committed_offsets, group_member
-from dagster_unified.connectors.kafka.connection import FORGOTTEN, UNCOORDINATED, KafkaConnection, telling
+from dagster_unified.connectors.kafka.connection import FORGOTTEN, UNCOORDINATED, KafkaConnection, telling_error
 from dagster_unified.connectors.kafka.messages import Messages, StagedMessages, staged_messages
 from dagster_unified.connectors.kafka.reading import part_name
 from dagster_unified.connectors.protocol.commits import (
@@ -40,7 +40,7 @@ _PRODUCER = {
 """Defaults for throughput: with a queue of 128 MB, and an answer only for a message that is refused."""
 
 _FLUSH = 120.0
-"""Seconds in which everything has to be acknowledged."""
+"""Seconds within which everything has to be acknowledged."""
 
 
 class Publisher:
@@ -51,8 +51,8 @@ class Publisher:
         self._reported: list[KafkaError] = []
         self._refused: list[KafkaError] = []
         self._partitions: int | None = None
-        own = {"error_cb": self._reported.append, "on_delivery": self._delivered}
-        self.producer = connection.producer({**_PRODUCER, **config, **own})
+        callbacks = {"error_cb": self._reported.append, "on_delivery": self._delivered}
+        self.producer = connection.producer({**_PRODUCER, **config, **callbacks})
 
     def publish(self, messages: Messages) -> None:
         """Send messages, which are not acknowledged yet; raises what the cluster has refused so far."""
@@ -74,15 +74,15 @@ class Publisher:
     def flush(self) -> None:
         """Wait until everything is acknowledged."""
         deadline = time.monotonic() + _FLUSH
-        left = 1
-        while left and time.monotonic() < deadline:
-            left = self.producer.flush(1.0)
+        unacknowledged = 1
+        while unacknowledged and time.monotonic() < deadline:
+            unacknowledged = self.producer.flush(1.0)
             self.raise_refused()
-        if left:
-            reason = telling(self._reported)
+        if unacknowledged:
+            reason = telling_error(self._reported)
             said = f" ({reason.str()})" if reason is not None else ""
             raise UnavailableError(
-                f"{self._where}: {self._connection.describe()} has not acknowledged {left} messages within"
+                f"{self._where}: {self._connection.describe()} has not acknowledged {unacknowledged} messages within"
                 f" {_FLUSH:.0f} s{said}; see that it runs and that this machine reaches it"
             )
 
@@ -94,7 +94,7 @@ class Publisher:
             raise KafkaException(self._refused[0])
 
     def failure(self, error: KafkaException) -> UnifiedError:
-        """The library's error for one of the client's, with what the client knows of its reason."""
+        """The library's error for one of the client's, with the reason that the client knows."""
         from confluent_kafka import KafkaError, KafkaException
 
         with suppress(KafkaException):  # after a fatal error it says so again
@@ -105,22 +105,24 @@ class Publisher:
             if leaderless is not None:
                 return leaderless
         if reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
-            reason = telling(self._reported) or reason
+            reason = telling_error(self._reported) or reason
         return self._connection.failure(reason, self._where, SinkError)
 
     def leaderless(self) -> UnavailableError | None:
-        """What is wrong where nobody can write to a partition now, as on a broker's full disk."""
+        """The error where nobody can write to a partition now, as on a broker's full disk; else None."""
         from confluent_kafka import KafkaException
 
         try:
-            found = self.producer.list_topics(self._topic, timeout=PROBE).topics[self._topic].partitions
+            metadata = self.producer.list_topics(self._topic, timeout=PROBE).topics[self._topic].partitions
         except KafkaException:
             return None
-        partitions = [part_name(self._topic, number) for number, one in sorted(found.items()) if one.leader < 0]
-        if not partitions:
+        leaderless = [
+            part_name(self._topic, number) for number, partition in sorted(metadata.items()) if partition.leader < 0
+        ]
+        if not leaderless:
             return None
         return UnavailableError(
-            f"{self._where}: {self._connection.describe()}: {', '.join(partitions)} has no leader; see that the brokers"
+            f"{self._where}: {self._connection.describe()}: {', '.join(leaderless)} has no leader; see that the brokers"
             " with its replicas run, and that there is room on their disks"
         )
 
@@ -146,10 +148,10 @@ class Publisher:
 
 def topic_partitions(connection: KafkaConnection, topic: str, where: str) -> int:
     """How many partitions a topic has; raises `SinkError` where there is no such topic, or no permission."""
-    found = connection.metadata(where, topic).topics[topic]
-    if found.error is not None:
-        raise connection.failure(found.error, where, SinkError)
-    return len(found.partitions)
+    metadata = connection.metadata(where, topic).topics[topic]
+    if metadata.error is not None:
+        raise connection.failure(metadata.error, where, SinkError)
+    return len(metadata.partitions)
 
 
 _COMMIT = 60.0
@@ -162,18 +164,18 @@ _OF_A_TIMELINE = re.compile(r"/(?:timeline \d+|timelines)$")
 
 @dataclass(frozen=True)
 class TransactionalTopic:
-    """Where transactions write to, and how."""
+    """The topic that transactions write to, and their options."""
 
     connection: KafkaConnection
     name: str
     where: str
-    """Begins the message of an error."""
+    """The start of an error's message."""
 
     timeout: timedelta
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raises `SinkError` where there is no such topic, and what a connection raises where it is away."""
+        """Raise `SinkError` where there is no such topic, and a connection's error where it is away."""
         topic_partitions(self.connection, self.name, self.where)
 
 
@@ -226,14 +228,14 @@ class _TransactionalProducer:
         return self._marks[name]
 
     def commit(self, commit: Commit[StagedMessages]) -> None:
-        """Publish what was staged, with the marks, in one transaction."""
+        """Publish the staged messages, with the marks, in one transaction."""
         from confluent_kafka import KafkaException
 
         publisher = self._begun()
         writer, version = commit.identity.writer, commit.identity.version
-        held = self.mark(writer)
-        if held is not None and held >= version:
-            raise CommitConflictError(f"{self._where}: '{writer}' is at {held} already, and this write is {version}")
+        current = self.mark(writer)
+        if current is not None and current >= version:
+            raise CommitConflictError(f"{self._where}: '{writer}' is at {current} already, and this write is {version}")
         began = time.monotonic()
         try:
             publisher.producer.begin_transaction()
@@ -255,7 +257,7 @@ class _TransactionalProducer:
         self._marks.update(commit.marks)
 
     def close(self) -> None:
-        """Let go of the producer and the groups."""
+        """Close the producer and the groups."""
         self._forget()
         for group in self._groups.values():
             group.close()
@@ -282,7 +284,7 @@ class _TransactionalProducer:
         return self._publisher
 
     def _asked(self, publisher: Publisher, name: str) -> int | None:
-        (found,) = committed_offsets(
+        (committed,) = committed_offsets(
             self._topic.connection,
             self._group(name),
             name,
@@ -290,10 +292,10 @@ class _TransactionalProducer:
             lambda error: self._failure(publisher, error),
             self._where,
         )
-        return found.offset - 1 if found.offset > 0 else None
+        return committed.offset - 1 if committed.offset > 0 else None
 
     def _end(self, publisher: Publisher) -> None:
-        """Commit, and go on waiting while the cluster only takes its time."""
+        """Commit, and wait as long as the cluster only takes its time."""
         from confluent_kafka import KafkaException
 
         deadline = time.monotonic() + min(_COMMIT, self._topic.timeout.total_seconds())
@@ -314,19 +316,19 @@ class _TransactionalProducer:
                     ) from None
 
     def _abort(self, publisher: Publisher, error: KafkaException | None = None) -> None:
-        """End what has failed: nothing of it is visible."""
+        """End a failed transaction: nothing of it is visible."""
         self._forget()
         if error is None or not error.args[0].fatal():
             with suppress(Exception):  # the next producer with this id aborts what is left
                 publisher.producer.abort_transaction(5.0)
 
     def _forget(self) -> None:
-        """Begin anew next time, and ask anew."""
+        """Start and ask anew next time."""
         self._publisher = None
         self._marks.clear()
 
     def _failure(self, publisher: Publisher, error: KafkaException, seconds: float = 0.0) -> UnifiedError:
-        """What an error means that came so many seconds after the transaction had begun."""
+        """The error for a client's error that came this many seconds after the transaction had begun."""
         name = error.args[0].name()
         allowed = self._topic.timeout.total_seconds()
         if name in _FENCED and seconds >= allowed:
@@ -362,7 +364,7 @@ class _TransactionalProducer:
         return self._groups[name]
 
     def _place(self, offset: int | None = None) -> TopicPartition:
-        """Where a group holds its mark: at the partition that every topic has."""
+        """The partition at which a group holds its mark: every topic has partition 0."""
         from confluent_kafka import TopicPartition
 
         return TopicPartition(self._topic.name, 0) if offset is None else TopicPartition(self._topic.name, 0, offset)

@@ -1,4 +1,4 @@
-"""How clients reach a Kafka cluster, what is secret about it, and what its errors mean."""
+"""How clients reach a Kafka cluster, which options are secret, and what its errors mean."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REFUSALS = {_AUTHENTICATION, _SSL, SASL_AUTHENTICATION_FAILED}
 UNCOORDINATED = {
     "_TIMED_OUT", "_WAIT_COORD", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "COORDINATOR_LOAD_IN_PROGRESS",
 }  # fmt: skip
-"""What a client says where it has found no coordinator, whether or not its brokers answer."""
+"""Errors of a client that has found no coordinator, whether or not its brokers answer."""
 
 FORGOTTEN = (
     "the cluster has forgotten this producer, which wrote nothing for longer than the brokers'"
@@ -87,7 +87,7 @@ _LASTING = {
     "_UNSUPPORTED_FEATURE": ("the broker is too old", "Kafka 2.5 and newer have what is needed"),
     "UNSUPPORTED_SASL_MECHANISM": ("the broker does not know this sasl.mechanism", "choose one that it has"),
 }
-"""What comes again with every attempt: the reason, and what to do."""
+"""Errors that come again with every attempt: the reason, and the advice."""
 
 _PASSING = {
     "COORDINATOR_NOT_AVAILABLE": ("the coordinator is away", "see that the cluster's brokers run"),
@@ -105,7 +105,7 @@ _PASSING = {
     "INVALID_PRODUCER_ID_MAPPING": (FORGOTTEN, "another attempt begins anew"),
     "UNKNOWN_PRODUCER_ID": (FORGOTTEN, "another attempt begins anew"),
 }
-"""What another attempt may not meet."""
+"""Errors that another attempt may not meet: the reason, and the advice."""
 
 
 def failure(
@@ -116,7 +116,7 @@ def failure(
 ) -> UnifiedError:
     """The library's error for one of Kafka's: terminal where another attempt meets the same, else transient.
 
-    `where` names what it is about; `hide` takes secrets out of a text; `refused` is the class of terminal errors.
+    `where` names the subject; `hide` takes secrets out of a text; `refused` is the class of terminal errors.
     """
     name, said = error.name(), hide(_plain(error.str()))
     if error.code() in (_AUTHENTICATION, SASL_AUTHENTICATION_FAILED):
@@ -137,19 +137,19 @@ def failure(
 
 
 def _plain(text: str) -> str:
-    """librdkafka's words without its own bookkeeping, such as times and the names of its threads."""
+    """librdkafka's message without its own bookkeeping, such as times and the names of its threads."""
     text = re.sub(r"\s*\(after \d+ms in state .*\)", "", text)
     return re.sub(r"^(?:[\w/]+://)?[\w.:-]+/(?:bootstrap|\d+): ", "", text).strip()
 
 
 PATIENCE = 6.0
-"""Seconds after which a cluster counts as away that cannot be reached."""
+"""Seconds after which a cluster that cannot be reached counts as away."""
 
 SLOW_PATIENCE = 15.0
-"""Seconds in which one has to answer that can be reached: it may be starting, or busy."""
+"""Seconds within which a cluster that can be reached has to answer: it may be starting, or busy."""
 
 SETTLING_PATIENCE = 5.0
-"""Seconds after which a broker knows a topic that has just been made."""
+"""Seconds after which a broker knows a new topic."""
 
 SETTLING = frozenset(
     (
@@ -160,9 +160,9 @@ SETTLING = frozenset(
         "_UNKNOWN_TOPIC",
     )
 )
-"""What brokers say of a topic or a partition that is new, or that is moving, for a moment."""
+"""Errors of brokers for a topic or a partition that is new, or that is moving, for a moment."""
 
-_OWN = {
+_RESERVED = {
     "bootstrap.servers": "give it as bootstrap_servers",
     "group.id": "the library names consumer groups",
     "transactional.id": "the library names transactions",
@@ -171,15 +171,15 @@ _OWN = {
 }
 """Options of librdkafka that an author cannot set, and why."""
 
-PRODUCER_OWN = {
-    **_OWN,
+PRODUCER_RESERVED = {
+    **_RESERVED,
     "transaction.timeout.ms": "give it as transaction_timeout",
     "enable.idempotence": "without it, messages come twice or out of order",
     "partitioner": "give it as partitioner",
     "error_cb": "the library explains what the client reports",
     "on_delivery": "the library explains what the client reports",
 }
-"""Further ones of a producer."""
+"""Options of a producer that an author cannot set, and why."""
 
 
 _CLIENT: dict[str, int | str] = {
@@ -230,16 +230,17 @@ class KafkaConnection:
             check_option(name, self.describe())
 
     @classmethod
-    def of(cls, given: KafkaConnection | GivesConnection | Value) -> KafkaConnection:
+    def of(cls, connection: KafkaConnection | GivesConnection | Value) -> KafkaConnection:
         """A connection from whatever an author may write for one; raises `PipelineError` for anything else."""
-        if isinstance(given, KafkaConnection):
-            return given
-        if isinstance(given, GivesConnection):
-            return given.connection()
-        if isinstance(given, (str, HasValue)):
-            return cls(given)
+        if isinstance(connection, KafkaConnection):
+            return connection
+        if isinstance(connection, GivesConnection):
+            return connection.connection()
+        if isinstance(connection, (str, HasValue)):
+            return cls(connection)
         raise PipelineError(
-            f"expected a KafkaConnection, a KafkaResource or the address of a broker, got a {type(given).__name__};"
+            "expected a KafkaConnection, a KafkaResource or the address of a broker, got a"
+            f" {type(connection).__name__};"
             ' write KafkaConnection("broker:9092")'
         )
 
@@ -249,7 +250,7 @@ class KafkaConnection:
 
     @property
     def origin(self) -> str:
-        """The brokers to ask first; where these are looked up, what they are looked up in."""
+        """The brokers to ask first; where they are looked up, the name of the variable."""
         return shown(self._servers)
 
     def __repr__(self) -> str:
@@ -266,24 +267,24 @@ class KafkaConnection:
 
     def consumer(self, config: Mapping[str, Any]) -> Consumer:
         """A consumer; `config` overrides the author's options."""
-        made: Consumer = self._client(_imported("confluent_kafka").Consumer, config)
-        return made
+        consumer: Consumer = self._client(_imported("confluent_kafka").Consumer, config)
+        return consumer
 
     def producer(self, config: Mapping[str, Any]) -> Producer:
         """A producer; `config` overrides the author's options."""
-        made: Producer = self._client(_imported("confluent_kafka").Producer, config)
-        return made
+        producer: Producer = self._client(_imported("confluent_kafka").Producer, config)
+        return producer
 
     def admin(self, config: Mapping[str, Any] | None = None) -> AdminClient:
         """A client that asks about topics and groups."""
-        made: AdminClient = self._client(_imported("confluent_kafka.admin").AdminClient, config or {})
-        return made
+        admin: AdminClient = self._client(_imported("confluent_kafka.admin").AdminClient, config or {})
+        return admin
 
     def metadata(self, where: str, topic: str | None = None) -> ClusterMetadata:
-        """What the cluster says of its topics, or of one. `where` begins the message of an error.
+        """The cluster's metadata of its topics, or of one. `where` begins the message of an error.
 
-        Of a topic that brokers do not know, or whose partitions have no leader, it waits a moment: it may be new.
-        Raises `ConfigurationError` at once where the cluster refuses this client, and `UnavailableError` where it
+        It waits a moment for a topic that brokers do not know, or whose partitions have no leader: the topic may be
+        new. Raises `ConfigurationError` at once where the cluster refuses this client, and `UnavailableError` where it
         cannot be reached for `PATIENCE` seconds, or does not answer for `SLOW_PATIENCE`.
         """
         from confluent_kafka import KafkaException
@@ -293,23 +294,25 @@ class KafkaConnection:
         began, wait, settled = time.monotonic(), 0.5, 0.0
         while True:
             try:
-                found = admin.list_topics(topic, timeout=wait) if topic is not None else admin.list_topics(timeout=wait)
+                metadata = (
+                    admin.list_topics(topic, timeout=wait) if topic is not None else admin.list_topics(timeout=wait)
+                )
             except KafkaException as error:
                 admin.poll(0.1)
                 refused = next((reason for reason in reported if reason.code() in REFUSALS), None)
-                away = telling(reported)
+                away = telling_error(reported)
                 if refused is not None or time.monotonic() > began + (SLOW_PATIENCE if away is None else PATIENCE):
                     raise self.failure(refused or away or error.args[0], where) from None
                 # an answer that comes later than this is not looked at: a slow cluster needs ever longer waits
                 wait = min(2 * wait, PATIENCE)
                 continue
             settled = settled or time.monotonic() + SETTLING_PATIENCE
-            if not _settles(found, topic) or time.monotonic() > settled:
-                return found
+            if not _settles(metadata, topic) or time.monotonic() > settled:
+                return metadata
             time.sleep(0.1)
 
     def failure(self, error: KafkaError, where: str, refused: type[UnifiedError] = ConfigurationError) -> UnifiedError:
-        """The library's error for one of Kafka's, whose message `where` begins.
+        """The library's error for one of Kafka's; `where` begins its message.
 
         `refused` is its class where no further attempt would help.
         """
@@ -328,11 +331,11 @@ class KafkaConnection:
             raise ConfigurationError(
                 f"{where}: bootstrap_servers is empty; give the address of a broker, such as broker:9092"
             )
-        given = {**options, **config}
+        settings = {**options, **config}
         try:
             # librdkafka takes none that is below the least, which the author may have raised
-            longest = max(int(_CLIENT["reconnect.backoff.max.ms"]), int(given.get("reconnect.backoff.ms", 0)))
-            return make({**_CLIENT, "reconnect.backoff.max.ms": longest, **given, "bootstrap.servers": servers})
+            longest = max(int(_CLIENT["reconnect.backoff.max.ms"]), int(settings.get("reconnect.backoff.ms", 0)))
+            return make({**_CLIENT, "reconnect.backoff.max.ms": longest, **settings, "bootstrap.servers": servers})
         except KafkaException as error:
             raise ConfigurationError(
                 f"{where}: {self._hidden(error.args[0].str())}; options are those of librdkafka"
@@ -341,7 +344,7 @@ class KafkaConnection:
             raise ConfigurationError(f"{where}: {self._hidden(str(error))}") from None
 
     def _hidden(self, text: str) -> str:
-        """A text without the values of options that are secret."""
+        """A text without the values of secret options."""
         for name, value in self._options.items():
             known = value.get_value() if isinstance(value, HasValue) else value if _is_secret(name) else None
             if known:
@@ -349,25 +352,25 @@ class KafkaConnection:
         return text
 
 
-def check_option(name: str, where: str, own: Mapping[str, str] = _OWN) -> None:
-    """Raises `ConfigurationError` for an option of librdkafka that the library sets itself; `own` says why."""
-    if name in own:
-        raise ConfigurationError(f"{where}: the option {name} cannot be set: {own[name]}")
+def check_option(name: str, where: str, reserved: Mapping[str, str] = _RESERVED) -> None:
+    """Raise `ConfigurationError` for an option of librdkafka that the library sets itself; `reserved` says why."""
+    if name in reserved:
+        raise ConfigurationError(f"{where}: the option {name} cannot be set: {reserved[name]}")
 
 
-def telling(reported: Sequence[KafkaError]) -> KafkaError | None:
-    """Of the errors that a client has reported, the one that says most of why nobody answers, if there is one.
+def telling_error(reported: Sequence[KafkaError]) -> KafkaError | None:
+    """The reported error that best explains why nobody answers, if there is one.
 
-    That all brokers are down says nothing.
+    That all brokers are down explains nothing.
     """
     from confluent_kafka import KafkaError
 
     return next((reason for reason in reversed(reported) if reason.code() != KafkaError._ALL_BROKERS_DOWN), None)
 
 
-def _settles(found: ClusterMetadata, topic: str | None) -> bool:
-    """Whether a topic may only be too new to be known."""
-    error = None if topic is None else found.topics[topic].error
+def _settles(metadata: ClusterMetadata, topic: str | None) -> bool:
+    """Whether a topic may be unknown only because it is new."""
+    error = None if topic is None else metadata.topics[topic].error
     return error is not None and error.name() in SETTLING
 
 

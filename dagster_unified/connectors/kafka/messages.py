@@ -1,4 +1,4 @@
-"""Kafka messages made of records, in Spark's workers: key, value, headers, partition, timestamp.
+"""Kafka messages made from records, in Spark's workers: key, value, headers, partition, timestamp.
 
 Messages of a transaction are staged on their way to the driver.
 """
@@ -36,7 +36,7 @@ _JSON = JsonFormat()
 
 
 class Messages(msgspec.Struct, frozen=True):
-    """Messages by column, in the order in which they are to be published. A column that nobody asked for is None."""
+    """Messages by column, in the order of publishing. A column that is not needed is None."""
 
     keys: Sequence[bytes | None] | None
     values: Sequence[bytes | None]
@@ -56,20 +56,20 @@ class Messages(msgspec.Struct, frozen=True):
         return sum(len(text) for part in parts for text in part if text is not None) + 16 * len(self)
 
     def last_of_each_key(self) -> Messages:
-        """The last message of each key, in their order: the others would be replaced at once."""
+        """The last message of each key, in order: it would replace the others at once."""
         if self.keys is None:
             return self
         last = {key: place for place, key in enumerate(self.keys)}
         if len(last) == len(self):
             return self
-        kept = sorted(last.values())
+        last_places = sorted(last.values())
         columns = (self.keys, self.values, self.headers, self.places, self.timestamps)
-        return Messages(*(None if column is None else [column[place] for place in kept] for column in columns))  # type: ignore[arg-type]
+        return Messages(*(None if column is None else [column[place] for place in last_places] for column in columns))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """What of a record becomes which part of its message."""
+    """Which part of a record becomes which part of its message."""
 
     key: tuple[str, ...] | Callable[[Any], Bytes] | None = None
     value: FieldOr | None = None
@@ -83,13 +83,13 @@ class MessageFormat:
 
     value_format: ValueFormat = _JSON
     prefix: bytes = b""
-    """What each value of the format begins with."""
+    """The first bytes of each value in the format."""
 
     replaces: bool = False
-    """Whether a message replaces those of its key, so that it has to have one."""
+    """Whether a message replaces those of its key, so that it needs a key."""
 
     def check(self, records: RecordType, where: str) -> None:
-        """Raises `PipelineError` where a field is not there, or has a type that does not fit its part."""
+        """Raise `PipelineError` where a field is missing, or its type does not fit its part."""
         if self.value is None:
             self.value_format.check(records.names if records.shape == "class" else (), where)
             self.value_format.check_writing(self.value_format.value_type(records, records.names, where), where)
@@ -125,7 +125,7 @@ class MessageFormat:
                 raise PipelineError(f"{where}: {error}") from None
 
     def fields(self, records: RecordType) -> tuple[str, ...]:
-        """The fields that a part is made of, in the record's order: of these columns are made, which costs time."""
+        """The fields that parts are made of, in the record's order; only these are converted, as that costs time."""
         if self.value is None:
             return records.names
         parts = [self.value, self.partition, self.timestamp, self.tombstone]
@@ -144,29 +144,35 @@ _WANTED = {
 
 
 class MessageEncoder:
-    """Makes messages of the records of one stream, in a worker."""
+    """Makes messages from the records of one stream, in a worker."""
 
-    def __init__(self, made: MessageFormat, records: RecordType, where: str) -> None:
-        self._made, self._records, self._where = made, records, where
+    def __init__(self, message_format: MessageFormat, records: RecordType, where: str) -> None:
+        self._format, self._records, self._where = message_format, records, where
         known = {column.name: column for column in columns(spelled_type(records, records.names, where))}
-        self._plain = {name: plain(known[name].type) for name in made.fields(records)}
-        of_key = made.key if isinstance(made.key, tuple) else ()
+        self._plain = {name: plain(known[name].type) for name in message_format.fields(records)}
+        of_key = message_format.key if isinstance(message_format.key, tuple) else ()
         self._key_object = object_of([known[name] for name in of_key]) if len(of_key) > 1 else None
         self._encode_values = (
-            made.value_format.encoder(made.value_format.value_type(records, records.names, where))
-            if made.value is None
+            message_format.value_format.encoder(message_format.value_format.value_type(records, records.names, where))
+            if message_format.value is None
             else None
         )
-        functions = (made.key, made.value, made.headers, made.partition, made.tombstone)
+        functions = (
+            message_format.key,
+            message_format.value,
+            message_format.headers,
+            message_format.partition,
+            message_format.tombstone,
+        )
         self._takes_records = any(callable(function) for function in functions)
         without_nan = {*of_key}
-        if made.value is None and not made.value_format.holds_nan:
+        if message_format.value is None and not message_format.value_format.holds_nan:
             without_nan.update(records.names)
         self._in_json = {name for name in without_nan if has(records.schema.field(name).type, pa.types.is_floating)}
 
     def encode(self, batch: pa.RecordBatch) -> Messages:
         """The messages of a batch of records. Raises `UserFunctionError`, naming the record, where a function does."""
-        made = self._made
+        message_format = self._format
         columns = {name: self._column(batch, name) for name in self._plain}
         records = self._records.from_batch(batch) if self._takes_records else []
         keys = self._keys(columns, records)
@@ -174,8 +180,8 @@ class MessageEncoder:
             keys,
             self._values(columns, records),
             self._headers(columns, records),
-            None if made.partition is None else self._places(made.partition, columns, records),
-            None if made.timestamp is None else self._times(made.timestamp, columns),
+            None if message_format.partition is None else self._places(message_format.partition, columns, records),
+            None if message_format.timestamp is None else self._times(message_format.timestamp, columns),
         )
 
     def _column(self, batch: pa.RecordBatch, name: str) -> list[Any]:
@@ -187,33 +193,33 @@ class MessageEncoder:
         return values if convert is None else list(map(convert, values))
 
     def _check_finite(self, column: pa.Array, name: str) -> None:
-        """Raises `SinkError` for NaN and the infinities, which JSON has no numbers for: they would become null."""
-        found = not_finite(column, name)
-        if found is not None:
-            path, number = found
+        """Raise `SinkError` for NaN and the infinities: JSON has no numbers for them, and they would become null."""
+        bad = not_finite(column, name)
+        if bad is not None:
+            path, number = bad
             raise SinkError(
                 f"{self._where}: field '{path}' is {number}, and JSON has no such number; write None in its place,"
                 " leave the record out, choose another value_format, or make the value yourself, with value="
             )
 
     def _part(self, part: FieldOr, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[Any]:
-        """What a field or a function says of each record."""
+        """The value of a field or a function for each record."""
         if isinstance(part, str):
             return columns[part]
-        found: list[Any] = []
+        results: list[Any] = []
         try:
-            found.extend(map(part, records))
+            results.extend(map(part, records))
         except RAISED as error:
-            raise user_failure(error, self._where, part, records[len(found)]) from error
-        return found
+            raise user_failure(error, self._where, part, records[len(results)]) from error
+        return results
 
     def _keys(self, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[bytes | None] | None:
-        key = self._made.key
+        key = self._format.key
         if key is None:
             return None
         if not isinstance(key, tuple):
             keys = [self._bytes(value, "key") for value in self._part(key, columns, records)]
-            if self._made.replaces and None in keys:
+            if self._format.replaces and None in keys:
                 raise SinkError(
                     f"{self._where}: the key function gave None for {shorten(records[keys.index(None)])}, and a message"
                     " without a key replaces none; give a key for it, leave the record out before, or append"
@@ -227,16 +233,16 @@ class MessageEncoder:
         return [None if value is None else encode(value) for value in values]
 
     def _values(self, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[bytes | None]:
-        value, tombstone = self._made.value, self._made.tombstone
+        value, tombstone = self._format.value, self._format.tombstone
         values: list[bytes | None]
         if value is not None:
-            values = [self._bytes(found, "value") for found in self._part(value, columns, records)]
+            values = [self._bytes(content, "value") for content in self._part(value, columns, records)]
         else:
             values = self._formatted(list(columns.values()))
         if tombstone is None:
             return values
         gone = self._part(tombstone, columns, records)
-        return [None if is_gone else found for found, is_gone in zip(values, gone, strict=True)]
+        return [None if is_gone else content for content, is_gone in zip(values, gone, strict=True)]
 
     def _formatted(self, columns: Sequence[list[Any]]) -> list[bytes | None]:
         """The values in their format. Raises `SinkError` for a record that does not fit it."""
@@ -245,11 +251,11 @@ class MessageEncoder:
             values = self._encode_values(columns)
         except ValueError as error:
             raise SinkError(f"{self._where}: {error}") from error
-        prefix = self._made.prefix
+        prefix = self._format.prefix
         return [None if value is None else prefix + value for value in values] if prefix else list(values)
 
     def _headers(self, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[list[Header]] | None:
-        headers = self._made.headers
+        headers = self._format.headers
         if headers is None:
             return None
         if isinstance(headers, Mapping):
@@ -271,7 +277,7 @@ class MessageEncoder:
         return places
 
     def _times(self, field: str, columns: Mapping[str, list[Any]]) -> list[int]:
-        """Times as Kafka has them: to its client 0 is the time at which a message is sent."""
+        """Times for Kafka, whose client takes 0 for the time of sending."""
         times = list(map(_milliseconds, columns[field]))
         for value, time in zip(columns[field], times, strict=True):
             if time <= 0 and value is not None:
@@ -306,7 +312,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _milliseconds(value: Any) -> int:
-    """A time as Kafka has it; 0 is the time at which the message is sent."""
+    """A time for Kafka; 0 is the time of sending."""
     if value is None:
         return 0
     return to_millis(value) if isinstance(value, datetime) else int(value)
@@ -327,11 +333,11 @@ class StagedMessages(Committable, frozen=True, kw_only=True):
 
 
 class StagingWriter(Writer[StagedMessages]):
-    """Encodes the records of one task, and stages them."""
+    """Encodes the records of one task, and stages the messages."""
 
     def __init__(self, encoder: MessageEncoder, attempt: WriteAttempt, upserts: bool) -> None:
         self._encoder, self._folder, self._upserts = encoder, attempt.staging, upserts
-        self._held: list[Messages] = []
+        self._messages: list[Messages] = []
         self._bytes = 0
         self._staged: list[StagedMessages] = []
 
@@ -339,18 +345,18 @@ class StagingWriter(Writer[StagedMessages]):
         messages = self._encoder.encode(batch)
         if self._upserts:
             messages = messages.last_of_each_key()
-        self._held.append(messages)
+        self._messages.append(messages)
         self._bytes += messages.size()
         if self._bytes > _CHUNK:
             self._stage()
 
     def prepare_commit(self) -> Sequence[StagedMessages]:
-        if any(map(len, self._held)):
+        if any(map(len, self._messages)):
             self._stage(inline=not self._staged and self._bytes <= _INLINE)
         return self._staged
 
     def _stage(self, inline: bool = False) -> None:
-        messages = [joined(self._held).last_of_each_key()] if self._upserts else self._held
+        messages = [joined(self._messages).last_of_each_key()] if self._upserts else self._messages
         rows, content = sum(map(len, messages)), msgspec.msgpack.encode(messages)
         file = ""
         if not inline and self._folder is not None:
@@ -358,11 +364,11 @@ class StagingWriter(Writer[StagedMessages]):
             put(path, content)
             file, content = str(path), b""
         self._staged.append(StagedMessages(rows=rows, bytes=self._bytes, content=content, file=file))
-        self._held, self._bytes = [], 0
+        self._messages, self._bytes = [], 0
 
 
 def staged_messages(committables: Sequence[StagedMessages]) -> Iterator[Messages]:
-    """What was staged, in the order of each task. Raises `UnavailableError` where another job has removed it."""
+    """The staged messages, in the order of each task; raises `UnavailableError` where another job has removed them."""
     decoder = msgspec.msgpack.Decoder(list[Messages])
     for committable in committables:
         content = staged_content(committable.file, "staged messages") if committable.file else committable.content

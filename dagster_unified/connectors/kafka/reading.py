@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OffsetResetStrategy(Enum):
-    """What is taken of a partition of which a consumer group has no offset that can be read, as Flink names it.
+    """Where to start in a partition without a readable committed offset of the consumer group, named as in Flink.
 
     There is an example at `KafkaOffsetsInitializer`.
     """
@@ -45,23 +45,23 @@ class KafkaOffsetsInitializer:
 
     kind: Literal["earliest", "latest", "timestamp", "offsets", "committed"]
     moment: int | None = None
-    given: tuple[tuple[str, int], ...] = ()
+    by_part: tuple[tuple[str, int], ...] = ()
     group: str = ""
     reset: OffsetResetStrategy = OffsetResetStrategy.NONE
 
     @staticmethod
     def earliest() -> KafkaOffsetsInitializer:
-        """The oldest record that there is."""
+        """The oldest record."""
         return KafkaOffsetsInitializer("earliest")
 
     @staticmethod
     def latest() -> KafkaOffsetsInitializer:
-        """Behind the last record that there is when the run or the job begins."""
+        """After the last record at the start of the run or the job."""
         return KafkaOffsetsInitializer("latest")
 
     @staticmethod
     def timestamp(moment: datetime | int) -> KafkaOffsetsInitializer:
-        """The first record with this timestamp or a later one; behind the last record where there is none.
+        """The first record with this timestamp or a later one; after the last record where there is none.
 
         The moment is a datetime, or milliseconds since the epoch. A datetime without a zone is in UTC.
         """
@@ -74,7 +74,7 @@ class KafkaOffsetsInitializer:
 
     @staticmethod
     def offsets(offsets: Mapping[tuple[str, int], int]) -> KafkaOffsetsInitializer:
-        """These offsets, by topic and partition. Others begin at their oldest record, or end at their newest."""
+        """These offsets, by topic and partition. Others start at their oldest record, or end at their newest."""
         for (topic, partition), offset in offsets.items():
             if offset < 0 or partition < 0:
                 raise PipelineError(
@@ -82,15 +82,15 @@ class KafkaOffsetsInitializer:
                     " may be negative"
                 )
         return KafkaOffsetsInitializer(
-            "offsets", given=tuple(sorted((part_name(*part), offset) for part, offset in offsets.items()))
+            "offsets", by_part=tuple(sorted((part_name(*part), offset) for part, offset in offsets.items()))
         )
 
     @staticmethod
     def committed_offsets(group: str, reset: OffsetResetStrategy = OffsetResetStrategy.NONE) -> KafkaOffsetsInitializer:
-        """The offsets that a consumer group has committed, such as that of a job which this one replaces.
+        """The offsets that a consumer group has committed, such as those of a job that this one replaces.
 
-        `reset` says what is taken of a partition of which the group has none, or one whose record is gone; if it is
-        `NONE`, that is an error. The group is only asked: nothing joins it or commits for it.
+        `reset` is the start of a partition without a committed offset, or whose record is gone; with `NONE` that is an
+        error. The group is only read: nothing joins it or commits for it.
         """
         if not group:
             raise PipelineError("KafkaOffsetsInitializer.committed_offsets: name the consumer group, such as 'billing'")
@@ -101,7 +101,7 @@ class KafkaOffsetsInitializer:
         if self.moment is not None:
             return f"timestamp {datetime.fromtimestamp(self.moment / 1000, timezone.utc).isoformat()}"
         if self.kind == "offsets":
-            return f"offsets {', '.join(f'{part}: {offset}' for part, offset in self.given)}"
+            return f"offsets {', '.join(f'{part}: {offset}' for part, offset in self.by_part)}"
         if self.kind == "committed":
             otherwise = "" if self.reset is OffsetResetStrategy.NONE else f", else {self.reset.value}"
             return f"committed offsets of group '{self.group}'{otherwise}"
@@ -124,17 +124,17 @@ Isolation = Literal["read_committed", "read_uncommitted"]
 PATIENCE = 20.0
 """Seconds without any progress after which the cluster counts as gone."""
 
-KEPT_PATIENCE = 5.0
-"""Seconds without any progress after which a new consumer replaces one that was kept.
+IDLE_PATIENCE = 5.0
+"""Seconds without any progress after which a new consumer replaces an idle one that was used again.
 
-Nobody may have told that one that its connection is dead, or it may wait before it connects again.
+The idle one may not know that its connection is dead, or may wait before it connects again.
 """
 
 _MOST = 20_000
-"""Messages at most that are handed on at once."""
+"""Messages in one batch at most."""
 
 _WAIT = 0.1
-"""Seconds to wait for so many."""
+"""Seconds to wait for a full batch."""
 
 _CONFIG: dict[str, str | int | bool] = {
     "group.id": "dagster-unified",  # required, and not used: nothing joins or commits
@@ -177,10 +177,10 @@ def messages(
     Raises `SourceError` where offsets are gone, and `UnavailableError` where the cluster is away.
     """
     key = (connection, isolation)
-    kept = _idle.pop(key, None)
-    if kept is not None:
+    idle = _idle.pop(key, None)
+    if idle is not None:
         try:
-            yield from _through(kept, key, range_, KEPT_PATIENCE, where)
+            yield from _through(idle, key, range_, IDLE_PATIENCE, where)
         except _NoProgressError as stuck:
             range_ = range_._replace(start=stuck.position)
         else:
@@ -193,7 +193,7 @@ def messages(
 
 
 class _NoProgressError(Exception):
-    """A consumer has given nothing for too long: how far it came, and what it said last."""
+    """A consumer has returned nothing for too long: its position, and its last error."""
 
     def __init__(self, position: int, error: KafkaError | None) -> None:
         super().__init__(position, error)
@@ -203,7 +203,7 @@ class _NoProgressError(Exception):
 def _through(
     reader: _Reader, key: tuple[KafkaConnection, Isolation], range_: OffsetRange, patience: float, where: str
 ) -> Iterator[list[Message]]:
-    """Reads with one consumer, which is kept if it comes to the range's end, and else closed."""
+    """Read with one consumer, which is kept if it reaches the range's end, and else closed."""
     try:
         _assign(reader, key[0], range_, patience, where)
         yield from _read(reader.consumer, key[0], range_, patience, where)
@@ -234,17 +234,17 @@ def _read(
 
     position, moved, last = range_.start, time.monotonic(), None
     while position < range_.end:
-        found = consumer.consume(min(_MOST, range_.end - position), _WAIT)
-        errors = [message for message in found if message.error() is not None]
+        batch = consumer.consume(min(_MOST, range_.end - position), _WAIT)
+        errors = [message for message in batch if message.error() is not None]
         if errors:
-            found = [message for message in found if message.error() is None]
-        if found:
-            offsets = cast("list[int]", list(map(Message.offset, found)))
+            batch = [message for message in batch if message.error() is None]
+        if batch:
+            offsets = cast("list[int]", list(map(Message.offset, batch)))
             position, moved = offsets[-1] + 1, time.monotonic()
             if position > range_.end:
-                found = [message for message, offset in zip(found, offsets, strict=True) if offset < range_.end]
-            if found:
-                yield found
+                batch = [message for message, offset in zip(batch, offsets, strict=True) if offset < range_.end]
+            if batch:
+                yield batch
                 moved = time.monotonic()
         for message in errors:
             error = message.error()
@@ -270,7 +270,7 @@ def _offset(message: Message) -> int:
 
 
 def _check(error: KafkaError, connection: KafkaConnection, range_: OffsetRange, position: int, where: str) -> None:
-    """Raises where waiting does not help."""
+    """Raise the library's error where waiting does not help."""
     if error.name() == "GROUP_AUTHORIZATION_FAILED":  # the client asks for its group's coordinator, and needs none
         return
     if error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):

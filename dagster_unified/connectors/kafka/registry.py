@@ -1,6 +1,6 @@
-"""A schema registry: where the schemas are that values name by a number.
+"""A schema registry: the schemas that values name by a number.
 
-Knows Confluent's client and what a registry answers; not how values are decoded.
+Knows Confluent's client and a registry's answers; not how values are decoded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dagster_unified.errors import ConfigurationError, MissingRequirementError, 
 T = TypeVar("T")
 
 _PATIENCE = 8
-"""Seconds in which a registry has to answer."""
+"""Seconds within which a registry has to answer."""
 
 
 class SchemaRegistry:
@@ -46,7 +46,7 @@ class SchemaRegistry:
         return f"SchemaRegistry({self.origin}{options})"
 
     def avro(self, number: int) -> Any:
-        """The Avro schema with this number, with what it refers to in it.
+        """The Avro schema with this number, with its references inlined.
 
         Raises `ValueError` where there is none, `ConfigurationError` where the registry refuses this client, and
         `UnavailableError` where it does not answer.
@@ -55,29 +55,29 @@ class SchemaRegistry:
 
         client = self._client()
         named: dict[str, Any] = {}
-        found = self._asked(partial(client.get_schema, number), f"schema {number}")
-        if found.schema_type not in (None, "AVRO"):
-            raise ValueError(f"schema {number} in the registry is {found.schema_type}, and not Avro")
-        self._add_references(client, found, named)
-        return _inlined(parse_schema(for_records(json.loads(found.schema_str)), named_schemas=named), named, set())
+        registered = self._asked(partial(client.get_schema, number), f"schema {number}")
+        if registered.schema_type not in (None, "AVRO"):
+            raise ValueError(f"schema {number} in the registry is {registered.schema_type}, and not Avro")
+        self._add_references(client, registered, named)
+        return _inlined(parse_schema(for_records(json.loads(registered.schema_str)), named_schemas=named), named, set())
 
     def latest(self, subject: str) -> int:
         """The number of the latest schema of a subject; raises as `avro`."""
         client = self._client()
-        found = self._asked(partial(client.get_latest_version, subject), f"the subject '{subject}'")
-        return int(found.schema_id)
+        latest = self._asked(partial(client.get_latest_version, subject), f"the subject '{subject}'")
+        return int(latest.schema_id)
 
     def register(self, subject: str, schema: str, kind: str) -> int:
-        """The number of a schema, which a subject gets where it has not got it.
+        """Register a schema for a subject, unless it is there, and return its number.
 
-        Raises `ValueError` where the registry does not take it, and else what `avro` raises.
+        Raises `ValueError` where the registry rejects it, and else what `avro` raises.
         """
         return self._registered(self._client(), subject, schema, kind, ())
 
     def register_files(self, subject: str, files: Sequence[bytes]) -> int:
         """As `register`, for Protobuf's description of a file, which comes after the files that it imports.
 
-        Those get subjects with their names, as Confluent's serializer gives them.
+        The imported files get subjects with their names, as Confluent's serializer does it.
         """
         from confluent_kafka.schema_registry import SchemaReference
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -91,38 +91,40 @@ class SchemaRegistry:
                 continue
             text = base64.standard_b64encode(content).decode()
             references = [known[name] for name in file.dependency if name in known]
-            own = subject if content is files[-1] else file.name
-            number = self._registered(client, own, text, "PROTOBUF", references)
+            file_subject = subject if content is files[-1] else file.name
+            number = self._registered(client, file_subject, text, "PROTOBUF", references)
             if content is not files[-1]:
-                version = self._version(client, own, text, references)
-                known[file.name] = SchemaReference(file.name, own, version)
+                version = self._version(client, file_subject, text, references)
+                known[file.name] = SchemaReference(file.name, file_subject, version)
         return number
 
     def _registered(self, client: Any, subject: str, schema: str, kind: str, references: Sequence[Any]) -> int:
         from confluent_kafka.schema_registry import Schema
 
-        made = Schema(schema, kind, list(references))
-        number: int = self._asked(partial(client.register_schema, subject, made), f"the subject '{subject}'")
+        new_schema = Schema(schema, kind, list(references))
+        number: int = self._asked(partial(client.register_schema, subject, new_schema), f"the subject '{subject}'")
         return number
 
     def _version(self, client: Any, subject: str, schema: str, references: Sequence[Any]) -> int:
         from confluent_kafka.schema_registry import Schema
 
-        made = Schema(schema, "PROTOBUF", list(references))
-        version: int = self._asked(partial(client.lookup_schema, subject, made), f"the subject '{subject}'").version
+        known_schema = Schema(schema, "PROTOBUF", list(references))
+        version: int = self._asked(
+            partial(client.lookup_schema, subject, known_schema), f"the subject '{subject}'"
+        ).version
         return version
 
     def _add_references(self, client: Any, schema: Any, named: dict[str, Any]) -> None:
-        """Parse what a schema refers to, each after what it refers to itself."""
+        """Parse the schemas that a schema refers to, each after its own references."""
         from fastavro import parse_schema
 
         for reference in schema.references or ():
             if reference.name in named:
                 continue
             subject, version = reference.subject, reference.version
-            found = self._asked(partial(client.get_version, subject, version), f"version {version} of '{subject}'")
-            self._add_references(client, found.schema, named)
-            parse_schema(for_records(json.loads(found.schema.schema_str)), named_schemas=named)
+            referenced = self._asked(partial(client.get_version, subject, version), f"version {version} of '{subject}'")
+            self._add_references(client, referenced.schema, named)
+            parse_schema(for_records(json.loads(referenced.schema.schema_str)), named_schemas=named)
 
     def _client(self) -> Any:
         try:
@@ -164,19 +166,19 @@ class SchemaRegistry:
 
 
 _NOT_FOUND = (40401, 40402, 40403)
-"""The registry's own numbers for a subject, a version and a schema that it does not have."""
+"""The registry's error codes for an unknown subject, version and schema."""
 
 TIMES_OF_DAY = {"int": "time-millis", "long": "time-micros"}
 """Avro's times of day, which records hold as a timedelta since midnight; fastavro would give `datetime.time`."""
 
 SINCE_MIDNIGHT = "since-midnight-"
-"""How the logical types of such times begin in a schema of `for_records`."""
+"""The prefix of the logical types of such times in a schema of `for_records`."""
 
 
 def for_records(schema: Any) -> Any:
-    """An Avro schema with types that records have: a UUID is plain text, as values hold it, a time of day a timedelta.
+    """An Avro schema with the types of records: a UUID is plain text, as values hold it, a time of day a timedelta.
 
-    Such a schema may be given again.
+    Converting such a schema again changes nothing.
     """
     if isinstance(schema, list):
         return list(map(for_records, schema))
@@ -191,20 +193,20 @@ def for_records(schema: Any) -> Any:
 
 
 def _inlined(schema: Any, named: Mapping[str, Any], known: set[str]) -> Any:
-    """A parsed Avro schema with each named type where it is used first, so that it needs no others.
+    """A parsed Avro schema with each named type where it is first used, so that it needs no other schema.
 
-    fastavro's `expand_schema` writes a type wherever it is used, which is no schema again.
+    fastavro's `expand_schema` writes a type wherever it is used, which is not a valid schema.
     """
     if isinstance(schema, str):
         return schema if schema in known or schema not in named else _inlined(named[schema], named, known)
     if isinstance(schema, list):
-        return [_inlined(one, named, known) for one in schema]
-    found = {name: value for name, value in schema.items() if not name.startswith("__")}  # fastavro's marks
-    if "name" in found:
-        known.add(found["name"])
+        return [_inlined(member, named, known) for member in schema]
+    inlined = {name: value for name, value in schema.items() if not name.startswith("__")}  # fastavro's marks
+    if "name" in inlined:
+        known.add(inlined["name"])
     for part in ("items", "values"):
-        if part in found:
-            found[part] = _inlined(found[part], named, known)
-    if "fields" in found:
-        found["fields"] = [{**field, "type": _inlined(field["type"], named, known)} for field in found["fields"]]
-    return found
+        if part in inlined:
+            inlined[part] = _inlined(inlined[part], named, known)
+    if "fields" in inlined:
+        inlined["fields"] = [{**field, "type": _inlined(field["type"], named, known)} for field in inlined["fields"]]
+    return inlined

@@ -11,7 +11,12 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from dagster_unified.connectors.kafka.committer import KafkaCommitter, Publisher, TransactionalTopic, topic_partitions
-from dagster_unified.connectors.kafka.connection import PRODUCER_OWN, GivesConnection, KafkaConnection, check_option
+from dagster_unified.connectors.kafka.connection import (
+    PRODUCER_RESERVED,
+    GivesConnection,
+    KafkaConnection,
+    check_option,
+)
 from dagster_unified.connectors.kafka.formats import JsonFormat, ValueFormat
 from dagster_unified.connectors.kafka.messages import (
     Bytes,
@@ -124,7 +129,7 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         self._registered = False
         checked_span(f"sink '{self.name}': transaction_timeout", transaction_timeout, 1)
         for option in options or {}:
-            check_option(option, f"sink '{self.name}'", PRODUCER_OWN)
+            check_option(option, f"sink '{self.name}'", PRODUCER_RESERVED)
         if mode not in ("append", "upsert"):
             raise PipelineError(f"sink '{self.name}': mode is 'append' or 'upsert', not {mode!r}")
         if value is not None and value_format is not None:

@@ -1,7 +1,7 @@
-"""A source of Kafka's topics, for both modes.
+"""A source of Kafka topics, for both modes.
 
-Offsets and partitions are those of `SplitSource`; `cluster.py` asks for them, `reading.py` reads them in workers, and
-`formats/` makes records of values. Here these are put together.
+`SplitSource` handles offsets and partitions; `cluster.py` asks for them, `reading.py` reads them in workers, and
+`formats/` makes records of values. This module puts these together.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 EARLIEST = KafkaOffsetsInitializer.earliest()
 
 METADATA = ("key", "topic", "partition", "offset", "timestamp", "headers")
-"""What a field of a record can hold of its message beside the value."""
+"""What a field of a record can hold from its message besides the value."""
 
 
 class KafkaMessage(NamedTuple):
@@ -145,7 +145,7 @@ class KafkaSource(SplitSource[Out]):
 
     @property
     def origin(self) -> str:
-        """Not which brokers are asked, nor which topics: both may change, and the parts name their topics."""
+        """Neither brokers nor topics: both may change, and the parts name their topics."""
         return "Kafka"
 
     def snapshot(self) -> str:
@@ -236,7 +236,7 @@ class KafkaSource(SplitSource[Out]):
         newest = self.newest()
         if wanted.kind == "committed":
             return self._committed(wanted, setting, oldest, newest)
-        for part, offset in wanted.given:
+        for part, offset in wanted.by_part:
             if part not in newest:
                 raise SourceError(
                     f"source '{self.name}': {setting} names {part}, which {self.connection.describe()} does not have;"
@@ -248,62 +248,62 @@ class KafkaSource(SplitSource[Out]):
                     f" {newest[part]}; choose one of these, or KafkaOffsetsInitializer.earliest()"
                 )
         rest = newest if setting == "bounded" else oldest
-        return {**rest, **dict(wanted.given)}
+        return {**rest, **dict(wanted.by_part)}
 
     def _committed(self, wanted: KafkaOffsetsInitializer, setting: str, oldest: Offsets, newest: Offsets) -> Offsets:
-        found = self._cluster.committed(wanted.group)
-        held = {part: offset for part, offset in found.items() if oldest[part] <= offset <= newest[part]}
+        committed = self._cluster.committed(wanted.group)
+        available = {part: offset for part, offset in committed.items() if oldest[part] <= offset <= newest[part]}
         if wanted.reset is not OffsetResetStrategy.NONE:
-            return {**(oldest if wanted.reset is OffsetResetStrategy.EARLIEST else newest), **held}
+            return {**(oldest if wanted.reset is OffsetResetStrategy.EARLIEST else newest), **available}
         where = f"source '{self.name}': {setting}: consumer group '{wanted.group}'"
         advice = "say what to take in its place, with OffsetResetStrategy.EARLIEST or LATEST"
-        missing = sorted(part for part in newest if part not in found)
+        missing = sorted(part for part in newest if part not in committed)
         if missing:
             raise SourceError(
                 f"{where} has committed no offset of {', '.join(missing[:10])} in {self.connection.describe()}; correct"
                 f" the group's name, or {advice}"
             )
-        for part, offset in found.items():
-            if part not in held:
+        for part, offset in committed.items():
+            if part not in available:
                 raise SourceError(
                     f"{where} has committed offset {offset} of {part}, which has {oldest[part]} to {newest[part]}:"
                     " retention has deleted what comes next, the topic was made again, or a transaction is still open;"
                     f" {advice}"
                 )
-        return held
+        return available
 
     # Reading, in a worker
 
     def read_split(self, split: OffsetRange) -> Iterator[pa.RecordBatch | Malformed]:
         columns = self._columns(split)
-        for found in messages(self.connection, self.isolation_level, split, f"source '{self.name}'"):
-            yield from self._fitting(found, columns)
+        for batch in messages(self.connection, self.isolation_level, split, f"source '{self.name}'"):
+            yield from self._fitting(batch, columns)
 
-    def _fitting(self, found: list[Message], columns: _Columns) -> Iterator[pa.RecordBatch | Malformed]:
-        """Records of messages, and what does not fit: it is looked for in halves."""
+    def _fitting(self, batch: list[Message], columns: _Columns) -> Iterator[pa.RecordBatch | Malformed]:
+        """Records of messages, and the messages that do not fit, which are found by halving."""
         try:
-            batch = columns(found)
+            records = columns(batch)
         except Exception as error:
             if isinstance(error, UnifiedError) and not isinstance(error, RecordTypeError):
                 raise type(error)(f"source '{self.name}': {error}") from error
-            if len(found) == 1:
-                yield _malformed(found[0], error)
+            if len(batch) == 1:
+                yield _malformed(batch[0], error)
                 return
-            half = len(found) // 2
-            yield from self._fitting(found[:half], columns)
-            yield from self._fitting(found[half:], columns)
+            half = len(batch) // 2
+            yield from self._fitting(batch[:half], columns)
+            yield from self._fitting(batch[half:], columns)
         else:
-            yield batch
+            yield records
 
     def _columns(self, split: OffsetRange) -> _Columns:
-        """What makes a batch of messages."""
+        """A function that turns messages into a batch."""
         schema = self.records.schema
         by_metadata = {field: _METADATA[what](schema.field(field).type, split) for field, what in self.metadata.items()}
         values = self._values() if self.value_fields else None
 
-        def batch(found: list[Message]) -> pa.RecordBatch:
-            own = {} if values is None else dict(zip(self.value_fields, values(found).columns, strict=True))
-            arrays = [by_metadata[name](found) if name in by_metadata else own[name] for name in schema.names]
+        def batch(messages: list[Message]) -> pa.RecordBatch:
+            by_field = {} if values is None else dict(zip(self.value_fields, values(messages).columns, strict=True))
+            arrays = [by_metadata[name](messages) if name in by_metadata else by_field[name] for name in schema.names]
             for name, array in zip(schema.names, arrays, strict=True):
                 if array.null_count and not schema.field(name).nullable:
                     raise ValueError(f"its {self.metadata.get(name, name)} is missing, which field '{name}' needs")
@@ -318,8 +318,8 @@ class KafkaSource(SplitSource[Out]):
         decode = self.value_format.decoder(kind.python)
         raw = isinstance(self.value_format, RawFormat)
 
-        def values(found: list[Message]) -> pa.RecordBatch:
-            contents = list(map(Message.value, found))
+        def values(messages: list[Message]) -> pa.RecordBatch:
+            contents = list(map(Message.value, messages))
             if not raw and None in contents:
                 raise ValueError("it has no value: a tombstone")
             return kind.to_batch(list(map(decode, contents)))
@@ -341,36 +341,36 @@ def _malformed(message: Message, error: Exception) -> Malformed:
     return Malformed(place, text, reason.splitlines()[0] if reason else type(error).__name__)
 
 
-# What fields hold of a message
+# Columns from a message's metadata
 
 
 def _key(kind: pa.DataType, split: OffsetRange) -> _Column:
     from confluent_kafka import Message
 
     if pa.types.is_string(kind):
-        return lambda found: pa.array([None if k is None else k.decode() for k in map(Message.key, found)], kind)
-    return lambda found: pa.array(list(map(Message.key, found)), kind)
+        return lambda messages: pa.array([None if k is None else k.decode() for k in map(Message.key, messages)], kind)
+    return lambda messages: pa.array(list(map(Message.key, messages)), kind)
 
 
 def _topic(kind: pa.DataType, split: OffsetRange) -> _Column:
-    return lambda found: pa.repeat(pa.scalar(split.topic, kind), len(found))
+    return lambda messages: pa.repeat(pa.scalar(split.topic, kind), len(messages))
 
 
 def _partition(kind: pa.DataType, split: OffsetRange) -> _Column:
-    return lambda found: pa.repeat(pa.scalar(split.partition, kind), len(found))
+    return lambda messages: pa.repeat(pa.scalar(split.partition, kind), len(messages))
 
 
 def _offset(kind: pa.DataType, split: OffsetRange) -> _Column:
     from confluent_kafka import Message
 
-    return lambda found: pa.array(list(map(Message.offset, found)), kind)
+    return lambda messages: pa.array(list(map(Message.offset, messages)), kind)
 
 
 def _timestamp(kind: pa.DataType, split: OffsetRange) -> _Column:
     from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
-    def column(found: list[Message]) -> pa.Array:
-        stamps = map(Message.timestamp, found)
+    def column(messages: list[Message]) -> pa.Array:
+        stamps = map(Message.timestamp, messages)
         times = pa.array([None if what == TIMESTAMP_NOT_AVAILABLE else time for what, time in stamps], pa.int64())
         return times if kind == pa.int64() else times.cast(pa.timestamp("ms")).cast(kind)
 
@@ -380,8 +380,10 @@ def _timestamp(kind: pa.DataType, split: OffsetRange) -> _Column:
 def _headers(kind: pa.DataType, split: OffsetRange) -> _Column:
     names = [field.name for field in kind.value_type]
 
-    def column(found: list[Message]) -> pa.Array:
-        return pa.array([[dict(zip(names, one, strict=True)) for one in m.headers() or ()] for m in found], kind)
+    def column(messages: list[Message]) -> pa.Array:
+        return pa.array(
+            [[dict(zip(names, header, strict=True)) for header in m.headers() or ()] for m in messages], kind
+        )
 
     return column
 
@@ -412,13 +414,13 @@ def _is_headers(kind: pa.DataType) -> bool:
     return [field.type for field in kind.value_type] == [pa.string(), pa.binary()]
 
 
-# What an author gives
+# The author's arguments
 
 
-def _topics(given: str | Sequence[str] | re.Pattern[str]) -> Topics:
-    if isinstance(given, re.Pattern):
-        return given
-    return (given,) if isinstance(given, str) else tuple(given)
+def _topics(topics: str | Sequence[str] | re.Pattern[str]) -> Topics:
+    if isinstance(topics, re.Pattern):
+        return topics
+    return (topics,) if isinstance(topics, str) else tuple(topics)
 
 
 def _name(topics: Topics) -> str:
@@ -443,13 +445,13 @@ def _check(topics: Topics, on_malformed: str, isolation: str, most: int | None, 
         check_count(f"{where}: max_records_per_trigger", most)
 
 
-def _metadata(record: Any, records: RecordType, given: Mapping[str, str], where: str) -> dict[str, str]:
-    """Field to what it holds; raises `PipelineError` where it cannot."""
+def _metadata(record: Any, records: RecordType, metadata: Mapping[str, str], where: str) -> dict[str, str]:
+    """What each metadata field holds; raises `PipelineError` where it cannot."""
     if record is KafkaMessage:
-        given = {**{name: name for name in METADATA}, **given}
-    if given and records.shape != "class":
+        metadata = {**{name: name for name in METADATA}, **metadata}
+    if metadata and records.shape != "class":
         raise PipelineError(f"{where}: metadata needs a record with fields, and {records.describe()} is a plain value")
-    for field, what in given.items():
+    for field, what in metadata.items():
         if field not in records.names:
             raise PipelineError(
                 f"{where}: metadata names field '{field}', which the record does not have"
@@ -466,4 +468,4 @@ def _metadata(record: Any, records: RecordType, given: Mapping[str, str], where:
             raise PipelineError(
                 f"{where}: field '{field}' of type {kind} cannot hold the {what}; declare {' or '.join(allowed)}"
             )
-    return dict(given)
+    return dict(metadata)

@@ -1,4 +1,4 @@
-"""How a source reads only a partition of itself by the values of columns.
+"""How a source reads only a partition of itself, by the values of columns.
 
 Knows slices and columns; not which source it is.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def checked_columns(columns: Mapping[str, str], names: tuple[str, ...], where: str) -> dict[str, str]:
-    """Dimension to column; raises where there is no such column."""
+    """The column of each dimension; raises `PipelineError` where there is no such column."""
     for column in columns.values():
         if column not in names:
             raise PipelineError(
@@ -36,12 +36,12 @@ def checked_columns(columns: Mapping[str, str], names: tuple[str, ...], where: s
 
 
 def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known: Dimensions, where: str) -> None:
-    """Raises `PipelineError` where a field is given for a dimension that there is not, or holds no time."""
+    """Raise `PipelineError` where a field is named for an unknown dimension, or cannot say its partition."""
     for dimension, column in columns.items():
         if dimension not in known.names:
-            given = f"dimension '{dimension}'" if dimension else "its only dimension"
+            dimension_name = f"dimension '{dimension}'" if dimension else "its only dimension"
             raise PipelineError(
-                f"{where}: is partitioned by '{column}' as {given}, and the partitions have"
+                f"{where}: is partitioned by '{column}' as {dimension_name}, and the partitions have"
                 f" {known.describe()}{nearest(dimension, known.names)}"
             )
         kind = schema.field(column).type
@@ -58,7 +58,7 @@ def check_partition_columns(columns: Mapping[str, str], schema: pa.Schema, known
 
 
 _KEY_TYPES = (pa.types.is_string, pa.types.is_int64, pa.types.is_date)
-"""What is written in one way only."""
+"""Types whose values have one text only."""
 
 _TIMES = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.is_string)
 
@@ -66,12 +66,12 @@ _TIMES = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_int64, pa.types.i
 _DAY, _TICK = timedelta(days=1), timedelta(microseconds=1)
 
 PartitionBounds: TypeAlias = Mapping[str, "TimeRange | frozenset[str]"]
-"""Of columns, the time or the keys that partitions cover: no row of theirs has a value beyond."""
+"""By column, the time range or the keys that partitions cover: all their rows have values within."""
 
 
 def bounding_range(columns: Mapping[str, str], slices: Sequence[Slice]) -> PartitionBounds:
-    """What partitions cover, so that a server may leave out what is surely of none; Spark looks closer."""
-    found: dict[str, TimeRange | frozenset[str]] = {}
+    """Bounds of partitions, so that a server may leave out rows that are surely outside; Spark filters exactly."""
+    by_column: dict[str, TimeRange | frozenset[str]] = {}
     for dimension, column in columns.items():
         bounds = [slice_.dimensions[dimension] for slice_ in slices if dimension in slice_.dimensions]
         times = [bound for bound in bounds if isinstance(bound, TimeRange)]
@@ -80,63 +80,63 @@ def bounding_range(columns: Mapping[str, str], slices: Sequence[Slice]) -> Parti
         if len(times) == len(bounds):
             # by moments: datetimes of one zone are compared by the clock, which may show an hour twice
             start = min((bound.start for bound in times), key=to_millis)
-            found[column] = TimeRange(start, max((bound.end for bound in times), key=to_millis))
+            by_column[column] = TimeRange(start, max((bound.end for bound in times), key=to_millis))
         elif not times:
-            found[column] = frozenset(bound for bound in bounds if isinstance(bound, str))
-    return found
+            by_column[column] = frozenset(bound for bound in bounds if isinstance(bound, str))
+    return by_column
 
 
 def in_any_zone(bounds: TimeRange) -> TimeRange:
-    """What may be meant by bounds where values have no time zone: dates and times are then those of some zone."""
+    """Bounds wide enough for values without a time zone: dates and times may be in any zone."""
     return TimeRange(bounds.start - _DAY, bounds.end + _DAY)
 
 
 def in_folder(column: str, kind: DataType, bounds: TimeRange | frozenset[str]) -> Column:
-    """Whether a text that a folder's name has, for a field of this type, may be one that partitions cover."""
+    """Whether a text in a folder's name, for a field of this type, may be one that partitions cover."""
     from pyspark.sql import functions as F
 
     text = F.col(column)
     if not isinstance(bounds, TimeRange):
         key = text.try_cast(kind).cast("string")  # 7 for 007, where that is a number
         return key.isNull() | key.isin(sorted(bounds))
-    meant = in_any_zone(bounds)
-    first, last = meant.start.date().isoformat(), (meant.end - _TICK).date().isoformat()
+    range_ = in_any_zone(bounds)
+    first, last = range_.start.date().isoformat(), (range_.end - _TICK).date().isoformat()
     day = F.substring(text, 1, 10)
     return text.isNull() | ~day.rlike(r"^\d{4}-\d{2}-\d{2}$") | day.between(first, last)
 
 
 def whole_numbers(keys: Collection[str]) -> list[int]:
-    """The numbers that these keys name as Spark writes them; no row has the others."""
+    """The numbers among keys that are written as Spark writes them; no row has the others."""
     numbers = (int(key) for key in keys if re.fullmatch(r"-?[0-9]{1,19}", key))
     return sorted(number for number in numbers if str(number) in keys and -(1 << 63) <= number < 1 << 63)
 
 
 def rows_in(frame: DataFrame, columns: Mapping[str, str], slices: Sequence[Slice], source: str) -> DataFrame:
-    """The rows of a partition or, of several, with the place of each row's own in the column `PARTITION_INDEX`.
+    """The rows of a partition or, for several, with the index of each row's partition in `PARTITION_INDEX`.
 
-    A row whose partition is not known is malformed: put with the others, for every partition that it may belong to,
-    or an error.
+    A row whose partition is unknown is malformed: kept with the others, for every partition that it may belong to, or
+    an error.
     """
     where = f"source '{source}'"
     tests = [
         (column, [_test(frame, dimension, column, slice_, where) for slice_ in slices])
         for dimension, column in columns.items()
     ]
-    return _kept(frame, tests, len(slices), source)
+    return _rows_that_pass(frame, tests, len(slices), source)
 
 
 def rows_after(frame: DataFrame, column: str, until: datetime, source: str) -> DataFrame:
     """The rows of the partitions that begin at a moment or later.
 
-    A row whose partition cannot be told is treated as in a run for a partition.
+    A row whose partition is unknown is treated as in a run for a partition.
     """
     from pyspark.sql import functions as F
 
     test = _in_time(F.col(column), frame.schema[column].dataType, until, None, column, f"source '{source}'")
-    return _kept(frame, [(column, [test])], 1, source)
+    return _rows_that_pass(frame, [(column, [test])], 1, source)
 
 
-def _kept(
+def _rows_that_pass(
     frame: DataFrame, tests: Sequence[tuple[str, Sequence[tuple[Column, Column]]]], slices: int, source: str
 ) -> DataFrame:
     """The rows that pass the tests of some columns for one of the slices, or whose column does not say it."""
@@ -146,7 +146,7 @@ def _kept(
     columns = [c for c in frame.columns if c != MALFORMED]
     text = F.coalesce(F.to_json(F.struct(*columns)), F.lit(""))  # never null, as the texts of other malformed rows
     problem = F.col(MALFORMED) if diverts else F.lit(None)
-    kept = [problem.isNotNull() if diverts else F.lit(False)] * slices
+    passes = [problem.isNotNull() if diverts else F.lit(False)] * slices
     known = [F.lit(True)] * slices
     for column, outcomes in tests:
         unknown = outcomes[0][0].isNull()
@@ -157,17 +157,17 @@ def _kept(
         )
         problem = F.coalesce(problem, F.when(unknown, row.cast(frame.schema[MALFORMED].dataType) if diverts else row))
         known = [so_far & (inside | unknown) for so_far, (_, inside) in zip(known, outcomes, strict=True)]
-    kept = [bad | belongs for bad, belongs in zip(kept, known, strict=True)]
-    found = frame.where(functools.reduce(lambda one, other: one | other, kept))
+    passes = [bad | belongs for bad, belongs in zip(passes, known, strict=True)]
+    passing = frame.where(functools.reduce(lambda first, second: first | second, passes))
     if slices > 1:
-        places = F.array_compact(F.array(*[F.when(belongs, F.lit(place)) for place, belongs in enumerate(kept)]))
-        found = found.withColumn(PARTITION_INDEX, F.explode(places))
-    found = found.withColumn(MALFORMED, problem)
-    return found if diverts else found.where(fitting(source)).drop(MALFORMED)
+        places = F.array_compact(F.array(*[F.when(belongs, F.lit(place)) for place, belongs in enumerate(passes)]))
+        passing = passing.withColumn(PARTITION_INDEX, F.explode(places))
+    passing = passing.withColumn(MALFORMED, problem)
+    return passing if diverts else passing.where(fitting(source)).drop(MALFORMED)
 
 
 def _test(frame: DataFrame, dimension: str, column: str, slice_: Slice, where: str) -> tuple[Column, Column]:
-    """What a column says of the partition, and whether it is this one."""
+    """The value of a column that says the partition, and whether it is this one."""
     from pyspark.sql import functions as F
 
     bounds = slice_.dimensions[dimension]
@@ -183,9 +183,9 @@ def _equal(value: Column, key: str) -> tuple[Column, Column]:
 def _in_time(
     value: Column, kind: DataType, start: datetime, end: datetime | None, column: str, where: str
 ) -> tuple[Column, Column]:
-    """The moment in a column, and a condition that it is within bounds, the latter of which may be open.
+    """The moment in a column, and a condition that it is within bounds; the end may be open.
 
-    The condition is written so that a Parquet reader can skip row groups that are outside.
+    The condition is written so that a Parquet reader can skip row groups outside.
     """
     import pendulum
     from pyspark.sql import functions as F

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class DeliveryGuarantee(Enum):
-    """What a sink promises, as Flink's sinks name it. There is an example at `KafkaSink`."""
+    """A sink's promise, named as in Flink. There is an example at `KafkaSink`."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -71,7 +71,7 @@ class WriteIdentity:
 
     @property
     def writer(self) -> str:
-        """A name for who writes, the same for all epochs of a timeline. A target remembers its highest version."""
+        """A name for the writer, the same for all epochs of a timeline. A target remembers its highest version."""
         return f"{self.origin}/timeline {self.timeline}" if self.timeline else self.origin
 
     @property
@@ -81,25 +81,25 @@ class WriteIdentity:
 
     @property
     def deployment(self) -> str | None:
-        """In STREAMING a name whose version is the timeline: a target that has a later one refuses this write."""
+        """In STREAMING a name whose version is the timeline: a target with a later timeline refuses this write."""
         return None if self.epoch is None else f"{self.origin}/timelines"
 
     @property
     def replaces(self) -> str | None:
-        """A name for the pipeline's partition that is replaced, the same for all runs of it. None where it is none."""
+        """A name for the pipeline's partition that is replaced, the same for all runs of it; None for no partition."""
         if self.epoch is not None or self.partition == WHOLE:
             return None
         return f"dagster-unified/{self.pipeline}/{self.sink}/partition/{self.partition}"
 
     @property
     def origin(self) -> str:
-        """A name for who writes, the same on all timelines."""
+        """A name for the writer, the same on all timelines."""
         return f"dagster-unified/{self.pipeline}/{self.sink}/{self.execution}/{self.partition}"
 
 
 @dataclass(frozen=True)
 class WriteAttempt:
-    """One attempt at a write. What it stages has its `id`, so that attempts do not meet."""
+    """One attempt at a write. Its `id` marks what it stages, so that attempts do not collide."""
 
     identity: WriteIdentity
     id: str
@@ -114,9 +114,9 @@ class WriteAttempt:
 
 
 class Committable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer has prepared, for the committer: a file, a staging table, a receipt.
+    """What a writer has prepared for the committer: a file, a staging table, a receipt.
 
-    A sink subclasses it with fields of its own. It travels from a task to the driver as msgpack.
+    A sink subclasses it with its own fields. It travels from a task to the driver as msgpack.
     """
 
     rows: int = 0
@@ -131,11 +131,11 @@ class Writer(ABC, Generic[C]):
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Takes rows; they must not be visible to readers yet."""
+        """Take rows; they must not be visible to readers yet."""
 
     @abstractmethod
     def prepare_commit(self) -> Iterable[C]:
-        """Called once, after the last row: what was written is durable when it returns."""
+        """Called once, after the last row: all that was written is durable when it returns."""
 
     def close(self) -> None:
         """Called last, also after an error, which may have come before `prepare_commit`."""
@@ -143,7 +143,7 @@ class Writer(ABC, Generic[C]):
 
 @dataclass(frozen=True)
 class WriterTask:
-    """For whom a writer writes, and in which of Spark's tasks."""
+    """The attempt that a writer writes for, and its Spark task."""
 
     attempt: WriteAttempt
     number: int
@@ -155,7 +155,7 @@ class WriterTask:
 
 @dataclass(frozen=True)
 class Commit(Generic[C]):
-    """What a committer commits: the committables of all tasks, and who wrote them."""
+    """The committables of all tasks, and who wrote them."""
 
     attempt: WriteAttempt
     committables: Sequence[C]
@@ -167,31 +167,31 @@ class Commit(Generic[C]):
 
     @property
     def identity(self) -> WriteIdentity:
-        """Who writes."""
+        """The writer."""
         return self.attempt.identity
 
     @property
     def marks(self) -> dict[str, int]:
-        """What the target has to remember in the same transaction: a version for each name."""
+        """The marks that the target has to remember in the same transaction: a version for each name."""
         identity = self.identity
-        own = {identity.writer: identity.version}
-        return own if identity.deployment is None else {**own, identity.deployment: identity.timeline}
+        versions = {identity.writer: identity.version}
+        return versions if identity.deployment is None else {**versions, identity.deployment: identity.timeline}
 
 
 class CommitConflictError(UnifiedError):
-    """Another write committed meanwhile: nothing of this one is visible, and it can be tried again over that one."""
+    """Another write committed meanwhile: nothing of this one is visible, and it can be tried again on top."""
 
     retryable = True
 
 
 class CommitUncertainError(UnifiedError):
-    """The target's answer to a commit was lost: it may be there or not, and has to be asked."""
+    """The target's answer to a commit was lost: the target has to be asked whether it was committed."""
 
     retryable = True
 
 
 class Committer(ABC, Generic[C]):
-    """Makes what writers have prepared visible. Lives on the driver; in STREAMING for all epochs of a job.
+    """Makes prepared writes visible. Lives on the driver; in STREAMING for all epochs of a job.
 
     One thread at a time calls it, not always the same.
     """
@@ -201,25 +201,25 @@ class Committer(ABC, Generic[C]):
         """The highest version that the target remembers for a name in `Commit.marks`, or None."""
 
     def begin(self, attempts: Sequence[WriteAttempt]) -> None:
-        """Prepares a place for what these attempts will stage, where writers need one.
+        """Prepare a place for what these attempts will stage, where writers need one.
 
-        What killed attempts of the same writers have left may be swept here.
+        It may remove what killed attempts of the same writers have left.
         """
 
     @abstractmethod
     def commit(self, commits: Sequence[Commit[C]]) -> None:
-        """Makes these commits visible at once, or nothing of them, and remembers all their marks with them.
+        """Make these commits visible at once, or none of them, and remember all their marks with them.
 
-        The target must hold no version of `identity.writer` that is as high, and none of `identity.deployment` that is
-        higher; the engine has asked, but another process may have committed since. Raises `CommitConflictError` then,
-        and where the commit has to be made anew over another one's; `CommitUncertainError` where nobody can tell
+        The target must hold no version of `identity.writer` as high as this one, and none of `identity.deployment` that
+        is higher; the engine has asked, but another process may have committed since. Raises `CommitConflictError`
+        then, and where the commit has to be made again on top of another; `CommitUncertainError` where nobody can tell
         whether it was made. The engine asks again and repeats.
 
-        What earlier executions have written of `identity.replaces` is replaced.
+        Replaces what earlier executions have written of `identity.replaces`.
         """
 
     def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
-        """Removes what these attempts have staged and what is not part of the target. Called after every write."""
+        """Remove what these attempts have staged and is not part of the target. Called after every write."""
 
     def close(self) -> None:
         """Called at the end of a job."""
@@ -232,13 +232,13 @@ class NoCommitter(Committer[C]):
         return None
 
     def commit(self, commits: Sequence[Commit[C]]) -> None:
-        """What writers wrote is visible already."""
+        """Do nothing: the written rows are visible already."""
 
 
 def staged_content(file: str, what: str) -> bytes:
-    """A file that a writer has staged. Raises `UnavailableError` where another job has removed it.
+    """Read a file that a writer has staged. Raises `UnavailableError` where another job has removed it.
 
-    `what` says what is in it.
+    `what` describes its content.
     """
     try:
         content: bytes = storage_path(file, what).read_bytes()
@@ -251,17 +251,17 @@ def staged_content(file: str, what: str) -> bytes:
 
 
 def remove_staging(attempts: Sequence[WriteAttempt], committed: bool) -> None:
-    """Removes what these attempts have staged in their folders, and, once one has committed, what killed ones have."""
+    """Remove what these attempts have staged in their folders, and after a commit what killed attempts have staged."""
     for attempt in attempts:
         if attempt.staging is not None:
-            own = storage_path(attempt.staging, "staging folder")
+            folder = storage_path(attempt.staging, "staging folder")
             # who has committed is the only one: what killed attempts have left goes as well
-            remove_tree(own.parent if committed else own)
+            remove_tree(folder.parent if committed else folder)
 
 
 Batches = Iterable[pa.RecordBatch]
 Ship = Callable[[Callable[..., Iterator[pa.RecordBatch]]], Callable[..., Iterator[pa.RecordBatch]]]
-"""Makes a function one that reaches Spark's workers with its author's code."""
+"""Wraps a function so that it reaches Spark's workers with its author's code."""
 
 
 class MakesWriters(Protocol[C]):
@@ -274,18 +274,18 @@ class MakesWriters(Protocol[C]):
 def stage_by_writers(
     sink: MakesWriters[C], committable: type[C], frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship
 ) -> list[list[C]]:
-    """Writes all rows by the sink's writers, in one job; returns the committables of each attempt.
+    """Write all rows with the sink's writers, in one job; returns the committables of each attempt.
 
     With several attempts the column `PARTITION_INDEX` has the index of a row's attempt.
     """
     # what is shipped is the same for every epoch; the attempts are not
     run = functools.partial(_run, ship(_Task(sink)), tuple(attempts))
     rows = frame.mapInArrow(run, "attempt int, committable binary").collect()
-    found: list[list[C]] = [[] for _ in attempts]
+    committables: list[list[C]] = [[] for _ in attempts]
     decoder = msgspec.msgpack.Decoder(committable)
     for row in rows:
-        found[row.attempt].append(decoder.decode(row.committable))
-    return found
+        committables[row.attempt].append(decoder.decode(row.committable))
+    return committables
 
 
 def _run(
@@ -311,8 +311,8 @@ class _Task(Generic[C]):
 
             def writer(index: int) -> Writer[C]:
                 if index not in writers:
-                    made = self._sink.writer(WriterTask(attempts[index], number, retry))
-                    writers[index] = opened.enter_context(closing(made))
+                    new_writer = self._sink.writer(WriterTask(attempts[index], number, retry))
+                    writers[index] = opened.enter_context(closing(new_writer))
                 return writers[index]
 
             if len(attempts) == 1:
@@ -329,16 +329,16 @@ class _Task(Generic[C]):
 
 
 def _by_attempt(batch: pa.RecordBatch, attempts: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of a batch, by the attempt that they belong to, in their order."""
+    """The rows of a batch, by attempt, in order."""
     import pyarrow.compute as pc
 
-    own = [name for name in batch.schema.names if name not in (PARTITION_INDEX, EMITTED)]
+    names = [name for name in batch.schema.names if name not in (PARTITION_INDEX, EMITTED)]
     if attempts == 1:
-        yield 0, batch.select(own)
+        yield 0, batch.select(names)
         return
     of_row = batch.column(PARTITION_INDEX)
     for index in pc.unique(of_row).to_pylist():
-        yield index, batch.filter(pc.equal(of_row, index)).select(own)
+        yield index, batch.filter(pc.equal(of_row, index)).select(names)
 
 
 def arrow_stream(batches: Sequence[pa.RecordBatch]) -> bytes:
@@ -358,7 +358,7 @@ class SparkSink(Sink[In], Generic[In, C]):
     """
 
     committable: type[C]
-    """What its writers prepare."""
+    """The type that its writers prepare."""
 
     commits_in_writers: bool = False
     """Whether writers make rows visible themselves, under the identity of their attempt."""
@@ -367,8 +367,8 @@ class SparkSink(Sink[In], Generic[In, C]):
     def committer(self, schema: pa.Schema) -> Committer[C]:
         """The committer of a job, for rows of this schema.
 
-        It may create a table that is not there. Raises `SinkError` where the rows do not fit what is there, and
-        `UnavailableError` where the target is away.
+        It may create a missing table. Raises `SinkError` where the rows do not fit the target, and `UnavailableError`
+        where the target is away.
         """
 
     def writer(self, task: WriterTask) -> Writer[C]:
@@ -379,13 +379,13 @@ class SparkSink(Sink[In], Generic[In, C]):
         raise NotImplementedError
 
     def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[C]]:
-        """Writes all rows where readers do not see them yet; returns the committables of each attempt.
+        """Write all rows where readers do not see them yet; returns the committables of each attempt.
 
-        With several attempts (`takes_together`), the column `PARTITION_INDEX` has the index of a row's attempt, and
-        for a sink that `upserts` the column `EMITTED` the order of a key's rows within a partition. The engine counts
-        the rows while they are written, so run one job over them.
+        With several attempts (`takes_together`), the column `PARTITION_INDEX` has the index of a row's attempt, and for
+        a sink that `upserts` the column `EMITTED` the order of a key's rows within a partition. The engine counts the
+        rows while they are written, so run one job over them.
 
-        In later epochs `ship` gives what it was given in the first: pass attempts as arguments, not inside.
+        In later epochs `ship` returns what it returned in the first: pass attempts as arguments, not inside.
         """
         return stage_by_writers(self, self.committable, frame, attempts, ship)
 
@@ -394,11 +394,11 @@ class SparkSink(Sink[In], Generic[In, C]):
         return not self.upserts
 
     def location(self, identity: WriteIdentity) -> str:
-        """Where a write goes to, for people."""
+        """Where a write goes, for people."""
         return self.describe()
 
     def elsewhere(self, path: str) -> Self | None:
-        """The same sink, writing to another place; None where it writes to none that can be read back."""
+        """The same sink, writing to another place; None where what it writes cannot be read back."""
         return None
 
     def exists(self) -> bool:
@@ -406,13 +406,13 @@ class SparkSink(Sink[In], Generic[In, C]):
         return True
 
     def dataset(self, records: RecordType | None = None) -> ds.Dataset:
-        """All that is there. `records` are those that are written, for files that do not say their columns' types."""
+        """All rows that it wrote. `records` is their record type, for files that do not store their columns' types."""
         raise NotImplementedError
 
     def schema_of(self, records: RecordType) -> pa.Schema:
-        """The columns that `dataset` has where the table is as declared."""
+        """The columns of `dataset` where the table is as declared."""
         return records.schema
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        """The first rows of what is there, or None where it cannot be read back."""
+        """The first rows that it wrote, or None where they cannot be read back."""
         return None

@@ -1,4 +1,4 @@
-"""The columns of a DataFrame as a record's fields: taken where no value changes by it, and what does not fit."""
+"""The columns of a DataFrame as a record's fields: read where no value changes by it; and rows that do not fit."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 OnMalformed = Literal["fail", "drop", "divert"]
-"""What becomes of rows that do not fit the records."""
+"""What to do with rows that do not fit the records."""
 
 PART = "__part"
-"""A column of a stream with the part of the source that a row is of, such as a partition of a topic.
+"""A column of a stream with the part of the source that a row belongs to, such as a partition of a topic.
 
 All rows that one task reads are of one part. Each part then has a watermark of its own.
 """
@@ -46,10 +46,10 @@ def fitting(source: str) -> Column:
 
 
 def non_deterministic(value: Column) -> Column:
-    """The same value, of which Catalyst assumes that it may be another one when it is asked again.
+    """The same value, marked so that Catalyst assumes that each evaluation may differ.
 
-    So the checks of rows stay where they are: Catalyst would evaluate the conditions of later filters first, or in the
-    reader, and leave rows out before they are checked; and from a check it would infer what holds of columns that are
+    So the checks of rows stay where they are: else Catalyst would evaluate the conditions of later filters first, or in
+    the reader, and drop rows before they are checked; and from a check it would infer facts about columns that are
     renamed later, which takes twice the time and memory for each of them.
     """
     from pyspark.sql import functions as F
@@ -58,7 +58,7 @@ def non_deterministic(value: Column) -> Column:
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """An Arrow schema as Spark's, everything nullable at every depth: Spark's readers do not promise more."""
+    """An Arrow schema as Spark's, nullable at every depth: Spark's readers promise no more."""
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructType
 
@@ -78,9 +78,9 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 @dataclass(frozen=True)
 class Malformed:
-    """Something that a source holds and that does not fit its record type.
+    """An entry of a source that does not fit its record type.
 
-    `place` says where it is, such as `sales[0]@17`; `content` is what stands there.
+    `place` says where it is, such as `sales[0]@17`; `content` is its text.
     """
 
     place: str
@@ -97,52 +97,52 @@ _TAKEN_FROM = {
     "binary": ("string",),
     "timestamp": ("timestamp_ntz", "date"),
 }
-"""Simple types of columns from which values of another type follow without loss, besides decimals."""
+"""By the type wanted, the simple types that convert to it without loss, besides decimals."""
 
 
 def as_fields(frame: DataFrame, schema: pa.Schema, where: str) -> DataFrame:
-    """The columns of a record's fields, in its types; raises `PipelineError` where a value could change by it.
+    """The columns of a record's fields, in its types; raises `PipelineError` where a value could change.
 
     A whole number that a float, or 64 bits, cannot hold is an error when it is read; a decimal becomes the nearest
     float.
     """
     wanted = spark_schema(schema)
     for field in wanted:
-        found = frame.schema[field.name].dataType
-        if not _fits(found, field.dataType):
+        actual = frame.schema[field.name].dataType
+        if not _fits(actual, field.dataType):
             raise PipelineError(
-                f"{where}: column '{field.name}' is {found.simpleString()}, and a value of it could change on its way"
+                f"{where}: column '{field.name}' is {actual.simpleString()}, and a value of it could change on its way"
                 f" to field '{field.name}', which is {schema.field(field.name).type}; declare a type that holds it as"
                 " it is, and convert it in a map"
             )
     return frame.select(*[_as_field(frame, field, where).alias(field.name) for field in wanted])
 
 
-def widened(found: StructType, schema: pa.Schema) -> StructType:
-    """The columns of a record's fields, with small numbers as wide as the fields are."""
+def widened(actual: StructType, schema: pa.Schema) -> StructType:
+    """The columns of a record's fields, with small numbers widened to the fields' types."""
     from pyspark.sql.types import StructType
 
-    return StructType([_wide(found[field.name], field) for field in spark_schema(schema)])
+    return StructType([_wide(actual[field.name], field) for field in spark_schema(schema)])
 
 
-def _wide(found: StructField, wanted: StructField) -> StructField:
-    small = (found.dataType.simpleString(), wanted.dataType.simpleString())
+def _wide(actual: StructField, wanted: StructField) -> StructField:
+    small = (actual.dataType.simpleString(), wanted.dataType.simpleString())
     widens = (small[1] == "bigint" and small[0] in _WHOLE) or small == ("float", "double")
-    return wanted if widens else found
+    return wanted if widens else actual
 
 
 def _as_field(frame: DataFrame, field: StructField, where: str) -> Column:
     from pyspark.sql import functions as F
 
     column, kind = F.col(field.name), field.dataType
-    there = column.try_cast(kind)
-    found, wanted = frame.schema[field.name].dataType, kind.simpleString()
-    if (found.simpleString(), wanted) == ("bigint", "double"):
+    converted = column.try_cast(kind)
+    actual, wanted = frame.schema[field.name].dataType, kind.simpleString()
+    if (actual.simpleString(), wanted) == ("bigint", "double"):
         # a float of 2**63 comes back as the largest bigint
-        exact = (there < 2.0**63) & F.coalesce(there.try_cast("bigint") == column, F.lit(False))
+        exact = (converted < 2.0**63) & F.coalesce(converted.try_cast("bigint") == column, F.lit(False))
         lacking, instead = "a float", "an int"
-    elif found.typeName() == "decimal" and wanted == "bigint":
-        exact = there.isNotNull()
+    elif actual.typeName() == "decimal" and wanted == "bigint":
+        exact = converted.isNotNull()
         lacking, instead = "64 bits", "a Decimal"
     else:
         return column.cast(kind)
@@ -151,33 +151,33 @@ def _as_field(frame: DataFrame, field: StructField, where: str) -> Column:
         column.cast("string"),
         F.lit(f", which {lacking} cannot hold; declare field '{field.name}' as {instead}"),
     )
-    return F.when(column.isNull() | exact, there).otherwise(F.raise_error(problem).cast(kind))
+    return F.when(column.isNull() | exact, converted).otherwise(F.raise_error(problem).cast(kind))
 
 
-def _fits(found: DataType, wanted: DataType) -> bool:
+def _fits(actual: DataType, wanted: DataType) -> bool:
     from pyspark.sql.types import ArrayType, DecimalType, MapType, StructType
 
     if isinstance(wanted, StructType):
         return (
-            isinstance(found, StructType)
-            and found.names == wanted.names
-            and all(_fits(a.dataType, b.dataType) for a, b in zip(found, wanted, strict=True))
+            isinstance(actual, StructType)
+            and actual.names == wanted.names
+            and all(_fits(a.dataType, b.dataType) for a, b in zip(actual, wanted, strict=True))
         )
     if isinstance(wanted, ArrayType):
-        return isinstance(found, ArrayType) and _fits(found.elementType, wanted.elementType)
+        return isinstance(actual, ArrayType) and _fits(actual.elementType, wanted.elementType)
     if isinstance(wanted, MapType):
         return (
-            isinstance(found, MapType)
-            and _fits(found.keyType, wanted.keyType)
-            and _fits(found.valueType, wanted.valueType)
+            isinstance(actual, MapType)
+            and _fits(actual.keyType, wanted.keyType)
+            and _fits(actual.valueType, wanted.valueType)
         )
     name = wanted.simpleString()
-    if isinstance(found, DecimalType):
+    if isinstance(actual, DecimalType):
         if isinstance(wanted, DecimalType):
-            return found.scale <= wanted.scale and found.precision - found.scale <= wanted.precision - wanted.scale
+            return actual.scale <= wanted.scale and actual.precision - actual.scale <= wanted.precision - wanted.scale
         # what is too large is an error of the cast's
-        return name == "double" or (name == "bigint" and found.scale == 0)
-    of = found.simpleString()
+        return name == "double" or (name == "bigint" and actual.scale == 0)
+    name_of_actual = actual.simpleString()
     if isinstance(wanted, DecimalType):
-        return of in _WHOLE
-    return of == name or of in _TAKEN_FROM.get(name, ())
+        return name_of_actual in _WHOLE
+    return name_of_actual == name or name_of_actual in _TAKEN_FROM.get(name, ())

@@ -34,8 +34,8 @@ class Unread(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
 class EverythingRead(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
     """Everything has been read that there was.
 
-    `count` is how many records that were, of a source that gives its records in an order of its own. Such a source
-    goes on with the record after them.
+    `count` is the number of records, for a source with records in an order of its own. Such a source goes on with the
+    record after them.
     """
 
     count: int | None = None
@@ -63,7 +63,7 @@ class FilesRead(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
     """Some files have been read, each to its end.
 
     `names` are their names below `root`: sorted, with a zero byte between them, as UTF-8 packed by zlib. A file that is
-    written again under its name counts as read. What belongs to `partitions` has been read as well.
+    written again under its name counts as read. Everything in `partitions` has been read as well.
     """
 
     root: str
@@ -92,9 +92,9 @@ class FilesRead(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
 class OffsetsRead(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
     """Each part of a source, such as a partition of a topic, has been read up to an offset.
 
-    `offsets` has the next offset to read of each part, by its name; `origin` says which system and what of it that is.
-    What belongs to `partitions` has been read as well. `identities` tell what the offsets are of from what is made
-    again under its name, as far as that is known: a topic's id.
+    `offsets` has the next offset to read of each part, by its name; `origin` names the system and the thing in it.
+    Everything in `partitions` has been read as well. `identities` are ids of what the offsets refer to, such as a
+    topic's id, which change when it is made again under its name; as far as they are known.
     """
 
     origin: str
@@ -111,10 +111,9 @@ class OffsetsRead(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
 
 
 class SparkOffset(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
-    """A source of Spark's has been read up to an offset, in the words of that source.
+    """A Spark source has been read up to an offset, in that source's own form.
 
-    `format` is Spark's name of the source; `offset` is JSON as a rule. What belongs to `partitions` has been read as
-    well.
+    `format` is Spark's name of the source; `offset` is usually JSON. Everything in `partitions` has been read as well.
     """
 
     format: str
@@ -155,14 +154,14 @@ def cannot_follow(source: str, position: Position, reason: str) -> StateError:
 
 
 ALL = ""
-"""What stands for all parts of a source that does not say of which part a split is."""
+"""Stands for all parts of a source that does not say which part a split belongs to."""
 
 
 class Watermarks(msgspec.Struct, frozen=True):
     """The watermarks of a source's parts, and of those that it is aligned with. Milliseconds since the epoch."""
 
     drift: int
-    """How far a part may be ahead of the slowest."""
+    """Milliseconds that a part may be ahead of the slowest."""
 
     parts: dict[str, int] = {}
     """The watermark of each part that had records."""
@@ -174,12 +173,12 @@ class Watermarks(msgspec.Struct, frozen=True):
     """The smallest watermark of the other sources of the group."""
 
     def slowest(self, finished: Collection[str] = ()) -> int | None:
-        """The smallest watermark of the group; nobody waits for a part that is finished."""
-        own = [mark for part, mark in self.parts.items() if part not in self.idle and part not in finished]
-        return min([*own, *([] if self.others is None else [self.others])], default=None)
+        """The smallest watermark of the group; finished parts do not count."""
+        marks = [mark for part, mark in self.parts.items() if part not in self.idle and part not in finished]
+        return min([*marks, *([] if self.others is None else [self.others])], default=None)
 
     def waiting(self, parts: Collection[str], finished: Collection[str] = ()) -> set[str]:
-        """Those of some parts that are not to be read further now."""
+        """The parts, of these, that are not to be read further now."""
         slowest = self.slowest(finished)
         if slowest is None:
             return set()
@@ -188,7 +187,7 @@ class Watermarks(msgspec.Struct, frozen=True):
 
 
 def tell(file: UPath, watermarks: Watermarks) -> None:
-    """Write what a source is to go by from its next micro-batch on."""
+    """Write the watermarks that a source follows from its next micro-batch on."""
     put(file, msgspec.json.encode(watermarks))
 
 
@@ -206,13 +205,13 @@ Offsets = Mapping[str, int]
 
 
 class Range(msgspec.Struct, frozen=True):
-    """What a query reads: from `start`, and until `end` if it ends."""
+    """The range that a query reads: from `start`, and until `end` if it ends."""
 
     start: dict[str, int]
     end: dict[str, int] | None = None
 
     def parts_read(self, log: UPath | None, offset: str | None) -> frozenset[str]:
-        """The parts that a query has read to their end, at an offset; with `ALL` where that is so for each of them."""
+        """The parts that a query has read to their end, at an offset; with `ALL` where it has read all to their end."""
         position = self.start
         if offset is not None and offset != "-":  # it had nothing to read yet
             position = msgspec.json.decode(offset, type=dict[str, int])
@@ -222,20 +221,20 @@ class Range(msgspec.Struct, frozen=True):
 
 
 def shared(start: Offsets, end: Offsets, most: int) -> dict[str, int]:
-    """The position that is at most so many records behind `start`: each part gives in proportion to what it has."""
+    """The position at most `most` records after `start`: each part contributes in proportion to its backlog."""
     waiting = {part: max(0, last - start.get(part, last)) for part, last in end.items()}
     total = sum(waiting.values())
     if total <= most:
         return dict(end)
-    given = {part: count * most // total for part, count in waiting.items()}
-    rest = most - sum(given.values())
-    for part in sorted(waiting, key=lambda part: (given[part] - waiting[part], part))[:rest]:
-        given[part] += 1
-    return {part: start.get(part, last) + given.get(part, 0) for part, last in end.items()}
+    shares = {part: count * most // total for part, count in waiting.items()}
+    rest = most - sum(shares.values())
+    for part in sorted(waiting, key=lambda part: (shares[part] - waiting[part], part))[:rest]:
+        shares[part] += 1
+    return {part: start.get(part, last) + shares.get(part, 0) for part, last in end.items()}
 
 
 def cuts(low: int, high: int, count: int) -> list[tuple[int, int]]:
-    """A range in so many pieces, at least one."""
+    """A range in this many pieces, at least one."""
     count = max(1, min(count, high - low))
     marks = [low + (high - low) * number // count for number in range(count + 1)]
     return list(pairwise(marks))

@@ -1,7 +1,7 @@
-"""What Spark runs of a source that is read in splits: a Python data source that carries the source along.
+"""The part of a split source that Spark runs: a Python data source that carries the source along.
 
-In BATCH the splits are planned where the DataFrame is made, so that what is wrong with the source is an error there.
-In STREAMING Spark asks a Python process beside the driver, and its offsets are the source's.
+In BATCH the splits are planned where the DataFrame is made, so that a problem of the source is an error there. In
+STREAMING Spark asks a Python process beside the driver, and its offsets are the source's.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _MALFORMED_ROWS = 10_000
 """Malformed rows at most in one batch."""
 
 _PAUSE = 0.02
-"""Seconds at least between two questions for what there is: Spark asks a hundred times a second while nothing comes."""
+"""Seconds at least between two questions for new offsets: Spark asks a hundred times a second while nothing comes."""
 
 _SALT = token_hex()
-"""Keeps what a source holds, such as a password, from being guessed by the names in Spark's plans."""
+"""Keeps a source's content, such as a password, from being guessed by the names in Spark's plans."""
 
 _registering = threading.Lock()
 _registered: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 class SplitReads(Protocol):
-    """What Spark's processes ask of a source that is read in splits (`splits.py` says what each of these is)."""
+    """The methods of a split source that Spark's processes call (`splits.py` describes each)."""
 
     name: str
     kind: str
@@ -65,7 +65,7 @@ class SplitReads(Protocol):
 
 
 def batch(spark: SparkSession, source: SplitReads, start: Offsets, end: Offsets) -> DataFrame:
-    """What lies between two positions, in the source's columns."""
+    """The rows between two positions, in the source's columns."""
     splits = tuple(source.splits(start, end))
     return spark.read.format(_register(spark, source, splits=splits)).load()
 
@@ -76,7 +76,7 @@ def stream(spark: SparkSession, source: SplitReads, range_: Range) -> DataFrame:
 
 
 def _register(spark: SparkSession, source: SplitReads, splits: Sequence[Any] = (), range_: Range | None = None) -> str:
-    """Make one read of a source known to Spark; returns its name.
+    """Register one read of a source with Spark; returns its name.
 
     Each read has a name of its own: a plan of Connect looks names up when it runs. The source travels in the class, and
     not in options, which Spark shows.
@@ -105,8 +105,8 @@ class _SplitData(DataSource):
     def _read(self) -> tuple[SplitReads, Sequence[Any], Range | None]:
         from pyspark import cloudpickle
 
-        found: tuple[SplitReads, Sequence[Any], Range | None] = cloudpickle.loads(self.payload)
-        return found
+        read: tuple[SplitReads, Sequence[Any], Range | None] = cloudpickle.loads(self.payload)
+        return read
 
     def schema(self) -> StructType:
         source, _, range_ = self._read()
@@ -148,7 +148,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Ends with the micro-batch that is read."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to workers, which plan nothing."""
+        """The state for workers, which plan nothing."""
         return {name: value for name, value in vars(self).items() if name != "_reads"}
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
@@ -182,28 +182,28 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _rows(self._source, partition, streaming=True)
 
     def commit(self, end: dict[str, int]) -> None:
-        """The offsets are in Spark's checkpoint, and nowhere else; what was kept open for the micro-batch is let go."""
+        """Release what was kept open for the micro-batch; its offsets are in Spark's checkpoint, and nowhere else."""
         self._reads.close()
 
     def _capped(self, offsets: dict[str, int]) -> dict[str, int]:
-        """These offsets, or where the stream ends if that is before them."""
+        """These offsets, but no later than the stream's end."""
         if self._until is None:
             return offsets
         return {part: min(offset, self._until[part]) for part, offset in offsets.items() if part in self._until}
 
 
 def _sorted(offsets: Offsets) -> dict[str, int]:
-    """In one order: Spark compares offsets as texts."""
+    """Offsets in one order: Spark compares them as texts."""
     return {part: offsets[part] for part in sorted(offsets)}
 
 
 def _schema(source: SplitReads, streaming: bool) -> StructType:
-    """The columns of a source's rows: the records', what does not fit, and in STREAMING the part."""
-    found = spark_schema(source.columns)
+    """The columns of a source's rows: the records', the malformed rows', and in STREAMING the part."""
+    columns = spark_schema(source.columns)
     if source.on_malformed != "fail":
         texts = [StructField(name, StringType()) for name in ("file", "row", "reason")]
-        found = found.add(MALFORMED, StructType(texts))
-    return found.add(PART, StringType()) if streaming else found
+        columns = columns.add(MALFORMED, StructType(texts))
+    return columns.add(PART, StringType()) if streaming else columns
 
 
 def _rows(source: SplitReads, partition: InputPartition, streaming: bool) -> Iterator[pa.RecordBatch]:
@@ -214,14 +214,14 @@ def _rows(source: SplitReads, partition: InputPartition, streaming: bool) -> Ite
     part = source.part_of(partition.split)
     malformed: list[Malformed] = []
     try:
-        for found in source.read_split(partition.split):
-            if isinstance(found, pa.RecordBatch):
-                columns = dict(zip(found.schema.names, found.columns, strict=True))
-                yield _with_schema(columns, len(found), part, schema)
+        for entry in source.read_split(partition.split):
+            if isinstance(entry, pa.RecordBatch):
+                columns = dict(zip(entry.schema.names, entry.columns, strict=True))
+                yield _with_schema(columns, len(entry), part, schema)
                 continue
             if source.on_malformed == "fail":
-                raise _refused(source, found)
-            malformed.append(found)
+                raise _refused(source, entry)
+            malformed.append(entry)
             if len(malformed) == _MALFORMED_ROWS:
                 yield _set_aside(malformed, part, schema)
                 malformed = []
@@ -237,7 +237,7 @@ def _rows(source: SplitReads, partition: InputPartition, streaming: bool) -> Ite
 
 
 def _with_schema(columns: dict[str, pa.Array], size: int, part: str | None, schema: pa.Schema) -> pa.RecordBatch:
-    """Some columns in those that Spark expects, which may all be null."""
+    """Some columns in the schema that Spark expects; missing ones are null."""
     arrays = []
     for field in schema:
         column = columns.get(field.name)
@@ -251,12 +251,12 @@ def _with_schema(columns: dict[str, pa.Array], size: int, part: str | None, sche
 
 def _set_aside(malformed: Sequence[Malformed], part: str | None, schema: pa.Schema) -> pa.RecordBatch:
     """Rows that do not fit, without any fields."""
-    rows = [{"file": one.place, "row": one.content, "reason": one.reason} for one in malformed]
+    rows = [{"file": entry.place, "row": entry.content, "reason": entry.reason} for entry in malformed]
     return _with_schema({MALFORMED: pa.array(rows, schema.field(MALFORMED).type)}, len(rows), part, schema)
 
 
-def _refused(source: SplitReads, found: Malformed) -> MalformedInputError:
+def _refused(source: SplitReads, entry: Malformed) -> MalformedInputError:
     return MalformedInputError(
-        f"source '{source.name}': {found.place}: {found.reason}: {shorten(found.content)}; correct what writes it, or"
+        f"source '{source.name}': {entry.place}: {entry.reason}: {shorten(entry.content)}; correct what writes it, or"
         " read with on_malformed='drop' or 'divert'"
     )

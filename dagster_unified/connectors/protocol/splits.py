@@ -1,8 +1,8 @@
 """Sources that are read in splits: what a connector to a log, a queue or a database implements, once for both modes.
 
-A source of this kind has *parts*, such as the partitions of a topic, and of each part an offset says how far it has
-been read. The library plans which offsets a run or a micro-batch reads; the source cuts them into splits, and reads
-each split as Arrow batches in one of Spark's workers.
+A source of this kind has *parts*, such as the partitions of a topic; an offset says how far each part has been read.
+The library plans which offsets a run or a micro-batch reads; the source cuts them into splits, and reads each split as
+Arrow batches in one of Spark's workers.
 
 Knows positions, slices and record types; `split_reader.py` is the part that Spark runs.
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dagster_unified.graph.connectors import Dimensions, TimeRange
 
 _IDENTITIES = "identities.json"
-"""What is kept of a stream besides its range: what its offsets are of."""
+"""The file beside a stream's range, with the identities of what its offsets refer to."""
 
 
 class SplitSource(SparkSource[Out]):
@@ -80,22 +80,22 @@ class SplitSource(SparkSource[Out]):
     @property
     @abstractmethod
     def origin(self) -> str:
-        """What is read, without what may change of it: a position with another origin is of another source."""
+        """The thing that is read, without what may change: a position with another origin is of another source."""
 
     @abstractmethod
     def newest(self) -> Offsets:
-        """Where each part that there is ends now."""
+        """Where each existing part ends now."""
 
     @abstractmethod
     def oldest(self) -> Offsets:
-        """The oldest offset that can still be read of each part."""
+        """The oldest offset of each part that can still be read."""
 
     def first(self) -> Offsets:
         """Where reading begins, if nothing was read before: the oldest records, unless the author says otherwise."""
         return self.oldest()
 
     def last(self) -> Offsets | None:
-        """Where reading ends; None where the author gives no end.
+        """Where reading ends; None where the author sets no end.
 
         BATCH then ends where each part ends now, and STREAMING does not end.
         """
@@ -107,24 +107,24 @@ class SplitSource(SparkSource[Out]):
 
     @abstractmethod
     def splits(self, start: Offsets, end: Offsets) -> Sequence[Any]:
-        """Cut what lies between two positions into pieces that workers read, each in one task.
+        """Cut the range between two positions into pieces that workers read, each in one task.
 
         Both positions have the same parts. A split is anything that can be pickled.
         """
 
     @abstractmethod
     def read_split(self, split: Any) -> Iterator[pa.RecordBatch | Malformed]:
-        """Read one split, in a worker: batches in the columns of `records`, and what does not fit them."""
+        """Read one split, in a worker: batches in the columns of `records`, and entries that do not fit them."""
 
     def part_of(self, split: Any) -> str | None:
-        """The part that a split is of, if it is of one: STREAMING then keeps a watermark for each part."""
+        """The part that a split belongs to, if any: STREAMING then keeps a watermark for each part."""
         return None
 
-    # What the library makes of it
+    # How the library reads it
 
     @property
     def columns(self) -> pa.Schema:
-        """What a split is read as."""
+        """The columns in which a split is read."""
         return self.records.schema
 
     def snapshot(self) -> str:
@@ -178,13 +178,13 @@ class SplitSource(SparkSource[Out]):
         return self.unread(batch(spark, self, range_.start, range_.end))
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
-        """The same as a stream. Where it begins, and ends, is decided once and kept in `folder`."""
+        """The same as a stream. Its start and end are decided once and kept in `folder`."""
         from dagster_unified.connectors.protocol.split_reader import stream
 
         return self.unread(stream(spark, self, self.stream_range(folder)))
 
     def going_by(self, watermarks: UPath) -> Self:
-        """The same source, whose stream goes by the watermarks in this file (see `positions.py`)."""
+        """The same source, with a stream that follows the watermarks in this file (see `positions.py`)."""
         changed = copy.copy(self)
         changed._watermarks = watermarks
         return changed
@@ -236,7 +236,7 @@ class SplitSource(SparkSource[Out]):
         return end if self.max_records_per_trigger is None else shared(start, end, self.max_records_per_trigger)
 
     def available(self, since: Offsets) -> dict[str, int]:
-        """What there is now after a position, for a stream.
+        """The current end after a position, for a stream.
 
         A part that the position does not have enters with its oldest offset, and is read from the next time on: so a
         micro-batch that is run again reads the same.
@@ -246,14 +246,14 @@ class SplitSource(SparkSource[Out]):
         return {**since, **{part: end if part in since else oldest.get(part, end) for part, end in newest.items()}}
 
     def _window(self) -> TimeRange | None:
-        """The range of time that bounds it to a partition; None where a field says what belongs to the partition."""
+        """The range of time that bounds it to a partition; None where a field says the partition."""
         if self.slice is None or not self.finds_times:
             return None
         in_time = [name for name in self.slice.shape.in_time if name not in self.partition_columns]
         return self.slice.time() if in_time else None
 
     def _filtered_before(self) -> PartitionsRead | None:
-        """The partitions whose records are left out by a field, not by where reading begins."""
+        """The partitions whose records a field leaves out, and not the start of reading."""
         return self.partitions_read_before() if self.partition_columns else None
 
     def _begin(self) -> Offsets:
@@ -280,17 +280,17 @@ class SplitSource(SparkSource[Out]):
         return Range(begin, {part: max(end.get(part, first), first) for part, first in begin.items()})
 
     def stream_range(self, folder: UPath) -> Range:
-        """Where its stream begins, and ends, which is decided once and kept in `folder`."""
+        """Where its stream begins and ends; decided once and kept in `folder`."""
         self._keep_identities(folder)
-        kept = folder / f"range-{digest(self.resume_position)[:16]}.json"
-        if kept.exists():
-            return msgspec.json.decode(kept.read_bytes(), type=Range)
+        file = folder / f"range-{digest(self.resume_position)[:16]}.json"
+        if file.exists():
+            return msgspec.json.decode(file.read_bytes(), type=Range)
         start, last = dict(self._begin()), self.last()
         # it does not end before it begins, and keeps the offsets of parts that are not read any more
         ends = {**start, **{part: max(end, start.get(part, end)) for part, end in (last or {}).items()}}
         range_ = Range(start, None if last is None else ends)
         folder.mkdir(parents=True, exist_ok=True)
-        put(kept, msgspec.json.encode(range_))
+        put(file, msgspec.json.encode(range_))
         return range_
 
     def ending(self, folder: UPath) -> Ending | None:
@@ -298,25 +298,25 @@ class SplitSource(SparkSource[Out]):
         return None if range_.end is None else range_.parts_read
 
     def identities(self) -> Mapping[str, str]:
-        """What tells that which offsets are of from what is made again under its name; empty where nothing does."""
+        """Ids of the things that offsets refer to, which change when a thing is made again under its name; or empty."""
         return {}
 
     def _keep_identities(self, folder: UPath) -> None:
-        """Keep what a stream's offsets are of; raises `SourceError` where that is another thing now."""
+        """Keep the identities of a stream's offsets; raises `SourceError` where they have changed."""
         now = self.identities()
         if not now:
             return
-        held = self.kept_identities(folder)
-        self._check_identities(held, now)
-        if not now.items() <= held.items():
+        known = self.kept_identities(folder)
+        self._check_identities(known, now)
+        if not now.items() <= known.items():
             folder.mkdir(parents=True, exist_ok=True)
-            put(folder / _IDENTITIES, msgspec.json.encode({**held, **now}))
+            put(folder / _IDENTITIES, msgspec.json.encode({**known, **now}))
 
     @staticmethod
     def kept_identities(folder: UPath) -> Mapping[str, str]:
-        """What a stream's offsets are of, as it was kept in `folder`; empty where nothing was."""
-        kept = folder / _IDENTITIES
-        return msgspec.json.decode(kept.read_bytes(), type=dict[str, str]) if kept.exists() else {}
+        """The identities of a stream's offsets that were kept in `folder`; empty where none were."""
+        file = folder / _IDENTITIES
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, str]) if file.exists() else {}
 
     def _check_identities(self, read: Mapping[str, str], now: Mapping[str, str]) -> None:
         again = next((name for name, identity in read.items() if now.get(name, identity) != identity), None)
@@ -341,5 +341,5 @@ class SplitSource(SparkSource[Out]):
 def forget_ranges(sources: UPath) -> None:
     """Let the sources of a job decide again where they begin and end; `sources` has a folder for each."""
     for pattern in ("*/range-*.json", f"*/{_IDENTITIES}"):
-        for kept in sources.glob(pattern):
-            kept.unlink()
+        for file in sources.glob(pattern):
+            file.unlink()

@@ -27,7 +27,7 @@ _ALIKE = {
     *("HUGEINT", "DATE", "INTERVAL", "TIMESTAMP", "TIMESTAMP WITH TIME ZONE"),
     *("TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP_NS"),
 }
-"""Types of whose values Arrow has all."""
+"""Types whose values Arrow can all hold."""
 
 
 class DuckDb(Dialect):
@@ -40,20 +40,20 @@ class DuckDb(Dialect):
     session = "SET TimeZone = 'UTC'"
     read_only = {"read_only": True}
 
-    def reads(self, kind: pa.DataType, held: Any) -> bool:
+    def reads(self, kind: pa.DataType, stored_type: Any) -> bool:
         import sqlalchemy as sa
         from sqlalchemy.dialects import postgresql
 
-        if pa.types.is_duration(kind) and isinstance(held, (sa.Interval, postgresql.INTERVAL)):
+        if pa.types.is_duration(kind) and isinstance(stored_type, (sa.Interval, postgresql.INTERVAL)):
             return True
-        is_nested = isinstance(held, sa.ARRAY) or type(held).__name__ in ("FixedArray", "Struct", "Map")
-        return (pa.types.is_nested(kind) and is_nested) or super().reads(kind, held)
+        is_nested = isinstance(stored_type, sa.ARRAY) or type(stored_type).__name__ in ("FixedArray", "Struct", "Map")
+        return (pa.types.is_nested(kind) and is_nested) or super().reads(kind, stored_type)
 
-    def is_coarse(self, held: Any) -> bool:
+    def is_coarse(self, stored_type: Any) -> bool:
         import sqlalchemy as sa
 
         # so SQLAlchemy has TIMESTAMP_S and TIMESTAMP_MS, and no other
-        return type(held) is sa.TIMESTAMP and not held.timezone
+        return type(stored_type) is sa.TIMESTAMP and not stored_type.timezone
 
     def upsert(self, table: sa.Table, key: Sequence[str], further: Sequence[str]) -> Any:
         from sqlalchemy.dialects import postgresql
@@ -61,7 +61,7 @@ class DuckDb(Dialect):
         return on_conflict(postgresql.insert(table), table, key, further)
 
     def insert(self, connection: sa.Connection, statement: Any, rows: pa.Table) -> None:
-        """All at once: row by row takes ten times as long."""
+        """Insert all at once: row by row takes ten times as long."""
         import sqlalchemy as sa
 
         names = rows.column_names
@@ -69,23 +69,23 @@ class DuckDb(Dialect):
         staged = sa.table("staged_rows", *[sa.column(name) for name in names])
         connection.execute(statement.from_select(names, sa.select(*staged.c)))
 
-    def fetched(self, connection: sa.Connection, asked: sa.Select[Any]) -> Iterator[Sequence[Column]]:
+    def fetched(self, connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[Sequence[Column]]:
         duckdb: Any = connection.connection.driver_connection
-        statement = str(asked.compile(connection, compile_kwargs={"literal_binds": True}))
-        relation = duckdb.sql(statement)  # it has not run yet
+        text = str(statement.compile(connection, compile_kwargs={"literal_binds": True}))
+        relation = duckdb.sql(text)  # it has not run yet
         if all(str(kind).partition("(")[0] in _ALIKE for kind in relation.types):
             reader = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader  # before DuckDB 2
             for batch in reader(_ROWS):
                 yield batch.columns
             return
         quoted = connection.dialect.identifier_preparer.quote_identifier
-        result = duckdb.execute(f"SELECT {_with_texts(relation, quoted)} FROM ({statement}) AS asked")
+        result = duckdb.execute(f"SELECT {_with_texts(relation, quoted)} FROM ({text}) AS asked")
         while rows := result.fetchmany(_ROWS):
             yield list(zip(*rows, strict=True))
 
 
 def _with_texts(relation: Any, quoted: Callable[[str], str]) -> str:
-    """The columns of what DuckDB is asked, with texts for times and dates, and for intervals their microseconds."""
+    """The columns of a DuckDB relation, with texts for times and dates, and microseconds for intervals."""
     texts = []
     for column, kind in zip(relation.columns, map(str, relation.types), strict=True):
         name = quoted(column)

@@ -1,4 +1,4 @@
-"""MariaDB and MySQL: strict sessions, and what they would do with rows that a sink does not promise."""
+"""MariaDB and MySQL: strict sessions, and checks of what they would do with rows that a sink does not promise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 _ESCAPED = "[\\x00\\n\\r\\x1a\"'\\\\]"
-"""What the client writes as two bytes."""
+"""Characters that the client writes as two bytes."""
 
 _BESIDE = 1 << 16
 """Bytes of a statement for its beginning, the other columns and the quotes."""
@@ -38,11 +38,11 @@ TABLE_OPTIONS: dict[str, Any] = {
     for dialect in ("mariadb", "mysql")
     for name, value in (("engine", "InnoDB"), ("charset", "utf8mb4"))
 }
-"""How a table is made."""
+"""Options of a new table."""
 
 
 class MySql(Dialect):
-    """MySQL. It compares texts but for blanks at their end, so that nothing is promised of keys."""
+    """MySQL. It ignores blanks at the end when it compares texts, so that nothing is promised of keys."""
 
     title = "MySQL"
     # it cuts off what is too long for a column unless it is strict
@@ -64,11 +64,11 @@ class MySql(Dialect):
     def said(self, error: BaseException | None) -> object:
         return error if error is None or _number(error) is None else error.args[1]
 
-    def is_coarse(self, held: Any) -> bool:
-        return getattr(held, "fsp", None) != 6
+    def is_coarse(self, stored_type: Any) -> bool:
+        return getattr(stored_type, "fsp", None) != 6
 
     def check_rows(self, connection: sa.Connection, table: str, schema: str | None, rows: pa.Table, where: str) -> None:
-        """Blanks that a column would cut off, and rows that are longer than the server takes.
+        """Refuse blanks that a column would cut off, and rows longer than the server takes.
 
         The latter would end the connection, as if the server were away.
         """
@@ -77,18 +77,20 @@ class MySql(Dialect):
             _check_blanks(connection, table, schema, rows, where)
             _check_sizes(connection, long, where)
 
-    def exact(self, connection: sa.Connection, asked: sa.Select[Any], schema: pa.Schema) -> sa.Select[Any]:
-        """Numbers of single precision are made double: only six digits of them are sent."""
+    def exact(self, connection: sa.Connection, statement: sa.Select[Any], schema: pa.Schema) -> sa.Select[Any]:
+        """Make numbers of single precision double: only six digits of them are sent."""
         import sqlalchemy as sa
 
         floats = [field.name for field in schema if field.type == pa.float64()]
-        described = connection.execute(asked.limit(0)).cursor.description if floats else ()
+        described = connection.execute(statement.limit(0)).cursor.description if floats else ()
         single = {name for name, code, *_ in described if code == _FLOAT}
         if not single:
-            return asked
-        columns: list[Any] = list(asked.selected_columns)
+            return statement
+        columns: list[Any] = list(statement.selected_columns)
         exact = [column * sa.literal_column("1e0") if column.name in single else column for column in columns]
-        return asked.with_only_columns(*[one.label(c.name) for one, c in zip(exact, columns, strict=True)])
+        return statement.with_only_columns(
+            *[expression.label(c.name) for expression, c in zip(exact, columns, strict=True)]
+        )
 
 
 class MariaDb(MySql):
@@ -106,19 +108,19 @@ class MariaDb(MySql):
         partition_column: str | None,
         where: str,
     ) -> None:
-        """A table that has no transactions, or compares keys in another way than a sink does."""
+        """Refuse a table without transactions, or with keys that are compared in another way than a sink does."""
         import sqlalchemy as sa
 
-        given = {"schema": schema, "table": table}
-        asked = sa.text(f"SELECT engine FROM information_schema.tables WHERE {_OF_TABLE}")
-        engine = connection.execute(asked, given).scalar()
+        parameters = {"schema": schema, "table": table}
+        statement = sa.text(f"SELECT engine FROM information_schema.tables WHERE {_OF_TABLE}")
+        engine = connection.execute(statement, parameters).scalar()
         if engine != "InnoDB":
             raise SinkError(
                 f"{where}: table {table} is in the engine {engine}, which has no transactions; change it by"
                 " ALTER TABLE … ENGINE = InnoDB"
             )
-        asked = sa.text(f"SELECT column_name, collation_name FROM information_schema.columns WHERE {_OF_TABLE}")
-        for name, collation in connection.execute(asked, given):
+        statement = sa.text(f"SELECT column_name, collation_name FROM information_schema.columns WHERE {_OF_TABLE}")
+        for name, collation in connection.execute(statement, parameters):
             if (name in key or name == partition_column) and collation is not None and not collation.endswith(EXACT):
                 raise SinkError(
                     f"{where}: column '{name}' of {table} has the collation {collation}, by which texts that differ are"
@@ -136,14 +138,16 @@ class MariaDb(MySql):
 
 
 def _number(error: BaseException | None) -> int | None:
-    """The number that PyMySQL gives before what the server says."""
+    """The error number of PyMySQL."""
     return error.args[0] if error is not None and len(error.args) == 2 and isinstance(error.args[0], int) else None
 
 
-def _check_unique(found: sa.Inspector, table: str, schema: str | None, key: Sequence[str], where: str) -> None:
-    """An upsert replaces the row that any unique index finds."""
-    unique = {str(one["name"]): one["column_names"] for one in found.get_indexes(table, schema) if one["unique"]}
-    unique["the primary key"] = list(found.get_pk_constraint(table, schema)["constrained_columns"])
+def _check_unique(inspector: sa.Inspector, table: str, schema: str | None, key: Sequence[str], where: str) -> None:
+    """Refuse other unique indexes: an upsert replaces the row that any of them finds."""
+    unique = {
+        str(index["name"]): index["column_names"] for index in inspector.get_indexes(table, schema) if index["unique"]
+    }
+    unique["the primary key"] = list(inspector.get_pk_constraint(table, schema)["constrained_columns"])
     others = [name for name, columns in unique.items() if columns and set(columns) != set(key)]
     if others:
         raise SinkError(
@@ -153,7 +157,7 @@ def _check_unique(found: sa.Inspector, table: str, schema: str | None, key: Sequ
 
 
 def _check_blanks(connection: sa.Connection, table: str, schema: str | None, rows: pa.Table, where: str) -> None:
-    """Strict sessions refuse texts that are too long, but for blanks at their end."""
+    """Refuse texts with surplus blanks at their end: strict sessions refuse other texts that are too long."""
     import pyarrow.compute as pc
     import sqlalchemy as sa
 
@@ -161,11 +165,11 @@ def _check_blanks(connection: sa.Connection, table: str, schema: str | None, row
     suspects = [name for name in texts if pc.any(pc.ends_with(rows[name], " ")).as_py()]
     if not suspects:  # else each commit would ask
         return
-    asked = sa.text(
+    statement = sa.text(
         "SELECT column_name, column_type, character_maximum_length FROM information_schema.columns"
         f" WHERE {_OF_TABLE} AND data_type = 'varchar'"
     )
-    for name, kind, most in connection.execute(asked, {"schema": schema, "table": table}):
+    for name, kind, most in connection.execute(statement, {"schema": schema, "table": table}):
         if name in suspects:
             long = rows[name].filter(pc.greater(pc.utf8_length(rows[name]), most))
             if pc.any(pc.less_equal(pc.utf8_length(pc.ascii_rtrim(long, " ")), most)).as_py():

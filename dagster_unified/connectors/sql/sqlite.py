@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 _LASTING = (1, 3, 8, 14, 23)
-"""SQLite's codes of what another attempt would meet again: ERROR, PERM, READONLY, CANTOPEN, AUTH."""
+"""SQLite's codes of errors that another attempt would meet again: ERROR, PERM, READONLY, CANTOPEN, AUTH."""
 
 
 class Sqlite(Dialect):
@@ -44,21 +44,21 @@ class Sqlite(Dialect):
         return on_conflict(sqlite.insert(table), table, key, further)
 
     def is_odd(self, column: sa.ColumnClause[Any], kind: Any) -> Any:
-        """Whether it is of another type than its column, or is a text that is no time."""
+        """A condition for a value of another type than its column's, or a text that is no time."""
         import sqlalchemy as sa
 
         if isinstance(kind, (sa.DateTime, sa.Date)):
             return sa.not_(column.op("GLOB")("[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*"))
         return sa.func.typeof(column) != ("integer" if isinstance(kind, sa.Integer) else "text")
 
-    def fetched(self, connection: sa.Connection, asked: sa.Select[Any]) -> Iterator[Sequence[Column]]:
+    def fetched(self, connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[Sequence[Column]]:
         driver: Any = connection.connection.driver_connection
         driver.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")  # the reader refuses such a text
-        return super().fetched(connection, asked)
+        return super().fetched(connection, statement)
 
 
 def on_conflict(insert: Any, table: sa.Table, key: Sequence[str], further: Sequence[str]) -> Any:
-    """An INSERT … ON CONFLICT, as SQLite and DuckDB have it of PostgreSQL."""
+    """An INSERT … ON CONFLICT, as SQLite and DuckDB have it from PostgreSQL."""
     keys = [table.c[name] for name in key]
     if not further:
         return insert.on_conflict_do_nothing(index_elements=keys)

@@ -1,4 +1,4 @@
-"""What all sources of a table or a query have in common: ranges of a column, and rows as Arrow batches."""
+"""The common part of sources of a table or a query: ranges of a column, and rows as Arrow batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dagster_unified.values import check_count
 
 
 class KeyRange(msgspec.Struct, frozen=True):
-    """What one task reads: all rows, those of a range of `split_by`, or those without a value in it."""
+    """The rows that one task reads: all, those of a range of `split_by`, or those without a value in it."""
 
     low: int | None = None
     high: int | None = None
@@ -38,7 +38,7 @@ class KeyRange(msgspec.Struct, frozen=True):
 def key_ranges(low: int | Decimal | None, high: int | Decimal | None, count: int) -> list[KeyRange]:
     """The ranges between the lowest and the highest whole number of a column, which may have none.
 
-    What is written meanwhile at either end belongs to the first and the last.
+    Rows written meanwhile at either end belong to the first and the last range.
     """
     if low is None or high is None:
         return [KeyRange()]
@@ -48,7 +48,7 @@ def key_ranges(low: int | Decimal | None, high: int | Decimal | None, count: int
 
 
 class TableSource(SplitSource[Out]):
-    """Reads the rows of a table or a query, if it is told so by ranges of the column `split_by`."""
+    """Reads the rows of a table or a query, by ranges of the column `split_by` if it is set."""
 
     split_by: str | None
     parallelism: int
@@ -76,7 +76,7 @@ class TableSource(SplitSource[Out]):
         check_count(f"{self._where}: parallelism", self.parallelism)
 
     def _check_columns(self, names: Collection[str], unfit: Callable[[pa.Field], tuple[str, str] | None]) -> None:
-        """Raises `SourceError` where the record has a field without a column, or one that does not fit.
+        """Raise `SourceError` where the record has a field without a column, or one that does not fit.
 
         `unfit` returns the column's type and the field's, for messages, where one is not read as the other.
         """
@@ -99,7 +99,7 @@ Column = Sequence[Any]
 _Convert = Callable[[Any], Any]
 
 _REFUSED = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, pa.ArrowException)
-"""What is raised for a value that does not fit."""
+"""Errors for a value that does not fit."""
 
 _PLAIN: dict[pa.DataType, type] = {
     pa.bool_(): bool,
@@ -136,18 +136,18 @@ class ReadField:
         return [cls(field, info, _converter(field.type)) for field, info in columns]
 
     def array(self, column: Column) -> pa.Array:
-        """The values in the field's Arrow type; raises one of `_REFUSED` for what it does not hold."""
+        """The values in the field's Arrow type; raises `ValueError` for values that do not fit."""
         try:
-            found = self._of_arrow(column) if isinstance(column, pa.Array) else self._of_values(column)
+            array = self._of_arrow(column) if isinstance(column, pa.Array) else self._of_values(column)
         except UnicodeEncodeError as error:
             raise ValueError(f"field '{self.field.name}': {error.object!a} has bytes that are not UTF-8") from error
         except _REFUSED as error:
             raise ValueError(f"field '{self.field.name}': {shorten(str(error))[1:-1]}") from error
-        path = forbidden_null(found, self.type)
+        path = forbidden_null(array, self.type)
         if path is not None:
             null, there = (f"has a null at '{path}'", " there") if path else ("is null", "")
             raise ValueError(f"field '{self.field.name}': it {null}, and its type does not allow None{there}")
-        return found
+        return array
 
     def _of_values(self, values: Sequence[Any]) -> pa.Array:
         kind = self.field.type
@@ -157,9 +157,9 @@ class ReadField:
             return times.cast(kind)
         if not classes <= {plain}:
             values = [None if value is None else self.convert(value) for value in values]
-        found = pa.array(values, kind)
+        array = pa.array(values, kind)
         # a time of another zone may be in a year that Python does not have, once it is in UTC
-        return python_times(found) if pa.types.is_timestamp(kind) else found
+        return python_times(array) if pa.types.is_timestamp(kind) else array
 
     def _of_arrow(self, column: pa.Array) -> pa.Array:
         kind = self.field.type
@@ -174,7 +174,7 @@ class ReadField:
         return exact_floats(column) if pa.types.is_floating(kind) else column.cast(kind)
 
     def _of_texts(self, column: pa.Array) -> pa.Array:
-        """Decimals, and durations in microseconds, all at once; one by one where one is written in another way."""
+        """Decimals, and durations in microseconds, all at once; one by one where a text is written in another way."""
         try:
             counted = column.cast(pa.int64()) if pa.types.is_duration(self.field.type) else column
             return counted.cast(self.field.type)
@@ -185,9 +185,9 @@ class ReadField:
 def converted(
     columns: Sequence[Column], fields: Sequence[ReadField], place: str, refused: pa.Array | None = None
 ) -> Iterator[pa.RecordBatch | Malformed]:
-    """Some rows, by column, in the columns of the records; and those that do not fit.
+    """Some rows, by column, in the records' columns; and the rows that do not fit.
 
-    `refused` says of a row why the server could not give one of its values; null where it gave all.
+    `refused` says for a row why the server could not return one of its values; null where it returned all.
     """
     try:
         if refused is not None and refused.null_count < len(refused):
@@ -214,7 +214,7 @@ def _content(columns: Sequence[Column], fields: Sequence[ReadField]) -> str:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether a text is one, and has no bytes that could not be decoded."""
+    """Whether a text has no bytes that could not be decoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -225,28 +225,28 @@ def _is_utf8(text: str) -> bool:
 def _exact_float(value: Any) -> Any:
     if isinstance(value, str):
         return _refuse(value, "a float")
-    found = float(value)
-    if isinstance(value, int) and found != value:
+    number = float(value)
+    if isinstance(value, int) and number != value:
         raise ValueError(NO_FLOAT.format(value))
-    if isinstance(value, Decimal) and value.is_finite() and math.isinf(found):
+    if isinstance(value, Decimal) and value.is_finite() and math.isinf(number):
         raise ValueError(f"it is {value}, which a float cannot hold; declare a Decimal")
-    return found
+    return number
 
 
 def exact_floats(column: pa.Array) -> pa.Array:
     """Numbers as floats; raises a `ValueError` for a whole number that a float does not hold."""
     import pyarrow.compute as pc
 
-    found = column.cast(pa.float64(), safe=False)
+    floats = column.cast(pa.float64(), safe=False)
     if pa.types.is_integer(column.type):
-        back = found.cast(column.type, safe=False)
+        back = floats.cast(column.type, safe=False)
         # the float above the largest whole number would come back as that one
         largest = 2.0 ** (column.type.bit_width - pa.types.is_signed_integer(column.type))
-        exact = pc.and_(pc.equal(back, column), pc.less(found, largest))
+        exact = pc.and_(pc.equal(back, column), pc.less(floats, largest))
         if not pc.all(exact, min_count=0).as_py():  # a null is no number
             value = column.filter(pc.invert(exact))[0].as_py()
             raise ValueError(NO_FLOAT.format(value))
-    return found
+    return floats
 
 
 def first(column: Any) -> Any:
@@ -275,20 +275,20 @@ def _holds(field: pa.DataType, column: pa.DataType) -> bool:
 
 
 def _times(texts: Sequence[str | None]) -> pa.Array | None:
-    """Times without a zone, if all are written as SQLite's functions and SQLAlchemy write them."""
+    """Times without a zone, if all are written as SQLite's functions and SQLAlchemy write them; else None."""
     import pyarrow.compute as pc
 
-    found = pa.array(texts, pa.string())
-    if pc.all(pc.match_substring_regex(found, _TIME)).as_py():
+    array = pa.array(texts, pa.string())
+    if pc.all(pc.match_substring_regex(array, _TIME)).as_py():
         try:
-            return python_times(found.cast(pa.timestamp("us")))
+            return python_times(array.cast(pa.timestamp("us")))
         except pa.ArrowInvalid:  # it has a day or an hour that there is not: the one that has it is refused
             return None
     return None
 
 
 def _converter(kind: pa.DataType) -> _Convert:
-    """What makes a value of a type of what drivers give for it, such as a text for a time."""
+    """A function that makes a value of a type from drivers' values for it, such as a text for a time."""
     if pa.types.is_nested(kind):
         return _nested(kind)
     if pa.types.is_decimal(kind):
@@ -317,12 +317,12 @@ def _refuse(value: Any, what: str) -> Any:
 def _nested(kind: pa.DataType) -> _Convert:
     python, decode = json_type(kind), from_json(kind)
     if pa.types.is_list(kind) and pa.types.is_duration(kind.value_type):
-        return lambda v: decode(v) if isinstance(v, (str, bytes)) else [one and _duration(one) for one in v]
+        return lambda v: decode(v) if isinstance(v, (str, bytes)) else [item and _duration(item) for item in v]
     return lambda v: decode(v) if isinstance(v, (str, bytes)) else msgspec.convert(v, python)
 
 
 def _whole(value: Any) -> Any:
-    """A whole number; some databases give one as a decimal, such as a sum, or as a float."""
+    """A whole number; some databases return one as a decimal, such as a sum, or as a float."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     is_whole = isinstance(value, (float, Decimal)) and math.isfinite(value) and value == int(value)

@@ -150,7 +150,7 @@ class Begun(msgspec.Struct, frozen=True):
         slots = {
             slot.number: slot
             for body_pass in passes
-            for slot in (body_pass.own, body_pass.broadcast)
+            for slot in (body_pass.main, body_pass.broadcast)
             if slot is not None
         }
         slots |= {slot.number: slot for slot in loop.outputs}

@@ -435,7 +435,7 @@ def _to_subtasks(
             store = MemoryStore()
             driver.running.enter(number)
             with driver.grouped.opened(store) as group:
-                content = Content(driver.operator.given(state))
+                content = Content(driver.operator.state_from_savepoint(state))
                 group.fill([(0, len(content.keys), functools.partial(apart, content, {}))], MIN_TIMESTAMP)
             yield from rows_of(number, store)
 

@@ -41,7 +41,7 @@ ROWS_BYTES = 64 << 20
 
 
 class _Group:
-    """A group whose rows are coming in, and the partition that it is at."""
+    """A group whose rows are being read, and its current partition."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -54,7 +54,7 @@ class _Group:
 def carried(
     program: Program, batches: Iterable[pa.RecordBatch], clock: Callable[[], int], subtask: Subtask
 ) -> Emitting:
-    """Runs the partitions of groups, one group after another."""
+    """Run the partitions of groups, one group after another."""
     out: list[Emitted] = []
     state = program.carried
     events = [decode_event(carry.end) for carry in program.carry]
@@ -66,14 +66,18 @@ def carried(
 
     driver = KeyGroups(program, emit, clock, subtask)
 
-    given = program.broadcast
-    told = [decode(data, given.layout.schema) for data in given.data] if given is not None else []
+    broadcasting = program.broadcast
+    broadcast_batches = (
+        [decode(data, broadcasting.layout.schema) for data in broadcasting.data] if broadcasting is not None else []
+    )
 
     def begin(group: _Group) -> None:
         """Takes the broadcast records, which come before all others, into a group."""
-        if told and not group.begun and group.number >= 0:
+        if broadcast_batches and not group.begun and group.number >= 0:
             leads = group.number == 0
-            driver.run(group.store, MicroBatch(Arrived(broadcast=told), leads=leads), program.carry[0].watermark)
+            driver.run(
+                group.store, MicroBatch(Arrived(broadcast=broadcast_batches), leads=leads), program.carry[0].watermark
+            )
         group.begun = True
 
     def finish(group: _Group, until: int) -> None:
@@ -83,8 +87,8 @@ def carried(
         for partition in range(group.partition, until):
             group.partition = partition
             if group.waiting or group.store.pages:
-                given = MicroBatch(Arrived(group.waiting), events[partition], sorted_by_key=True)
-                driver.run(group.store, given, program.carry[partition].watermark)
+                broadcasting = MicroBatch(Arrived(group.waiting), events[partition], sorted_by_key=True)
+                driver.run(group.store, broadcasting, program.carry[partition].watermark)
                 driver.count_waiting()
                 if _holds_something(group.store):
                     out.extend(Emitted(state, rows, partition) for rows in rows_of(group.number, group.store))
@@ -101,9 +105,11 @@ def carried(
                     finish(current, len(events))
                     current = _Group(number)
                     driver.running.enter(number)
-                for partition, own in stretches(rows, PARTITION_INDEX) if program.last_event_times else [(0, rows)]:
+                for partition, partition_rows in (
+                    stretches(rows, PARTITION_INDEX) if program.last_event_times else [(0, rows)]
+                ):
                     finish(current, partition)
-                    _take(current, own, program)
+                    _take(current, partition_rows, program)
                     while sum(b.num_rows for b in current.waiting) >= MOST_WAITING:
                         begin(current)
                         _run_some(driver, current, program, program.carry[partition].watermark)
@@ -123,7 +129,7 @@ def _holds_something(store: MemoryStore) -> bool:
 
 
 def rows_of(group: int, store: MemoryStore) -> Iterator[pa.RecordBatch]:
-    """A group's pages as rows of state, in the columns of `CARRIED_LAYOUT`: at least one batch of them.
+    """A group's pages as rows of state, in the columns of `CARRIED_LAYOUT`: at least one batch.
 
     A batch has pages of `ROWS_BYTES`, or one page: Arrow counts the bytes of a column with 31 bits.
     """
@@ -147,7 +153,7 @@ def _rows(group: int, pages: Mapping[int, bytes]) -> pa.RecordBatch:
 
 
 def _take(group: _Group, rows: pa.RecordBatch, program: Program) -> None:
-    """Takes rows of state into the group's store, and records to those that wait."""
+    """Add rows of state to the group's store, and records to the waiting ones."""
     stored = rows.num_rows - rows.column(PAGE).null_count
     for page, data in zip(rows.column(PAGE)[:stored].to_pylist(), rows.column(STATE)[:stored].to_pylist(), strict=True):
         if data is not None:  # no page, where the row only says that there is such a group
@@ -157,9 +163,9 @@ def _take(group: _Group, rows: pa.RecordBatch, program: Program) -> None:
 
 
 def _run_some(driver: KeyGroups, group: _Group, program: Program, watermark: int) -> None:
-    """Processes the waiting records, except those of the last key, which may go on.
+    """Process the waiting records, except those of the last key, which may go on.
 
-    If there is no other key, it processes all but the last record.
+    If there is no other key, process all but the last record.
     """
     (batch,) = pa.Table.from_batches(group.waiting).combine_chunks().to_batches()
     last = last_run(batch, driver.keyed, program.input, driver.operator.where)
@@ -178,7 +184,7 @@ def exported(
     clock: Callable[[], int],
     subtask: Subtask,
 ) -> Emitting:
-    """Runs records that come sorted by key; what their keys leave follows them as rows of the operator's table."""
+    """Run records sorted by key; the state that their keys leave follows as rows of the operator's table."""
     out: list[Emitted] = []
     state = program.carried
     event = decode_event(over.end)
@@ -190,9 +196,9 @@ def exported(
         """Processes all records of some keys."""
         nonlocal store
         given = MicroBatch(Arrived([batch]), event, sorted_by_key=True)
-        held = driver.run_and_leave(store, given, over.watermark)
+        content = driver.run_and_leave(store, given, over.watermark)
         driver.count_waiting()
-        out.extend(Emitted(state, rows) for rows in table.batches(held) if rows.num_rows)
+        out.extend(Emitted(state, rows) for rows in table.batches(content) if rows.num_rows)
         store = MemoryStore()
 
     waiting: list[pa.RecordBatch] = []
@@ -226,9 +232,9 @@ def run_batch(
     subtask: Subtask = FIRST,
     committed: int | None = None,
 ) -> Run:
-    """Runs one partition of the pipeline.
+    """Run one partition of the pipeline.
 
-    In STREAMING that is what one epoch gives the operators behind the last one with state, and `committed` is the epoch
+    In STREAMING that is what one epoch passes to the operators after the last one with state; `committed` is the epoch
     before it.
     """
     if program.carry:
@@ -262,10 +268,10 @@ def _batch(
 
 @functools.cache
 def spare_the_garbage_collector() -> None:
-    """Once per process, since what is frozen is never freed: a worker is used for many tasks.
+    """Collect garbage less often; once per process, since a worker runs many tasks.
 
     Records are many, short-lived and without cycles: collecting them at Python's default pace costs a third of the
-    time.
+    time. Frozen objects are never freed.
     """
     gc.freeze()
     gc.set_threshold(200_000, 20, 50)
@@ -288,13 +294,13 @@ def _keyed(running: RunningProgram, batches: Iterable[pa.RecordBatch]) -> Iterat
     layout, keyed = running.program.input, running.program.keyed
     assert keyed is not None
     where = running.program.where(running.program.steps[0])
-    given = running.program.broadcast
-    if given is not None:
-        for data in given.data:
-            running.broadcast(decode(data, given.layout.schema), given.leads)
+    broadcast = running.program.broadcast
+    if broadcast is not None:
+        for data in broadcast.data:
+            running.broadcast(decode(data, broadcast.layout.schema), broadcast.leads)
             running.drain(FLUSH)
             yield
-    for batch in batches if given is None or not given.alone else ():
+    for batch in batches if broadcast is None or not broadcast.alone else ():
         size = batch.num_rows
         if not size:
             continue
@@ -332,11 +338,10 @@ def run_range(
     clock: Callable[[], int] = wall_clock,
     subtask: Subtask = FIRST,
 ) -> Run:
-    """Runs partitions one after another.
+    """Run partitions one after another.
 
-    `fresh` gives the program with functions that nobody has used: of what a function keeps outside of Flink's state,
-    the next partition is to see nothing, as if it ran in a process of its own. With carried state the functions stay as
-    well.
+    `fresh` returns the program with unused functions: the next partition must not see what a function keeps outside of
+    Flink's state, as if it ran in a process of its own. With carried state the functions stay as well.
     """
     program = fresh()
     if program.carry:
@@ -352,11 +357,11 @@ def _each(
     subtask: Subtask,
 ) -> Emitting:
     metrics = {}
-    for partition, own in grouped_stretches(batches, PARTITION_INDEX):
+    for partition, partition_batches in grouped_stretches(batches, PARTITION_INDEX):
         program = fresh()
         options = replace(program.options, last_event_time=last_event_times[partition])
         alone = replace(program, last_event_times=(), options=options)
-        run = run_batch(alone, own, clock, subtask)
+        run = run_batch(alone, partition_batches, clock, subtask)
         for emitted in run:
             yield emitted._replace(partition=partition)
         metrics[partition] = run.metrics[0]

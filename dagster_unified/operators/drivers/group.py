@@ -1,8 +1,8 @@
-"""One key group's state: pages of keys, read when they are needed, written back where they have changed.
+"""One key group's state: pages of keys, read when they are needed, and written back where they have changed.
 
-Of a page that is read, only the blocks that are needed are decoded. Where an operator has one state of one value, and
-its keys nothing else, they are decoded into one column for the group; else each key has a dict of its states. Knows no
-engine; where the pages are kept is a `GroupStore`'s affair.
+Of a page only the needed blocks are decoded. Where an operator has one state of one value, and its keys nothing else,
+they are decoded into one column for the group; else each key has a dict of its states. Knows no engine; a `GroupStore`
+decides where the pages are kept.
 """
 
 from __future__ import annotations
@@ -83,23 +83,23 @@ PAGE_BITS = 12
 
 
 def pages_of_hashes(hashes: pa.ChunkedArray, pages: int) -> pa.ChunkedArray:
-    """The pages that keys with these hashes are in, of so many, which are a power of two."""
+    """The pages of keys with these hashes; `pages` is how many there are, a power of two."""
     return pc.bit_wise_and(pc.shift_right(hashes, PAGE_BITS), pages - 1)
 
 
 def in_order_of_blocks(pages: pa.ChunkedArray, hashes: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers that sort keys by their page, and in it by their block, however many blocks it has up to the usual."""
+    """Numbers that sort keys by page, and in a page by block, for up to `BLOCKS_PER_PAGE` blocks."""
     bits = BLOCKS_PER_PAGE.bit_length() - 1
     return pc.add(pc.shift_left(pages, bits), pc.shift_right(hashes, HASH_BITS - bits))
 
 
 Divided = Callable[[Blocks], "Sequence[Block]"]
-"""Gives what a page holds, block by block."""
+"""Splits a page's content into its blocks."""
 
 
 @dataclass
 class _OpenPage:
-    """A page that was read: its blocks as they are stored, and those that were decoded."""
+    """A page that was read: its blocks as stored, and the blocks that were decoded."""
 
     blocks: Blocks
     contents: dict[int, Content] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class _OpenPage:
 
     @classmethod
     def fresh(cls, blocks: int) -> _OpenPage:
-        """A page of so many blocks that has nothing, in the place of what there was."""
+        """A page of this many empty blocks, to replace another."""
         return cls(Blocks.empty(blocks), {block: Content() for block in range(blocks)}, changed=True)
 
     def keys(self) -> int:
@@ -120,11 +120,11 @@ class _OpenPage:
         return sum(self.blocks.entries[block].keys for block in (*self.contents, *self.stored))
 
     def typical_size(self) -> int:
-        """Its bytes, if no block were much larger than the others, as where one key has much more than others."""
+        """The page's size in bytes if no block were much larger than the others, as for a key with a lot of state."""
         return len(self.blocks.data) * median_low(map(len, self.blocks.data))
 
     def missing(self, blocks: Iterable[int]) -> list[int]:
-        """Those of some blocks that were not decoded."""
+        """The blocks, of these, that were not decoded."""
         return sorted(block for block in set(blocks) if block not in self.contents and block not in self.stored)
 
     def put(self, block: int, entry: Page, data: msgspec.Raw) -> None:
@@ -136,7 +136,7 @@ class _OpenPage:
 
 
 class Group:
-    """The pages of one group, as far as they have been read, and the state of all their keys."""
+    """The pages of one group that have been read, and the state of their keys."""
 
     def __init__(self, store: GroupStore, codec: PageCodec, keys_per_page: int) -> None:
         self.store, self.codec, self.keys_per_page = store, codec, keys_per_page
@@ -148,10 +148,10 @@ class Group:
         self.keys: dict[Hashable, dict[str, Any]] = {}
         self.created: list[Hashable] = []
         self.column: KeyedColumn | None = None
-        """What the blocks hold that were read, instead of `keys`, where each key has one state and nothing else."""
+        """The content of the blocks that were read, where each key has one state only; else `keys` has it."""
 
         self.pages: dict[int, _OpenPage] = {}
-        self.held: dict[Hashable, list[tuple[int, Any]]] = {}
+        self.held_back: dict[Hashable, list[tuple[int, Any]]] = {}
         self.chunks: set[int] = set()
         """The chunks of large lists and maps in the blocks that were read."""
 
@@ -161,26 +161,25 @@ class Group:
     # Reading
 
     def load_column(self, name: str, keys: Sequence[Hashable]) -> bool:
-        """Read the blocks that some keys are in into the column of one state.
+        """Read the blocks of some keys into the column of one state.
 
-        Return False where that is not possible, because keys have anything else, or were read before. `load` is right
-        then.
+        Return False where that is impossible, because keys have anything else, or were read before; then use `load`.
         """
         if self.keys or any(page.contents for page in self.pages.values()):
             return False
         column = self.column = self.column or KeyedColumn(name)
         for page, blocks in self._places(keys):
             for block in page.missing(blocks):
-                found = self.codec.decode_columns(page.blocks.data[block], only=name)
-                if found is None:
+                columns = self.codec.decode_columns(page.blocks.data[block], only=name)
+                if columns is None:
                     return False
-                if found.keys:
-                    column.extend(found.keys, found.values[0])
-                page.stored[block] = found
+                if columns.keys:
+                    column.extend(columns.keys, columns.values[0])
+                page.stored[block] = columns
         return True
 
     def load(self, keys: Sequence[Hashable]) -> list[Content]:
-        """Read the blocks that some keys are in, and return what they hold, without those that were read before."""
+        """Read the blocks of some keys, and return their contents, without blocks that were read before."""
         self._leave_column()
         return self._load(self._places(keys))
 
@@ -199,26 +198,26 @@ class Group:
         )
 
     def contents(self) -> Iterator[Block]:
-        """What the blocks hold, one after another, without any of it becoming current; by column where they can be."""
+        """The contents of all blocks, one after another, by column where possible; none becomes current."""
         for number in range(len(self.index.pages)):
             for data in self._read_page(number).data:
                 if data != NOTHING:
                     yield self.codec.decode_columns(data) or self.codec.decode(data, self._read_chunk)
 
     def _load(self, places: Iterable[tuple[_OpenPage, Iterable[int]]]) -> list[Content]:
-        found = []
+        contents = []
         for page, blocks in places:
             for block in page.missing(blocks):
                 content = page.contents[block] = self.codec.decode(page.blocks.data[block], self._read_chunk)
                 self.chunks |= content.chunks()
                 self.keys.update(content.keys)
-                for timestamp, key, record in content.held:
-                    self.held.setdefault(key, []).append((timestamp, record))
-                found.append(content)
-        return found
+                for timestamp, key, record in content.held_back:
+                    self.held_back.setdefault(key, []).append((timestamp, record))
+                contents.append(content)
+        return contents
 
     def _leave_column(self) -> None:
-        """Gives each key its dict."""
+        """Give each key its dict."""
         column, self.column = self.column, None
         if column is None:
             return
@@ -233,15 +232,15 @@ class Group:
             self.created.append(key)
 
     def _places(self, keys: Sequence[Hashable]) -> Iterator[tuple[_OpenPage, Iterable[int]]]:
-        """The pages and their blocks that some keys are in; where that will be nearly all of them, all."""
-        held = sum(entry.keys for entry in self.index.pages)
-        if len(keys) * self.keys_per_block >= 2 * max(held, self.keys_per_block * len(self.index.pages)):
+        """The pages and blocks of some keys; all of them, where nearly all would be needed."""
+        key_count = sum(entry.keys for entry in self.index.pages)
+        if len(keys) * self.keys_per_block >= 2 * max(key_count, self.keys_per_block * len(self.index.pages)):
             yield from self._everything()
             return
         hashes: dict[int, list[int]] = {}
         for key in keys:
-            found = self._hash(key)
-            hashes.setdefault(self._page_of(found), []).append(found)
+            hashed = self._hash(key)
+            hashes.setdefault(self._page_of(hashed), []).append(hashed)
         for number in sorted(hashes):
             page = self._open(number)
             yield page, map(page.blocks.block_of, hashes[number])
@@ -269,54 +268,52 @@ class Group:
         return Blocks.empty()
 
     def _hash(self, key: Hashable) -> int:
-        found = self._hashes.get(key)
-        if found is None:
-            found = self._hashes[key] = key_hash(key)
-        return found
+        hashed = self._hashes.get(key)
+        if hashed is None:
+            hashed = self._hashes[key] = key_hash(key)
+        return hashed
 
-    def _page_of(self, found: int) -> int:
-        """The page that a key with this hash is in."""
-        return found >> PAGE_BITS & len(self.index.pages) - 1
+    def _page_of(self, hashed: int) -> int:
+        return hashed >> PAGE_BITS & len(self.index.pages) - 1
 
     def _block_of(self, key: Hashable) -> tuple[int, int]:
-        """The page and the block that a key is in."""
-        found = self._hash(key)
-        number = self._page_of(found)
-        return number, self.pages[number].blocks.block_of(found)
+        hashed = self._hash(key)
+        number = self._page_of(hashed)
+        return number, self.pages[number].blocks.block_of(hashed)
 
     # Elements that wait for the watermark
 
     def hold(self, key: Hashable, elements: list[tuple[int, Any]]) -> None:
-        """Keeps elements until the watermark passes them."""
-        self.held.setdefault(key, []).extend(elements)
+        """Hold elements back until the watermark passes them."""
+        self.held_back.setdefault(key, []).extend(elements)
 
     def release(self, watermark: int) -> list[tuple[int, Hashable, Any]]:
-        """The held-back elements that the watermark passes, in event-time order, equal ones as they arrived."""
-        due = [(t, key, record) for key, elements in self.held.items() for t, record in elements if t <= watermark]
+        """The held-back elements that the watermark passes, in event-time order; equal times keep their order."""
+        due = [(t, key, record) for key, elements in self.held_back.items() for t, record in elements if t <= watermark]
         if due:
-            waiting = {key: [e for e in elements if e[0] > watermark] for key, elements in self.held.items()}
-            self.held = {key: elements for key, elements in waiting.items() if elements}
+            waiting = {key: [e for e in elements if e[0] > watermark] for key, elements in self.held_back.items()}
+            self.held_back = {key: elements for key, elements in waiting.items() if elements}
             due.sort(key=lambda e: e[0])
         return due
 
     # Writing
 
     def split(self, count: int, size: int = 0) -> int:
-        """Make pages for so many keys, or bytes of them, in a group that has none yet; return how many they are."""
+        """Make pages for this many keys, or bytes, in a group that has none yet; return how many pages."""
         self.index.wanted = max(self.index.wanted, -(-size // LARGE_PAGE))
         pages = self._pages_for(count)
         self.index.pages = [Page() for _ in range(pages)]
         return pages
 
     def _pages_for(self, keys: int) -> int:
-        """How many pages a group of so many keys has."""
+        """How many pages a group of this many keys has."""
         count = len(self.index.pages)
         while keys > self.keys_per_page * count or (count < self.index.wanted and keys > self.keys_per_block * count):
             count *= 2
         return count
 
     def fill(self, pages: Iterable[tuple[int, int, Divided]], watermark: int) -> None:
-        """Write the pages of a group that has none yet, one after another: each of so many keys."""
+        """Write the pages of a group that has none yet, one after another, each with its number of keys."""
         for number, keys, divided in pages:
             page = self.pages[number] = _OpenPage(Blocks.empty(self._blocks_for(keys)))
             for block, part in enumerate(divided(page.blocks)):
@@ -326,7 +323,7 @@ class Group:
         self._finish(watermark)
 
     def save(self, event_timers: TimerQueue, processing_timers: TimerQueue, watermark: int) -> None:
-        """Writes back what has changed."""
+        """Write back what has changed."""
         for content in self._make_room():
             for queue, timers in (
                 (event_timers, content.event_timers),
@@ -342,10 +339,12 @@ class Group:
             self._store(number, page)
         self._finish(watermark)
 
-    def left(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> Block:
-        """All that the group holds, of which everything has been read; it is not written back."""
+    def all_content(self, event_timers: TimerQueue, processing_timers: TimerQueue) -> Block:
+        """Everything in the group, once all has been read; it is not written back."""
         events, moments = list(event_timers.pending()), list(processing_timers.pending())
-        held = [(timestamp, key, record) for key, elements in self.held.items() for timestamp, record in elements]
+        held_back = [
+            (timestamp, key, record) for key, elements in self.held_back.items() for timestamp, record in elements
+        ]
         if self.column is not None:
             values = self.column.values
             return Columns(
@@ -354,21 +353,21 @@ class Group:
                 [list(values.values())],
                 event_timers=events,
                 processing_timers=moments,
-                held=held,
+                held_back=held_back,
             )
-        return Content(self.keys, event_timers=events, processing_timers=moments, held=held, large=True)
+        return Content(self.keys, event_timers=events, processing_timers=moments, held_back=held_back, large=True)
 
     def _make_room(self) -> list[Content]:
-        """Make pages, and blocks of pages, for the keys that have come; return what was read for it."""
+        """Make pages, and blocks of pages, for new keys; return what was read for it."""
         created = self.created if self.column is None else self.column.created
         if not created and self.index.wanted <= len(self.index.pages):
             return []
-        found: list[Content] = []
+        contents: list[Content] = []
         before = sum(page.keys for number, page in enumerate(self.index.pages) if number not in self.pages)
         before += sum(page.keys() - page.keys_read() for page in self.pages.values())
         count = before + len(self.keys if self.column is None else self.column.values)
         if self._pages_for(count) > len(self.index.pages):
-            found += self.load_all()
+            contents += self.load_all()
             self.split(count)
             self.pages = {number: _OpenPage.fresh(1) for number in range(len(self.index.pages))}
             created = self.created = list(self.keys)
@@ -377,13 +376,13 @@ class Group:
             blocks = self._blocks_for(page.keys() + more)
             if blocks > len(page.blocks.data):
                 self._leave_column()
-                found += self._load([(page, range(len(page.blocks.data)))])
+                contents += self._load([(page, range(len(page.blocks.data)))])
                 created = self.created = [*self.created, *(key for c in page.contents.values() for key in c.keys)]
                 self.pages[number] = _OpenPage.fresh(blocks)
-        return found
+        return contents
 
     def _blocks_for(self, keys: int) -> int:
-        """How many blocks a page of so many keys has."""
+        """How many blocks a page of this many keys has."""
         count = 1
         while keys > self.keys_per_block * count:
             count *= 2
@@ -405,8 +404,8 @@ class Group:
             blocks[self._block_of(timer[1])].event_timers.append(timer)
         for timer in processing_timers.pending():
             blocks[self._block_of(timer[1])].processing_timers.append(timer)
-        for key, elements in self.held.items():
-            blocks[self._block_of(key)].held += [(timestamp, key, record) for timestamp, record in elements]
+        for key, elements in self.held_back.items():
+            blocks[self._block_of(key)].held_back += [(timestamp, key, record) for timestamp, record in elements]
         for (number, block), content in blocks.items():
             self._put(self.pages[number], block, content)
         if self.chunks:
@@ -414,7 +413,7 @@ class Group:
                 self.store.remove_page(gone)
 
     def _write_column(self, column: KeyedColumn) -> None:
-        """As `_write`, where each key has one state and nothing else. Keys that were read are not encoded again."""
+        """As `_write`, where each key has one state and nothing else. Stored keys are not encoded again."""
         created: dict[tuple[int, int], list[Hashable]] = {}
         for key in column.created:
             created.setdefault(self._block_of(key), []).append(key)
@@ -423,14 +422,13 @@ class Group:
                 more = created.get((number, block), [])
                 keys = stored.keys + more if more else stored.keys
                 encoded = None if more else stored.encoded_keys
-                self._put(page, block, Columns((column.name,), keys, [column.held(keys)], encoded_keys=encoded))
+                self._put(page, block, Columns((column.name,), keys, [column.values_of(keys)], encoded_keys=encoded))
 
     def _put(self, page: _OpenPage, number: int, block: Block) -> None:
         data = self.codec.encode(block, self._write_chunk, self._read_chunk)
         page.put(number, block.entry(), data)
 
     def _store(self, number: int, page: _OpenPage) -> None:
-        """Write a page, if it has changed."""
         if not page.changed:
             return
         self.index.pages[number] = page.blocks.entry()
@@ -469,21 +467,21 @@ class Group:
 
 
 def apart(content: Content, hashes: Mapping[Hashable, int], blocks: Blocks) -> list[Content]:
-    """What a page holds, block by block; these are the hashes of its keys."""
+    """A page's content, split into blocks by the hashes of its keys."""
     if len(blocks.data) == 1:
         return [content]
     count, of_key = len(blocks.data), blocks.blocks_of(hashes)
     keys = _in_blocks(list(content.keys.items()), [of_key[key] for key in content.keys], count)
-    event_timers, processing_timers, held = (
+    event_timers, processing_timers, held_back = (
         _in_blocks(entries, [of_key[key] for _, key, _ in entries], count)
-        for entries in (content.event_timers, content.processing_timers, content.held)
+        for entries in (content.event_timers, content.processing_timers, content.held_back)
     )
     return [
         Content(
             dict(keys[block]),
             event_timers=event_timers[block],
             processing_timers=processing_timers[block],
-            held=held[block],
+            held_back=held_back[block],
             large=content.large,
         )
         for block in range(count)
@@ -491,7 +489,7 @@ def apart(content: Content, hashes: Mapping[Hashable, int], blocks: Blocks) -> l
 
 
 def _in_blocks(entries: list[T], numbers: list[int], count: int) -> list[list[T]]:
-    """The entries of each block, of which the numbers are those; quick where they are in the order of blocks."""
+    """The entries of each block, by the block numbers; fast where they are in order of blocks."""
     order = sorted(numbers)
     if order != numbers:
         entries = [entries[place] for place in sorted(range(len(numbers)), key=numbers.__getitem__)]

@@ -29,17 +29,17 @@ from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
 
 _CAME = ValueStateDescriptor("came", bool)
-"""Whether a record of a key has come to a function that is to hear, for each key, of the end of its iteration."""
+"""Whether a key had records, for a function that is called for each key at the end of its iteration."""
 
 
 def _waits(operator: KeyedOperator) -> bool:
-    """Whether a function of the operator does something at the end of an iteration."""
+    """Whether a function of the operator acts at the end of an iteration."""
     ignored = IterationListener.on_iteration_terminated
     return any(type(listener).on_iteration_terminated is not ignored for listener in operator.listeners)
 
 
 class GroupedOperator:
-    """A keyed operator and the group that is current; `after` is called when a key's records are processed."""
+    """A keyed operator and its current group; `after` is called when a key's records are processed."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class GroupedOperator:
     ) -> None:
         self.operator, self.holds_back, self.after = operator, holds_back, after
         self._remembers_keys = operator.subtask_key is None and not operator.state.descriptors and _waits(operator)
-        """Whether the keys of an iteration have to be kept: its function has no state of them that would be there."""
+        """Whether the keys of an iteration have to be stored, as its function has no state that would do it."""
 
         if self._remembers_keys:
             operator.state.register(_CAME)
@@ -63,7 +63,7 @@ class GroupedOperator:
 
     @contextmanager
     def opened(self, store: GroupStore, watermark: int = MIN_TIMESTAMP) -> Iterator[Group]:
-        """Makes a group current. One that has not seen a later one begins with `watermark`."""
+        """Make a group current. A group that has not seen a later watermark starts from `watermark`."""
         group = self._group = Group(store, self.codec, self.keys_per_page)
         operator = self.operator
         operator.state.keys, operator.state.created = group.keys, group.created
@@ -85,7 +85,7 @@ class GroupedOperator:
         records: Sequence[Any],
         timestamps: Sequence[int | None],
     ) -> None:
-        """Processes runs of several keys' records, each of which begins where `starts` says."""
+        """Process runs of several keys' records; each run starts where `starts` says."""
         name = self.operator.one_value
         if name is not None and not self.holds_back and group.load_column(name, keys):
             self.operator.state.column = group.column
@@ -100,7 +100,7 @@ class GroupedOperator:
     def process_unfinished(
         self, group: Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]
     ) -> None:
-        """Processes some of one key's records, of which more follow, so that its bundle is not over."""
+        """Process some of one key's records, of which more follow, so that its bundle is not over."""
         self._load(group, group.load([key]))
         if self.holds_back:
             self._hold_early(group, key, records, timestamps)
@@ -110,7 +110,7 @@ class GroupedOperator:
         self.after()
 
     def advance(self, group: Group, watermark: int, now: int) -> None:
-        """Moves event time and the clock forward."""
+        """Move event time and the clock forward."""
         operator = self.operator
         watermark = max(watermark, operator.watermark)
         self._load(group, group.load_due(watermark, now))
@@ -120,20 +120,20 @@ class GroupedOperator:
         operator.advance_processing_time(now)
 
     def end(self, group: Group, last_event_time: int | None) -> None:
-        """Ends the input: what is held back is processed, and all timers fire."""
+        """End the input: held-back elements are processed, and all timers fire."""
         self._load(group, group.load_due(MAX_TIMESTAMP, MAX_TIMESTAMP))
         self._release(group, MAX_TIMESTAMP)
         self.operator.last_event_time = last_event_time
         self.operator.end_of_input()
 
     def end_of_epoch(self, group: Group, keys: Iterable[Hashable], epoch: int) -> None:
-        """Ends an epoch of an iteration, in which these keys had records; a subtask without keys is told in each."""
+        """End an epoch of an iteration, for the keys with records in it; for a subtask without keys in every epoch."""
         if not self.operator.listeners:
             return
-        own = self.operator.subtask_key
-        told = list(dict.fromkeys(keys)) if own is None else [own]
-        self._load(group, group.load(told))
-        for key in told:
+        subtask_key = self.operator.subtask_key
+        keys_in_epoch = list(dict.fromkeys(keys)) if subtask_key is None else [subtask_key]
+        self._load(group, group.load(keys_in_epoch))
+        for key in keys_in_epoch:
             self.operator.select(key)
             self.operator.end_of_epoch(epoch)
             if self._remembers_keys:
@@ -141,44 +141,44 @@ class GroupedOperator:
             self.after()
 
     def end_of_iteration(self, group: Group) -> None:
-        """Ends an iteration, for all keys that have state."""
+        """End an iteration, for all keys that have state."""
         if not self.operator.listeners and not self.operator.ends_iterations:
             return
         self.load_all(group)
-        own = self.operator.subtask_key
-        for key in list(group.keys) if own is None else [own]:
+        subtask_key = self.operator.subtask_key
+        for key in list(group.keys) if subtask_key is None else [subtask_key]:
             self.operator.select(key)
             self.operator.end_of_iteration()
             self.after()
 
     def save(self, group: Group) -> None:
-        """Writes back what has changed."""
+        """Write back what has changed."""
         operator = self.operator
         self._settle(group)
         group.save(operator.event_timers, operator.processing_timers, operator.watermark)
 
-    def left(self, group: Group) -> Block:
-        """All that a group holds which is not saved: what else would go back to its pages."""
+    def all_content(self, group: Group) -> Block:
+        """Everything in a group, instead of writing it back to its pages."""
         operator = self.operator
         if group.column is None:
             self.load_all(group)
         self._settle(group)
-        return group.left(operator.event_timers, operator.processing_timers)
+        return group.all_content(operator.event_timers, operator.processing_timers)
 
     def _settle(self, group: Group) -> None:
         self.operator.snapshot()
         self.operator.state.forget_expired(group.keys.values())
 
     def load_all(self, group: Group) -> None:
-        """Reads all that has not been read."""
+        """Read all that has not been read."""
         self._load(group, group.load_all())
 
     def contents(self, store: GroupStore) -> Iterator[Block]:
-        """What a group's blocks hold, one after another, by column where they can be."""
+        """The contents of a group's blocks, one after another, by column where possible."""
         return Group(store, self.codec, self.keys_per_page).contents()
 
     def _load(self, group: Group, contents: Iterable[Content]) -> None:
-        """Takes what was read."""
+        """Register the timers of blocks that were read."""
         self.operator.state.column = group.column
         for content in contents:
             for timestamp, key, generation in content.event_timers:
@@ -189,7 +189,7 @@ class GroupedOperator:
     def _hold_early(
         self, group: Group, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]
     ) -> None:
-        """Elements before the watermark, and those without a time, are processed at once; the others wait for it."""
+        """Hold back elements after the watermark; process the others, and those without a time, at once."""
         operator = self.operator
         timed = list(zip(records, timestamps, strict=True))
         early = [(t, r) for r, t in timed if t is not None and t > operator.watermark]
@@ -203,14 +203,14 @@ class GroupedOperator:
             self.after()
 
     def _release(self, group: Group, watermark: int) -> None:
-        """Processes the held-back elements that the watermark passes."""
+        """Process the held-back elements that the watermark passes."""
         for timestamp, key, record in group.release(watermark):
             self.operator.process_in_time_order(key, [record], [timestamp])
             self.operator.finish_bundle()
             self.after()
 
     def _declared_late(self, descriptor: StateDescriptor[Any]) -> None:
-        """A state that is declared only now: what was read of it before is decoded."""
+        """Decode the state that was read before its descriptor was declared."""
         if self._group is None:
             return
         self.codec.check_layouts(self._group.index)
@@ -219,14 +219,13 @@ class GroupedOperator:
 
 
 class ControlEvent(msgspec.Struct, frozen=True):
-    """What a driver sends to all key groups between micro-batches.
+    """The event that a driver sends to all key groups between micro-batches.
 
     Times are milliseconds since the epoch, by operator uid. `assigned`, `parts` and `generated` are the driver's own,
-    from which it goes on after a restart: each assigner's latest event time, over all and by part of its source, and
-    the watermark that its generator has emitted, if it has one; `remembered` is what generators keep, by assigner and
-    subtask, for those of the next micro-batch; `idle` are the streams, of those that are handed on to
-    another query, of which nothing is expected for now. `ended` are the operators all of whose sources have been read
-    to their end, while others have not.
+    from which it continues after a restart: each assigner's latest event time, over all and by part of its source, and
+    the watermark that its generator has emitted, if it has one. `remembered` is what generators keep for the next
+    micro-batch, by assigner and subtask. `idle` are the streams handed on to another query that expect nothing for now.
+    `ended` are the operators whose sources have all been read to their end, while others have not.
     """
 
     number: int = 0
@@ -252,9 +251,9 @@ def decode_event(data: bytes) -> ControlEvent:
 
 
 class Arrived(NamedTuple):
-    """Records that reach a key group together: its own, and broadcast ones, which come before them."""
+    """Records that reach a key group together: broadcast records, which come first, and the group's own."""
 
-    own: Sequence[pa.RecordBatch] = ()
+    keyed: Sequence[pa.RecordBatch] = ()
     broadcast: Sequence[pa.RecordBatch] = ()
 
 
@@ -262,7 +261,7 @@ NOTHING = Arrived()
 
 
 class MicroBatch(NamedTuple):
-    """What a key group processes together, in this order; the end of the input, if the event says so, comes last."""
+    """The input that a key group processes together, in this order; the end of the input, if any, comes last."""
 
     ahead: Arrived = NOTHING
     """What operators upstream emitted for the control event."""
@@ -273,10 +272,10 @@ class MicroBatch(NamedTuple):
     """Whether equal keys stand together already."""
 
     leads: bool = True
-    """Whether what comes of broadcast records is emitted; so it is in one group of all."""
+    """Whether results of broadcast records are emitted; only one group of all emits them."""
 
     epoch: int | None = None
-    """The epoch of an iteration that ends with it."""
+    """The epoch of an iteration that ends with this micro-batch."""
 
     terminated: bool = False
     """Whether the iteration has ended with the epoch before."""
@@ -288,12 +287,12 @@ def records_waiting(operator: str) -> str:
 
 
 def timers_waiting(operator: str) -> str:
-    """As above, of event-time timers, of which an open window has one."""
+    """The counter of event-time timers that wait; an open window has one."""
     return f"timers that wait for the watermark at '{operator}'"
 
 
 _PLAIN = (str, int, bytes, bool)
-"""Types of keys of which Arrow holds the same ones to be equal as Python does."""
+"""Types of keys that Arrow compares as Python does."""
 
 
 class KeyGroups:
@@ -325,44 +324,44 @@ class KeyGroups:
         if isinstance(operator, BroadcastOperator):
             self.broadcast = BroadcastCodec(operator.where, operator.descriptors)
         self._touched: list[Hashable] = []
-        """The keys of the group that have had records in this micro-batch, where it ends an epoch."""
+        """The group's keys that had records in this micro-batch, where it ends an epoch."""
 
         self._waiting = (0, 0)
         """The elements and event-time timers that waited for the watermark after the last micro-batch."""
 
         self.ahead = False
-        """Whether what is emitted now is ahead of the micro-batch's control event for the operators downstream."""
+        """Whether downstream operators get what is emitted now before the micro-batch's control event."""
 
-    def run(self, store: GroupStore, given: MicroBatch, watermark: int = MIN_TIMESTAMP) -> int | None:
-        """Processes a micro-batch of one group, and returns when its earliest processing-time timer is due.
+    def run(self, store: GroupStore, micro_batch: MicroBatch, watermark: int = MIN_TIMESTAMP) -> int | None:
+        """Process a micro-batch of one group, and return when its earliest processing-time timer is due.
 
-        A group that has not seen a later one begins with `watermark`.
+        A group that has not seen a later watermark starts from `watermark`.
         """
         with self._opened(store, watermark) as group:
-            self._process(group, given)
+            self._process(group, micro_batch)
             self._waiting = self._waits(group)
             self.grouped.save(group)
         return min((p.processing_timer for p in group.index.pages if p.processing_timer is not None), default=None)
 
-    def run_and_leave(self, store: GroupStore, given: MicroBatch, watermark: int) -> Block:
-        """As `run`, and return what the group then holds instead of writing it to the store."""
+    def run_and_leave(self, store: GroupStore, micro_batch: MicroBatch, watermark: int) -> Block:
+        """As `run`, but return the group's content instead of writing it to the store."""
         with self._opened(store, watermark) as group:
-            self._process(group, given)
+            self._process(group, micro_batch)
             self._waiting = self._waits(group)
-            return self.grouped.left(group)
+            return self.grouped.all_content(group)
 
     def count_waiting(self) -> None:
-        """Counts what waits for the watermark of the keys that the last micro-batch had to do with."""
+        """Count what waits for the watermark among the keys of the last micro-batch."""
         name = self.program.steps[0].name
         for counter, count in zip((records_waiting(name), timers_waiting(name)), self._waiting, strict=True):
             if count:
                 self.running.metrics.count(counter, count)
 
     def _waits(self, group: Group) -> tuple[int, int]:
-        return sum(map(len, group.held.values())), len(self.operator.event_timers)
+        return sum(map(len, group.held_back.values())), len(self.operator.event_timers)
 
     def run_unfinished(self, store: GroupStore, batch: pa.RecordBatch, watermark: int = MIN_TIMESTAMP) -> None:
-        """Processes some records of one key, of which more follow, so that its bundle is not over."""
+        """Process some of one key's records, of which more follow, so that its bundle is not over."""
         with self._opened(store, watermark) as group:
             (key,), _ = runs(batch, self.keyed, self.program.input, self.operator.where)
             records, timestamps = self._read(batch)
@@ -372,11 +371,11 @@ class KeyGroups:
             self.grouped.save(group)
 
     def contents(self, store: GroupStore) -> Iterator[Block]:
-        """What a group's blocks hold, one after another, by column where they can be."""
+        """The contents of a group's blocks, one after another, by column where possible."""
         return self.grouped.contents(store)
 
     def table(self) -> StateTable:
-        """The table of the operator's state, with the columns of what it has declared so far."""
+        """The table of the operator's state, with the columns declared so far."""
         operator, program = self.operator, self.program
         states, where = operator.state.descriptors, f"{program.pipeline}: operator '{program.steps[0].name}'"
         if isinstance(operator, CheckpointedOperator):
@@ -396,39 +395,39 @@ class KeyGroups:
         self.close(error)
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Closes the operator's functions, also after a failure."""
+        """Close the operator's functions, also after a failure."""
         self.running.close(failure)
 
-    def _process(self, group: Group, given: MicroBatch) -> None:
-        event, uid = given.event, self.program.steps[0].uid
+    def _process(self, group: Group, micro_batch: MicroBatch) -> None:
+        event, uid = micro_batch.event, self.program.steps[0].uid
         self._touched.clear()
         self.ahead = True
-        self._take(group, given.ahead, given)
+        self._take(group, micro_batch.ahead, micro_batch)
         if event is not None:
             self.grouped.advance(group, event.watermarks.get(uid, MIN_TIMESTAMP), event.now)
         self.running.drain()
         self.ahead = False
-        self._take(group, given.behind, given)
+        self._take(group, micro_batch.behind, micro_batch)
         if event is not None and event.ends(uid):
             self.grouped.end(group, event.last_event_times.get(uid))
-        if given.epoch is not None:
-            self.grouped.end_of_epoch(group, self._touched, given.epoch)
-        if given.terminated:
+        if micro_batch.epoch is not None:
+            self.grouped.end_of_epoch(group, self._touched, micro_batch.epoch)
+        if micro_batch.terminated:
             self.grouped.end_of_iteration(group)
             self.operator.end_of_group(group.store)
         self.running.drain()
         self.running.flush()
 
-    def _take(self, group: Group, arrived: Arrived, given: MicroBatch) -> None:
-        """Processes broadcast records, then the group's own."""
+    def _take(self, group: Group, arrived: Arrived, micro_batch: MicroBatch) -> None:
+        """Process broadcast records, then the group's own."""
         if arrived.broadcast:
-            self._broadcast(group, arrived.broadcast, given.leads)
-        if arrived.own:
-            self._records(group, arrived.own, given)
+            self._broadcast(group, arrived.broadcast, micro_batch.leads)
+        if arrived.keyed:
+            self._records(group, arrived.keyed, micro_batch)
 
     @contextmanager
     def _opened(self, store: GroupStore, watermark: int) -> Iterator[Group]:
-        """Makes a group current, with its copy of the broadcast state."""
+        """Make a group current, with its copy of the broadcast state."""
         with self.grouped.opened(store, watermark) as group:
             if isinstance(self.operator, BroadcastOperator):
                 self._begin_broadcast(self.operator, group)
@@ -446,7 +445,7 @@ class KeyGroups:
         operator.keys = all_keys
 
     def _broadcast(self, group: Group, batches: Sequence[pa.RecordBatch], leads: bool) -> None:
-        """Takes broadcast records into the group's copy of the state."""
+        """Apply broadcast records to the group's copy of the state."""
         assert isinstance(self.operator, BroadcastOperator)
         assert self.broadcast is not None
         for batch in batches:
@@ -454,19 +453,19 @@ class KeyGroups:
             self.running.drain(FLUSH)
         group.store.write_page(BROADCAST, self.broadcast.encode(self.operator.broadcast))
 
-    def _records(self, group: Group, batches: Sequence[pa.RecordBatch], given: MicroBatch) -> None:
+    def _records(self, group: Group, batches: Sequence[pa.RecordBatch], micro_batch: MicroBatch) -> None:
         batch = pa.concat_batches(batches)
         layout, where = self.program.input, self.operator.where
         if self.operator.takes_batches:
             self.operator.process_batch(batch, group.store)
             self.running.drain(FLUSH)
             return
-        if given.sorted_by_key:
+        if micro_batch.sorted_by_key:
             keys, starts = runs(batch, self.keyed, layout, where)
         else:
             batch, keys, starts = sorted_runs(batch, self.keyed, layout, where)
         records, timestamps = self._read(batch)
-        if given.epoch is not None:
+        if micro_batch.epoch is not None:
             self._touched += keys
         if type(keys[0]) in _PLAIN or len(set(keys)) == len(keys):
             self.grouped.process(group, keys, starts, records, timestamps)

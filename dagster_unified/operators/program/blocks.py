@@ -1,4 +1,4 @@
-"""What goes from operator to operator: whole lists of records, in Python's form or Arrow's; and how all are closed."""
+"""The data between operators: whole lists of records, in Python's form or Arrow's; and how functions are closed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Block:
 
     @property
     def columns(self) -> pa.RecordBatch | None:
-        """As Arrow, where nobody has asked for Python records yet."""
+        """As Arrow, unless they were converted to Python records."""
         return self._batch if self._records is None else None
 
     def at(self, timestamps: Sequence[int | None] | None) -> Block:
@@ -50,7 +50,7 @@ class Block:
         return Block(self._records, self._batch, timestamps, self._kind, self._where)
 
     def copied(self, copy: Copy) -> Block:
-        """The same, with records of its own."""
+        """The same, with copied records."""
         if self._records is None:
             return self.at(self.timestamps)
         return Block(list(map(copy, self._records)), None, self.timestamps, self._kind, self._where)
@@ -65,7 +65,7 @@ class Block:
         return self._records
 
     def normal(self, kind: RecordType, where: str) -> Block:
-        """Makes the normal form of its records; `where` names the operator whose function made them."""
+        """Bring its records into normal form; `where` names the operator whose function made them."""
         if self._records is not None:
             with placed(where):
                 self._records = kind.all_normal(self._records)
@@ -82,7 +82,7 @@ class Block:
 Consumer = Callable[[Block], None]
 
 Copies = Mapping[str | None, Copy]
-"""What copies the records of an operator's outputs, by tag, None for the main one; not of those that cannot change."""
+"""Copiers of the records of an operator's outputs, by tag, None for the main one; only for mutable records."""
 
 
 def encoded(block: Block, kind: RecordType, where: str) -> pa.RecordBatch:
@@ -94,9 +94,9 @@ def encoded(block: Block, kind: RecordType, where: str) -> pa.RecordBatch:
 
 
 class Collector:
-    """Collects what an operator emits, main output and side outputs apart, until its driver takes it.
+    """Collects an operator's results, main output and side outputs apart, until its driver takes them.
 
-    Records that can change are copied: the function may change them, or the state that they are, before they go on.
+    Mutable records are copied: the function may change them, or the state that they are, before they go on.
     """
 
     def __init__(self, copies: Copies | None = None) -> None:
@@ -106,14 +106,14 @@ class Collector:
         self.timestamps: list[int | None] = []
         self.side: dict[str, tuple[list[Any], list[int | None]]] = {}
         self.batches: dict[str | None, list[tuple[pa.RecordBatch, Sequence[int | None] | None]]] = {}
-        """What is emitted as Arrow, with its event times, by the tag of its side output; None for the main output."""
+        """Batches with their event times, by the tag of the side output; None for the main output."""
 
         self.types: dict[str | None, RecordType] = {}
         self.rows = 0
         """How many rows the batches have."""
 
     def emit_all(self, emitted: Iterable[Any] | None, timestamp: int | None) -> None:
-        """Takes what a process function returned or yields."""
+        """Collect what a process function returned or yields."""
         if emitted is None:
             return
         copy = self._copy
@@ -125,16 +125,16 @@ class Collector:
                 self.timestamps.append(timestamp)
 
     def emit(self, record: Any, timestamp: int | None) -> None:
-        """Takes one record for the main output."""
+        """Collect one record for the main output."""
         self.records.append(record if self._copy is None else self._copy(record))
         self.timestamps.append(timestamp)
 
     def emit_records(self, records: Iterable[Any]) -> None:
-        """Takes records for the main output, without their timestamps."""
+        """Collect records for the main output, without their timestamps."""
         self.records += records if self._copy is None else map(self._copy, records)
 
     def emit_side(self, tag: OutputTag[Any], record: Any, timestamp: int | None) -> None:
-        """Takes one record for a side output."""
+        """Collect one record for a side output."""
         copy = self._copies.get(tag.name)
         records, timestamps = self.side.setdefault(tag.name, ([], []))
         records.append(record if copy is None else copy(record))
@@ -147,7 +147,7 @@ class Collector:
         records: RecordType,
         timestamps: Sequence[int | None] | None = None,
     ) -> None:
-        """Takes a batch of records of this type, for a side output or the main one."""
+        """Collect a batch of records of this type, for a side output or the main one."""
         if not batch.num_rows:
             return
         self.batches.setdefault(tag, []).append((batch, timestamps))
@@ -155,19 +155,21 @@ class Collector:
         self.rows += batch.num_rows
 
     def blocks(self) -> Iterator[tuple[str | None, Block]]:
-        """What was collected: the main output's, and each side output's with its tag."""
+        """The collected blocks: the main output's, and each side output's with its tag."""
         yield None, Block(self.records, None, self.timestamps, None)
         for tag, (records, times) in self.side.items():
             yield tag, Block(records, None, times, None)
-        for tag_or_main, given in self.batches.items():
-            whole = pa.concat_batches([batch for batch, _ in given])
+        for tag_or_main, parts in self.batches.items():
+            whole = pa.concat_batches([batch for batch, _ in parts])
             timestamps: list[int | None] | None = None
-            if any(own is not None for _, own in given):
-                timestamps = [moment for batch, own in given for moment in own or [None] * batch.num_rows]
+            if any(batch_times is not None for _, batch_times in parts):
+                timestamps = [
+                    moment for batch, batch_times in parts for moment in batch_times or [None] * batch.num_rows
+                ]
             yield tag_or_main, Block(None, whole, timestamps, self.types[tag_or_main])
 
     def take(self, other: Collector) -> None:
-        """Takes all that another one collected."""
+        """Take over everything that another collector has."""
         self.records += other.records
         self.timestamps += other.timestamps
         for name, (records, timestamps) in other.side.items():
@@ -181,7 +183,7 @@ class Collector:
 
 
 class Emitting(EpochContext, EpochCollector[Any]):
-    """Puts what a listener emits into an operator's output, with no event time; on a keyed stream it has a key."""
+    """Puts a listener's results into an operator's output, with no event time; on a keyed stream it has a key."""
 
     def __init__(self, out: Collector, *key: Any) -> None:
         self.out, self._key = out, key
@@ -202,7 +204,7 @@ class Emitting(EpochContext, EpochCollector[Any]):
 
 
 def tell(method: Callable[..., object], *what: int, emitted: Emitting) -> None:
-    """Calls a listener's method; raises `TypeError` where it returns what it should emit, which would be lost."""
+    """Call a listener's method; raises `TypeError` where it returns what it should emit, which would be lost."""
     returned = method(*what, emitted, emitted)
     if returned is not None:
         raise TypeError(
@@ -212,40 +214,40 @@ def tell(method: Callable[..., object], *what: int, emitted: Emitting) -> None:
 
 @dataclass(frozen=True)
 class Closing:
-    """An author's function, or what holds one; `where` is how an error names it."""
+    """An author's function, or an object that has one; `where` is its name in errors."""
 
     where: str
-    one: Any
+    closable: Any
 
     def close(self, failure: BaseException | None) -> None:
-        """Closes it, whatever has failed before."""
+        """Close it, whatever has failed before."""
         try:
-            self.one.close()
+            self.closable.close()
         except RAISED as error:
-            close = getattr(getattr(self.one, "function", self.one), "close", None)
+            close = getattr(getattr(self.closable, "function", self.closable), "close", None)
             raise user_failure(error, self.where, close, "close()") from error
 
 
 class Closes(Protocol):
-    """What is closed, after a failure or without one."""
+    """Anything that is closed, after a failure or without one."""
 
     def close(self, failure: BaseException | None) -> None: ...
 
 
-def close_each(ones: Iterable[Closes], failure: BaseException | None) -> None:
-    """Closes all of them, also where one fails to; raises what failed first, which may be noted at what failed before.
+def close_each(closables: Iterable[Closes], failure: BaseException | None) -> None:
+    """Close all of them, also where one fails to; raises the first failure, or adds it to an earlier one as a note.
 
-    Flink: `StreamTask.cleanUp`, whose failures are suppressed ones of what made the task fail.
+    Flink: `StreamTask.cleanUp`, where these failures are suppressed ones of the error that made the task fail.
     """
     first: Exception | None = None
-    for one in ones:
+    for closable in closables:
         try:
-            one.close(failure or first)
+            closable.close(failure or first)
         except Exception as error:
-            told = failure or first
-            if told is None:
+            raised = failure or first
+            if raised is None:
                 first = error
             else:
-                told.add_note(f"after that: {error}")
+                raised.add_note(f"after that: {error}")
     if first is not None:
         raise first

@@ -1,11 +1,11 @@
 """Compiles a chain of stateless functions into one function over a list of records.
 
-`map → filter → map` becomes a single list comprehension, so that a record costs its functions' calls and nothing else:
+`map → filter → map` becomes a single list comprehension, so that a record costs only its functions' calls:
 
     [f2(v1) for v0 in records for v1 in (f0(v0),) if f1(v1)]
 
-Each clause stands on a line of its own, which is how a failure is traced back to its operator and its record at no cost
-to the records that do not fail. Knows no graph, no driver, no Arrow.
+Each clause stands on a line of its own. So a failure is traced back to its operator and its record, at no cost to the
+records that do not fail. Knows no graph, no driver, no Arrow.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class Clause(ABC):
     function: Callable[..., Any]
 
     copy: Copy | None = None
-    """Copies what the function gives, where that can change: the function may have kept it."""
+    """Copies the function's results, where they are mutable: the function may have kept them."""
 
     normal: Copy | None = None
-    """Makes the normal form of what the function gives, where another function of the chain takes it."""
+    """Makes the normal form of the function's results, where another function of the chain takes them."""
 
     fit: Fit | None = None
-    """The type of what the function gives, where there is `normal`."""
+    """The type of the function's results, where there is `normal`."""
 
     method: ClassVar[str]
-    """What of a function object is called."""
+    """The method of a function object that is called."""
 
     one_to_one: ClassVar[bool] = False
     """Whether each record becomes what the function returns for it."""
 
     gives_records: ClassVar[bool] = True
-    """Whether what goes on is the function's, not the record that it was given."""
+    """Whether the function's results go on, not its argument."""
 
     iterates: ClassVar[bool] = False
     """Whether the code iterates the function's result."""
@@ -63,7 +63,7 @@ class Clause(ABC):
 
 @dataclass
 class FusedChain:
-    """The compiled chain, and what is needed to say where it failed."""
+    """The compiled chain, and what is needed to find where it failed."""
 
     run: Fused
     origin: dict[int, tuple[int, str]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class FusedChain:
     """Source line where a normal form is made, to the clause whose function gave the record."""
 
     def made_by(self, trace: TracebackType | None) -> int | None:
-        """The clause whose function gave a record that does not fit, where that was raised."""
+        """The clause whose function returned a record that does not fit, where that was raised."""
         while trace is not None and trace.tb_frame.f_code.co_filename != MARK:
             trace = trace.tb_next
         while trace is not None and trace.tb_next is not None and trace.tb_next.tb_frame.f_code.co_filename == MARK:
@@ -92,14 +92,14 @@ class FusedChain:
         while trace is not None:
             frame = trace.tb_frame
             if frame.f_code.co_filename == MARK:
-                found = self._iterating(trace) or self.origin.get(trace.tb_lineno) or self._answering(trace)
-                if found is not None and found[1] in frame.f_locals:
-                    return found[0], frame.f_locals[found[1]]
+                located = self._iterating(trace) or self.origin.get(trace.tb_lineno) or self._answering(trace)
+                if located is not None and located[1] in frame.f_locals:
+                    return located[0], frame.f_locals[located[1]]
             trace = trace.tb_next
         return None
 
     def _iterating(self, trace: TracebackType) -> tuple[int, str] | None:
-        """The clause whose result was being iterated; the first loop begins where the comprehension is called."""
+        """The clause whose result was being iterated; the first loop starts where the comprehension is called."""
         instructions = list(dis.get_instructions(trace.tb_frame.f_code))
         for name, loops in (("FOR_ITER", self.loops), ("GET_ITER", self.loops[1:])):
             offsets = [i.offset for i in instructions if i.opname == name]
@@ -108,7 +108,7 @@ class FusedChain:
         return None
 
     def _answering(self, trace: TracebackType) -> tuple[int, str] | None:
-        """The clause of the code before: Python tests a condition at the line at which the comprehension begins."""
+        """The clause of the code before: Python tests a condition at the line where the comprehension starts."""
         if trace.tb_lineno in self.formed:
             return None
         before = [i for i in dis.get_instructions(trace.tb_frame.f_code) if i.offset <= trace.tb_lasti]
@@ -117,7 +117,7 @@ class FusedChain:
 
 
 def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list[int]], None]) -> FusedChain:
-    """Compiles `clauses` into one function.
+    """Compile `clauses` into one function.
 
     `timestamped` says whether records come with timestamps. `seen` is called with the event times that each assigning
     clause has assigned.
@@ -127,7 +127,7 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
     lines: list[str] = ["def fused(records, timestamps):"]
     origin: dict[int, tuple[int, str]] = {}
     if track:
-        lines += ["    kept = []", "    keep = kept.append"]
+        lines += ["    times = []", "    keep = times.append"]
     for i in assigns:
         lines += [f"    assigned{i} = []", f"    note{i} = assigned{i}.append"]
     body: list[str] = [
@@ -168,9 +168,9 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
     first = len(lines) + 1
     lines += [f"        {element}", *body, "    ]"]
     lines += [f"    seen({i}, assigned{i})" for i in assigns]
-    lines.append(f"    return out, {'kept' if track else 'timestamps'}")
-    for position, found in where.items():
-        origin[first + 1 + position] = found
+    lines.append(f"    return out, {'times' if track else 'timestamps'}")
+    for position, clause_input in where.items():
+        origin[first + 1 + position] = clause_input
     namespace |= {"seen": seen, "no_answer": _no_answer, "no_records": _no_records}
     exec(compile("\n".join(lines), MARK, "exec"), namespace)
     at = {first + 1 + position: i for position, i in formed.items()}
@@ -178,7 +178,7 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
 
 
 def _formed(clause: Clause, i: int, element: str, names: dict[str, Any]) -> str:
-    """The code of a record's normal form, which calls nothing for a plain value that has it."""
+    """The code of a record's normal form, which calls nothing for a plain value that is in it."""
     names[f"n{i}"] = clause.normal
     test = "False" if clause.fit is None else clause.fit.clause_test(element, names)
     return f"n{i}({element})" if test == "False" else f"{element} if {test} else n{i}({element})"
@@ -188,7 +188,7 @@ def _no_answer() -> NoReturn:
     raise TypeError("it returned None, and a filter returns True or False; add the missing return, or use bool(...)")
 
 
-def _no_records(given: object) -> NoReturn:
-    if given is None:
+def _no_records(returned: object) -> NoReturn:
+    if returned is None:
         raise TypeError("it returned None, and a flat_map returns records; yield them, or return a list, [] for none")
-    raise TypeError(f"it returned the text {given!r}, whose letters would be the records; return [text]")
+    raise TypeError(f"it returned the text {returned!r}, whose letters would be the records; return [text]")

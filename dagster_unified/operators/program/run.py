@@ -1,8 +1,8 @@
-"""A program that runs: the connected Python operators of one task, as one pass over Arrow batches.
+"""A running program: the connected Python operators of one task, as one pass over Arrow batches.
 
-Its head takes the stream's batches (or, where it is a keyed operator, runs of one key's records); records are pushed
-from operator to operator in whole lists, stateless neighbours fused into one function; outputs leave as Arrow batches.
-Knows no kind of step, no driver and no engine.
+Its head takes the stream's batches (or, for a keyed operator, runs of one key's records). Records are pushed from
+operator to operator in whole lists, stateless neighbours are fused into one function, and outputs leave as Arrow
+batches. Knows no kind of step, no driver and no engine.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def _beginning(uid: str) -> int:
 
 
 class RunningProgram:
-    """A program opened for one partition. `emit` is given (output number, batch) for whatever leaves it.
+    """A program opened for one partition. `emit` is called with (output number, batch) for each output batch.
 
     With `generating` watermark generators run, and their driver calls `end_of_batch`; `remembered` is what they kept.
-    `watermark` says how far event time is for an operator without a key, by its uid.
+    `watermark` returns the event time of an operator without a key, by its uid.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class RunningProgram:
         self.close(error)
 
     def push(self, batch: pa.RecordBatch) -> None:
-        """Runs one batch of the input stream through the program."""
+        """Run one batch of the input stream through the program."""
         self._send(-1, None, self._block(batch, self.program.input))
 
     def broadcast(self, batch: pa.RecordBatch, leads: bool) -> None:
-        """Passes a batch of broadcast records to the head."""
+        """Pass a batch of broadcast records to the head."""
         assert isinstance(self.keyed, BroadcastOperator)
         assert self.program.broadcast is not None
         layout = self.program.broadcast.layout
@@ -109,15 +109,15 @@ class RunningProgram:
         self.keyed.process_broadcast(records, timestamps, leads)
 
     def give(self, broadcast: pa.Table) -> None:
-        """Gives all broadcast records to a head that takes them as a table."""
+        """Pass all broadcast records to a head that takes them as a table."""
         self._table = broadcast
 
     def enter(self, subtask: int) -> None:
-        """The records that come now are of this group: where it is a subtask, functions that are opened now know it."""
+        """Note the group of the next records; where it is a subtask, functions opened from now on see it."""
         self._subtask = self._subtask._replace(number=subtask)
 
     def run_of(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
-        """Passes a run of one key's records to a keyed head."""
+        """Pass a run of one key's records to a keyed head."""
         assert self.keyed is not None
         if self.keyed.time_sorted:
             self.keyed.process_in_time_order(key, records, timestamps)
@@ -126,7 +126,7 @@ class RunningProgram:
             self.keyed.process(records, timestamps)
 
     def drain(self, at_least: int = 1) -> None:
-        """Sends what the keyed head has collected down the chain, once it is `at_least` so many records."""
+        """Send the keyed head's records down the chain, once there are `at_least` this many."""
         assert self.keyed is not None
         if at_least == 1:
             self.keyed.check_state()
@@ -140,24 +140,27 @@ class RunningProgram:
                 self._send(0, tag, block)
 
     def flush(self) -> None:
-        """Emits what steps hold of a micro-batch or a partition that ends now."""
+        """Emit what steps hold of a micro-batch or a partition that ends now."""
         for flush in self._flushing:
             flush()
 
     def end_of_epoch(self, epoch: int) -> None:
-        """No record of this epoch of an iteration comes any more: functions that listen emit what they have for it."""
+        """End an epoch of an iteration: functions that listen emit what they have for it."""
 
-        def ended(one: IterationListener[Any], emitted: Emitting) -> None:
-            tell(one.on_epoch_watermark_incremented, epoch, emitted=emitted)
+        def ended(listener: IterationListener[Any], emitted: Emitting) -> None:
+            tell(listener.on_epoch_watermark_incremented, epoch, emitted=emitted)
 
         self._tell(ended, f"the end of epoch {epoch}")
 
     def end_of_iteration(self) -> None:
-        """The iteration that the program is part of has ended."""
-        self._tell(lambda one, emitted: tell(one.on_iteration_terminated, emitted=emitted), "the end of the iteration")
+        """End the iteration that the program is part of."""
+        self._tell(
+            lambda listener, emitted: tell(listener.on_iteration_terminated, emitted=emitted),
+            "the end of the iteration",
+        )
 
     def _tell(self, call: Callable[[IterationListener[Any], Emitting], None], what: str) -> None:
-        """Tells the functions that listen, each after those before it in the chain; their driver tells a keyed head."""
+        """Call the functions that listen, in the order of the chain; a driver calls a keyed head."""
         self.flush()
         for index, listener in self._listening:
             step, emitted = self.program.steps[index], Emitting(Collector(self._copies(index)))
@@ -165,8 +168,8 @@ class RunningProgram:
             try:
                 call(listener, emitted)
             except RAISED as error:
-                told = listener.on_epoch_watermark_incremented
-                raise user_failure(error, where, told, what) from error
+                called = listener.on_epoch_watermark_incremented
+                raise user_failure(error, where, called, what) from error
             out = emitted.out
             self._send(index, None, step.emitted(out.records, out.timestamps, where))
             for tag, (records, timestamps) in out.side.items():
@@ -174,7 +177,7 @@ class RunningProgram:
             self.flush()
 
     def notify(self, epoch: int) -> None:
-        """Tells the functions that an epoch is committed."""
+        """Tell the functions that an epoch is committed."""
         if self.keyed is not None:
             self.keyed.committed = epoch
         for step in self.program.steps:
@@ -186,16 +189,16 @@ class RunningProgram:
                     raise user_failure(error, self.program.where(step), notified, f"epoch {epoch}") from error
 
     def end_of_batch(self) -> dict[str, Mark]:
-        """What watermark generators emitted in a micro-batch that ends now, by their assigner's uid."""
-        found: dict[str, list[Mark]] = {}
+        """The watermarks that generators emitted in the micro-batch that ends now, by their assigner's uid."""
+        marks: dict[str, list[Mark]] = {}
         for uid, generated in self._generated or ():
             mark = generated.end_of_batch()
             if mark is not None:
-                found.setdefault(uid, []).append(mark)
-        return {uid: slowest(marks) for uid, marks in found.items()}
+                marks.setdefault(uid, []).append(mark)
+        return {uid: slowest(reported) for uid, reported in marks.items()}
 
     def read_gauges(self) -> None:
-        """Asks the gauges for their values; to be called while the functions are open."""
+        """Read the gauges' values; to be called while the functions are open."""
         for name, gauge in self.registry.gauges.items():
             try:
                 self.registry.read(name)
@@ -204,14 +207,14 @@ class RunningProgram:
                 raise user_failure(error, where, gauge, "its report") from error
 
     def report(self) -> Metrics:
-        """What was measured since the last report."""
+        """The metrics since the last report."""
         self.read_gauges()
         return self.metrics.take()
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Closes every function that was opened, also after a failure, which then is the one that is told."""
+        """Close every opened function, also after a failure, which is then the error that is raised."""
         closing, self._closing = self._closing, []
-        close_each([Closing(where, one) for where, one in reversed(closing)], failure)
+        close_each([Closing(where, closable) for where, closable in reversed(closing)], failure)
 
     def _block(self, batch: pa.RecordBatch, layout: StreamLayout) -> Block:
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else None
@@ -242,25 +245,25 @@ class RunningProgram:
             self._build(last)
 
     def _keep_apart(self) -> None:
-        """Gives each of several operators that read one output records of its own, so that it may change them.
+        """Give each of several operators that read one output its own records, so that it may change them.
 
-        What leaves comes before them, and is encoded by then.
+        Exported batches come before them, and are encoded by then.
         """
         for (parent, tag), consumers in self._consumers.items():
             records = next((self.program.steps[i].input for i in self._children(parent) if self._reads(i, tag)), None)
             if records is None:
                 continue
-            leaving = sum((one.step, one.tag) == (parent, tag) for one in self.program.outputs)
+            exported = sum((output.step, output.tag) == (parent, tag) for output in self.program.outputs)
             if self._makes(parent, tag):
-                consumers[leaving] = partial(_normal, consumers[leaving], records, self._made_by(parent, tag))
+                consumers[exported] = partial(_normal, consumers[exported], records, self._made_by(parent, tag))
             copy = self._copier(records)
             if copy is None:
                 continue
-            for number in range(leaving, len(consumers) - 1):
+            for number in range(exported, len(consumers) - 1):
                 consumers[number] = partial(_copied, consumers[number], copy)
 
     def _makes(self, index: int, tag: str | None) -> bool:
-        """Whether a step's function makes the records of an output of it, so that they may be in any form."""
+        """Whether a step's function makes the records of an output, so that they may be in any form."""
         if index < 0:
             return False
         step = self.program.steps[index]
@@ -273,19 +276,19 @@ class RunningProgram:
         return None if self.program.options.object_reuse else records.copier()
 
     def _copies(self, index: int) -> Copies:
-        """What copies the records that a step emits, of those outputs that are read."""
-        read = {one.tag: one.layout.records for one in self.program.outputs if one.step == index}
+        """Copiers for the records that a step emits, for the outputs that are read."""
+        read = {output.tag: output.layout.records for output in self.program.outputs if output.step == index}
         for child in map(self.program.steps.__getitem__, self._children(index)):
             if child.input is not None:
                 read[child.tag] = child.input
-        own = self.program.steps[index]
-        if own.output is None:  # its records are not its own, but those that it was given
+        step = self.program.steps[index]
+        if step.output is None:  # its records are not its own, but those that it was given
             read.pop(None, None)
         copies = {tag: self._copier(records) for tag, records in read.items()}
         return {tag: copy for tag, copy in copies.items() if copy is not None}
 
     def _listen(self, index: int) -> None:
-        self._listening += [(index, one) for one in iteration_listeners(self.program.steps[index].function)]
+        self._listening += [(index, listener) for listener in iteration_listeners(self.program.steps[index].function)]
 
     def _step_context(self, index: int) -> StepContext:
         step = self.program.steps[index]
@@ -324,9 +327,9 @@ class RunningProgram:
             raise user_failure(error, context.where, getattr(step.function, "open", None), "open()") from error
 
     def _fusable_from(self, index: int, step: FusedStep) -> dict[int, FusedStep]:
-        """The longest chain of fusable steps from `index` in which no one but the next step reads what is between.
+        """The longest chain of fusable steps from `index` where only the next step reads each output.
 
-        A function that hears of epochs ends it: it emits also where no record came.
+        A function that listens to epochs ends the chain: it also emits where no record came.
         """
         chain = {index: step}
         while True:
@@ -346,7 +349,7 @@ class RunningProgram:
         alone = steps[0] if len(steps) == 1 else None
         compiled: dict[bool, FusedChain] = {}
         last = next(reversed(chain))
-        made = next((step.output for step in reversed(steps) if step.output is not None), None)
+        output = next((step.output for step in reversed(steps) if step.output is not None), None)
 
         def saw(clause: int, timestamps: list[int]) -> None:
             if timestamps:
@@ -368,25 +371,25 @@ class RunningProgram:
                 raise
             except RAISED as error:
                 maker = function.made_by(error.__traceback__) if isinstance(error, RecordTypeError) else None
-                if maker is not None and made is not None:
+                if maker is not None and output is not None:
                     odd = RecordTypeError(f"{self.program.where(steps[maker])}: {error}")
-                    raise computed_from(odd, made, partial(_run_alone, function), block.records()) from error
-                found = function.locate(error.__traceback__)
-                if found is None:
+                    raise computed_from(odd, output, partial(_run_alone, function), block.records()) from error
+                located = function.locate(error.__traceback__)
+                if located is None:
                     raise
-                step = steps[found[0]]
-                raise user_failure(error, self.program.where(step), step.function, found[1]) from error
+                step = steps[located[0]]
+                raise user_failure(error, self.program.where(step), step.function, located[1]) from error
             try:
                 self._send(last, None, Block(records, None, timestamps, None))
             except RecordTypeError as error:
-                if made is None:
+                if output is None:
                     raise
-                raise computed_from(error, made, partial(_run_alone, function), block.records()) from error
+                raise computed_from(error, output, partial(_run_alone, function), block.records()) from error
 
         return consume
 
     def _clause(self, index: int, step: FusedStep, is_last: bool) -> Clause:
-        """A step's clause. What only the chain's own functions take has its normal form made there."""
+        """A step's clause. Records that only the chain's own functions take get their normal form in it."""
         clause = replace(step.clause(self._step_context(index)), copy=self._copies(index).get(None))
         if is_last or step.output is None or not self._makes(index, None):
             return clause
@@ -396,7 +399,7 @@ class RunningProgram:
     def _made_by(self, index: int, tag: str | None) -> str:
         """How an error names the operator whose function emitted a step's records.
 
-        Filters and assigners pass on records of others.
+        Filters and assigners pass other operators' records on.
         """
         steps = self.program.steps
         while index >= 0 and steps[index].output is None and steps[index].tag is None:
@@ -433,7 +436,7 @@ def _normal(consumer: Consumer, kind: RecordType, where: str, block: Block) -> N
 
 
 def _run_alone(function: FusedChain, record: Any) -> list[Any]:
-    """What a chain makes of one record, with an event time like any other's."""
+    """A chain's results for one record, with any event time."""
     return function.run([record], [0])[0]
 
 

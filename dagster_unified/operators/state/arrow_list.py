@@ -41,22 +41,23 @@ class ArrowRows:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_table(rows.combine_chunks())
-        found: bytes = sink.getvalue().to_pybytes()
-        return found
+        data: bytes = sink.getvalue().to_pybytes()
+        return data
 
     def streams(self, rows: pa.Table, step: int | None = None) -> list[bytes]:
-        """Rows as streams of so many rows each.
+        """Rows as streams of this many rows each.
 
-        The last is small and takes more, so that what is added is held to its columns, and no large one is read.
+        The last stream is small and takes more rows: so added rows are checked against its columns, and no large stream
+        is read.
         """
         starts = range(0, rows.num_rows, step or max(1, rows.num_rows))
-        found = [self.encode(rows.slice(start, step)) for start in starts]
-        if found and len(found[-1]) >= chunks.SMALL:
-            found.append(self.encode(self.schema.empty_table()))
-        return found
+        streams = [self.encode(rows.slice(start, step)) for start in starts]
+        if streams and len(streams[-1]) >= chunks.SMALL:
+            streams.append(self.encode(self.schema.empty_table()))
+        return streams
 
     def read(self, data: bytes) -> pa.Table:
-        """The rows of a stream, as columns that are not copied where they are of this type."""
+        """The rows of a stream; columns of this type are not copied."""
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             return self.migrated(reader.read_all())
 
@@ -72,12 +73,12 @@ class ArrowRows:
         return pa.Table.from_arrays(arrays, schema=self.schema)
 
     def check(self, stored: pa.Schema) -> None:
-        """Raises `StateError` where rows with these columns cannot become rows of this type."""
+        """Raise `StateError` where rows with these columns cannot become rows of this type."""
         columns = [field for field in stored if field.name != TIMESTAMP]
         info = mi.type_info(self._records.python)
         if self._records.shape == "value":
-            (own, *_) = self.schema.names
-            fits = [field.name for field in columns] == [own] and migration(columns[0].type, info) is not None
+            (value_column, *_) = self.schema.names
+            fits = [field.name for field in columns] == [value_column] and migration(columns[0].type, info) is not None
         else:
             fits = migration(pa.struct(columns), info) is not None
         if not fits:
@@ -117,7 +118,7 @@ class ArrowRows:
 
 
 def _default(records: RecordType, name: str) -> Any:
-    """What a field is that stored rows do not have."""
+    """The value of a field that stored rows do not have."""
     info = mi.type_info(records.python)
     assert isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType))
     field = next(field for field in info.fields if field.name == name)
@@ -125,7 +126,7 @@ def _default(records: RecordType, name: str) -> Any:
 
 
 PIECE = 4
-"""How many times `chunks.SMALL` bytes of rows of a table become one stream: subtasks are given whole ones."""
+"""Rows of a table become streams of this many times `chunks.SMALL` bytes; subtasks get whole streams."""
 
 LARGEST = (1 << 31) - (1 << 20)
 """Bytes of streams that become one array: Arrow counts those of a column with 31 bits."""
@@ -137,7 +138,7 @@ class RowsColumn(TypedColumn):
     def __init__(self, what: str, layout: StreamLayout) -> None:
         super().__init__(what, list[bytes])
         self._rows = ArrowRows(what, layout)
-        self._of = type_name(layout.records.python)
+        self._row_type = type_name(layout.records.python)
         kind = pa.list_(pa.field("element", pa.struct(list(layout.schema))))
         self.arrow = None if has(kind, is_empty) else kind
 
@@ -146,45 +147,45 @@ class RowsColumn(TypedColumn):
 
     def decode(self, array: pa.Array | None, encoded: Encoded) -> list[Any]:
         rows = [] if array is None else self.tables(array)
-        total = sum(own.num_rows for own in rows if own is not None)
+        total = sum(table.num_rows for table in rows if table is not None)
         step = PIECE * chunks.SMALL * total // max(1, 0 if array is None else array.nbytes)
-        found: list[Any] = [None if own is None else self._rows.streams(own, max(1, step)) for own in rows]
+        values: list[Any] = [None if table is None else self._rows.streams(table, max(1, step)) for table in rows]
         for place, data in encoded.items():
-            found[place] = self.decoded(data)
-        return found
+            values[place] = self.decoded(data)
+        return values
 
     def check(self, stored: pa.DataType) -> None:
         if not (pa.types.is_list(stored) and pa.types.is_struct(stored.value_type)):
             raise StateError(
-                f"{self.what} is declared with rows of {self._of}, and the savepoint has {stored}; keep the type as it"
-                " was"
+                f"{self.what} is declared with rows of {self._row_type}, and the savepoint has {stored}; keep the type"
+                " as it was"
             )
         self._rows.check(pa.schema(list(stored.value_type)))
 
     def lists(self, values: Sequence[Sequence[bytes] | None]) -> pa.ListArray:
-        """The rows of some lists of streams."""
+        """Lists of streams as lists of rows."""
         if sum(map(len, chain.from_iterable(streams or () for streams in values))) > LARGEST:
             raise pa.ArrowCapacityError(f"{self.what} has more than {LARGEST} bytes")
         pieces = [[self._rows.read(data) for data in streams or ()] for streams in values]
         rows = pa.concat_tables([self._rows.schema.empty_table(), *chain.from_iterable(pieces)])
         columns = [column.combine_chunks() for column in rows.columns]
         structs = pa.StructArray.from_arrays(columns, fields=list(rows.schema))
-        sizes = (sum(piece.num_rows for piece in own) for own in pieces)
+        sizes = (sum(piece.num_rows for piece in tables) for tables in pieces)
         return pa.ListArray.from_arrays(offsets(values, sizes), structs, type=self.arrow)
 
     def tables(self, lists: pa.ListArray) -> list[pa.Table | None]:
-        """Lists of rows, also of another type, each as a table of this one."""
+        """Lists of rows, also of another type, each as a table of this type."""
         self.check(lists.type)
         flat = lists.flatten()
         if flat.null_count:
             raise StateError(f"{self.what}: a row may not be None, and is None {flat.null_count} times; leave it out")
         rows = self._rows.migrated(pa.Table.from_batches([pa.RecordBatch.from_struct_array(flat)]))
-        found: list[pa.Table | None] = []
+        tables: list[pa.Table | None] = []
         start = 0
         for size in lists.value_lengths().to_pylist():
-            found.append(None if size is None else rows.slice(start, size))
+            tables.append(None if size is None else rows.slice(start, size))
             start += size or 0
-        return found
+        return tables
 
 
 class RowsByKeyColumn(TypedColumn):
@@ -200,16 +201,16 @@ class RowsByKeyColumn(TypedColumn):
     def encode(self, values: Sequence[Any]) -> tuple[pa.Array | None, Encoded]:
         if self.arrow is None:
             return super().encode(values)
-        keys, encoded = self._key.encode([key for held in values for key in held or ()])
+        keys, encoded = self._key.encode([key for by_key in values for key in by_key or ()])
         if encoded:
-            return None, {i: msgspec.msgpack.encode(held) for i, held in enumerate(values) if held is not None}
-        items = [item for held in values for item in (held or {}).values()]
+            return None, {i: msgspec.msgpack.encode(by_key) for i, by_key in enumerate(values) if by_key is not None}
+        items = [item for by_key in values for item in (by_key or {}).values()]
         lists = self._rows.lists(items if self._several else [[data] for data in items])
-        places = offsets(values, (len(held or ()) for held in values))
+        places = offsets(values, (len(by_key or ()) for by_key in values))
         return pa.MapArray.from_arrays(places, keys, lists, type=self.arrow), {}
 
     def decode(self, array: pa.Array | None, encoded: Encoded) -> list[Any]:
-        found: list[Any] = []
+        maps: list[Any] = []
         if array is not None:
             self.check(array.type)
             places = array.offsets.to_pylist()
@@ -218,10 +219,10 @@ class RowsByKeyColumn(TypedColumn):
             items = self._items(array.items.slice(first, last - first))
             entries = list(zip(keys, items, strict=True))
             spans = zip(array.is_valid().to_pylist(), places[:-1], places[1:], strict=True)
-            found = [dict(entries[start - first : end - first]) if valid else None for valid, start, end in spans]
+            maps = [dict(entries[start - first : end - first]) if valid else None for valid, start, end in spans]
         for place, data in encoded.items():
-            found[place] = self.decoded(data)
-        return found
+            maps[place] = self.decoded(data)
+        return maps
 
     def check(self, stored: pa.DataType) -> None:
         if not pa.types.is_map(stored):
@@ -236,13 +237,13 @@ class RowsByKeyColumn(TypedColumn):
 
 
 def offsets(values: Sequence[object], sizes: Iterable[int]) -> pa.Array:
-    """Where lists begin and end that have these sizes; None stands for none."""
-    found: list[int | None] = []
+    """The offsets of lists with these sizes; null for a value that is None."""
+    starts: list[int | None] = []
     end = 0
     for value, size in zip(values, sizes, strict=True):
-        found.append(None if value is None else end)
+        starts.append(None if value is None else end)
         end += size
-    return pa.array([*found, end], pa.int32())
+    return pa.array([*starts, end], pa.int32())
 
 
 class ArrowListState(State, Generic[T]):
@@ -258,30 +259,30 @@ class ArrowListState(State, Generic[T]):
         return bytes
 
     def get(self) -> pa.Table:
-        """All rows, as columns that are not copied."""
+        """All rows; their columns are not copied."""
         entries: Sequence[bytes] = self._backend.current.get(self._name) or []
         return pa.concat_tables([self._records.schema.empty_table(), *map(self._rows.read, entries)])
 
     def add(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Appends rows. They have the columns of the declared type; other columns are left out."""
-        given = self._checked(rows)
-        if not given.num_rows:
+        """Append rows. They need the columns of the declared type; other columns are left out."""
+        added = self._checked(rows)
+        if not added.num_rows:
             return
         entries = self._backend.current.setdefault(self._name, [])
         end = entries.inline if isinstance(entries, SpilledRows) else entries
         if end and len(end[-1]) < chunks.SMALL:
-            given = pa.concat_tables([self._rows.read(end[-1]), given])
+            added = pa.concat_tables([self._rows.read(end[-1]), added])
             end.pop()
-        end += self._rows.streams(given)
+        end += self._rows.streams(added)
 
     def update(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Replaces all rows."""
-        given = self._checked(rows)
+        """Replace all rows."""
+        replacement = self._checked(rows)
         self.clear()
-        self.add(given)
+        self.add(replacement)
 
     def merge(self, entries: Sequence[Any]) -> None:
-        self._backend.current[self._name] = [data for own in entries for data in own]
+        self._backend.current[self._name] = [data for batches in entries for data in batches]
 
     def _checked(self, rows: object) -> pa.Table:
         records = self._records
@@ -297,8 +298,8 @@ class ArrowListState(State, Generic[T]):
                 f" have {', '.join(rows.schema.names)}"
             )
         batches = [rows] if isinstance(rows, pa.RecordBatch) else rows.to_batches()
-        own = [in_declared_types(batch, records.schema, records, self._what, "given rows") for batch in batches]
-        return pa.Table.from_batches(own, records.schema)
+        typed = [in_declared_types(batch, records.schema, records, self._what, "given rows") for batch in batches]
+        return pa.Table.from_batches(typed, records.schema)
 
 
 class ArrowListStateDescriptor(OneTypeDescriptor[ArrowListState[V]], Generic[V]):

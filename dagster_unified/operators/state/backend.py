@@ -3,9 +3,8 @@
 State is kept per key in a plain dict (`KeyedStateBackend`); a driver decides how long it lives: BATCH drops it at the
 end of its key (FLIP-140), STREAMING keeps it in the key group's checkpointed state.
 
-What is written is held to the descriptor's type in every driver, and takes the normal form of that type, which it also
-has behind a checkpoint. Values that can be changed in their place are checked again when a bundle of records is over,
-as they are then.
+Every driver checks written values against the descriptor's type, and brings them into its normal form, which they also
+have after a checkpoint. Mutable values are checked again at the end of a bundle of records, as they are then.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from dagster_unified.values import Fit, Misfit, UnfitError, fit_of, python_of
 
 
 def _through_msgpack(info: mi.Type, values: list[Any]) -> list[Any]:
-    found: list[Any] = msgpack.decode(msgpack.encode(values), type=list.__class_getitem__(python_of(info)))
-    return found
+    decoded: list[Any] = msgpack.decode(msgpack.encode(values), type=list.__class_getitem__(python_of(info)))
+    return decoded
 
 
 @lru_cache(maxsize=1024)
@@ -38,16 +37,16 @@ def _fit(python: Any) -> Fit:
 
 
 class Declared:
-    """What values of a state have to be. `what` and `name` name it in errors: `state 'mean'`."""
+    """The declared type of a state's values. `what` and `name` name it in errors: `state 'mean'`."""
 
     def __init__(self, what: str, name: str, python: Any) -> None:
         self._what, self._name = what, name
         self.latest: dict[Hashable, Any] = {}
-        """Of a state of one value, what was written last for each key and has not been checked."""
+        """For a state of one value, the last written value of each key that was not checked yet."""
         self.fit = _fit(python)
 
     def check(self, values: list[Any], keys: list[Hashable] | None = None) -> None:
-        """Raises `StateError` for a value that does not fit; `keys` are those whose state the values are."""
+        """Raise `StateError` for a value that does not fit; `keys` are the keys of the values."""
         if self.fit.are_normal(values):
             return
         for number, value in enumerate(values):
@@ -61,7 +60,7 @@ class Declared:
             raise self.refusal(value, error.misfit, owner) from None
 
     def sought(self, key: Any) -> Any:
-        """The normal form of a key that is looked up, in which entries have theirs; any other value as it is."""
+        """The normal form of a key that is looked up, as entries have it; a value of another type as it is."""
         if type(key) in OF_ONE_FORM:
             return key
         try:
@@ -79,7 +78,7 @@ class Declared:
         )
 
     def check_equals_itself(self, key: Hashable) -> None:
-        """Raises `StateError` for a key of a map that is NaN or has it in it: no look-up would find it again."""
+        """Raise `StateError` for a map's key that is or contains NaN: no look-up would find it again."""
         if has_nan(key):
             place = f"{self._what} '{self._name}'"
             raise StateError(
@@ -89,11 +88,11 @@ class Declared:
 
 
 AT_ONCE = 1024
-"""Values that are gathered before they are checked."""
+"""Values that are collected before they are checked."""
 
 
 class StateCells(Protocol):
-    """The states of one scope, by name; a dict is one. What is kept of a state is its kind's affair."""
+    """The states of one scope, by name, such as a dict. Each kind of state decides what it stores."""
 
     def get(self, name: str, /) -> Any: ...
     def setdefault(self, name: str, value: Any, /) -> Any: ...
@@ -102,7 +101,7 @@ class StateCells(Protocol):
 
 
 class StateBackend(ABC):
-    """What handles read and write: the states of one scope at a time, such as a key, or a window of it."""
+    """The storage of handles: the states of one scope at a time, such as a key, or a window of it."""
 
     current: StateCells
     """The states of the current scope."""
@@ -111,7 +110,7 @@ class StateBackend(ABC):
     """The key that is current."""
 
     def __init__(self, now: Callable[[], int], expires: bool = True) -> None:
-        """`expires` says whether an entry with a time to live does; when it was renewed is noted also if none does."""
+        """`expires` says whether entries with a time to live expire; their last renewal is noted in any case."""
         self.now, self.expires = now, expires
         self.descriptors: dict[str, StateDescriptor[Any]] = {}
         self._handles: dict[str, StateHandle] = {}
@@ -122,40 +121,40 @@ class StateBackend(ABC):
 
     @abstractmethod
     def look(self, declared: Declared, value: Any) -> None:
-        """Takes a value of the current key that may be changed, to be checked before a commit."""
+        """Note a mutable value of the current key, to be checked before a commit."""
 
     @abstractmethod
     def look_at_latest(self, declared: Declared, value: Any) -> None:
         """As `look`, where a scope has one value: one that is replaced need not be checked."""
 
     def bind(self, descriptor: StateDescriptor[R]) -> R:
-        """The handle that reads and writes the state which a descriptor names."""
-        held = self._handles.get(descriptor.name)
-        if held is None or (held.descriptor is not descriptor and not held.descriptor.same_as(descriptor)):
+        """The handle that reads and writes a descriptor's state."""
+        handle = self._handles.get(descriptor.name)
+        if handle is None or (handle.descriptor is not descriptor and not handle.descriptor.same_as(descriptor)):
             self.register(descriptor)
-            held = self._handles[descriptor.name] = descriptor.handle_type(self, descriptor)
-        found: Any = held
-        bound: R = found
+            handle = self._handles[descriptor.name] = descriptor.handle_type(self, descriptor)
+        untyped: Any = handle
+        bound: R = untyped
         return bound
 
     def register(self, descriptor: StateDescriptor[Any]) -> None:
-        """Remembers a descriptor; the same name twice must be the same state."""
-        held = self.descriptors.setdefault(descriptor.name, descriptor)
-        if held is descriptor:
+        """Remember a descriptor; the same name twice must be the same state."""
+        known = self.descriptors.setdefault(descriptor.name, descriptor)
+        if known is descriptor:
             self.on_first(descriptor)
-        elif not held.stores_as(descriptor):
+        elif not known.stores_as(descriptor):
             raise PipelineError(
-                f"state '{descriptor.name}' is declared as {held.describe()} and as {descriptor.describe()}; give one"
+                f"state '{descriptor.name}' is declared as {known.describe()} and as {descriptor.describe()}; give one"
                 " of them another name"
             )
 
     @abstractmethod
     def on_first(self, descriptor: StateDescriptor[Any]) -> None:
-        """A state is declared that was not before."""
+        """Called when a state is declared for the first time."""
 
 
 class KeyedColumn:
-    """One state of many keys, one value each, where keys have no other."""
+    """One state of many keys, one value each, where keys have no other state."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -164,7 +163,7 @@ class KeyedColumn:
         """The keys that were put and had no value before."""
 
     def extend(self, keys: Sequence[Hashable], values: Sequence[Any]) -> None:
-        """Takes keys that it does not have, and their values."""
+        """Add new keys and their values."""
         self.values.update(zip(keys, values, strict=True))
 
     def take(self, keys: Sequence[Hashable]) -> list[Any]:
@@ -172,19 +171,19 @@ class KeyedColumn:
         return list(map(self.values.get, keys))
 
     def put(self, keys: Sequence[Hashable], replacing: Sequence[Any]) -> None:
-        """Replaces the values of some keys."""
+        """Replace the values of some keys."""
         count = len(self.values)
         self.values.update(zip(keys, replacing, strict=True))
         created = list(islice(reversed(self.values), len(self.values) - count))  # a dict has what is new at its end
         self.created += reversed(created)
 
-    def held(self, keys: Sequence[Hashable]) -> list[Any]:
+    def values_of(self, keys: Sequence[Hashable]) -> list[Any]:
         """The values of some keys that have one."""
         return list(map(self.values.__getitem__, keys))
 
 
 class KeyedStateBackend(StateBackend):
-    """All keyed state of one operator: a dict of state name to value for each key, and the key that is current."""
+    """All keyed state of one operator: a dict of state name to value for each key, and the current key."""
 
     current: dict[str, Any]
 
@@ -206,7 +205,7 @@ class KeyedStateBackend(StateBackend):
         """Whether errors name the key; a subtask's state has none."""
 
     def select(self, key: Hashable) -> None:
-        """Makes `key` the one that every handle reads and writes."""
+        """Make `key` the key that every handle reads and writes."""
         current = self.keys.get(key)
         if current is None:
             current = self.keys[key] = {}
@@ -222,7 +221,7 @@ class KeyedStateBackend(StateBackend):
         return [None if state is None else state.get(name) for state in states]
 
     def put(self, name: str, keys: Sequence[Hashable], values: Sequence[Any]) -> None:
-        """Replaces the values of one state of several keys, which were taken before."""
+        """Replace the values of one state of several keys, which were taken before."""
         if self.column is not None:
             self.column.put(keys, values)
             return
@@ -252,7 +251,7 @@ class KeyedStateBackend(StateBackend):
             self.check()
 
     def check(self) -> None:
-        """Checks the values that were taken. A driver calls it before it commits anything."""
+        """Check the noted values. A driver calls it before it commits anything."""
         waiting, self._waiting = self._waiting, []
         for declared in waiting:
             latest, declared.latest = declared.latest, {}
@@ -260,26 +259,26 @@ class KeyedStateBackend(StateBackend):
         if not self._unchecked:
             return
         taken, self._unchecked = self._unchecked, []
-        found: dict[Declared, dict[int, tuple[Hashable, Any]]] = {}
+        by_state: dict[Declared, dict[int, tuple[Hashable, Any]]] = {}
         for declared, key, value in taken:
-            found.setdefault(declared, {})[id(value)] = (key, value)
-        for declared, entries in found.items():
+            by_state.setdefault(declared, {})[id(value)] = (key, value)
+        for declared, entries in by_state.items():
             self._check(declared, [value for _, value in entries.values()], [key for key, _ in entries.values()])
 
     def _check(self, declared: Declared, values: list[Any], keys: list[Hashable]) -> None:
         declared.check(values, keys if self.by_key else None)
 
     def forget_expired(self, states: Iterable[dict[str, Any]]) -> None:
-        """Removes what has expired of some keys' states."""
+        """Remove expired entries from some keys' states."""
         timed: list[StateHandle] = [self.bind(d) for d in list(self.descriptors.values()) if d.ttl is not None]
         if timed:
             for state in states:
                 self.current = state
-                for one in timed:
-                    one.forget_expired()
+                for handle in timed:
+                    handle.forget_expired()
 
     def drop(self, key: Hashable) -> None:
-        """Forgets all state of `key`."""
+        """Forget all state of `key`."""
         self.keys.pop(key, None)
         self.created.clear()
 

@@ -1,7 +1,7 @@
-"""A column of a savepoint: values of one declared type, in Arrow's type for it, and each exactly as it was.
+"""A column of a savepoint: values of one declared type, in Arrow's type for it, each exactly as it was.
 
-What Arrow has no type for, or would change (a datetime without a time zone comes back with one), is kept as msgpack.
-Knows types and values; no operator, no engine.
+Values that Arrow has no type for, or would change (a datetime without a time zone comes back with one), are kept as
+msgpack. Knows types and values; no operator, no engine.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dagster_unified.records import arrow_of, decoder, encoder, holds, type_name
 _encode = msgspec.msgpack.Encoder().encode
 
 _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, ValueError, OverflowError)
-"""What is raised for a value that Arrow does not take."""
+"""Errors for a value that Arrow rejects."""
 
 Encoded = dict[int, bytes]
 """Values that Arrow cannot hold, by their place in the column, as msgpack."""
 
 
 class TypedColumn:
-    """Values of one type, or None where there is none.
+    """Values of one type, or None for no value.
 
-    In errors `what` names it, such as `state 'mean'`, and `declared` its type.
+    `what` names it in errors, such as `state 'mean'`, and `declared` its type.
     """
 
     def __init__(self, what: str, python: Any, declared: str = "") -> None:
@@ -46,7 +46,7 @@ class TypedColumn:
         self._decoder = msgspec.msgpack.Decoder(python)
 
     def encode(self, values: Sequence[Any]) -> tuple[pa.Array | None, Encoded]:
-        """The values as an array, and those that it cannot hold."""
+        """The values as an array, and those that the array cannot hold."""
         if self.arrow is None:
             return None, {i: _encode(value) for i, value in enumerate(values) if value is not None}
         try:
@@ -58,11 +58,11 @@ class TypedColumn:
         changed = {i for i, back in enumerate(self._values(array)) if back != values[i]}
         if not changed:
             return array, {}
-        kept = [None if i in changed else value for i, value in enumerate(values)]
-        return self._array(kept, self.arrow), {i: _encode(values[i]) for i in changed}
+        representable = [None if i in changed else value for i, value in enumerate(values)]
+        return self._array(representable, self.arrow), {i: _encode(values[i]) for i in changed}
 
     def decode(self, array: pa.Array | None, encoded: Encoded) -> list[Any]:
-        """The inverse of `encode`, also of an array whose type is another: see `evolution.py`."""
+        """The inverse of `encode`, also for an array of another type: see `evolution.py`."""
         if array is None:
             return []
         try:
@@ -80,7 +80,7 @@ class TypedColumn:
         return values
 
     def _check_order(self, stored: pa.DataType, encoded: Encoded) -> None:
-        """Raises where values are msgpack, which has a record's fields by their place, and the places are others."""
+        """Raise `ValueError` where values are msgpack, which stores fields by place, and the places have changed."""
         if not encoded or self.arrow is None or _in_place(stored, self.arrow):
             return
         if holds(self._info, mi.NamedTupleType):
@@ -100,11 +100,11 @@ class TypedColumn:
             ) from error
 
     def check(self, stored: pa.DataType) -> None:
-        """Raises `StateError` where a column of another type does not become one of this."""
+        """Raise `StateError` where a column of another type cannot become one of this type."""
         self.migration(stored)
 
     def migration(self, stored: pa.DataType) -> Convert:
-        """What turns stored values of another type into the declared one; raises `StateError` where nothing does."""
+        """A function that turns stored values of another type into this one's; raises `StateError` if there is none."""
         convert = migration(stored, self._info)
         if convert is None:
             raise StateError(
@@ -122,24 +122,24 @@ class TypedColumn:
         return values if restore is None else [None if v is None else restore(v) for v in values]
 
     def _one_by_one(self, values: Sequence[Any], arrow: pa.DataType) -> tuple[pa.Array, Encoded]:
-        held: list[Any] = []
+        representable: list[Any] = []
         encoded: Encoded = {}
         for place, value in enumerate(values):
             try:
                 self._array([value], arrow)
-                held.append(value)
+                representable.append(value)
             except _REFUSED:
-                held.append(None)
+                representable.append(None)
                 encoded[place] = _encode(value)
-        return self._array(held, arrow), encoded
+        return self._array(representable, arrow), encoded
 
 
 def _arrow(info: mi.Type) -> pa.DataType | None:
     try:
-        found = arrow_of(info)
+        kind = arrow_of(info)
     except RecordTypeError:
         return None
-    return None if has(found, is_empty) else found
+    return None if has(kind, is_empty) else kind
 
 
 def is_empty(kind: pa.DataType) -> bool:
@@ -147,31 +147,31 @@ def is_empty(kind: pa.DataType) -> bool:
     return bool(pa.types.is_struct(kind) and kind.num_fields == 0)
 
 
-def same_type(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether two types are the same but for what may be null, and for the names of lists' and maps' elements."""
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        names = [f.name for f in one] == [f.name for f in other]
-        return names and all(same_type(a.type, b.type) for a, b in zip(one, other, strict=True))
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        return same_type(one.value_type, other.value_type)
-    if pa.types.is_map(one) and pa.types.is_map(other):
-        return same_type(one.key_type, other.key_type) and same_type(one.item_type, other.item_type)
-    return bool(one == other)
+def same_type(first: pa.DataType, second: pa.DataType) -> bool:
+    """Whether two types are the same apart from nullability and the names of lists' and maps' elements."""
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        names = [f.name for f in first] == [f.name for f in second]
+        return names and all(same_type(a.type, b.type) for a, b in zip(first, second, strict=True))
+    if pa.types.is_list(first) and pa.types.is_list(second):
+        return same_type(first.value_type, second.value_type)
+    if pa.types.is_map(first) and pa.types.is_map(second):
+        return same_type(first.key_type, second.key_type) and same_type(first.item_type, second.item_type)
+    return bool(first == second)
 
 
-def _in_place(one: pa.DataType, other: pa.DataType) -> bool:
-    """Whether the fields that two types have in the same place have one name, at any depth."""
-    if pa.types.is_struct(one) and pa.types.is_struct(other):
-        return all(a.name == b.name and _in_place(a.type, b.type) for a, b in zip(one, other, strict=False))
-    if pa.types.is_list(one) and pa.types.is_list(other):
-        return _in_place(one.value_type, other.value_type)
-    if pa.types.is_map(one) and pa.types.is_map(other):
-        return _in_place(one.key_type, other.key_type) and _in_place(one.item_type, other.item_type)
+def _in_place(first: pa.DataType, second: pa.DataType) -> bool:
+    """Whether fields in the same place have the same name in two types, at any depth."""
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        return all(a.name == b.name and _in_place(a.type, b.type) for a, b in zip(first, second, strict=False))
+    if pa.types.is_list(first) and pa.types.is_list(second):
+        return _in_place(first.value_type, second.value_type)
+    if pa.types.is_map(first) and pa.types.is_map(second):
+        return _in_place(first.key_type, second.key_type) and _in_place(first.item_type, second.item_type)
     return True
 
 
 def check_members(array: pa.Array, info: mi.Type) -> None:
-    """Raises `ValueError` for a None in a record, list or map whose type does not allow it."""
+    """Raise `ValueError` for a None in a record, list or map whose type does not allow it."""
     for part in parts(array, info):
         if part.has_forbidden_null:
             raise ValueError(

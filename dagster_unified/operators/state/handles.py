@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 _NOTHING = object()
-"""In the place of a value where none is held, since None may be one."""
+"""Stands for no value, since None may be one."""
 
 
 class State:
@@ -42,24 +42,23 @@ class State:
         self._mutable = self._declared.fit.mutable and not descriptor.trusted
 
     def _value_type(self, descriptor: Any) -> Any:
-        """The type of what is written."""
         return descriptor.type
 
-    def _given(self, value: Any) -> Any:
-        """A value that its reader may change in its place, and which so is checked again."""
+    def _handed_out(self, value: Any) -> Any:
+        """A value that its reader may change in place; it is checked again later."""
         if self._mutable and value is not None:
             self._backend.look(self._declared, value)
         return value
 
-    def _written(self, value: Any, held: Any = _NOTHING) -> Any:
-        """The normal form of a value that is written in the place of one that is held.
+    def _written(self, value: Any, stored: Any = _NOTHING) -> Any:
+        """The normal form of a value that replaces a stored one.
 
-        One that is held already has been changed in its place, and is looked at once its bundle is over: it may be
-        large, and be written for each record.
+        The stored value itself has been changed in place, and is checked once its bundle is over: it may be large, and
+        written for each record.
         """
         if self._trusted:
             return value
-        if value is not held:
+        if value is not stored:
             value = self._backend.normal(self._declared, value)
         if self._mutable:
             self._backend.look(self._declared, value)
@@ -71,19 +70,19 @@ class State:
             return value
         if not self._mutable:
             return self._backend.normal(self._declared, value)
-        if value is not self._held(self._backend.current.get(self._name)):
+        if value is not self._stored_value(self._backend.current.get(self._name)):
             value = self._backend.normal(self._declared, value)
         self._backend.look_at_latest(self._declared, value)
         return value
 
-    def _held(self, entry: Any) -> Any:
+    def _stored_value(self, entry: Any) -> Any:
         """The value of an entry, expired or not."""
         if entry is None:
             return _NOTHING
         return entry if self._ttl is None else entry[0]
 
     def clear(self) -> None:
-        """Forgets the state of the current key."""
+        """Forget the state of the current key."""
         self._backend.current.pop(self._name, None)
 
     def _wrap(self, value: Any) -> Any:
@@ -93,7 +92,7 @@ class State:
         return self._ttl is not None and self._backend.expires and self._backend.now() - entry[1] >= self._ttl
 
     def forget_expired(self) -> None:
-        """Removes what has expired."""
+        """Remove an entry that has expired."""
         entry = self._backend.current.get(self._name)
         if entry is not None and self._expired(entry):
             self.clear()
@@ -113,11 +112,11 @@ class State:
         self._backend.current[self._name] = self._wrap(value)
 
     def _put(self, value: Any) -> None:
-        """Replaces the value, which takes its normal form."""
+        """Replace the value with the normal form of `value`."""
         self._set(self._written_last(value))
 
     def merge(self, entries: Sequence[Any]) -> None:
-        """Makes what several windows have stored of this state that of the current one, in which they merge."""
+        """Merge the state of several windows into the current window's."""
         raise UnsupportedError(
             f"{self.descriptor.kind} state '{self._name}' cannot be merged; use reducing, aggregating or list state"
         )
@@ -125,11 +124,11 @@ class State:
     def _merge_values(self, entries: Sequence[Any], merge: Callable[[Any, Any], Any]) -> None:
         """As `merge`, where an entry is one value."""
         values = entries if self._ttl is None else [value for value, _ in entries]
-        self._set(reduce(lambda one, other: self._declared.normal(merge(one, other)), values))
+        self._set(reduce(lambda merged, value: self._declared.normal(merge(merged, value)), values))
 
 
 class Collection(State):
-    """A state of many entries, each with its own time to live; where it is large, it is a list or map in parts."""
+    """A state of many entries, each with its own time to live; a large one is a list or map in chunks."""
 
     def _live(self, entries: Any) -> Any:
         """The entries that have not expired."""
@@ -156,11 +155,11 @@ class ValueState(State, Generic[T]):
 
     def value(self) -> T | None:
         """The value, or None where there is none or it has expired."""
-        found: T | None = self._get()
-        return self._given(found) if self._mutable else found
+        value: T | None = self._get()
+        return self._handed_out(value) if self._mutable else value
 
     def update(self, value: T | None) -> None:
-        """Replaces the value; None clears it."""
+        """Replace the value; None clears it."""
         if value is None:
             self.clear()
         else:
@@ -206,33 +205,33 @@ class ListState(Collection, Generic[T]):
         entries: list[Any] = self._backend.current.get(self._name) or []
         if self._ttl is not None and entries:
             live = self._live(entries)
-            given = list(entries) if self._give_expired else live
+            visible = list(entries) if self._give_expired else live
             if self._renew_on_read:
                 live = [self._wrap(value) for value, _ in live]
             if self._renew_on_read or len(live) < len(entries):
                 self._backend.current[self._name] = live
-            entries = given
+            entries = visible
         return entries
 
     def get(self) -> list[T]:
         """The live elements."""
-        found = list(self._entries()) if self._ttl is None else [value for value, _ in self._entries()]
-        return list(map(self._given, found)) if self._mutable else found
+        values = list(self._entries()) if self._ttl is None else [value for value, _ in self._entries()]
+        return list(map(self._handed_out, values)) if self._mutable else values
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.get())
 
     def add(self, value: T) -> None:
-        """Appends one element."""
+        """Append one element."""
         value = self._written(value)
         self._backend.current.setdefault(self._name, []).append(self._wrap(value))
 
     def add_all(self, values: Iterable[T]) -> None:
-        """Appends several elements."""
+        """Append several elements."""
         self._backend.current.setdefault(self._name, []).extend(map(self._wrap, self._checked(values)))
 
     def update(self, values: Iterable[T]) -> None:
-        """Replaces the whole list."""
+        """Replace the whole list."""
         self._backend.current[self._name] = list(map(self._wrap, self._checked(values)))
 
     def merge(self, entries: Sequence[Any]) -> None:
@@ -274,7 +273,7 @@ class ListStateDescriptor(OneTypeDescriptor[ListState[V]], Generic[V]):
 class MapState(Collection, Generic[K, V]):
     """A map of the current key; each entry has its own time to live.
 
-    A value may be None, and its key is there then. There is an example at `MapStateDescriptor`.
+    A value may be None; its key then counts as present. There is an example at `MapStateDescriptor`.
     """
 
     def __init__(self, backend: StateBackend, descriptor: MapStateDescriptor[K, V]) -> None:
@@ -288,16 +287,16 @@ class MapState(Collection, Generic[K, V]):
         return {k: e for k, e in entries.items() if not self._expired(e)}
 
     def _entries(self, read: bool = False) -> dict[K, Any]:
-        """The entries that are given. Those that live stay, each renewed where it is `read`."""
+        """The visible entries. Live entries stay, each renewed where `read` is set."""
         entries: dict[K, Any] = self._backend.current.get(self._name) or {}
         if self._ttl is None or not entries:
             return entries
         live = self._live(entries)
-        given = dict(entries.items()) if self._give_expired else live
+        visible = dict(entries.items()) if self._give_expired else live
         if read and self._renew_on_read:
             live = {k: self._wrap(value) for k, (value, _) in live.items()}
         self._backend.current[self._name] = live
-        return given
+        return visible
 
     def get(self, key: K) -> V | None:
         """The value of `key`, or None."""
@@ -305,36 +304,36 @@ class MapState(Collection, Generic[K, V]):
         entries: dict[K, Any] = self._backend.current.get(self._name) or {}
         entry = entries.get(key)
         if entry is None or self._ttl is None:
-            return self._given(entry) if self._mutable else entry
+            return self._handed_out(entry) if self._mutable else entry
         if self._expired(entry):
             del entries[key]
-            given: V | None = entry[0] if self._give_expired else None
-            return given
+            expired: V | None = entry[0] if self._give_expired else None
+            return expired
         if self._renew_on_read:
             entries[key] = self._wrap(entry[0])
-        found: V = entry[0]
-        return self._given(found) if self._mutable else found
+        value: V = entry[0]
+        return self._handed_out(value) if self._mutable else value
 
     def put(self, key: K, value: V | None) -> None:
-        """Sets the value of `key`."""
+        """Set the value of `key`."""
         key = self._backend.normal(self._declared_key, key)
         if type(key) not in OF_ONE_FORM:
             self._declared_key.check_equals_itself(key)
         entries = self._backend.current.setdefault(self._name, {})
-        held = self._held(entries.get(key) if self._mutable else None)
-        entries[key] = self._wrap(self._written(value, held))
+        stored = self._stored_value(entries.get(key) if self._mutable else None)
+        entries[key] = self._wrap(self._written(value, stored))
 
     def put_all(self, values: dict[K, V | None]) -> None:
-        """Sets the values of several keys."""
+        """Set the values of several keys."""
         for key, value in values.items():
             self.put(key, value)
 
     def remove(self, key: K) -> None:
-        """Forgets `key`; nothing happens where it is not there."""
+        """Forget `key`; does nothing where it is absent."""
         (self._backend.current.get(self._name) or {}).pop(self._declared_key.sought(key), None)
 
     def contains(self, key: K) -> bool:
-        """Whether `key` is there and lives, also with None as its value."""
+        """Whether `key` is present and live, also with None as its value."""
         key = self._declared_key.sought(key)
         entries: dict[K, Any] = self._backend.current.get(self._name) or {}
         if key not in entries:
@@ -345,8 +344,8 @@ class MapState(Collection, Generic[K, V]):
 
     def items(self) -> list[tuple[K, V]]:
         """The live entries."""
-        found = [(k, e if self._ttl is None else e[0]) for k, e in self._entries(read=True).items()]
-        return [(k, self._given(value)) for k, value in found] if self._mutable else found
+        entries = [(k, e if self._ttl is None else e[0]) for k, e in self._entries(read=True).items()]
+        return [(k, self._handed_out(value)) for k, value in entries] if self._mutable else entries
 
     def keys(self) -> list[K]:
         """The keys of the live entries."""
@@ -396,11 +395,11 @@ class MapStateDescriptor(StateDescriptor[MapState[K, V]], Generic[K, V]):
         ttl: StateTtlConfig | None = None,
     ) -> None:
         super().__init__(name, (key_type, value_type), ttl)
-        own = equal_by_more(mi.type_info(key_type))
-        if own is not None:
+        unequal = equal_by_more(mi.type_info(key_type))
+        if unequal is not None:
             raise PipelineError(
-                f"state '{name}': {own} is not equal by all its fields, by which a key is found again; leave __eq__,"
-                " eq=False and compare=False out, or use another key"
+                f"state '{name}': {unequal} is not equal by all its fields, by which a key is found again; leave"
+                " __eq__, eq=False and compare=False out, or use another key"
             )
         self.key_type: Any = key_type
         self.value_type: Any = value_type
@@ -411,13 +410,13 @@ class MapStateDescriptor(StateDescriptor[MapState[K, V]], Generic[K, V]):
 
 
 class Reduce(Protocol[T]):
-    """A `ReduceFunction`, as far as state calls it."""
+    """The part of a `ReduceFunction` that state calls."""
 
     def reduce(self, value1: T, value2: T, /) -> T: ...
 
 
 class ReducingState(State, Generic[T]):
-    """One value of the current key, combined from all that was added.
+    """One value of the current key, combined from all added values.
 
     There is an example at `ReducingStateDescriptor`.
     """
@@ -428,13 +427,13 @@ class ReducingState(State, Generic[T]):
 
     def get(self) -> T | None:
         """The combined value, or None where nothing was added."""
-        found: T | None = self._get()
-        return self._given(found) if self._mutable else found
+        value: T | None = self._get()
+        return self._handed_out(value) if self._mutable else value
 
     def add(self, value: T) -> None:
-        """Combines one more value."""
-        held = self._get(give_expired=False)
-        self._put(value if held is None else self._reduce(held, value))
+        """Combine one more value."""
+        current = self._get(give_expired=False)
+        self._put(value if current is None else self._reduce(current, value))
 
     def merge(self, entries: Sequence[Any]) -> None:
         self._merge_values(entries, self._reduce)
@@ -472,7 +471,7 @@ class ReducingStateDescriptor(OneTypeDescriptor[ReducingState[V]], Generic[V]):
 
 
 class Aggregate(Protocol[In, A, Out]):
-    """An `AggregateFunction`, as far as state calls it."""
+    """The part of an `AggregateFunction` that state calls."""
 
     def create_accumulator(self) -> A: ...
     def add(self, value: In, accumulator: A, /) -> A: ...
@@ -491,16 +490,16 @@ class AggregatingState(State, Generic[IN, OUT]):
         self._function = descriptor.aggregate_function
 
     def get(self) -> OUT | None:
-        """The result over all that was added, or None where nothing was."""
-        held = self._get()
-        return None if held is None else self._function.get_result(held)
+        """The result over all added values, or None where nothing was added."""
+        accumulator = self._get()
+        return None if accumulator is None else self._function.get_result(accumulator)
 
     def add(self, value: IN) -> None:
-        """Aggregates one more value."""
-        held = self._get(give_expired=False)
-        if held is None:
-            held = self._backend.normal(self._declared, self._function.create_accumulator())
-        self._put(self._function.add(value, held))
+        """Aggregate one more value."""
+        accumulator = self._get(give_expired=False)
+        if accumulator is None:
+            accumulator = self._backend.normal(self._declared, self._function.create_accumulator())
+        self._put(self._function.add(value, accumulator))
 
     def merge(self, entries: Sequence[Any]) -> None:
         self._merge_values(entries, self._function.merge)

@@ -1,10 +1,10 @@
 """How the keyed state of a key group is stored: pages of keys, encoded with msgspec by their declared types.
 
 A group's keys are spread over pages by their hash, so that a micro-batch reads and writes only what it touches; the
-keys of a page over blocks, so that it decodes and encodes only what it touches. A block holds its keys' state, column
-by column, timers and held-back elements; of a list or map that is large it holds where its chunks are. Nothing in it is
-executable, and each state is named: one that the operator has not declared (yet) is kept as it is, and one that no
-longer fits its type is an error that names it.
+keys of a page are spread over blocks, so that it decodes and encodes only what it touches. A block holds its keys'
+state, column by column, their timers and held-back elements; for a large list or map it holds where the chunks are.
+Nothing in it is executable, and each state is named: a state that the operator has not declared (yet) stays as it is,
+and one that no longer fits its type is an error that names it.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.evolution import can_read, layout_of, shown
 
 KEYS_PER_PAGE = 4096
-"""How many keys a page holds on average before a group's pages are split: to read or write one is a round trip."""
+"""Keys that a page holds on average before a group's pages are split; each page is a round trip to read or write."""
 
 BYTES_PER_PAGE = 1 << 17
-"""From how many bytes on a page makes its group split its pages, as long as they have a block's keys each."""
+"""A page of this many bytes makes its group split its pages, as long as each has a block's keys."""
 
 LARGE_PAGE = 16 * BYTES_PER_PAGE
-"""Bytes of rows that a page is made of at most, likewise: they are larger than the page that they become."""
+"""Bytes of rows that become one page at most, likewise: they are larger than the page that they become."""
 
 BLOCKS_PER_PAGE = 64
-"""How many blocks a page of so many keys has."""
+"""How many blocks a page of `KEYS_PER_PAGE` keys has."""
 
 HASH_BITS = 32
-"""A key's block is chosen by the highest of them."""
+"""Bits of a key's hash; the highest choose its block."""
 
 
 class Index(msgspec.Struct, array_like=True):
-    """What is known of a group without reading its pages: how many there are, and when each has something to do."""
+    """A group's summary: how many pages it has, and when each has something to do."""
 
     watermark: int
     pages: list[Page]
@@ -51,69 +51,68 @@ class Index(msgspec.Struct, array_like=True):
     wanted: int = 1
     """How many pages there should be, by the bytes of the largest."""
     layouts: dict[str, str] = {}
-    """How each state lies in the pages, by its name."""
+    """The layout of each state in the pages, by its name."""
     of_keys: str = ""
     of_records: str = ""
-    """How keys and held-back elements lie there."""
+    """The layouts of keys and of held-back elements."""
 
 
 class Page(msgspec.Struct, array_like=True):
-    """What the index says of one page, and a page of one block.
+    """The index's entry for one page, and for one block in a page.
 
-    That is the number of its keys, and its earliest event timer, processing timer and held-back element.
+    It has the number of keys, and the earliest event timer, processing timer and held-back element.
     """
 
     keys: int = 0
     event_timer: int | None = None
     processing_timer: int | None = None
-    held: int | None = None
+    held_back: int | None = None
 
     def due(self, watermark: int, now: int) -> bool:
-        """Whether it has a timer or a held-back element that is due."""
+        """Whether a timer or a held-back element is due."""
         return (
             (self.event_timer is not None and self.event_timer <= watermark)
-            or (self.held is not None and self.held <= watermark)
+            or (self.held_back is not None and self.held_back <= watermark)
             or (self.processing_timer is not None and self.processing_timer <= now)
         )
 
 
 NOTHING = msgspec.Raw(b"\xc0")
-"""A block that has nothing."""
+"""An empty block."""
 
 
 class Blocks(msgspec.Struct, array_like=True):
-    """A page as it is stored: its blocks, whose number is a power of two, and what is known of each."""
+    """A page as it is stored: its blocks, a power of two of them, and an entry for each."""
 
     entries: list[Page]
     data: list[msgspec.Raw]
 
     @classmethod
     def empty(cls, count: int = 1) -> Blocks:
-        """So many blocks that have nothing."""
+        """This many empty blocks."""
         return cls([Page() for _ in range(count)], [NOTHING] * count)
 
     def block_of(self, key_hash: int) -> int:
-        """The block that a key with this hash is in."""
+        """The block of a key with this hash."""
         return (key_hash << len(self.data).bit_length() - 1) >> HASH_BITS
 
     def blocks_of(self, hashes: Mapping[Hashable, int]) -> dict[Hashable, int]:
-        """The block of each key, of which these are the hashes."""
+        """The block of each key, from the keys' hashes."""
         bits = self._bits
-        return {key: found >> bits for key, found in hashes.items()}
+        return {key: key_hash >> bits for key, key_hash in hashes.items()}
 
     @property
     def _bits(self) -> int:
-        """Those of a hash that do not choose its block."""
         return HASH_BITS - len(self.data).bit_length() + 1
 
     def ends_of(self, hashes: Sequence[int]) -> list[int]:
-        """Where the blocks end of keys with these hashes, which are in the order of blocks."""
+        """Where each block ends among keys with these hashes, which are in the order of blocks."""
         bits = self._bits
-        numbers = [found >> bits for found in hashes]
+        numbers = [key_hash >> bits for key_hash in hashes]
         return [bisect_left(numbers, block) for block in range(1, len(self.data) + 1)]
 
     def entry(self) -> Page:
-        """What the index says of the page."""
+        """The page's entry in the index."""
         entries = self.entries
         if len(entries) == 1:
             return entries[0]
@@ -121,12 +120,12 @@ class Blocks(msgspec.Struct, array_like=True):
             sum(entry.keys for entry in entries),
             min((entry.event_timer for entry in entries if entry.event_timer is not None), default=None),
             min((entry.processing_timer for entry in entries if entry.processing_timer is not None), default=None),
-            min((entry.held for entry in entries if entry.held is not None), default=None),
+            min((entry.held_back for entry in entries if entry.held_back is not None), default=None),
         )
 
 
 class _Section(msgspec.Struct, array_like=True):
-    """The keys of a block that have the same states, and a column for each of these."""
+    """The keys of a block that have the same states, and a column for each state."""
 
     names: list[str]
     keys: msgspec.Raw
@@ -137,12 +136,12 @@ class _Stored(msgspec.Struct, array_like=True):
     sections: list[_Section]
     event_timers: msgspec.Raw
     processing_timers: msgspec.Raw
-    held: msgspec.Raw
+    held_back: msgspec.Raw
     large: list[_Large] = []
 
 
 class _Large(msgspec.Struct, array_like=True):
-    """A list or map that is in chunks: the place of its key in the page, its name, kind and size, and its chunks."""
+    """A list or map in chunks: its key's place in the page, its name, kind, size and chunks."""
 
     key: int
     name: str
@@ -163,7 +162,7 @@ class Block:
 
     event_timers: list[tuple[int, Hashable, int]] = field(default_factory=list)
     processing_timers: list[tuple[int, Hashable, int]] = field(default_factory=list)
-    held: list[tuple[int, Hashable, Any]] = field(default_factory=list)
+    held_back: list[tuple[int, Hashable, Any]] = field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -171,22 +170,22 @@ class Block:
         raise NotImplementedError
 
     def content(self) -> Content:
-        """With a dict of its states for each key."""
+        """The block with a dict of states for each key."""
         raise NotImplementedError
 
     def entry(self) -> Page:
-        """What the index says of it."""
+        """Its entry in the index."""
         return Page(
             self.size,
             min(map(_moment, self.event_timers), default=None),
             min(map(_moment, self.processing_timers), default=None),
-            min(map(_moment, self.held), default=None),
+            min(map(_moment, self.held_back), default=None),
         )
 
     def _take(self, other: Block) -> None:
         self.event_timers += other.event_timers
         self.processing_timers += other.processing_timers
-        self.held += other.held
+        self.held_back += other.held_back
 
 
 @dataclass
@@ -202,7 +201,7 @@ class Content(Block):
         return len(self.keys)
 
     def add(self, other: Content) -> None:
-        """Takes the keys of another block."""
+        """Take over the keys of another block."""
         self.keys.update(other.keys)
         self.large = self.large or other.large
         self._take(other)
@@ -214,8 +213,8 @@ class Content(Block):
         """The chunks of its large lists and maps."""
         if not self.large:
             return set()
-        found = (v for state in self.keys.values() for v in state.values() if isinstance(v, SpilledCollection))
-        return {number for value in found for number in value.chunks if number is not None}
+        collections = (v for state in self.keys.values() for v in state.values() if isinstance(v, SpilledCollection))
+        return {number for value in collections for number in value.chunks if number is not None}
 
 
 @dataclass
@@ -235,7 +234,7 @@ class Columns(Block):
         return len(self.keys)
 
     def add(self, other: Columns) -> None:
-        """Takes the keys of another block, which have the same states."""
+        """Take over the keys of another block, which have the same states."""
         self.keys += other.keys
         self.encoded_keys = None
         for values, more in zip(self.values, other.values, strict=True):
@@ -243,9 +242,9 @@ class Columns(Block):
         self._take(other)
 
     def cut(self, ends: Sequence[int]) -> list[Columns]:
-        """The keys in stretches that end at these places. Timers have to be in the order of their keys.
+        """The keys in stretches that end at these places.
 
-        None of the keys has held-back elements.
+        Timers have to be in the order of their keys, and no key may have held-back elements.
         """
         starts = [0, *ends[:-1]]
         spans = list(zip(starts, ends, strict=True))
@@ -255,10 +254,10 @@ class Columns(Block):
                 self.names,
                 self.keys[start:end],
                 [values[start:end] for values in self.values],
-                event_timers=own,
-                processing_timers=others,
+                event_timers=event_part,
+                processing_timers=processing_part,
             )
-            for (start, end), own, others in zip(spans, events, moments, strict=True)
+            for (start, end), event_part, processing_part in zip(spans, events, moments, strict=True)
         ]
 
     def _cut(
@@ -275,7 +274,9 @@ class Columns(Block):
     def content(self) -> Content:
         rows = zip(*self.values, strict=True)
         keys = {key: dict(zip(self.names, row, strict=True)) for key, row in zip(self.keys, rows, strict=True)}
-        return Content(keys, event_timers=self.event_timers, processing_timers=self.processing_timers, held=self.held)
+        return Content(
+            keys, event_timers=self.event_timers, processing_timers=self.processing_timers, held_back=self.held_back
+        )
 
 
 _index = msgspec.msgpack.Decoder(Index)
@@ -286,7 +287,7 @@ _NONE = msgspec.Raw(_encoder.encode([]))
 
 
 def encode_index(index: Index) -> bytes:
-    """As bytes."""
+    """Encode a group's index."""
     return _encoder.encode(index)
 
 
@@ -296,7 +297,7 @@ def decode_index(data: bytes) -> Index:
 
 
 def encode_page(blocks: Blocks) -> bytes:
-    """As bytes."""
+    """Encode a page."""
     return _encoder.encode(blocks)
 
 
@@ -306,11 +307,11 @@ def decode_page(data: bytes) -> Blocks:
 
 
 _ANEW = "start without state, in BATCH with a backfill from the first partition"
-"""What to do where nothing can read what is stored."""
+"""The advice where nothing can read what is stored."""
 
 
 def _check_layout(where: str, what: str, declared: str, stored: str) -> None:
-    """Raises `StateError` where what is stored in one way would be read as something else."""
+    """Raise `StateError` where stored data would be read as something else."""
     if not can_read(declared, stored):
         raise StateError(
             f"{where}: the type of {what} has changed: the checkpoint has {shown(stored)}, and {shown(declared)} is"
@@ -352,13 +353,13 @@ class BroadcastCodec:
         for name, layout in layouts.items():
             _check_layout(self.where, f"broadcast state '{name}'", self._layouts[name], layout)
         try:
-            found: dict[str, dict[Any, Any]] = self._decoder.decode(stored)
+            maps: dict[str, dict[Any, Any]] = self._decoder.decode(stored)
         except msgspec.ValidationError as error:
             raise StateError(
                 f"{self.where}: stored broadcast state does not fit its declared type: {error}; keep the type as it"
                 f" was, or {_ANEW}"
             ) from error
-        return found
+        return maps
 
 
 class PageCodec:
@@ -373,33 +374,33 @@ class PageCodec:
         self._key_layout, self._record_layout = layout_of(key_type), layout_of(record_type)
         self._keys = self._decoder("keys", list[key_type])
         self._timers = self._decoder("timers", list[tuple[int, key_type, int]])
-        self._held = self._decoder("held-back elements", list[tuple[int, key_type, record_type]])
+        self._held_back = self._decoder("held-back elements", list[tuple[int, key_type, record_type]])
         self._columns: dict[str, msgspec.msgpack.Decoder[Any]] = {}
 
     def check_layouts(self, index: Index) -> None:
-        """Raises `StateError` where state, keys or held-back elements of a group would be read as something else."""
+        """Raise `StateError` where state, keys or held-back elements of a group would be read as something else."""
         if index.of_keys and index.of_keys != self._key_layout:
             raise StateError(
                 f"{self.where}: the type of the key has changed: the checkpoint has {shown(index.of_keys)}, and"
                 f" {shown(self._key_layout)} is declared; key by what it was, or {_ANEW}"
             )
-        if index.of_records and any(page.held is not None for page in index.pages):
+        if index.of_records and any(page.held_back is not None for page in index.pages):
             _check_layout(self.where, "the elements that are held back", self._record_layout, index.of_records)
         for name, layout in index.layouts.items():
             if name in self.declared:
                 _check_layout(self.where, f"state '{name}'", self.declared[name].stored_layout, layout)
 
     def set_layouts(self, index: Index) -> None:
-        """Notes how what is declared lies in a group's pages."""
+        """Record in the index how the declared states lie in the group's pages."""
         index.of_keys, index.of_records = self._key_layout, self._record_layout
-        index.layouts |= {name: found.stored_layout for name, found in self.declared.items()}
+        index.layouts |= {name: descriptor.stored_layout for name, descriptor in self.declared.items()}
 
     def encode(self, block: Block, write: Write, read: Callable[[int], bytes]) -> msgspec.Raw:
-        """A block; large lists and maps are written in chunks."""
+        """Encode a block; large lists and maps are written in chunks."""
         if isinstance(block, Columns):
             return self.encode_columns(block)
         content = block.content()
-        if not (content.keys or content.event_timers or content.processing_timers or content.held):
+        if not (content.keys or content.event_timers or content.processing_timers or content.held_back):
             return NOTHING
         large = self._set_apart(content, write, read)
         try:
@@ -424,7 +425,7 @@ class PageCodec:
         return self._stored(sections, content, apart)
 
     def encode_columns(self, columns: Columns) -> msgspec.Raw:
-        """A block whose keys all have the same states, none of which is a collection."""
+        """Encode a block whose keys all have the same states, none of which is a collection."""
         if not columns.keys:
             return NOTHING
         try:
@@ -438,18 +439,18 @@ class PageCodec:
     def _stored(self, sections: list[_Section], block: Block, apart: Sequence[_Large] = ()) -> msgspec.Raw:
         event_timers, processing_timers, waiting = (
             msgspec.Raw(_encoder.encode(part)) if part else _NONE
-            for part in (block.event_timers, block.processing_timers, block.held)
+            for part in (block.event_timers, block.processing_timers, block.held_back)
         )
         return msgspec.Raw(_encoder.encode(_Stored(sections, event_timers, processing_timers, waiting, list(apart))))
 
     def _set_apart(
         self, content: Content, write: Write, read: Callable[[int], bytes]
     ) -> list[tuple[dict[str, Any], str, SpilledCollection]]:
-        """The large lists and maps of a block, with what has changed of them written."""
+        """The large lists and maps of a block, with their changes written."""
         collections = [(name, d.spilled) for name, d in self.declared.items() if d.spilled is not None]
-        found: list[tuple[dict[str, Any], str, SpilledCollection]] = []
+        large: list[tuple[dict[str, Any], str, SpilledCollection]] = []
         if not collections and not content.large:
-            return found
+            return large
         for state in content.keys.values():
             for name, kind in collections:
                 value = state.get(name)
@@ -459,9 +460,9 @@ class PageCodec:
                     value.save(lambda number, chunk: write(number, _encoder.encode(chunk)))
                     if not len(value):
                         del state[name]
-            found += [(state, name, value) for name, value in state.items() if isinstance(value, SpilledCollection)]
-        content.large = bool(found)
-        return found
+            large += [(state, name, value) for name, value in state.items() if isinstance(value, SpilledCollection)]
+        content.large = bool(large)
+        return large
 
     def _reader(self, name: str, kind: type[SpilledCollection], read: Callable[[int], bytes]) -> Callable[[int], Any]:
         return lambda number: self._chunk(name, kind, read(number))
@@ -480,7 +481,7 @@ class PageCodec:
             ) from error
 
     def decode(self, data: msgspec.Raw, read: Callable[[int], bytes]) -> Content:
-        """A block from its bytes; raises `StateError` naming the state that does not fit its type."""
+        """Decode a block; raises `StateError` naming the state that does not fit its type."""
         stored = _stored.decode(data)
         if stored is None:
             return Content()
@@ -489,7 +490,7 @@ class PageCodec:
                 self._states(stored.sections),
                 event_timers=_decoded(self._timers, stored.event_timers),
                 processing_timers=_decoded(self._timers, stored.processing_timers),
-                held=_decoded(self._held, stored.held),
+                held_back=_decoded(self._held_back, stored.held_back),
             )
         except msgspec.ValidationError as error:
             raise self._unfit(error, stored) from error
@@ -498,9 +499,9 @@ class PageCodec:
         return content
 
     def decode_columns(self, data: msgspec.Raw, only: str | None = None) -> Columns | None:
-        """A block as columns; None where its keys have other states one by one, or large or undeclared ones.
+        """Decode a block as columns; None where keys have different, large or undeclared states.
 
-        With `only`, also where they have anything but that state.
+        With `only`, None also where they have anything but that state.
         """
         stored = _stored.decode(data)
         if stored is None:
@@ -509,7 +510,7 @@ class PageCodec:
             return None
         (section,) = stored.sections
         if only is not None:
-            plain = stored.event_timers == stored.processing_timers == stored.held == _NONE
+            plain = stored.event_timers == stored.processing_timers == stored.held_back == _NONE
             if not plain or section.names != [only]:
                 return None
         elif not self.declared.keys() >= set(section.names):
@@ -521,24 +522,24 @@ class PageCodec:
                 [self._column(n).decode(column) for n, column in zip(section.names, section.columns, strict=True)],
                 event_timers=_decoded(self._timers, stored.event_timers),
                 processing_timers=_decoded(self._timers, stored.processing_timers),
-                held=_decoded(self._held, stored.held),
+                held_back=_decoded(self._held_back, stored.held_back),
                 encoded_keys=section.keys,
             )
         except msgspec.ValidationError as error:
             raise self._unfit(error, stored) from error
 
     def _states(self, sections: Sequence[_Section]) -> dict[Hashable, dict[str, Any]]:
-        found: dict[Hashable, dict[str, Any]] = {}
+        states: dict[Hashable, dict[str, Any]] = {}
         for section in sections:
             keys, names = self._keys.decode(section.keys), section.names
             columns = [self._column(name).decode(data) for name, data in zip(names, section.columns, strict=True)]
             if len(names) == 1:
                 (name,), (values,) = names, columns
-                found.update({key: {name: value} for key, value in zip(keys, values, strict=True)})
+                states.update({key: {name: value} for key, value in zip(keys, values, strict=True)})
             else:
                 rows = zip(*columns, strict=True)
-                found.update({key: dict(zip(names, row, strict=True)) for key, row in zip(keys, rows, strict=True)})
-        return found
+                states.update({key: dict(zip(names, row, strict=True)) for key, row in zip(keys, rows, strict=True)})
+        return states
 
     def _unfit(self, error: msgspec.ValidationError, stored: _Stored) -> StateError:
         names = sorted({name for section in stored.sections for name in section.names})
@@ -556,15 +557,15 @@ class PageCodec:
             state[name] = kind.restored(entry.chunks, entry.size, state.get(name), self._reader(name, kind, read))
 
     def declare(self, descriptor: StateDescriptor[Any], state: dict[str, Any]) -> None:
-        """Decodes one state of a key that was read before it was declared."""
-        held = state.get(descriptor.name)
-        if isinstance(held, msgspec.Raw):
-            state[descriptor.name] = self._decoder(descriptor.name, descriptor.stored_type).decode(held)
-        elif isinstance(held, SpilledCollection) and isinstance(held.inline, msgspec.Raw):
-            held.inline = self._decoder(descriptor.name, descriptor.stored_type).decode(held.inline)
+        """Decode one state of a key that was read before the state was declared."""
+        stored = state.get(descriptor.name)
+        if isinstance(stored, msgspec.Raw):
+            state[descriptor.name] = self._decoder(descriptor.name, descriptor.stored_type).decode(stored)
+        elif isinstance(stored, SpilledCollection) and isinstance(stored.inline, msgspec.Raw):
+            stored.inline = self._decoder(descriptor.name, descriptor.stored_type).decode(stored.inline)
 
     def _column(self, name: str) -> msgspec.msgpack.Decoder[Any]:
-        """The decoder of a state's values; those of a state that is not declared are left as they are."""
+        """The decoder of a state's values; values of an undeclared state stay as they are."""
         if name not in self.declared:
             return _UNDECLARED
         decoder = self._columns.get(name)
@@ -599,15 +600,15 @@ def _decoded(decoder: msgspec.msgpack.Decoder[list[Any]], data: msgspec.Raw) -> 
 
 
 def _by_names(keys: dict[Hashable, dict[str, Any]]) -> dict[tuple[str, ...], dict[Hashable, dict[str, Any]]]:
-    """The states of keys, apart by the names of the states that they have; keys without state are left out."""
+    """Group the states of keys by the names of the states; keys without state are left out."""
     shapes = set(map(tuple, keys.values()))
     if len(shapes) <= 1:
         return {tuple(sorted(shape)): keys for shape in shapes if shape}
-    found: dict[tuple[str, ...], dict[Hashable, dict[str, Any]]] = {}
+    by_names: dict[tuple[str, ...], dict[Hashable, dict[str, Any]]] = {}
     for key, state in keys.items():
         if state:
-            found.setdefault(tuple(sorted(state)), {})[key] = state
-    return found
+            by_names.setdefault(tuple(sorted(state)), {})[key] = state
+    return by_names
 
 
 def _section(names: Sequence[str], states: dict[Hashable, dict[str, Any]]) -> _Section:

@@ -1,7 +1,7 @@
 """The keyed state of one operator as a table: a row for each key, with a column for each state.
 
-What a savepoint holds. Beside the states a row has the key's timers and the elements that are held back for it, as
-lists, and in `ENCODED` what Arrow has no type for, by the name of its column. A row without a key holds the operator's
+A savepoint holds this table. Besides the states a row has the key's timers and its held-back elements, as lists, and in
+`ENCODED` the values that Arrow has no type for, by the name of their column. A row without a key holds the operator's
 broadcast state. Operator state has a row for each subtask, whose number is the key. Knows pages and descriptors; no
 engine.
 """
@@ -41,14 +41,14 @@ STATE = b"name"
 
 
 class KeyShape(NamedTuple):
-    """The columns of an operator's key, and its type: for several columns that of a tuple of them."""
+    """The columns of an operator's key, and its type: for several columns the type of a tuple of them."""
 
     names: tuple[str, ...]
     python: Any
 
 
 class StateTable:
-    """The columns of one operator's state, and what turns pages into rows and rows into pages.
+    """The columns of one operator's state; turns pages into rows and rows into pages.
 
     `where` names the operator in errors. `record` is the type of the elements that it holds back.
     """
@@ -73,14 +73,14 @@ class StateTable:
         }
         self._states = {name: d.column(f"{where}: state '{name}'") for name, d in states.items()}
         self._broadcast = {name: d.column(f"{where}: broadcast state '{name}'") for name, d in broadcast.items()}
-        self._held = TypedColumn(f"{where}: held-back element", record)
+        self._held_back = TypedColumn(f"{where}: held-back element", record)
         self._large = {name for name, d in states.items() if d.spilled is not None}
         self._state_columns = {name: self._free(name, "state") for name in states}
         self._broadcast_columns = {name: self._free(name, "broadcast state") for name in broadcast}
         self.schema = self._schema()
 
     def _free(self, name: str, kind: str) -> str:
-        """A column's name: that of the state, unless the key has a column of that name."""
+        """A state's column name, which differs from the state's name where the key has a column of that name."""
         taken = name in self._keys or (kind == "broadcast state" and name in self._state_columns)
         return f"{name} ({kind})" if taken or name.startswith("__") else name
 
@@ -93,20 +93,20 @@ class StateTable:
         ):
             for name, column in columns.items():
                 if column.arrow is not None:
-                    own = self._roles.get(name, role) if role == "state" else role
-                    metadata = {ROLE: own.encode(), STATE: name.encode()}
+                    state_role = self._roles.get(name, role) if role == "state" else role
+                    metadata = {ROLE: state_role.encode(), STATE: name.encode()}
                     fields.append(pa.field(names[name], column.arrow, metadata=metadata))
         fields += [pa.field(EVENT_TIMERS, TIMERS), pa.field(PROCESSING_TIMERS, TIMERS)]
-        if self._held.arrow is not None:
-            held = pa.struct([("timestamp", pa.int64()), ("record", self._held.arrow)])
-            fields.append(pa.field(HELD, pa.list_(held)))
+        if self._held_back.arrow is not None:
+            held_struct = pa.struct([("timestamp", pa.int64()), ("record", self._held_back.arrow)])
+            fields.append(pa.field(HELD, pa.list_(held_struct)))
         fields.append(pa.field(ENCODED, _ENCODED))
         return pa.schema(fields)
 
     # Pages to rows
 
     def batches(self, content: Block) -> Iterator[pa.RecordBatch]:
-        """A row for each key that has anything, in as many batches as they need.
+        """A row for each key that has state, timers or held-back elements, in as many batches as needed.
 
         Raises `StateError` for a key that has more than `LARGEST` bytes.
         """
@@ -114,8 +114,8 @@ class StateTable:
             yield self.rows(content)
         except _TooLargeError as error:
             content = content.content()
-            found = _halves(content)
-            if found is None:
+            halves = _halves(content)
+            if halves is None:
                 raise StateError(
                     f"{error.what} of key {shorten(next(iter(_all_keys(content))))} is too large for a savepoint, which"
                     f" holds up to {LARGEST:,} bytes of a key; keep less of it, for example with a time to live, or"
@@ -123,18 +123,18 @@ class StateTable:
                 ) from error
         else:
             return
-        for half in found:
+        for half in halves:
             yield from self.batches(half)
 
     def rows(self, content: Block) -> pa.RecordBatch:
-        """A row for each key that has anything."""
+        """A row for each key that has state, timers or held-back elements."""
         apart = Apart()
         if isinstance(content, Columns):
             with_state, columns = content.keys, dict(zip(content.names, content.values, strict=True))
         else:
             with_state, columns = self._columns_of(content.content(), apart)
-        held = _by_key((key, (timestamp, record)) for timestamp, key, record in content.held)
-        without = _keys_without_state(content, with_state, held)
+        held_back = _by_key((key, (timestamp, record)) for timestamp, key, record in content.held_back)
+        without = _keys_without_state(content, with_state, held_back)
         order = [*with_state, *without] if without else with_state
         arrays = self._key_arrays(order, apart)
         for name, values in columns.items():
@@ -143,12 +143,12 @@ class StateTable:
             self._put(arrays, self._state_columns[name], self._states[name], values, apart)
         arrays[EVENT_TIMERS] = timer_lists(order, content.event_timers)
         arrays[PROCESSING_TIMERS] = timer_lists(order, content.processing_timers)
-        self._put_held(arrays, [held.get(key, ()) for key in order], apart)
+        self._put_held_back(arrays, [held_back.get(key, ()) for key in order], apart)
         arrays[ENCODED] = apart.array(len(order))
         return self._batch(arrays, len(order))
 
     def _columns_of(self, content: Content, apart: Apart) -> tuple[list[Hashable], dict[str, list[Any]]]:
-        """The keys that have state, and a column of values for each state that the operator declares."""
+        """The keys that have state, and a column of values for each declared state."""
         states = content.keys
         if not all(states.values()):
             states = {key: state for key, state in states.items() if state}
@@ -190,7 +190,7 @@ class StateTable:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _shown(self, name: str) -> str:
-        """What a column holds, in words."""
+        """How errors name a column's content."""
         what = {column: kind.what for column, kind, _ in self._columns()}
         what |= {HELD: f"{self.where}: what is held back", ENCODED: f"{self.where}: state"}
         return what.get(name, f"{self.where}: timers")
@@ -220,25 +220,27 @@ class StateTable:
         for place, data in encoded.items():
             apart.add(place, name, data)
 
-    def _put_held(self, arrays: dict[str, pa.Array], held: Sequence[Sequence[tuple[int, Any]]], apart: Apart) -> None:
-        flat = [element for elements in held for element in elements]
+    def _put_held_back(
+        self, arrays: dict[str, pa.Array], held_back: Sequence[Sequence[tuple[int, Any]]], apart: Apart
+    ) -> None:
+        flat = [element for elements in held_back for element in elements]
         if not flat:
             return
-        array, encoded = self._held.encode([record for _, record in flat])
+        array, encoded = self._held_back.encode([record for _, record in flat])
         if array is None or encoded:
-            for place, elements in enumerate(held):
+            for place, elements in enumerate(held_back):
                 if elements:
                     apart.add(place, HELD, msgspec.msgpack.encode(elements))
             return
         structs = pa.StructArray.from_arrays(
             [pa.array([timestamp for timestamp, _ in flat], pa.int64()), array], names=["timestamp", "record"]
         )
-        arrays[HELD] = _lists(list(map(len, held)), structs)
+        arrays[HELD] = _lists(list(map(len, held_back)), structs)
 
     # Rows to pages
 
     def check(self, stored: pa.Schema) -> None:
-        """Raises `StateError` where a savepoint's columns do not fit what the operator declares."""
+        """Raise `StateError` where a savepoint's columns do not fit the operator's declarations."""
         for name, column, _ in self._columns():
             if name in stored.names and column.arrow is not None and stored.field(name).type != column.arrow:
                 column.check(stored.field(name).type)
@@ -272,7 +274,7 @@ class StateTable:
             )
 
     def _columns(self) -> list[tuple[str, TypedColumn, str]]:
-        """Each column with its name here and that of its state."""
+        """Each column, with its name in the table and the name of its state."""
         return [
             *((name, column, name) for name, column in self._keys.items()),
             *((self._state_columns[name], column, name) for name, column in self._states.items()),
@@ -280,13 +282,13 @@ class StateTable:
         ]
 
     def keys_of(self, batch: pa.RecordBatch, apart: Apart | None = None) -> list[Hashable]:
-        """The key of each row, None for the row of the broadcast state."""
+        """The key of each row; None for the row of the broadcast state."""
         apart = apart or Apart.of(batch)
         columns = [self._decoded(batch, name, column, apart) for name, column in self._keys.items()]
         return list(zip(*columns, strict=True)) if self._several else columns[0]
 
     def content(self, batch: pa.RecordBatch) -> Content:
-        """What a page holds that has these rows; rows of broadcast state are not in it."""
+        """The content of a page with these rows, without rows of broadcast state."""
         apart = Apart.of(batch)
         keys = self.keys_of(batch, apart)
         cells: list[dict[str, Any]] = [{} for _ in keys]
@@ -295,46 +297,45 @@ class StateTable:
             for cell, value in zip(cells, values, strict=True):
                 if value is not None:
                     cell[name] = value
-        found = Content(dict(zip(keys, cells, strict=True)))
+        content = Content(dict(zip(keys, cells, strict=True)))
         for place, name, data in apart.others({name for name, _, _ in self._columns()}):
             if name == HELD:
-                decoder = msgspec.msgpack.Decoder(list[tuple[int, self._held.python]])  # type: ignore[name-defined]
-                found.held += [(timestamp, keys[place], record) for timestamp, record in decoder.decode(data)]
+                decoder = msgspec.msgpack.Decoder(list[tuple[int, self._held_back.python]])  # type: ignore[name-defined]
+                content.held_back += [(timestamp, keys[place], record) for timestamp, record in decoder.decode(data)]
             else:
                 cells[place][name] = msgspec.Raw(data)
         if not all(cells):
-            found.keys = {key: cell for key, cell in found.keys.items() if cell}
-        found.event_timers = _timers_of(batch, EVENT_TIMERS, keys)
-        found.processing_timers = _timers_of(batch, PROCESSING_TIMERS, keys)
-        found.held += self._held_of(batch, keys)
-        return found
+            content.keys = {key: cell for key, cell in content.keys.items() if cell}
+        content.event_timers = _timers_of(batch, EVENT_TIMERS, keys)
+        content.processing_timers = _timers_of(batch, PROCESSING_TIMERS, keys)
+        content.held_back += self._held_back_of(batch, keys)
+        return content
 
     def columns(self, batch: pa.RecordBatch) -> Columns | None:
-        """What a page holds that has these rows, by column; None where keys have more than a value of the same states.
+        """The content of a page with these rows, by column; None where keys do not all have the same states.
 
-        So it is where one has a state that another has not, held-back elements, a value that Arrow cannot hold, or
-        where a state is a collection.
+        Also None for held-back elements, for a value that Arrow cannot hold, and where a state is a collection.
         """
         if self._large or any(
             name in batch.schema.names and batch.column(name).null_count < batch.num_rows for name in (HELD, ENCODED)
         ):
             return None
-        found: dict[str, list[Any]] = {}
+        values: dict[str, list[Any]] = {}
         for name, column in sorted(self._states.items()):
             stored = self._state_columns[name]
             nulls = batch.column(stored).null_count if stored in batch.schema.names else batch.num_rows
             if 0 < nulls < batch.num_rows:
                 return None
             if not nulls:
-                found[name] = column.decode(batch.column(stored), {})
-        if not found:
+                values[name] = column.decode(batch.column(stored), {})
+        if not values:
             return None
         keys = self.keys_of(batch)
         events, moments = _timers_of(batch, EVENT_TIMERS, keys), _timers_of(batch, PROCESSING_TIMERS, keys)
-        return Columns(tuple(found), keys, list(found.values()), event_timers=events, processing_timers=moments)
+        return Columns(tuple(values), keys, list(values.values()), event_timers=events, processing_timers=moments)
 
     def broadcast_of(self, batch: pa.RecordBatch) -> dict[str, Any] | None:
-        """The operator's broadcast state, if its row is among these."""
+        """The operator's broadcast state, if its row is in the batch."""
         if not self._broadcast:
             return None
         places = self.without_key(self.keys_of(batch))
@@ -342,11 +343,11 @@ class StateTable:
             return None
         row = batch.slice(places[0], 1)
         apart = Apart.of(row)
-        found = {n: self._decoded(row, self._broadcast_columns[n], c, apart)[0] for n, c in self._broadcast.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        maps = {n: self._decoded(row, self._broadcast_columns[n], c, apart)[0] for n, c in self._broadcast.items()}
+        return {name: value for name, value in maps.items() if value is not None}
 
     def without_key(self, keys: Sequence[Hashable]) -> list[int]:
-        """The places of rows that have no key: they hold broadcast state."""
+        """The places of rows without a key: they hold broadcast state."""
         nothing = (None,) * len(self._keys) if self._several else None
         return [place for place, key in enumerate(keys) if key == nothing] if nothing in keys else []
 
@@ -356,48 +357,48 @@ class StateTable:
             return [column.decoded(encoded[i]) if i in encoded else None for i in range(batch.num_rows)]
         return column.decode(batch.column(name), encoded)
 
-    def _held_of(self, batch: pa.RecordBatch, keys: Sequence[Hashable]) -> list[tuple[int, Hashable, Any]]:
+    def _held_back_of(self, batch: pa.RecordBatch, keys: Sequence[Hashable]) -> list[tuple[int, Hashable, Any]]:
         if HELD not in batch.schema.names or batch.column(HELD).null_count == batch.num_rows:
             return []
         lists = batch.column(HELD)
         flat = lists.flatten()
-        records = self._held.decode(flat.field("record"), {})
+        records = self._held_back.decode(flat.field("record"), {})
         return list(zip(flat.field("timestamp").to_pylist(), _owners(lists, keys), records, strict=True))
 
 
 class Apart:
-    """What a batch's typed columns cannot hold, as msgpack, by the place of its row and the name of its column."""
+    """Values that a batch's typed columns cannot hold, as msgpack, by column name and row."""
 
     def __init__(self) -> None:
         self._columns: dict[str, Encoded] = {}
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> Apart:
-        """What a batch has of it."""
-        found = cls()
+        """The encoded values in a batch."""
+        apart = cls()
         if ENCODED in batch.schema.names and batch.column(ENCODED).null_count < batch.num_rows:
             for place, entries in enumerate(batch.column(ENCODED).to_pylist()):
                 for name, data in entries or ():
-                    found.add(place, name, data)
-        return found
+                    apart.add(place, name, data)
+        return apart
 
     def add(self, place: int, name: str, data: bytes) -> None:
-        """Keeps a value of a row."""
+        """Add a row's value."""
         self._columns.setdefault(name, {})[place] = data
 
     def of_column(self, name: str) -> Encoded:
-        """The values of one column, by the place of their rows."""
+        """The values of one column, by row."""
         return self._columns.get(name, {})
 
     def others(self, known: Collection[str]) -> Iterator[tuple[int, str, bytes]]:
-        """The values of columns that are none of these."""
+        """The values of all columns but these."""
         for name, encoded in self._columns.items():
             if name not in known:
                 for place, data in encoded.items():
                     yield place, name, data
 
     def array(self, size: int) -> pa.Array:
-        """The column `ENCODED` of so many rows."""
+        """The column `ENCODED` with this many rows."""
         if not self._columns:
             return pa.nulls(size, _ENCODED)
         rows: list[list[tuple[str, bytes]] | None] = [None] * size
@@ -419,40 +420,40 @@ class _TooLargeError(Exception):
 
 
 def _whole(value: Any) -> Any:
-    """A large list or map in one piece, anything else as it is."""
+    """A large list or map in one piece; anything else as it is."""
     if not isinstance(value, SpilledCollection):
         return value
     return list(value) if isinstance(value, SpilledList) else dict(value.items())  # type: ignore[attr-defined]
 
 
 def _nulls(size: int, kind: pa.DataType) -> pa.Array:
-    """So many nulls. The structs that `pa.nulls` makes are null in their fields as well, which Parquet may refuse."""
+    """This many nulls. The structs of `pa.nulls` are null in their fields too, which Parquet may refuse."""
     return pa.array([None] * size, kind) if pa.types.is_struct(kind) else pa.nulls(size, kind)
 
 
 def _as_stored(value: Any) -> bytes:
-    """A value of a state that nobody has declared yet, as it was stored."""
+    """A value of an undeclared state, as it was stored."""
     if isinstance(value, SpilledCollection) and isinstance(value.inline, msgspec.Raw):
         value.inline = msgspec.msgpack.decode(value.inline, type=value.undeclared)
     return msgspec.msgpack.encode(_whole(value))
 
 
 def _by_key(pairs: Iterable[tuple[Hashable, tuple[int, Any]]]) -> dict[Hashable, list[tuple[int, Any]]]:
-    found: dict[Hashable, list[tuple[int, Any]]] = {}
+    by_key: dict[Hashable, list[tuple[int, Any]]] = {}
     for key, element in pairs:
-        found.setdefault(key, []).append(element)
-    return found
+        by_key.setdefault(key, []).append(element)
+    return by_key
 
 
 def _all_keys(content: Content) -> dict[Hashable, None]:
-    """The keys that have anything, in their order."""
-    others = (content.event_timers, content.processing_timers, content.held)
-    found = dict.fromkeys(content.keys)
-    return found | {key: None for entries in others for _, key, _ in entries}
+    """The keys that have state, timers or held-back elements, in order."""
+    others = (content.event_timers, content.processing_timers, content.held_back)
+    keys = dict.fromkeys(content.keys)
+    return keys | {key: None for entries in others for _, key, _ in entries}
 
 
 def _halves(content: Content) -> tuple[Content, Content] | None:
-    """The content of half of the keys, and of the other half; None for that of one key."""
+    """The content of half of the keys, and of the other half; None for the content of one key."""
     keys = list(_all_keys(content))
     if len(keys) < 2:
         return None
@@ -465,22 +466,22 @@ def _of_keys(content: Content, chosen: Callable[[Hashable], bool]) -> Content:
         {key: state for key, state in content.keys.items() if chosen(key)},
         event_timers=[timer for timer in content.event_timers if chosen(timer[1])],
         processing_timers=[timer for timer in content.processing_timers if chosen(timer[1])],
-        held=[element for element in content.held if chosen(element[1])],
+        held_back=[element for element in content.held_back if chosen(element[1])],
         large=content.large,
     )
 
 
 def _keys_without_state(
-    content: Block, with_state: Sequence[Hashable], held: Mapping[Hashable, object]
+    content: Block, with_state: Sequence[Hashable], held_back: Mapping[Hashable, object]
 ) -> set[Hashable]:
-    """The keys that have timers or held-back elements only."""
+    """The keys that have only timers or held-back elements."""
     owners = [[key for _, key, _ in timers] for timers in (content.event_timers, content.processing_timers)]
-    others = [some for some in (*owners, list(held)) if some and some != with_state]
+    others = [some for some in (*owners, list(held_back)) if some and some != with_state]
     return set().union(*others).difference(with_state) if others else set()
 
 
 def timer_lists(keys: Sequence[Hashable], timers: Sequence[tuple[int, Hashable, int]]) -> pa.Array:
-    """The timers of each key, as lists; those of one key stay in their order."""
+    """The timers of each key as lists; the timers of one key keep their order."""
     if not timers:
         return pa.nulls(len(keys), TIMERS)
     owners = [key for _, key, _ in timers]
@@ -511,7 +512,7 @@ def _fits(column: TypedColumn, value: Any) -> bool:
 
 
 def _lists(sizes: Sequence[int], flat: pa.Array) -> pa.ListArray:
-    """Lists of so many of the flat elements, one after another; null where there is none."""
+    """Lists with these sizes, cut from the flat elements; null for a size of 0."""
     offsets = pa.array([0, *accumulate(sizes)], pa.int32())
     if all(sizes):
         return pa.ListArray.from_arrays(offsets, flat)
@@ -519,7 +520,6 @@ def _lists(sizes: Sequence[int], flat: pa.Array) -> pa.ListArray:
 
 
 def _owners(lists: pa.ListArray, keys: Sequence[Hashable]) -> Sequence[Hashable]:
-    """The key of each element of all lists."""
     sizes = [size or 0 for size in lists.value_lengths().to_pylist()]
     if sizes.count(1) == len(sizes):
         return keys
@@ -536,5 +536,5 @@ def _timers_of(batch: pa.RecordBatch, name: str, keys: Sequence[Hashable]) -> li
 
 
 def _is_key(stored: pa.DataType, declared: pa.DataType | None) -> bool:
-    """Whether stored keys are those of records: where their type is another, equal ones need not be found."""
+    """Whether stored keys have the records' type: with another type, equal keys may not be found."""
     return declared is None or same_type(stored, declared)

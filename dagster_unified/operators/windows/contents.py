@@ -36,15 +36,15 @@ from dagster_unified.records import Copy
 from dagster_unified.values import UnfitError
 
 CONTENTS = "window contents"
-"""The name of the state that has what each window of a key holds."""
+"""The name of the state with the contents of each window of a key."""
 
 TIMERS = {TimeDomain.EVENT_TIME: "window timers", TimeDomain.PROCESSING_TIME: "window clock timers"}
-"""The names of the states that have the windows for which a timer of a key is."""
+"""The names of the states with the windows that a timer of a key is for."""
 
 
 @dataclass(frozen=True)
 class Windowing:
-    """What an author says of a windowed stream.
+    """A windowed stream as its author declared it.
 
     A window holds its elements, or what `reduce` or `aggregate` computes from them.
     """
@@ -61,7 +61,7 @@ class Windowing:
     accumulator_type: Any = None
     function: ProcessWindowFunction[Any, Any, Any, Any] | WindowFunction[Any, Any, Any, Any] | None = None
     only_registers_end: bool = field(init=False)
-    """What the trigger says. A class that is sent to a worker by value loses what equals its base's attribute."""
+    """The trigger's. A class that is sent to a worker by value loses an attribute that equals its base's."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "only_registers_end", self.trigger.only_registers_end)
@@ -75,9 +75,9 @@ class Windowing:
             parts.append(type(self.evictor).__name__)
         if self.lateness:
             parts.append(f"allowed lateness {self.lateness} ms")
-        return ", ".join([*parts, self._held()])
+        return ", ".join([*parts, self._contents_kind()])
 
-    def _held(self) -> str:
+    def _contents_kind(self) -> str:
         if self.evictor is not None:
             return "all elements"
         if self.aggregate is not None:
@@ -99,7 +99,7 @@ class Windowing:
 
     @property
     def drops_late_records(self) -> bool:
-        """Whether a record can come too late for all its windows."""
+        """Whether a record can be too late for all its windows."""
         return self.assigner.is_event_time
 
     @property
@@ -109,12 +109,12 @@ class Windowing:
 
     @property
     def functions(self) -> list[Function]:
-        """Those that have to be opened and closed."""
+        """The functions that are opened and closed."""
         return [f for f in (self.reduce, self.aggregate, self.function) if isinstance(f, Function)]
 
 
 class Contents(ABC):
-    """How elements are added to a window, and what its function is given."""
+    """How elements are added to a window, and what its function gets."""
 
     stored_type: Any
     """What one window holds."""
@@ -123,28 +123,28 @@ class Contents(ABC):
     """Whether no elements have a result, too."""
 
     @abstractmethod
-    def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
-        """What a window holds with one more element."""
+    def add(self, contents: Any, record: Any, timestamp: int | None) -> Any:
+        """A window's contents with one more element."""
 
     @abstractmethod
-    def add_all(self, held: Any, records: Sequence[Any]) -> Any:
-        """What a window holds with some more elements."""
+    def add_all(self, contents: Any, records: Sequence[Any]) -> Any:
+        """A window's contents with some more elements."""
 
     @abstractmethod
-    def combined(self, held: list[Any]) -> Any:
-        """What merged windows hold together."""
+    def combined(self, parts: list[Any]) -> Any:
+        """The contents of merged windows together."""
 
     @abstractmethod
     def empty(self) -> Any:
-        """What a window holds that was purged and stays."""
+        """The contents of a window that was purged and stays."""
 
     @abstractmethod
-    def is_empty(self, held: Any) -> bool:
-        """Whether a window holds nothing, so that its function is not called. Flink: `WindowOperator.onEventTime`."""
+    def is_empty(self, contents: Any) -> bool:
+        """Whether a window is empty, so that its function is not called. Flink: `WindowOperator.onEventTime`."""
 
     @abstractmethod
-    def elements(self, held: Any) -> Iterable[Any]:
-        """What the window's function is given."""
+    def elements(self, contents: Any) -> Iterable[Any]:
+        """The elements that the window's function gets."""
 
 
 class Elements(Contents):
@@ -153,39 +153,39 @@ class Elements(Contents):
     def __init__(self, element_type: Any) -> None:
         self.stored_type = list[element_type]
 
-    def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
-        if held is None:
+    def add(self, contents: Any, record: Any, timestamp: int | None) -> Any:
+        if contents is None:
             return [record]
-        held.append(record)
-        return held
+        contents.append(record)
+        return contents
 
-    def add_all(self, held: Any, records: Sequence[Any]) -> Any:
-        if held is None:
+    def add_all(self, contents: Any, records: Sequence[Any]) -> Any:
+        if contents is None:
             return list(records)
-        held += records
-        return held
+        contents += records
+        return contents
 
-    def combined(self, held: list[Any]) -> Any:
-        if not held:
+    def combined(self, parts: list[Any]) -> Any:
+        if not parts:
             return []
-        whole = held[0]
-        for more in held[1:]:
+        whole = parts[0]
+        for more in parts[1:]:
             whole += more
         return whole
 
     def empty(self) -> Any:
         return []
 
-    def is_empty(self, held: Any) -> bool:
-        return held is None or len(held) == 0
+    def is_empty(self, contents: Any) -> bool:
+        return contents is None or len(contents) == 0
 
-    def elements(self, held: Any) -> Iterable[Any]:
-        whole: Iterable[Any] = held
+    def elements(self, contents: Any) -> Iterable[Any]:
+        whole: Iterable[Any] = contents
         return whole
 
 
 class _OneValue(Contents):
-    """One value, which an author's function computes from the elements, and which is state of a declared type."""
+    """One value that an author's function computes from the elements; it is state of a declared type."""
 
     def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend, what: str, python: Any) -> None:
         self.stored_type = python | None
@@ -193,7 +193,7 @@ class _OneValue(Contents):
         self._declared = Declared(what, "", python)
         self._mutable = self._declared.fit.mutable
         self._form, self._refuse = self._declared.fit.normal, partial(state.normal, self._declared)
-        self._merge = self._declared.fit.fold("function(held, value)")
+        self._merge = self._declared.fit.fold("function(combined, value)")
 
     def _normal(self, value: Any) -> Any:
         """The normal form of a value; raises `StateError` for one that does not fit."""
@@ -202,14 +202,14 @@ class _OneValue(Contents):
         except UnfitError:
             return self._refuse(value)
 
-    def _kept(self, held: Any) -> Any:
-        """Passes on what a window holds now, which is looked at again where it can be changed."""
+    def _watched(self, contents: Any) -> Any:
+        """Return the contents, and check them again later where they can be changed."""
         if self._mutable:
-            self._look(self._declared, held)
-        return held
+            self._look(self._declared, contents)
+        return contents
 
-    def _merged(self, function: Callable[[Any, Any], Any], held: list[Any]) -> Any:
-        return self._kept(self._merge(held[0], held[1:], function, self._normal)) if held else None
+    def _merged(self, function: Callable[[Any, Any], Any], parts: list[Any]) -> Any:
+        return self._watched(self._merge(parts[0], parts[1:], function, self._normal)) if parts else None
 
     def _failed(self, error: BaseException, record: Any) -> Exception:
         return user_failure(error, self._where, self._spec.suspect, record)
@@ -217,8 +217,8 @@ class _OneValue(Contents):
     def empty(self) -> Any:
         return None
 
-    def is_empty(self, held: Any) -> bool:
-        return held is None
+    def is_empty(self, contents: Any) -> bool:
+        return contents is None
 
 
 class Reduced(_OneValue):
@@ -228,24 +228,28 @@ class Reduced(_OneValue):
         super().__init__(spec, where, state, "the reduced value of a window", spec.element_type)
         self._reduce = getattr(spec.reduce, "reduce", spec.reduce)
 
-    def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
-        return record if held is None else self._kept(self._merge(held, (record,), self._reduce, self._normal))
+    def add(self, contents: Any, record: Any, timestamp: int | None) -> Any:
+        return (
+            record if contents is None else self._watched(self._merge(contents, (record,), self._reduce, self._normal))
+        )
 
-    def add_all(self, held: Any, records: Sequence[Any]) -> Any:
+    def add_all(self, contents: Any, records: Sequence[Any]) -> Any:
         rest = iter(records)
         try:
-            return self._kept(self._merge(next(rest) if held is None else held, rest, self._reduce, self._normal))
+            return self._watched(
+                self._merge(next(rest) if contents is None else contents, rest, self._reduce, self._normal)
+            )
         except RAISED as error:
             raise self._failed(error, records[len(records) - length_hint(rest) - 1]) from error
 
-    def combined(self, held: list[Any]) -> Any:
-        return self._merged(self._reduce, held)
+    def combined(self, parts: list[Any]) -> Any:
+        return self._merged(self._reduce, parts)
 
-    def elements(self, held: Any) -> Iterable[Any]:
-        return [held]
+    def elements(self, contents: Any) -> Iterable[Any]:
+        return [contents]
 
     def folded(self, elements: list[Any]) -> list[Any]:
-        """The one value of some elements."""
+        """The one value of some elements, as a list."""
         return [self._merge(elements[0], elements[1:], self._reduce, self._normal)]
 
 
@@ -258,38 +262,38 @@ class Aggregated(_OneValue):
         super().__init__(spec, where, state, "the accumulator of a window", spec.accumulator_type)
         assert spec.aggregate is not None
         self._function = spec.aggregate
-        self._add = self._declared.fit.fold("function(value, held)")
+        self._add = self._declared.fit.fold("function(value, combined)")
 
-    def _added(self, held: Any, records: Iterable[Any]) -> Any:
-        if held is None:
-            held = self._normal(self._function.create_accumulator())
-        return self._add(held, records, self._function.add, self._normal)
+    def _added(self, contents: Any, records: Iterable[Any]) -> Any:
+        if contents is None:
+            contents = self._normal(self._function.create_accumulator())
+        return self._add(contents, records, self._function.add, self._normal)
 
-    def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
-        return self._kept(self._added(held, (record,)))
+    def add(self, contents: Any, record: Any, timestamp: int | None) -> Any:
+        return self._watched(self._added(contents, (record,)))
 
-    def add_all(self, held: Any, records: Sequence[Any]) -> Any:
+    def add_all(self, contents: Any, records: Sequence[Any]) -> Any:
         rest = iter(records)
         try:
-            return self._kept(self._added(held, rest))
+            return self._watched(self._added(contents, rest))
         except RAISED as error:
             raise self._failed(error, records[max(0, len(records) - length_hint(rest) - 1)]) from error
 
-    def combined(self, held: list[Any]) -> Any:
-        return self._merged(self._function.merge, held)
+    def combined(self, parts: list[Any]) -> Any:
+        return self._merged(self._function.merge, parts)
 
-    def elements(self, held: Any) -> Iterable[Any]:
-        return [self._function.get_result(held)]
+    def elements(self, contents: Any) -> Iterable[Any]:
+        return [self._function.get_result(contents)]
 
     def folded(self, elements: list[Any]) -> list[Any]:
-        """The one result of some elements."""
+        """The one result of some elements, as a list."""
         return [self._function.get_result(self._added(None, elements))]
 
 
 class Evicted(Elements):
-    """All elements with their event times, of which an evictor drops some before or after the function sees them.
+    """All elements with their event times; an evictor drops some before or after the function sees them.
 
-    A window that is reduced or aggregated is so only then.
+    A reduce or an aggregation runs only after that.
     """
 
     def __init__(self, spec: Windowing, value: Reduced | Aggregated | None) -> None:
@@ -297,28 +301,28 @@ class Evicted(Elements):
         super().__init__(tuple[element, int | None])
         self._evictor, self._value = spec.evictor, value
 
-    def add(self, held: Any, record: Any, timestamp: int | None) -> Any:
-        return super().add(held, (record, timestamp), timestamp)
+    def add(self, contents: Any, record: Any, timestamp: int | None) -> Any:
+        return super().add(contents, (record, timestamp), timestamp)
 
-    def before(self, held: Any, window: Any) -> Any:
-        """What the function sees, and what stays."""
+    def before(self, contents: Any, window: Any) -> Any:
+        """What the function sees."""
         assert self._evictor is not None
-        return self._evictor.evict_before(held, window)
+        return self._evictor.evict_before(contents, window)
 
-    def after(self, kept: Any, window: Any) -> Any:
-        """What stays once the function has seen it."""
+    def after(self, contents: Any, window: Any) -> Any:
+        """What stays once the function has seen the contents."""
         assert self._evictor is not None
-        return list(self._evictor.evict_after(kept, window))
+        return list(self._evictor.evict_after(contents, window))
 
-    def elements(self, held: Any) -> Iterable[Any]:
-        elements = [record for record, _ in held]
+    def elements(self, contents: Any) -> Iterable[Any]:
+        elements = [record for record, _ in contents]
         if self._value is None or not (elements or self._value.starts_from_nothing):
             return elements
         return self._value.folded(elements)
 
 
 def contents_of(spec: Windowing, where: str, state: KeyedStateBackend) -> Contents:
-    """What the windows of a stream hold."""
+    """The contents of a stream's windows."""
     value: Reduced | Aggregated | None = None
     if spec.aggregate is not None:
         value = Aggregated(spec, where, state)
@@ -375,7 +379,7 @@ class WindowScope(StateBackend):
         self._operator.state.look(declared, value)  # the latest is by key, and a key has one value for each window
 
     def on_first(self, descriptor: StateDescriptor[Any]) -> None:
-        self._operator.state.register(_OfWindows(self.name(descriptor.name), self._window_type, descriptor))
+        self._operator.state.register(_StateByWindow(self.name(descriptor.name), self._window_type, descriptor))
 
     def name(self, name: str) -> str:
         """A state's name among the key's."""
@@ -387,9 +391,7 @@ class WindowScope(StateBackend):
         return self._operator.state.current
 
 
-class _OfWindows(MapStateDescriptor[Any, Any]):
-    """A state of windows, as a map of the key's."""
-
+class _StateByWindow(MapStateDescriptor[Any, Any]):
     def __init__(self, name: str, window_type: Any, descriptor: StateDescriptor[Any]) -> None:
         super().__init__(name, window_type, descriptor.stored_type)
         self._of_window = descriptor
@@ -403,7 +405,7 @@ class _OfWindows(MapStateDescriptor[Any, Any]):
         return self._of_window.declared
 
     def stores_as(self, other: StateDescriptor[Any]) -> bool:
-        return isinstance(other, _OfWindows) and self._of_window.stores_as(other._of_window)
+        return isinstance(other, _StateByWindow) and self._of_window.stores_as(other._of_window)
 
     def column(self, what: str) -> TypedColumn:
         rows = self._of_window.column(what)
@@ -421,25 +423,25 @@ class _WindowCells:
         self._scope = scope
 
     def get(self, name: str) -> Any:
-        held = self._scope.of_key.get(self._scope.name(name))
-        return held.get(self._scope.window) if held else None
+        by_window = self._scope.of_key.get(self._scope.name(name))
+        return by_window.get(self._scope.window) if by_window else None
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._scope.of_key.setdefault(self._scope.name(name), {})[self._scope.window] = value
 
     def setdefault(self, name: str, value: Any) -> Any:
-        held = self.get(name)
-        if held is None:
-            self[name] = held = value
-        return held
+        present = self.get(name)
+        if present is None:
+            self[name] = present = value
+        return present
 
     def pop(self, name: str, default: Any) -> Any:
         full = self._scope.name(name)
-        held = self._scope.of_key.get(full)
-        if not held:
+        by_window = self._scope.of_key.get(full)
+        if not by_window:
             return default
-        value = held.pop(self._scope.window, default)
-        if not len(held):
+        value = by_window.pop(self._scope.window, default)
+        if not len(by_window):
             self._scope.of_key.pop(full, None)
         return value
 
@@ -496,17 +498,17 @@ class OperatorTriggerContext(OnMergeContext):
     def merge_partitioned_state(self, descriptor: StateDescriptor[Any]) -> None:
         scope, into = self._scope, self._scope.window
         state: State = scope.bind(descriptor)  # first: what is there from before the job started has no type yet
-        found = []
+        values = []
         for window in self._merged:
             scope.window = window
             value = scope.current.pop(descriptor.name, None)
             if value is not None:
-                found.append(value)
+                values.append(value)
         scope.window = into
-        if not found:
+        if not values:
             return
         try:
-            state.merge(found)
+            state.merge(values)
         except UnsupportedError as error:
             raise UnsupportedError(f"{self._operator.where}: {error}") from error
 

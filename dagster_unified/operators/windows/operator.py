@@ -1,4 +1,4 @@
-"""Drives windows: one keyed operator for every assigner, trigger, evictor and function, for merging windows too."""
+"""Drives windows: one keyed operator for every assigner, trigger, evictor and function, also for merging windows."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class MergingWindows:
         self._ordered: list[Any] | None = None
 
     def begin(self) -> None:
-        """Another key is current."""
+        """Forget the windows of the last key."""
         self._ordered = None
 
     def forget(self, window: Any) -> None:
-        """A window is gone."""
+        """Forget a window that is gone."""
         if self._ordered is not None and window in self._ordered:
             self._ordered.remove(window)
 
     def merged(self, window: Any) -> Any:
-        """The window that `window` becomes together with those of the key that it touches."""
+        """The window that `window` becomes together with the key's windows that it touches."""
         operator = self._operator
         windows = operator.windows()
         if self._ordered is None:
@@ -69,16 +69,16 @@ class MergingWindows:
                 f"{operator.where}: {cover} came of merging and is already over; a merged window may not end before the"
                 " watermark"
             )
-        held = [h for h in (windows.pop(part, None) for part in parts) if h is not None]
+        contents = [h for h in (windows.pop(part, None) for part in parts) if h is not None]
         for part in parts:
             del ordered[bisect_left(ordered, part)]
         insort(ordered, cover)
-        windows[cover] = operator.contents.combined(held)
+        windows[cover] = operator.contents.combined(contents)
         operator.merge_trigger(cover, parts)
         return cover
 
     def _touching(self, ordered: list[Any], window: Any) -> tuple[Any, list[Any]]:
-        """The merged window, and those of the key that become it."""
+        """The merged window, and the key's windows that become it."""
         if not self._touch:
             groups = self._assigner.merge_windows([*[w for w in ordered if w != window], window])
             cover, parts = next((c, p) for c, p in groups if window in p)
@@ -100,11 +100,11 @@ class Strategy(ABC):
 
     @abstractmethod
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
-        """Takes a run of elements, in order."""
+        """Process a run of elements, in order."""
 
 
 class PerElement(Strategy):
-    """One by one, which serves every assigner, trigger and evictor."""
+    """One by one, for every assigner, trigger and evictor."""
 
     def __init__(
         self, operator: WindowingOperator, triggers: OperatorTriggerContext, merging: MergingWindows | None
@@ -140,9 +140,9 @@ class PerElement(Strategy):
                 continue
             skipped = False
             windows = operator.windows()
-            held = windows.get(window)
-            added = operator.contents.add(held, record if copy is None else copy(record), timestamp)
-            if added is not held:
+            contents = windows.get(window)
+            added = operator.contents.add(contents, record if copy is None else copy(record), timestamp)
+            if added is not contents:
                 windows[window] = added
             operator.act(spec.trigger.on_element(record, timestamp, window, self._triggers.of(window)), window)
             operator.register_cleanup(window)
@@ -164,11 +164,11 @@ class _ManyAtOnce(Strategy):
 
     @abstractmethod
     def _timed(self, records: Sequence[Any], timestamps: Sequence[int]) -> None:
-        """Takes elements that all have an event time."""
+        """Process elements that all have an event time."""
 
 
 class Panes(_ManyAtOnce):
-    """Elements of one pane, which are in the same windows, in one go."""
+    """Elements of one pane, which are in the same windows, at once."""
 
     def __init__(self, operator: WindowingOperator, one_by_one: PerElement, panes: tuple[int, int]) -> None:
         super().__init__(operator, one_by_one)
@@ -194,7 +194,7 @@ class Panes(_ManyAtOnce):
 
 
 class Sessions(_ManyAtOnce):
-    """Elements that follow one another in one session, in one go."""
+    """Elements that follow one another in one session, at once."""
 
     def __init__(self, operator: WindowingOperator, one_by_one: PerElement, merging: MergingWindows, gap: int) -> None:
         super().__init__(operator, one_by_one)
@@ -240,13 +240,13 @@ class WindowOperator(KeyedProcessOperator):
     """Runs a `Windowing`."""
 
     assigning: WindowAssignerContext
-    """What the assigner is given."""
+    """The assigner's context."""
 
     def __init__(self, spec: Windowing, context: OperatorContext) -> None:
         super().__init__(spec, context)  # type: ignore[arg-type]
         self.spec = spec
         self.copy = context.copy
-        """What copies an element for each of several windows; None where it cannot change."""
+        """Copies an element for each of several windows; None where it is immutable."""
 
         self.contents = contents_of(spec, self.where, self.state)
         self._evicted = self.contents if isinstance(self.contents, Evicted) else None
@@ -284,11 +284,11 @@ class WindowOperator(KeyedProcessOperator):
         self._strategy.process(records, timestamps)
 
     def at(self, timestamp: int | None) -> None:
-        """The event time of the element that is current."""
+        """Set the event time of the current element."""
         self._timestamp = timestamp
 
     def windows(self) -> Any:
-        """What each window of the current key holds."""
+        """The contents of each window of the current key."""
         return self.state.current.setdefault(CONTENTS, {})
 
     def is_late(self, window: Any) -> bool:
@@ -296,7 +296,7 @@ class WindowOperator(KeyedProcessOperator):
         return self._by_event_time and self._cleanup_time(window) <= self.watermark
 
     def late(self, record: Any, timestamp: int) -> None:
-        """An element is in no window that is still there: where that is because it is late, it goes to the side."""
+        """Handle an element without a remaining window: if it is late, emit it to the side output, or count it."""
         if timestamp + self.spec.lateness > self.watermark:
             return
         if self.spec.late_tag is not None:
@@ -305,7 +305,7 @@ class WindowOperator(KeyedProcessOperator):
             self._metrics.count("late records dropped")
 
     def add_all(self, window: Any, records: Sequence[Any]) -> None:
-        """Elements into a window that fires at its end only, which is still to come."""
+        """Add elements to a window that fires only at its end, which is still to come."""
         windows = self.windows()
         windows[window] = self.contents.add_all(windows.get(window), records)
         self.register(window, window.max_timestamp(), TimeDomain.EVENT_TIME)
@@ -314,26 +314,26 @@ class WindowOperator(KeyedProcessOperator):
     # Results
 
     def act(self, result: TriggerResult, window: Any) -> None:
-        """Does what a trigger says."""
+        """Do what a trigger decided."""
         if result is TriggerResult.CONTINUE:
             return
         windows = self.state.current.get(CONTENTS) or {}
-        held = windows.get(window)
-        if self.contents.is_empty(held):
+        contents = windows.get(window)
+        if self.contents.is_empty(contents):
             return
         if result.is_fire():
-            self._emit(window, held, windows)
+            self._emit(window, contents, windows)
         if result.is_purge():
             if self.merging is None:
                 self._forget(CONTENTS, window)
             else:
                 windows[window] = self.contents.empty()
 
-    def _emit(self, window: Any, held: Any, windows: Any) -> None:
+    def _emit(self, window: Any, contents: Any, windows: Any) -> None:
         evicted, function, at = self._evicted, self.spec.function, window.max_timestamp()
         if evicted is not None:
-            held = evicted.before(held, window)
-        elements = self.contents.elements(held)
+            contents = evicted.before(contents, window)
+        elements = self.contents.elements(contents)
         self._timestamp = at
         if function is None:
             self.out.emit_all(elements, at)
@@ -342,7 +342,7 @@ class WindowOperator(KeyedProcessOperator):
         else:
             self.out.emit_all(function.apply(self.key, window, elements), at)
         if evicted is not None:
-            windows[window] = evicted.after(held, window)
+            windows[window] = evicted.after(contents, window)
 
     # Timers
 
@@ -364,7 +364,7 @@ class WindowOperator(KeyedProcessOperator):
             ) from error
 
     def register(self, window: Any, timestamp: int, domain: TimeDomain) -> None:
-        """Registers a timer of a window."""
+        """Register a timer of a window."""
         waiting = self.state.current.setdefault(TIMERS[domain], {})
         windows = waiting.get(timestamp)
         if windows is None:
@@ -377,7 +377,7 @@ class WindowOperator(KeyedProcessOperator):
             windows.append(window)
 
     def unregister(self, window: Any, timestamp: int, domain: TimeDomain) -> None:
-        """Takes a timer of a window back."""
+        """Delete a timer of a window."""
         windows = (self.state.current.get(TIMERS[domain]) or {}).get(timestamp)
         if windows is None or window not in windows:
             return
@@ -390,7 +390,7 @@ class WindowOperator(KeyedProcessOperator):
                 self.delete_processing_time_timer(timestamp)
 
     def register_cleanup(self, window: Any) -> None:
-        """Registers the moment when a window goes."""
+        """Register the moment when a window is removed."""
         moment = self._cleanup_time(window)
         if moment < MAX_TIMESTAMP:
             self.register(window, moment, self._cleanup_domain())
@@ -405,7 +405,7 @@ class WindowOperator(KeyedProcessOperator):
     # The end of a window
 
     def merge_trigger(self, cover: Any, parts: Sequence[Any]) -> None:
-        """Windows have become one: their triggers' state and timers become its."""
+        """Merge the triggers' state and timers of windows that have become one."""
         trigger = self.spec.trigger
         trigger.on_merge(cover, self.triggers.of(cover, parts))
         for part in parts:
@@ -422,9 +422,9 @@ class WindowOperator(KeyedProcessOperator):
             self.spec.function.clear(self._functions.of(window))
 
     def _forget(self, name: str, entry: Any) -> None:
-        """Takes an entry out of a map of the current key, and the map where it was the last."""
-        held = self.state.current.get(name)
-        if held:
-            held.pop(entry, None)
-        if held is not None and not len(held):
+        """Remove an entry from a map of the current key, and the map where it was the last."""
+        entries = self.state.current.get(name)
+        if entries:
+            entries.pop(entry, None)
+        if entries is not None and not len(entries):
             self.state.current.pop(name, None)

@@ -66,7 +66,7 @@ def test_a_consumer_whose_connection_is_dead_is_replaced(relayed, monkeypatch):
         broker.write(topic, [{"value": value} for value in (b"a", b"b", b"c")])
     assert read(topics[0], 0, 2) == [b"a", b"b"]
     relay.forget()
-    monkeypatch.setattr(reading, "KEPT_PATIENCE", 1.0)
+    monkeypatch.setattr(reading, "IDLE_PATIENCE", 1.0)
     assert read(topics[0], 1, 3) == [b"b", b"c"]
     relay.forget()
     assert read(topics[1], 0, 3) == [b"a", b"b", b"c"]

@@ -24,8 +24,8 @@ from dagster_unified.connectors.kafka.formats.values import (
     converted,
     each,
     entries,
+    field_converters,
     from_plain,
-    held_by,
     in_32_bits,
     in_order,
     inside,
@@ -42,17 +42,16 @@ from dagster_unified.values import described
 
 @dataclasses.dataclass(frozen=True)
 class AvroFormat(ValueFormat):
-    """Values are Avro without a header, all with one `schema`; or, with a `registry`, each with its own.
+    """Values are Avro without a header: all with one `schema`, or, with a `registry`, each with its own.
 
-    In a registry's format each value begins with the number of its schema. A worker that reads asks the registry for
-    each number once; `schema` is then the reader's schema, and may be left out. The driver of a job that writes
-    registers `schema` for `subject`, which is the topic's name with `-value` if nothing else is said, and where there
-    is no `schema` takes the subject's latest; workers that write ask for nothing. `schema` is Avro's JSON, as a text or
-    as a mapping.
+    With a registry each value begins with the number of its schema. A worker that reads asks the registry for each
+    number once; `schema` is then the reader's schema, and may be left out. The driver of a job that writes registers
+    `schema` for `subject`, by default the topic's name with `-value`; without a `schema` it takes the subject's latest.
+    Workers that write ask for nothing. `schema` is Avro's JSON, as a text or as a mapping.
 
-    Raises `PipelineError` where the schema is not Avro's, where it has no such field as the record, and, in writing,
-    where it cannot hold all values of the record's type. A value that its type in the schema cannot hold exactly, such
-    as 0.1 in a `float` of 32 bits, is a `SinkError` that names the field.
+    Raises `PipelineError` where the schema is not Avro's, where it lacks a field of the record, and, in writing, where
+    it cannot hold all values of the record's type. A value that its type in the schema cannot hold exactly, such as 0.1
+    in a `float` of 32 bits, is a `SinkError` that names the field.
 
     Examples:
         >>> AvroFormat({"type": "record", "name": "Sale", "fields": [{"name": "amount", "type": "long"}]}).describe()
@@ -72,14 +71,14 @@ class AvroFormat(ValueFormat):
         if self.schema is None:
             return
         try:
-            given = self._given()
+            definition = self._definition()
         except ValueError as error:
             raise PipelineError(
                 f"AvroFormat: the schema {shorten(self.schema)} is not JSON ({error}); give the text of an .avsc file,"
                 " such as '\"long\"' for a type by its name, or the schema as a mapping"
             ) from None
         try:
-            _parsed(given, {})
+            _parsed(definition, {})
         except ValueError as error:
             raise PipelineError(f"AvroFormat: {error}") from None
 
@@ -87,17 +86,17 @@ class AvroFormat(ValueFormat):
         return self.name if self.registry is None else f"{self.name}, schemas in {self.registry.origin}"
 
     def fingerprint(self) -> str:
-        return digest(self.describe(), json.dumps(self._given(), sort_keys=True))
+        return digest(self.describe(), json.dumps(self._definition(), sort_keys=True))
 
     def value_type(self, records: RecordType, fields: Sequence[str], where: str) -> RecordType:
-        kind, given = super().value_type(records, fields, where), self._given()
-        if isinstance(given, dict) and given.get("type") == "record":
-            check_names(kind, [field["name"] for field in given["fields"]], "the Avro schema", where)
+        kind, definition = super().value_type(records, fields, where), self._definition()
+        if isinstance(definition, dict) and definition.get("type") == "record":
+            check_names(kind, [field["name"] for field in definition["fields"]], "the Avro schema", where)
         return kind
 
     def decoder(self, python: Any) -> Decode:
-        given, registry = self._given(), self.registry
-        schema, convert = None if given is None else _parsed(given, {}), from_plain(python)
+        definition, registry = self._definition(), self.registry
+        schema, convert = None if definition is None else _parsed(definition, {}), from_plain(python)
         if registry is None:
             return lambda value: convert(_read(value, schema, None))
         from fastavro import parse_schema
@@ -119,53 +118,53 @@ class AvroFormat(ValueFormat):
     def registered(self, topic: str) -> tuple[ValueFormat, bytes]:
         if self.registry is None:
             return self, b""
-        subject, given = self.subject or f"{topic}-value", self._given()
-        if given is not None:
-            return self, framing(self.registry.register(subject, json.dumps(given), "AVRO"))
+        subject, definition = self.subject or f"{topic}-value", self._definition()
+        if definition is not None:
+            return self, framing(self.registry.register(subject, json.dumps(definition), "AVRO"))
         number = self.registry.latest(subject)
         return dataclasses.replace(self, schema=json.dumps(self.registry.avro(number))), framing(number)
 
     def encoder(self, kind: RecordType) -> Encode:
         named: dict[str, Any] = {}
-        schema = _parsed(self._given(), named)
+        schema = _parsed(self._definition(), named)
         fields = columns(kind)
         if kind.shape == "class":
             names = [field.encoded for field in fields]
-            found = _record([(field.encoded, field.type) for field in fields], schema, named, "")
-            converts = [found[name] for name in names]
-            return lambda given: _written(
-                [dict(zip(names, row, strict=True)) for row in zip(*converted(given, names, converts), strict=True)],
+            by_name = _record([(field.encoded, field.type) for field in fields], schema, named, "")
+            converts = [by_name[name] for name in names]
+            return lambda arrays: _written(
+                [dict(zip(names, row, strict=True)) for row in zip(*converted(arrays, names, converts), strict=True)],
                 schema,
             )
         whole = _writer(mi.type_info(kind.python), schema, named, "the value")
         if kind.shape == "tuple":
-            return lambda given: _written(
-                converted([list(map(list, zip(*given, strict=True)))], ["value"], [whole])[0], schema
+            return lambda arrays: _written(
+                converted([list(map(list, zip(*arrays, strict=True)))], ["value"], [whole])[0], schema
             )
-        return lambda given: _written(converted(given, ["value"], [whole])[0], schema)
+        return lambda arrays: _written(converted(arrays, ["value"], [whole])[0], schema)
 
-    def _given(self) -> Any:
+    def _definition(self) -> Any:
         return json.loads(self.schema) if isinstance(self.schema, str) else self.schema
 
 
-def _parsed(given: Any, named: dict[str, Any]) -> Any:
+def _parsed(definition: Any, named: dict[str, Any]) -> Any:
     """A schema as fastavro takes it; `named` gets its named types."""
     try:
         from fastavro import parse_schema
     except ImportError as error:
         raise MissingRequirementError("Avro needs the package fastavro: install dagster-unified[kafka]") from error
     try:
-        schema = parse_schema(for_records(given), named_schemas=named)
+        schema = parse_schema(for_records(definition), named_schemas=named)
         _convert_defaults(named)
     except Exception as error:
         raise ValueError(f"the Avro schema cannot be used ({_reason(error)}); correct it") from error
-    if isinstance(given, Mapping) and given["type"] == "record" and "fields" not in given:
-        raise ValueError(f"the Avro schema cannot be used (the record {given['name']} has no fields); correct it")
+    if isinstance(definition, Mapping) and definition["type"] == "record" and "fields" not in definition:
+        raise ValueError(f"the Avro schema cannot be used (the record {definition['name']} has no fields); correct it")
     return schema
 
 
 def _reason(error: Exception) -> str:
-    """Why fastavro does not take a schema: some of its errors are only a name."""
+    """Why fastavro rejects a schema: some of its errors are only a name."""
     from fastavro.schema import UnknownType
 
     if isinstance(error, UnknownType):
@@ -174,9 +173,9 @@ def _reason(error: Exception) -> str:
 
 
 def _convert_defaults(named: Mapping[str, Any]) -> None:
-    """Make values of the fields' defaults, in place.
+    """Convert the fields' defaults to values, in place.
 
-    In a schema bytes are a text, and a time is a number, and fastavro leaves them so.
+    In a schema bytes are a text and a time is a number, and fastavro leaves them so.
     """
     for record in named.values():
         for field in record.get("fields", ()):
@@ -196,12 +195,12 @@ def _default(value: Any, schema: Any, named: Mapping[str, Any]) -> Any:
         return _default(value, kinds[0], named) if kinds else value
     avro = _avro(schema)
     if avro == "array":
-        return [_default(one, schema["items"], named) for one in value]
+        return [_default(item, schema["items"], named) for item in value]
     if avro == "map":
-        return {key: _default(one, schema["values"], named) for key, one in value.items()}
+        return {key: _default(item, schema["values"], named) for key, item in value.items()}
     if avro in ("record", "error"):
         types = {field["name"]: field["type"] for field in schema["fields"]}
-        return {name: _default(one, types[name], named) if name in types else one for name, one in value.items()}
+        return {name: _default(item, types[name], named) if name in types else item for name, item in value.items()}
     logical = schema.get("logicalType") if isinstance(schema, dict) else None
     if type(value) is int and avro in TIMES_OF_DAY and logical is not None:
         read = _logical_readers().get(f"{avro}-{logical}")
@@ -224,18 +223,18 @@ _IN_JSON: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("string", "enum", "bytes", "fixed"), (str,)),
     **dict.fromkeys(("int", "long"), (int,)), **dict.fromkeys(("float", "double"), (int, float)),
 }  # fmt: skip
-"""What a default of a type is in a schema; booleans and null stay as they are."""
+"""The JSON types of a default in a schema, by its Avro type; booleans and null stay as they are."""
 
 
 def _avro(schema: Any) -> str:
     """The type of a schema that is no union, without its logical type."""
-    found: str = schema if isinstance(schema, str) else schema["type"]
-    return found
+    name: str = schema if isinstance(schema, str) else schema["type"]
+    return name
 
 
 @cache
 def _logical_readers() -> dict[str, Callable[..., Any]]:
-    """What fastavro makes values of logical types with, by type; it then knows the times of day of records as well."""
+    """fastavro's functions that make values of logical types, by type; with the times of day of records added."""
     from fastavro.read import LOGICAL_READERS
 
     known: dict[str, Callable[..., Any]] = LOGICAL_READERS
@@ -252,40 +251,40 @@ _UNITS = {"time-millis": timedelta(milliseconds=1), "time-micros": timedelta(mic
 
 
 def _read(value: bytes, writer: Any, reader: Any) -> Any:
-    """What an Avro value holds; raises `ValueError` where it has bytes too many or too few, and so another schema."""
+    """Decode an Avro value; raises `ValueError` where it has too many or too few bytes, and so another schema."""
     from fastavro import schemaless_reader
 
     _logical_readers()
     stream = io.BytesIO(value)
     try:
-        found = schemaless_reader(stream, writer, reader)
+        result = schemaless_reader(stream, writer, reader)
     except (EOFError, IndexError):
         raise ValueError("it ends before its schema does") from None
     if stream.read(1):
         raise ValueError("it does not end where its schema does")
-    return found
+    return result
 
 
-def _written(found: Sequence[Any], schema: Any) -> list[bytes]:
-    """The values of many records; raises `ValueError` with the one that does not fit."""
+def _written(values: Sequence[Any], schema: Any) -> list[bytes]:
+    """Encode the values of many records; raises `ValueError` for the first that does not fit."""
     from fastavro import schemaless_writer
 
     stream, ends = io.BytesIO(), [0]
-    for one in found:
+    for value in values:
         try:
-            schemaless_writer(stream, schema, one)
+            schemaless_writer(stream, schema, value)
         except Exception as error:
-            raise ValueError(f"{shorten(one)} does not fit the Avro schema: {error}") from error
+            raise ValueError(f"{shorten(value)} does not fit the Avro schema: {error}") from error
         ends.append(stream.tell())
     content = stream.getvalue()
     return [content[start:end] for start, end in pairwise(ends)]
 
 
-# What of a record goes into which type of a schema
+# Which types of a record fit which types of a schema
 
 
 def _writer(info: mi.Type, schema: Any, named: Mapping[str, Any], where: str) -> Convert | None:
-    """What makes of a plain value one for this schema; None where they are the same.
+    """A function that turns a plain value into one for this schema; None where they are the same.
 
     Raises `ValueError` that begins with `where`, if the schema cannot hold all values of the type.
     """
@@ -305,39 +304,41 @@ def _writer(info: mi.Type, schema: Any, named: Mapping[str, Any], where: str) ->
         item = _writer(kind.item_type, schema["items"], named, inside(where, "[]"))
         return item and each(item)
     if isinstance(kind, mi.TupleType) and avro == "array":
-        return in_order([_writer(one, schema["items"], named, inside(where, "[]")) for one in kind.item_types])
+        return in_order(
+            [_writer(item_type, schema["items"], named, inside(where, "[]")) for item_type in kind.item_types]
+        )
     if isinstance(kind, mi.DictType) and avro == "map" and _is_text(kind.key_type):
         return entries(None, _writer(kind.value_type, schema["values"], named, inside(where, "[]")))
     return _scalar(kind, avro, schema if isinstance(schema, dict) else {}, where)
 
 
 def _resolved(schema: Any, named: Mapping[str, Any]) -> Any:
-    """A schema, also where only its name is given."""
+    """A schema, looked up where only its name is given."""
     return named.get(schema, schema) if isinstance(schema, str) else schema
 
 
 def _record(
     fields: Sequence[tuple[str, mi.Type]], schema: Any, named: Mapping[str, Any], where: str
 ) -> dict[str, Convert | None]:
-    """What converts each field of a record."""
+    """A converter for each field of a record."""
     if not isinstance(schema, dict) or schema["type"] not in ("record", "error"):
         raise ValueError(f"the record has fields, and the Avro schema is no record ({_spelled(schema)})")
 
     known = {field["name"]: field["type"] for field in schema["fields"]}
     needed = {field["name"]: "has no default" for field in schema["fields"] if "default" not in field}
-    return held_by(
+    return field_converters(
         fields, known, needed, "the Avro schema", lambda info, kind, place: _writer(info, kind, named, place), where
     )
 
 
 def _of_union(info: mi.Type, schemas: Sequence[Any], named: Mapping[str, Any], where: str) -> Convert:
-    """What names the type of a union that a value has, which fastavro would look for with each value."""
+    """A function that names the union's type for a value; fastavro would search for it with each value."""
     kind, nullable = needed(info)
     if nullable and "null" not in map(_branch, schemas):
         raise ValueError(f"{where} may be None, and the Avro schema's union has no null; add it, or declare another")
     wrong = ""
     # a type that holds all values goes before one that holds some
-    for schema in sorted(schemas, key=lambda one: _is_narrow(_resolved(one, named), kind)):
+    for schema in sorted(schemas, key=lambda candidate: _is_narrow(_resolved(candidate, named), kind)):
         try:
             convert = _writer(kind, schema, named, where)
         except ValueError as error:
@@ -369,11 +370,10 @@ _NULL = ("null", None)
 
 
 def _branch(schema: Any) -> str:
-    """The name of one of a union's types."""
     if isinstance(schema, str):
         return schema
-    found: str = schema["name"] if schema["type"] in ("record", "error", "enum", "fixed") else schema["type"]
-    return found
+    name: str = schema["name"] if schema["type"] in ("record", "error", "enum", "fixed") else schema["type"]
+    return name
 
 
 _TIMES = {
@@ -389,9 +389,9 @@ _OTHER_LOGICAL = ("date", "decimal", "duration", "timestamp-nanos", *_TIMES, *_O
 def _scalar(kind: mi.Type, avro: str, schema: Mapping[str, Any], where: str) -> Convert | None:
     logical = schema.get("logicalType", "")
     logical = logical if logical in _OTHER_LOGICAL else ""
-    found = _SCALARS.get((type(kind), avro)) if not logical else None
-    if found is not None:
-        return found[0]
+    scalar = _SCALARS.get((type(kind), avro)) if not logical else None
+    if scalar is not None:
+        return scalar[0]
     if isinstance(kind, mi.DateType) and (avro, logical) == ("int", "date"):
         return None
     if isinstance(kind, mi.DateTimeType) and avro == "long" and logical in _TIMES:
@@ -415,7 +415,7 @@ def _scalar(kind: mi.Type, avro: str, schema: Mapping[str, Any], where: str) -> 
 
 
 def _member(kind: mi.EnumType, avro: str, logical: str, schema: Mapping[str, Any], where: str) -> Convert | None:
-    """An enum's member, which is its value."""
+    """The converter of an enum's member, which is written as its value."""
     if isinstance(next(iter(kind.cls)).value, int):
         return _scalar(mi.IntType(), avro, schema, where)
     if avro != "enum":
@@ -460,7 +460,7 @@ _SCALARS: dict[tuple[type[mi.Type], str], tuple[Convert | None]] = {
     (mi.IntType, "int"): (in_32_bits,),
     **SCALARS,
 }
-"""What holds which type of a record without a logical type, and what converts to it."""
+"""The converters from a record's type to an Avro type without a logical type."""
 
 
 def _is_text(info: mi.Type) -> bool:

@@ -1,4 +1,4 @@
-"""What a format of values is, what begins a value whose schema is in a registry, and values that are JSON or raw."""
+"""The base of a format of values, the frame of values whose schema is in a registry, and JSON and raw values."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.records import RecordType, record_type, type_name
 
 Decode = Callable[[Any], Any]
-"""Makes of a value what it holds; raises where it does not fit."""
+"""Decodes a value; raises where it does not fit."""
 
 Encode = Callable[[Sequence[Sequence[Any]]], Sequence[bytes | None]]
-"""Makes values of records, whose columns `values.plain` has made; raises `ValueError` that says what does not fit."""
+"""Encodes records from columns that `values.plain` has converted; raises `ValueError` for what does not fit."""
 
 _MAGIC = 0
 """The first byte of a value that names its schema in a registry; the next four are the schema's number."""
@@ -47,14 +47,14 @@ class ValueFormat(ABC):
         return self.name
 
     def fingerprint(self) -> str:
-        """Changes with what the format makes of a value."""
+        """A text that changes with the results of the format."""
         return self.describe()
 
     def check(self, fields: Sequence[str], where: str) -> None:  # noqa: B027 - most formats take any fields
-        """Raises `PipelineError` where no value can have these fields."""
+        """Raise `PipelineError` where no value can have these fields."""
 
     def value_type(self, records: RecordType, fields: Sequence[str], where: str) -> RecordType:
-        """The type that a value is decoded to: the record's fields that come from it, as values spell them.
+        """The type to which a value is decoded: the record's fields that come from it, as values spell them.
 
         Raises `PipelineError` where values have no such fields.
         """
@@ -62,26 +62,26 @@ class ValueFormat(ABC):
 
     @abstractmethod
     def decoder(self, python: Any) -> Decode:
-        """In a worker: what decodes a value to this type."""
+        """In a worker: a function that decodes a value to this type."""
 
     def check_writing(self, kind: RecordType, where: str) -> None:
-        """Raises `PipelineError` where values cannot hold records of this type, as far as that is known by now."""
+        """Raise `PipelineError` where values cannot hold records of this type, as far as that is known by now."""
         try:
             self.encoder(kind)
         except ValueError as error:
             raise PipelineError(f"{where}: {error}") from None
 
     def registered(self, topic: str) -> tuple[ValueFormat, bytes]:
-        """On the driver, before anything is written: the format for workers, and what each value begins with.
+        """On the driver, before anything is written: the format for workers, and the first bytes of each value.
 
-        A format whose schema is in a registry asks that here, once. Raises `ValueError` where the registry has no
-        schema for the topic or does not take this one, and what a `SchemaRegistry` raises where it is away.
+        A format whose schema is in a registry asks the registry here, once. Raises `ValueError` where the registry has
+        no schema for the topic or rejects this one, and what a `SchemaRegistry` raises where it is away.
         """
         return self, b""
 
     @abstractmethod
     def encoder(self, kind: RecordType) -> Encode:
-        """What encodes records of a type that `value_type` gave; raises `ValueError` where values cannot hold them."""
+        """A function that encodes records of a type from `value_type`; raises `ValueError` where values cannot."""
 
 
 def spelled_type(records: RecordType, fields: Sequence[str], where: str) -> RecordType:
@@ -92,7 +92,7 @@ def spelled_type(records: RecordType, fields: Sequence[str], where: str) -> Reco
 
 
 def framing(number: int) -> bytes:
-    """What a value begins with whose schema has this number in a registry."""
+    """The first bytes of a value whose schema has this number in a registry."""
     return bytes((_MAGIC,)) + number.to_bytes(4, "big")
 
 
@@ -138,8 +138,8 @@ class RawFormat(ValueFormat):
 
     def encoder(self, kind: RecordType) -> Encode:
         if without_none(kind.python) is bytes:
-            return lambda found: found[0]
-        return lambda found: [None if value is None else value.encode() for value in found[0]]
+            return lambda arrays: arrays[0]
+        return lambda arrays: [None if value is None else value.encode() for value in arrays[0]]
 
 
 _KEYS = (
@@ -182,11 +182,11 @@ class JsonFormat(ValueFormat):
         for field in fields:
             check_keys(field.type, f"field '{field.name}'")
         if kind.shape == "value":
-            return lambda found: list(map(encode, found[0]))
+            return lambda arrays: list(map(encode, arrays[0]))
         if kind.shape == "tuple":
-            return lambda found: list(map(encode, zip(*found, strict=True)))
+            return lambda arrays: list(map(encode, zip(*arrays, strict=True)))
         make = object_of(fields)
-        return lambda found: list(map(encode, map(make, *found)))
+        return lambda arrays: list(map(encode, map(make, *arrays)))
 
 
 encode = msgspec.json.Encoder(decimal_format="string").encode
@@ -194,13 +194,13 @@ encode = msgspec.json.Encoder(decimal_format="string").encode
 
 
 def object_of(fields: Sequence[Column]) -> type[msgspec.Struct]:
-    """What makes of one plain value for each field an object."""
+    """A class that makes an object from one plain value for each field."""
     renamed = {field.name: field.encoded for field in fields}
     return msgspec.defstruct("Record", [(field.name, Any) for field in fields], rename=renamed, gc=False)
 
 
 def check_keys(info: mi.Type, where: str) -> None:
-    """Raises `ValueError` for a dict whose keys JSON cannot hold."""
+    """Raise `ValueError` for a dict whose keys JSON cannot hold."""
     kind, _ = needed(info)
     if isinstance(kind, mi.DictType):
         if not isinstance(needed(kind.key_type)[0], _KEYS):

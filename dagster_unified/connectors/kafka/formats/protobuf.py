@@ -18,8 +18,8 @@ from dagster_unified.connectors.kafka.formats.values import (
     converted,
     each,
     entries,
+    field_converters,
     from_plain,
-    held_by,
     in_32_bits,
     in_order,
     inside,
@@ -129,12 +129,12 @@ class ProtobufFormat(ValueFormat):
         descriptor, make = _message(self._files, self.message)
         fields = columns(kind)
         names = [field.encoded for field in fields]
-        found = _record([(field.encoded, field.type) for field in fields], descriptor, "")
-        converts = [found[name] for name in names]
+        by_name = _record([(field.encoded, field.type) for field in fields], descriptor, "")
+        converts = [by_name[name] for name in names]
         check = _one_of_each(descriptor, names)
 
-        def encode(given: Sequence[Sequence[Any]]) -> list[bytes]:
-            rows = zip(*converted(given, names, converts), strict=True)
+        def encode(arrays: Sequence[Sequence[Any]]) -> list[bytes]:
+            rows = zip(*converted(arrays, names, converts), strict=True)
             return [_encoded(dict(zip(names, row, strict=True)), make, check) for row in rows]
 
         return encode
@@ -142,26 +142,26 @@ class ProtobufFormat(ValueFormat):
 
 def _encoded(fields: dict[str, Any], make: Callable[..., Any], check: Convert | None) -> bytes:
     try:
-        found: bytes = make(**(fields if check is None else check(fields))).SerializeToString()
+        data: bytes = make(**(fields if check is None else check(fields))).SerializeToString()
     except Exception as error:
         raise ValueError(f"{shorten(fields)} does not fit its message: {error}") from error
-    return found
+    return data
 
 
 # Descriptors
 
 
 def _files(file: FileDescriptor) -> tuple[bytes, ...]:
-    """A file and what it imports, each after what it needs itself."""
-    found: dict[str, bytes] = {}
+    """A file and its imports, each after its own imports."""
+    files: dict[str, bytes] = {}
 
-    def visit(one: FileDescriptor) -> None:
-        for needed_by_it in one.dependencies:
-            visit(needed_by_it)
-        found.setdefault(one.name, one.serialized_pb)
+    def visit(descriptor: FileDescriptor) -> None:
+        for dependency in descriptor.dependencies:
+            visit(dependency)
+        files.setdefault(descriptor.name, descriptor.serialized_pb)
 
     visit(file)
-    return tuple(found.values())
+    return tuple(files.values())
 
 
 def _place(descriptor: Descriptor) -> tuple[int, ...]:
@@ -209,13 +209,13 @@ def _of_message(descriptor: Descriptor, above: tuple[str, ...], info: mi.Type) -
         fields.append((field.name, field.has_presence, nullable, _of_field(field, within, of_field)))
 
     def read(message: Any) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, has_presence, nullable, read_field in fields:
             if not has_presence or message.HasField(name):
-                found[name] = read_field(getattr(message, name))
+                values[name] = read_field(getattr(message, name))
             elif nullable:  # also where its default is another: a message leaves None out
-                found[name] = None
-        return found
+                values[name] = None
+        return values
 
     return read
 
@@ -230,7 +230,7 @@ _ANY = mi.AnyType()
 
 
 def _in_parts(message: Descriptor, kind: mi.Type) -> bool:
-    """Whether a record has the seconds and the nanoseconds of a time, and not the time."""
+    """Whether a record has a time's seconds and nanoseconds instead of the time."""
     return isinstance(kind, mi.StructType) and message.full_name in (_TIMESTAMP, _DURATION)
 
 
@@ -244,7 +244,7 @@ def _of_field(field: FieldDescriptor, above: tuple[str, ...], kind: mi.Type) -> 
     if isinstance(kind, mi.TupleType):
         reads = [_of_value(field, above, item) for item in kind.item_types]
         # one with too many or too few items does not fit its type, which says so
-        return lambda values: [read(one) for read, one in zip(reads, values, strict=False)] + values[len(reads) :]
+        return lambda values: [read(item) for read, item in zip(reads, values, strict=False)] + values[len(reads) :]
     read = _of_value(field, above, kind.item_type if isinstance(kind, (mi.ListType, mi.VarTupleType)) else _ANY)
     return lambda values: list(map(read, values))
 
@@ -262,7 +262,7 @@ def _of_value(field: FieldDescriptor, above: tuple[str, ...], info: mi.Type) -> 
 
 
 def _names(enum: EnumDescriptor) -> dict[int, str]:
-    """The names of an enum's numbers; the first where one has several, as Protobuf itself says them."""
+    """The names of an enum's numbers; for several names of one number the first, as Protobuf itself reads them."""
     return {value.number: value.name for value in reversed(enum.values)}
 
 
@@ -297,11 +297,11 @@ _WELL_KNOWN: dict[str, Read] = {
 
 
 def _record(fields: Sequence[tuple[str, mi.Type]], descriptor: Descriptor, where: str) -> dict[str, Convert | None]:
-    """What converts each field of a record; raises `ValueError` where the message cannot hold all its values."""
+    """A converter for each field of a record; raises `ValueError` where the message cannot hold all its values."""
 
     known = {field.name: field for field in descriptor.fields}
     needed = {name: "is required" for name, field in known.items() if field.is_required}
-    return held_by(fields, known, needed, f"the message {descriptor.full_name}", _for_field, where)
+    return field_converters(fields, known, needed, f"the message {descriptor.full_name}", _for_field, where)
 
 
 def _for_field(info: mi.Type, field: FieldDescriptor, where: str) -> Convert | None:
@@ -317,7 +317,7 @@ def _for_field(info: mi.Type, field: FieldDescriptor, where: str) -> Convert | N
         item = _for_value(kind.value_type, value, inside(where, "[]"))
         return entries(key, item)
     if value is None and field.is_repeated and isinstance(kind, mi.TupleType):
-        return in_order([_for_value(one, field, inside(where, "[]")) for one in kind.item_types])
+        return in_order([_for_value(item_type, field, inside(where, "[]")) for item_type in kind.item_types])
     if value is None and field.is_repeated and isinstance(kind, (mi.ListType, mi.VarTupleType)):
         item = _for_value(kind.item_type, field, inside(where, "[]"))
         return item and each(item)
@@ -343,8 +343,8 @@ def _for_value(info: mi.Type, field: FieldDescriptor, where: str) -> Convert | N
         return lambda value: {"value": value if convert is None else convert(value)}
     if not isinstance(kind, mi.StructType) or (message.full_name in _WELL_KNOWN and not _in_parts(message, kind)):
         raise _unfit(kind, field, where)
-    names = [one.encode_name for one in kind.fields]
-    convert = members(_record([(one.encode_name, one.type) for one in kind.fields], message, where))
+    names = [member.encode_name for member in kind.fields]
+    convert = members(_record([(member.encode_name, member.type) for member in kind.fields], message, where))
     check = _one_of_each(message, names)
     if check is None or convert is None:
         return check or convert
@@ -356,10 +356,10 @@ def _scalar(kind: mi.Type, field: FieldDescriptor, where: str) -> Convert | None
         return _enum(kind, field, where)
     if isinstance(kind, mi.EnumType):  # a member is its value
         kind = mi.StrType() if isinstance(next(iter(kind.cls)).value, str) else mi.IntType()
-    found = _SCALARS.get((type(kind), _type_name(field)))
-    if found is None:
+    scalar = _SCALARS.get((type(kind), _type_name(field)))
+    if scalar is None:
         raise _unfit(kind, field, where)
-    return found[0]
+    return scalar[0]
 
 
 def _enum(kind: mi.Type, field: FieldDescriptor, where: str) -> Convert | None:
@@ -385,7 +385,7 @@ def _enum(kind: mi.Type, field: FieldDescriptor, where: str) -> Convert | None:
 
 
 def _one_of_each(descriptor: Descriptor, names: Sequence[str]) -> Convert | None:
-    """What holds a record to one field of each oneof; None where it has no two fields of one."""
+    """A check that a record has at most one field of each oneof; None where no two fields share one."""
     groups = [[field.name for field in group.fields if field.name in names] for group in descriptor.oneofs]
     several = [group for group in groups if len(group) > 1]
     if not several:
@@ -393,9 +393,9 @@ def _one_of_each(descriptor: Descriptor, names: Sequence[str]) -> Convert | None
 
     def check(fields: dict[str, Any]) -> dict[str, Any]:
         for group in several:
-            given = [name for name in group if fields[name] is not None]
-            if len(given) > 1:
-                raise ValueError(f"{' and '.join(given)} are of one oneof, and only one may be given")
+            present = [name for name in group if fields[name] is not None]
+            if len(present) > 1:
+                raise ValueError(f"{' and '.join(present)} are of one oneof, and only one may be given")
         return fields
 
     return check
@@ -428,7 +428,7 @@ _SCALARS: dict[tuple[type[mi.Type], str], tuple[Convert | None]] = {
     **{(mi.IntType, name): (None,) for name in ("uint32", "fixed32")},
     **SCALARS,
 }
-"""What holds which type of a record, and what converts to it. An int below 0 is refused by Protobuf itself."""
+"""The converters from a record's type to a Protobuf type. Protobuf itself refuses an unsigned int below 0."""
 
 _TYPES = (
     "", "double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group", "message",
@@ -442,15 +442,15 @@ def _type_name(field: FieldDescriptor) -> str:
 
 
 def _unfit(kind: mi.Type, field: FieldDescriptor, where: str) -> ValueError:
-    of = field.message_type or field.enum_type
-    name = of.full_name if of is not None else _type_name(field)
+    named = field.message_type or field.enum_type
+    name = named.full_name if named is not None else _type_name(field)
     return ValueError(
         f"{where} is {described(kind)}, which the message's {'repeated ' if field.is_repeated else ''}{name} does not"
         " hold; change the message or the record"
     )
 
 
-# Where in its schema a message is
+# The place of a message in its schema
 
 
 def _place_bytes(place: tuple[int, ...]) -> bytes:
@@ -461,10 +461,10 @@ def _place_bytes(place: tuple[int, ...]) -> bytes:
 
 
 def _zigzag(number: int) -> bytes:
-    """A number that is not negative."""
-    left, found = number << 1, bytearray()
-    while left > 0x7F:
-        found.append(left & 0x7F | 0x80)
-        left >>= 7
-    found.append(left)
-    return bytes(found)
+    """The encoding of a number that is not negative."""
+    rest, data = number << 1, bytearray()
+    while rest > 0x7F:
+        data.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    data.append(rest)
+    return bytes(data)

@@ -1,6 +1,6 @@
 """The types of values: a record's type as formats spell it, and its columns as formats take them.
 
-Reading decodes to the spelled type; writing gives a format what `plain` makes of Arrow's values. Both go by the same
+Reading decodes to the spelled type; writing passes Arrow's values through `plain` to a format. Both use the same
 inspected type, so that what is written is what is read. Knows no format.
 """
 
@@ -20,11 +20,11 @@ from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.records import RecordType, shorten
 
 Convert = Callable[[Any], Any]
-"""Makes of one value another one; raises `ValueError` where it cannot."""
+"""Converts a value; raises `ValueError` where it cannot."""
 
 
 class Column(NamedTuple):
-    """A column of a record type, as values have it."""
+    """A column of a record type in a value."""
 
     name: str
     encoded: str
@@ -43,7 +43,7 @@ def columns(kind: RecordType) -> tuple[Column, ...]:
 
 
 def check_names(kind: RecordType, known: Sequence[str], what: str, where: str) -> None:
-    """Raises `PipelineError` where `what` has no such field as a spelled record type."""
+    """Raise `PipelineError` where `what` lacks a field of a spelled record type."""
     for column in columns(kind) if kind.shape == "class" else ():
         if column.encoded not in known:
             raise PipelineError(
@@ -57,7 +57,7 @@ def check_names(kind: RecordType, known: Sequence[str], what: str, where: str) -
 
 @cache
 def spelled_class(python: Any, names: tuple[str, ...]) -> type[msgspec.Struct]:
-    """A msgspec struct with these fields of an annotated class: what an object in JSON is decoded to."""
+    """A msgspec struct with these fields of an annotated class, to which an object in JSON is decoded."""
     info = typing.cast("Any", mi.type_info(python))
     hints = typing.get_type_hints(python, include_extras=True)
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
@@ -70,7 +70,7 @@ def spelled_class(python: Any, names: tuple[str, ...]) -> type[msgspec.Struct]:
         if field.default is not msgspec.NODEFAULT:
             fields.append((field.name, kind, _default(field.default, hints[field.name])))
         elif field.default_factory is not msgspec.NODEFAULT:
-            fields.append((field.name, kind, _made(field.default_factory, hints[field.name])))
+            fields.append((field.name, kind, _default_factory(field.default_factory, hints[field.name])))
         elif type(None) in typing.get_args(kind):
             fields.append((field.name, kind, None))
         else:
@@ -79,7 +79,7 @@ def spelled_class(python: Any, names: tuple[str, ...]) -> type[msgspec.Struct]:
 
 
 def spelled(python: Any) -> Any:
-    """A type as values spell it: annotated classes are objects by field name, also NamedTuples."""
+    """A type as values spell it: annotated classes, also NamedTuples, are objects by field name."""
     origin, arguments = typing.get_origin(python), typing.get_args(python)
     if origin is typing.Annotated:
         return typing.Annotated[(spelled(arguments[0]), *arguments[1:])]
@@ -96,18 +96,18 @@ def spelled(python: Any) -> Any:
 
 
 def _default(value: Any, python: Any) -> Any:
-    """A field's default, as values spell the field's type."""
+    """A field's default in the field's spelled type."""
     value = _respelled(value, python)
     # msgspec shares a default with all objects, and so refuses what could be changed
     return msgspec.field(default_factory=lambda: value) if isinstance(value, (list, dict, msgspec.Struct)) else value
 
 
-def _made(make: Callable[[], Any], python: Any) -> Any:
+def _default_factory(make: Callable[[], Any], python: Any) -> Any:
     return msgspec.field(default_factory=lambda: _respelled(make(), python))
 
 
 def _respelled(value: Any, python: Any) -> Any:
-    """A value of a type as that type is spelled; what is not of the type stays as it is."""
+    """A value in its type's spelled form; a value of another type stays as it is."""
     origin, arguments = typing.get_origin(python), typing.get_args(python)
     if origin is typing.Annotated:
         return _respelled(value, arguments[0])
@@ -128,11 +128,11 @@ def _respelled(value: Any, python: Any) -> Any:
 
 
 _NOT_TEXTS = (bytes, bytearray, memoryview)
-"""What a text is not taken for: msgspec would decode it from Base64, as in JSON."""
+"""Types that a text is not converted to: msgspec would decode it from Base64, as in JSON."""
 
 
 def from_plain(python: Any) -> Convert:
-    """What makes values of this type of plain ones.
+    """A function that turns plain values into this type.
 
     Raises `ValueError` for texts of times that it would cut off, and for whole numbers that a float does not hold.
     """
@@ -152,13 +152,13 @@ def from_plain(python: Any) -> Convert:
 
 
 def without_none(python: Any) -> Any:
-    """The type of values that are not None."""
+    """The type without None."""
     kinds = [kind for kind in typing.get_args(python) if kind is not type(None)]
     return kinds[0] if len(kinds) == 1 else python
 
 
 def inside(where: str, path: str) -> str:
-    """The place of something within a field, for messages: `field 'items[].price'`."""
+    """The place within a field, for messages: `field 'items[].price'`."""
     return f"{where[:-1]}{path}'" if where.endswith("'") else f"{where}{path}"
 
 
@@ -166,9 +166,9 @@ def inside(where: str, path: str) -> str:
 
 
 def plain(info: mi.Type) -> Convert | None:
-    """What makes of a value as Arrow gives it one as formats take it; None where these are the same.
+    """A function that turns an Arrow value into one that formats take; None where these are the same.
 
-    Objects are dicts by the names that values have, tuples are lists and maps dicts; an enum's member is its value.
+    Objects are dicts by the names in values, tuples are lists and maps dicts; an enum's member is its value.
     """
     kind, nullable = needed(info)
     convert = _plain(kind)
@@ -191,12 +191,12 @@ def _plain(info: mi.Type) -> Convert | None:
         return item and each(item)
     if isinstance(info, mi.DictType):
         item = plain(info.value_type)
-        return dict if item is None else lambda value: {key: item(found) for key, found in value}
+        return dict if item is None else lambda value: {key: item(entry) for key, entry in value}
     return None
 
 
 def needed(info: mi.Type) -> tuple[mi.Type, bool]:
-    """The type of values that are not None, and whether they may be None."""
+    """The type without None, and whether None is allowed."""
     if isinstance(info, mi.Metadata):
         return needed(info.type)
     if isinstance(info, mi.UnionType):
@@ -206,37 +206,37 @@ def needed(info: mi.Type) -> tuple[mi.Type, bool]:
 
 
 def optional(convert: Convert) -> Convert:
-    """The same for values that may be None."""
+    """The same conversion for values that may be None."""
     return lambda value: None if value is None else convert(value)
 
 
 def each(convert: Convert) -> Convert:
-    """The same for lists of values."""
+    """The same conversion for lists of values."""
     return lambda values: list(map(convert, values))
 
 
 def in_order(converts: Sequence[Convert | None]) -> Convert | None:
-    """What converts each item of a tuple; None where they stay as they are."""
+    """A converter of a tuple's items; None where they stay as they are."""
     if not any(converts):
         return None
-    made = [convert or itself for convert in converts]
-    return lambda values: [convert(one) for convert, one in zip(made, values, strict=True)]
+    functions = [convert or itself for convert in converts]
+    return lambda values: [convert(value) for convert, value in zip(functions, values, strict=True)]
 
 
 def entries(key: Convert | None, item: Convert | None) -> Convert | None:
-    """What converts the keys and values of a dict; None where they stay as they are."""
+    """A converter of a dict's keys and values; None where they stay as they are."""
     if key is None and item is None:
         return None
     as_key, as_item = key or itself, item or itself
-    return lambda found: {as_key(name): as_item(one) for name, one in found.items()}
+    return lambda mapping: {as_key(name): as_item(value) for name, value in mapping.items()}
 
 
 def members(converts: Mapping[str, Convert | None]) -> Convert | None:
-    """What converts the fields of an object; None where they stay as they are."""
+    """A converter of an object's fields; None where they stay as they are."""
     if not any(converts.values()):
         return None
-    made = {name: convert or itself for name, convert in converts.items()}
-    return lambda value: {name: convert(value[name]) for name, convert in made.items()}
+    functions = {name: convert or itself for name, convert in converts.items()}
+    return lambda value: {name: convert(value[name]) for name, convert in functions.items()}
 
 
 def itself(value: Any) -> Any:
@@ -247,7 +247,7 @@ def itself(value: Any) -> Any:
 T = TypeVar("T")
 
 
-def held_by(
+def field_converters(
     fields: Sequence[tuple[str, mi.Type]],
     known: Mapping[str, T],
     needed: Mapping[str, str],
@@ -255,7 +255,7 @@ def held_by(
     fit: Callable[[mi.Type, T, str], Convert | None],
     where: str,
 ) -> dict[str, Convert | None]:
-    """What converts each field of a record for a schema with these fields; `needed` says of some why.
+    """A converter for each field of a record, for a schema with these fields; `needed` says why it needs some.
 
     Raises `ValueError` where the schema cannot hold all values of the record.
     """
@@ -284,11 +284,11 @@ def check_members(kind: mi.EnumType, known: Collection[str], what: str, where: s
     return values
 
 
-def converted(found: Sequence[Sequence[Any]], names: Sequence[str], converts: Sequence[Convert | None]) -> list[Any]:
+def converted(arrays: Sequence[Sequence[Any]], names: Sequence[str], converts: Sequence[Convert | None]) -> list[Any]:
     """Columns of converted values; raises `ValueError` that names the field and the value that does not fit."""
     return [
         values if convert is None else _converted(values, name, convert)
-        for values, name, convert in zip(found, names, converts, strict=True)
+        for values, name, convert in zip(arrays, names, converts, strict=True)
     ]
 
 
@@ -301,18 +301,18 @@ def _converted(values: Sequence[Any], name: str, convert: Convert) -> list[Any]:
     return done
 
 
-# What a schema asks of a value
+# A schema's requirements of a value
 
 
 def in_32_bits(value: int) -> int:
-    """An int that a schema's type of 32 bits takes."""
+    """The int, if it fits in 32 bits; else raises `ValueError`."""
     if not -(1 << 31) <= value < 1 << 31:
         raise ValueError("the schema's type takes 32 bits; declare one of 64 in the schema")
     return value
 
 
 def single(value: float) -> float:
-    """A float that one of 32 bits is equal to."""
+    """The float, if one of 32 bits is equal to it; else raises `ValueError`."""
     import struct
 
     try:
@@ -325,7 +325,7 @@ def single(value: float) -> float:
 
 
 def one_of(names: Sequence[str], what: str) -> Convert:
-    """A text that is one of these."""
+    """A check that a text is one of these."""
     known = frozenset(names)
 
     def check(value: str) -> str:
@@ -338,8 +338,8 @@ def one_of(names: Sequence[str], what: str) -> Convert:
 
 def text(value: Any) -> str:
     """A time, a date or a duration in ISO 8601."""
-    found: str = msgspec.to_builtins(value)
-    return found
+    iso: str = msgspec.to_builtins(value)
+    return iso
 
 
 SCALARS: dict[tuple[type[mi.Type], str], tuple[Convert | None]] = {
@@ -350,4 +350,4 @@ SCALARS: dict[tuple[type[mi.Type], str], tuple[Convert | None]] = {
     (mi.DecimalType, "string"): (str,),
     **{(kind, "string"): (text,) for kind in (mi.DateTimeType, mi.DateType, mi.TimeDeltaType)},
 }
-"""What holds which type of a record in the words that Avro and Protobuf share, and what converts to it."""
+"""The converters from a record's type to a type that Avro and Protobuf share."""

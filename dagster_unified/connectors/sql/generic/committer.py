@@ -32,7 +32,7 @@ _VALUES = 500
 
 
 def remove_keys(connection: sa.Connection, table: sa.Table, key: Sequence[str], rows: pa.Table, where: str) -> None:
-    """Deletes the rows that have the key of one of these; raises `SinkError` where a text only resembles one."""
+    """Delete the rows with the keys of these rows; raises `SinkError` where a text only resembles a key."""
     import sqlalchemy as sa
 
     columns = [table.c[name] for name in key]
@@ -40,24 +40,24 @@ def remove_keys(connection: sa.Connection, table: sa.Table, key: Sequence[str], 
     step = max(_VALUES // len(key), 1)
     for start in range(0, len(rows), step):
         keys = [tuple(row.values()) for row in rows.select(list(key)).slice(start, step).to_pylist()]
-        meant: sa.ColumnElement[bool]
+        has_key: sa.ColumnElement[bool]
         if len(columns) == 1:
-            meant = columns[0].in_([one for (one,) in keys])
+            has_key = columns[0].in_([value for (value,) in keys])
         else:
-            meant = sa.or_(*[sa.and_(*[c == v for c, v in zip(columns, one, strict=True)]) for one in keys])
+            has_key = sa.or_(*[sa.and_(*[c == v for c, v in zip(columns, values, strict=True)]) for values in keys])
         if texts:
-            given = {tuple(one[place] for place in texts) for one in keys}
-            found = connection.execute(sa.select(*[columns[place] for place in texts]).where(meant).distinct())
-            for held in found:
-                check_same(tuple(held), given, table.name, where)
-        connection.execute(sa.delete(table).where(meant))
+            written = {tuple(values[place] for place in texts) for values in keys}
+            stored_texts = connection.execute(sa.select(*[columns[place] for place in texts]).where(has_key).distinct())
+            for stored in stored_texts:
+                check_same(tuple(stored), written, table.name, where)
+        connection.execute(sa.delete(table).where(has_key))
 
 
-def check_same(held: tuple[str, ...], given: set[tuple[str, ...]], table: str, where: str) -> None:
-    """Raises `SinkError` where a database finds a text that was not asked for."""
-    if held not in given:
+def check_same(stored: tuple[str, ...], written: set[tuple[str, ...]], table: str, where: str) -> None:
+    """Raise `SinkError` where a database finds another text than the one asked for."""
+    if stored not in written:
         raise SinkError(
-            f"{where}: to the database the text {', '.join(map(repr, held))}, which table {table} has, is the same as"
+            f"{where}: to the database the text {', '.join(map(repr, stored))}, which table {table} has, is the same as"
             " another one that is written, and their rows would replace each other; give the column a collation that"
             " compares texts as they are"
         )
@@ -79,7 +79,7 @@ class WritePlan:
     key: tuple[str, ...]
     partition_column: str | None
     exactly_once: bool
-    """Whether a repeated write must not be there twice; upserts need no such promise."""
+    """Whether a repeated write must not add rows twice; upserts need no such promise."""
 
     where: str
     """How messages begin."""
@@ -88,7 +88,7 @@ class WritePlan:
 class DatabaseWrite(MarkedWrite[StagedRows]):
     """The transaction of some commits, on a connection that has begun it.
 
-    `scales` are the digits after the point that the table's columns of decimals have.
+    `scales` are the digits after the point of the table's decimal columns.
     """
 
     def __init__(
@@ -108,19 +108,19 @@ class DatabaseWrite(MarkedWrite[StagedRows]):
         """The version of a mark; None where there is none."""
         import sqlalchemy as sa
 
-        asked = sa.select(self._marks.c.writer, self._marks.c.version).where(self._marks.c.writer == name)
-        found = self._connection.execute(asked).one_or_none()
-        if found is None:
+        query = sa.select(self._marks.c.writer, self._marks.c.version).where(self._marks.c.writer == name)
+        mark = self._connection.execute(query).one_or_none()
+        if mark is None:
             return None
-        check_same((found.writer,), {(name,)}, MARKS, self.where)
-        return int(found.version)
+        check_same((mark.writer,), {(name,)}, MARKS, self.where)
+        return int(mark.version)
 
     def raise_mark(self, name: str, version: int, again: bool) -> bool | None:
-        held = self._locked(name)
-        if held is not None and (held > version or (held == version and not again)):
+        current = self._locked(name)
+        if current is not None and (current > version or (current == version and not again)):
             return None
-        self._remember(name, held, version)
-        return held is None
+        self._remember(name, current, version)
+        return current is None
 
     def count_run(self, name: str) -> bool:
         before = self._locked(name)
@@ -128,17 +128,17 @@ class DatabaseWrite(MarkedWrite[StagedRows]):
         return before is not None
 
     def _locked(self, name: str) -> int | None:
-        """The version of a mark, which nobody else changes until this transaction ends."""
+        """The version of a mark, which nobody else can change until this transaction ends."""
         import sqlalchemy as sa
 
         mine = self._marks.c.writer == name
         self._connection.execute(sa.update(self._marks).where(mine).values(version=self._marks.c.version))
         return self.version(name)
 
-    def _remember(self, name: str, held: int | None, version: int) -> None:
+    def _remember(self, name: str, current: int | None, version: int) -> None:
         import sqlalchemy as sa
 
-        if held is None:
+        if current is None:
             self._connection.execute(sa.insert(self._marks).values(writer=name, version=version))
         else:
             mine = self._marks.c.writer == name
@@ -199,10 +199,10 @@ class DatabaseCommitter(Committer[StagedRows]):
         self._dialect = dialect_of(plan.database.engine(plan.where).dialect.name)
         if plan.exactly_once and not self._dialect.exactly_once:
             raise SinkError(not_exact(plan.where, self._dialect))
-        held = sa.MetaData()
+        metadata = sa.MetaData()
         self._marks = sa.Table(
             MARKS,
-            held,
+            metadata,
             sa.Column("writer", compared_text(512), primary_key=True),
             sa.Column("version", sa.BigInteger, nullable=False),
             **TABLE_OPTIONS,
@@ -211,22 +211,22 @@ class DatabaseCommitter(Committer[StagedRows]):
         if plan.partition_column is not None:
             columns.append(sa.Column(quoted_name(plan.partition_column, True), compared_text(255), index=True))
         schema = None if plan.db_schema is None else quoted_name(plan.db_schema, True)
-        self._table = sa.Table(quoted_name(plan.table, True), held, *columns, schema=schema, **TABLE_OPTIONS)
+        self._table = sa.Table(quoted_name(plan.table, True), metadata, *columns, schema=schema, **TABLE_OPTIONS)
         self._scales: dict[str, int] = {}
         try:
-            self._prepare(held)
+            self._prepare(metadata)
         except UnifiedError as error:
             if "already exists" not in str(error):
                 raise
-            self._prepare(held)  # two who began at once, and the other has made the tables
+            self._prepare(metadata)  # two who began at once, and the other has made the tables
 
-    def _prepare(self, held: sa.MetaData) -> None:
-        """Makes the tables that are missing, and looks at those that are there."""
+    def _prepare(self, metadata: sa.MetaData) -> None:
+        """Create missing tables, and check those that are there."""
         import sqlalchemy as sa
 
         plan = self._plan
         with plan.database.transaction(plan.where) as connection:
-            held.create_all(connection)
+            metadata.create_all(connection)
             self._check(sa.inspect(connection))
             self._dialect.check_table(
                 connection, plan.table, plan.db_schema, plan.key, plan.partition_column, plan.where
@@ -262,19 +262,19 @@ class DatabaseCommitter(Committer[StagedRows]):
 
     # What is there
 
-    def _check(self, found: Any) -> None:
-        """Raises where the records do not fit the table."""
+    def _check(self, inspector: Any) -> None:
+        """Raise `SinkError` where the records do not fit the table."""
         plan = self._plan
-        held = {column["name"]: column for column in found.get_columns(plan.table, plan.db_schema)}
+        existing = {column["name"]: column for column in inspector.get_columns(plan.table, plan.db_schema)}
         wanted = {field.name: field.type for field in plan.rows}
         if plan.partition_column is not None:
             wanted[plan.partition_column] = pa.string()
         for name, kind in wanted.items():
-            if name not in held:
+            if name not in existing:
                 raise SinkError(
                     f"{plan.where}: table {plan.table} has no column '{name}'; add it, or write to another table"
                 )
-            column_type = held[name]["type"]
+            column_type = existing[name]["type"]
             scale = getattr(column_type, "scale", None)
             if pa.types.is_decimal(kind) and scale is not None:
                 self._scales[name] = scale
@@ -283,16 +283,18 @@ class DatabaseCommitter(Committer[StagedRows]):
                     f"{plan.where}: column '{name}' of {plan.table} is {column_type}, which does not hold the"
                     f" field's {kind}; write to another table, or change the column"
                 )
-        for name, column in held.items():
+        for name, column in existing.items():
             if name not in wanted and not column["nullable"] and column.get("default") is None:
                 raise SinkError(
                     f"{plan.where}: column '{name}' of {plan.table} may not be null and has no default, and the records"
                     " have no such field; add the field, or give the column a default"
                 )
         if plan.key and self._dialect.exactly_once:
-            keys = [found.get_pk_constraint(plan.table, plan.db_schema)["constrained_columns"]]
-            keys += [one["column_names"] for one in found.get_unique_constraints(plan.table, plan.db_schema)]
-            keys += [one["column_names"] for one in found.get_indexes(plan.table, plan.db_schema) if one["unique"]]
+            keys = [inspector.get_pk_constraint(plan.table, plan.db_schema)["constrained_columns"]]
+            keys += [index["column_names"] for index in inspector.get_unique_constraints(plan.table, plan.db_schema)]
+            keys += [
+                index["column_names"] for index in inspector.get_indexes(plan.table, plan.db_schema) if index["unique"]
+            ]
             if set(plan.key) not in map(set, keys):
                 raise SinkError(
                     f"{plan.where}: table {plan.table} has no primary key or unique index of ({', '.join(plan.key)}),"
@@ -301,7 +303,7 @@ class DatabaseCommitter(Committer[StagedRows]):
 
 
 def not_exact(where: str, dialect: Dialect) -> str:
-    """Says that nobody knows whether a write to a database happens exactly once."""
+    """The message that nobody knows whether writes to a database happen exactly once."""
     return (
         f"{where}: DatabaseSink writes exactly once to {', '.join(exactly_once())} (mariadb+pymysql://…); for"
         f" {dialect.name} that is not known: give delivery_guarantee=DeliveryGuarantee.AT_LEAST_ONCE, or mode='upsert'"
@@ -310,7 +312,7 @@ def not_exact(where: str, dialect: Dialect) -> str:
 
 
 def _is_mark(error: Any) -> bool:
-    """Whether a row of the marks was there before, as two who begin at once find it."""
+    """Whether a row of the marks was there before: two writers that begin at once find that."""
     import sqlalchemy as sa
 
     return isinstance(error, sa.exc.IntegrityError) and MARKS in f"{error.orig} {error.statement}"

@@ -1,7 +1,7 @@
-"""How a database differs from what all that SQLAlchemy knows have in common, and the types of columns it is given.
+"""How a database differs from the others that SQLAlchemy knows, and the column types for it.
 
-What a database has no type for is stored as one that all have: nested values as texts of JSON, durations as
-microseconds, and in SQLite decimals as texts.
+Types that a database lacks are stored as types that all have: nested values as JSON texts, durations as microseconds,
+and in SQLite decimals as texts.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _LASTING = re.compile(
     "|does not exist|not a valid duckdb|command denied|authentication failed|login failed",
     re.IGNORECASE,
 )
-"""What databases report as operational, and another attempt would meet again."""
+"""Errors that databases report as operational, but that another attempt would meet again."""
 
 LOCK_SECONDS = 20.0
-"""How long to wait for what another connection has locked."""
+"""Seconds to wait for a lock of another connection."""
 
 _ROWS = 10_000
-"""Rows of one call of a driver."""
+"""Rows in one call of a driver."""
 
 _SINGLE = 24
 """Binary digits of a float of single precision."""
@@ -43,7 +43,7 @@ class Dialect:
     """The database's name, for people."""
 
     package = ""
-    """What has to be installed beside SQLAlchemy."""
+    """The package that is needed besides SQLAlchemy."""
 
     exactly_once = False
     """Whether its transactions and comparisons are known to keep what an exactly-once sink promises."""
@@ -55,10 +55,10 @@ class Dialect:
     """A statement that sets up a session. By its zone some databases convert between times with a zone and without."""
 
     isolation: str | None = None
-    """The level at which a transaction sees what the one it has waited for has written, if not by itself."""
+    """The level at which a transaction sees the writes of another that it waited for, if not by default."""
 
     read_only: Mapping[str, Any] = {}
-    """What the driver is given where several processes only read."""
+    """Arguments of the driver where several processes only read."""
 
     lossy_decimals: tuple[str, ...] = ("Float",)
     """SQLAlchemy's types of columns in which a decimal loses digits."""
@@ -74,42 +74,44 @@ class Dialect:
     # Errors
 
     def is_lasting(self, error: BaseException | None, said: str) -> bool:
-        """Whether another attempt would meet again what the driver reports as operational."""
+        """Whether another attempt would meet an error again that the driver reports as operational."""
         return bool(_LASTING.search(said))
 
     def said(self, error: BaseException | None) -> object:
-        """What the driver says."""
+        """The driver's message."""
         return error
 
     # Columns
 
-    def holds(self, kind: pa.DataType, held: Any) -> bool:
-        """Whether a column of this type holds all values of an Arrow type; one of an unknown type may.
+    def holds(self, kind: pa.DataType, stored_type: Any) -> bool:
+        """Whether a column of this type holds all values of an Arrow type; a column of an unknown type may.
 
-        A decimal loses digits in a column of floats, a float in one of single precision, and a time in one that has
-        less than microseconds.
+        A decimal loses digits in a column of floats, a float in one of single precision, and a time in one that is
+        coarser than microseconds.
         """
         import sqlalchemy as sa
 
-        if self.has_single_floats and _is_single(held):
+        if self.has_single_floats and _is_single(stored_type):
             return False
-        if pa.types.is_timestamp(kind) and self.is_coarse(held):
+        if pa.types.is_timestamp(kind) and self.is_coarse(stored_type):
             return False
-        if pa.types.is_decimal(kind) and isinstance(held, tuple(getattr(sa, name) for name in self.lossy_decimals)):
+        if pa.types.is_decimal(kind) and isinstance(
+            stored_type, tuple(getattr(sa, name) for name in self.lossy_decimals)
+        ):
             return False
-        return isinstance(held, (*_types(kind), sa.types.NullType))
+        return isinstance(stored_type, (*_types(kind), sa.types.NullType))
 
-    def reads(self, kind: pa.DataType, held: Any) -> bool:
-        """Whether an Arrow type can be read from a column of this type; which values, the rows will say."""
+    def reads(self, kind: pa.DataType, stored_type: Any) -> bool:
+        """Whether an Arrow type can be read from a column of this type; single values may still not fit."""
         import sqlalchemy as sa
 
         types = (*_types(kind), sa.types.NullType)
         if kind == pa.float64() or pa.types.is_decimal(kind):
             types = (*types, sa.Numeric, sa.Float, sa.Integer)
-        return isinstance(held, types)
+        return isinstance(stored_type, types)
 
-    def is_coarse(self, held: Any) -> bool:
-        """Whether a column of times has less than microseconds."""
+    def is_coarse(self, stored_type: Any) -> bool:
+        """Whether a column of times is coarser than microseconds."""
         return False
 
     # Rows that are written
@@ -123,13 +125,13 @@ class Dialect:
         partition_column: str | None,
         where: str,
     ) -> None:
-        """Raises `SinkError` where the database would do with a table's rows what a sink does not promise."""
+        """Raise `SinkError` where the database would treat a table's rows in a way that a sink does not promise."""
 
     def check_rows(self, connection: sa.Connection, table: str, schema: str | None, rows: pa.Table, where: str) -> None:
-        """Raises `SinkError` for rows that the database would change, or not take."""
+        """Raise `SinkError` for rows that the database would change or reject."""
 
     def stored(self, table: pa.Table, where: str) -> pa.Table:
-        """Rows in the types in which the database holds them; raises `SinkError` for what it does not."""
+        """Rows in the database's types; raises `SinkError` for values that it cannot hold."""
         import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
         lacking = []
@@ -145,7 +147,7 @@ class Dialect:
         return pa.table({name: self.stored_column(table.column(name), name, where) for name in table.column_names})
 
     def stored_column(self, column: pa.ChunkedArray, name: str, where: str) -> pa.ChunkedArray:
-        """One column of them."""
+        """One column in the database's type."""
         kind = column.type
         if pa.types.is_nested(kind):
             return pa.chunked_array([to_json(chunk, name, where) for chunk in column.chunks], pa.string())
@@ -166,20 +168,20 @@ class Dialect:
 
     # Rows that are read
 
-    def exact(self, connection: sa.Connection, asked: sa.Select[Any], schema: pa.Schema) -> sa.Select[Any]:
-        """The same statement, where the server would send values cut off."""
-        return asked
+    def exact(self, connection: sa.Connection, statement: sa.Select[Any], schema: pa.Schema) -> sa.Select[Any]:
+        """The same statement, changed where the server would send rounded values."""
+        return statement
 
     def is_odd(self, column: sa.ColumnClause[Any], kind: Any) -> Any:
-        """Whether a value is not of its column's type, so that the reader has to see it; None where none can be."""
+        """A condition that a value is not of its column's type, for the reader to refuse; None where none can be."""
         return None
 
-    def fetched(self, connection: sa.Connection, asked: sa.Select[Any]) -> Iterator[Sequence[Column]]:
-        """The columns of some rows after the other."""
+    def fetched(self, connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[Sequence[Column]]:
+        """The columns of some rows after another."""
         if connection.dialect.supports_server_side_cursors:  # else the driver holds all rows, and SQLAlchemy reads on
-            parts: Any = connection.execution_options(stream_results=True).execute(asked).partitions(_ROWS)
+            parts: Any = connection.execution_options(stream_results=True).execute(statement).partitions(_ROWS)
         else:
-            cursor: Any = connection.execute(asked).cursor  # rows of SQLAlchemy's own take twice the time
+            cursor: Any = connection.execute(statement).cursor  # rows of SQLAlchemy's own take twice the time
             parts = iter(lambda: cursor.fetchmany(_ROWS) or None, None)
         for rows in parts:
             yield list(zip(*rows, strict=True))
@@ -188,19 +190,19 @@ class Dialect:
 class Oracle(Dialect):
     """Oracle."""
 
-    def is_coarse(self, held: Any) -> bool:
+    def is_coarse(self, stored_type: Any) -> bool:
         import sqlalchemy as sa
 
-        return not isinstance(held, sa.TIMESTAMP)
+        return not isinstance(stored_type, sa.TIMESTAMP)
 
 
 class SqlServer(Dialect):
     """Microsoft SQL Server."""
 
-    def is_coarse(self, held: Any) -> bool:
+    def is_coarse(self, stored_type: Any) -> bool:
         from sqlalchemy.dialects import mssql
 
-        return not isinstance(held, (mssql.DATETIMEOFFSET, mssql.DATETIME2))
+        return not isinstance(stored_type, (mssql.DATETIMEOFFSET, mssql.DATETIME2))
 
 
 class PostgreSql(Dialect):
@@ -210,7 +212,7 @@ class PostgreSql(Dialect):
 
 
 def _types(kind: pa.DataType) -> tuple[Any, ...]:
-    """SQLAlchemy's types of columns that are for an Arrow type."""
+    """SQLAlchemy's column types for an Arrow type."""
     import sqlalchemy as sa
 
     if pa.types.is_decimal(kind):
@@ -229,21 +231,23 @@ def _types(kind: pa.DataType) -> tuple[Any, ...]:
     return accepted.get(kind, (sa.String, sa.JSON))
 
 
-def _is_single(held: Any) -> bool:
+def _is_single(stored_type: Any) -> bool:
     """Whether a column of floats has single precision, as REAL, or FLOAT unless its digits say otherwise."""
     import sqlalchemy as sa
 
-    return isinstance(held, sa.REAL) or (isinstance(held, sa.FLOAT) and (held.precision or 0) <= _SINGLE)
+    return isinstance(stored_type, sa.REAL) or (
+        isinstance(stored_type, sa.FLOAT) and (stored_type.precision or 0) <= _SINGLE
+    )
 
 
 _OF_MYSQL = ("mariadb", "mysql")
 
 EXACT = "_nopad_bin"
-"""How collations of MariaDB end that compare texts as they are."""
+"""The end of the names of MariaDB's collations that compare texts as they are."""
 
 
 def column_type(kind: pa.DataType, indexed: bool = False) -> Any:
-    """The type of a column that is made for an Arrow type; `indexed` if it is a key."""
+    """The type of a new column for an Arrow type; `indexed` if it is a key."""
     import sqlalchemy as sa
     from sqlalchemy.dialects import mysql
 
@@ -270,7 +274,7 @@ def column_type(kind: pa.DataType, indexed: bool = False) -> Any:
 
 
 def compared_text(characters: int, elsewhere: Any = None) -> Any:
-    """The type of a column of texts that are compared as they are, in MySQL but for blanks at their end.
+    """A column type for texts that are compared as they are; MySQL still ignores blanks at the end.
 
     Else MariaDB takes 'A', 'a' and 'a ' for the same.
     """
@@ -283,14 +287,14 @@ def compared_text(characters: int, elsewhere: Any = None) -> Any:
     return plain.with_variant(exact, "mariadb").with_variant(binary, "mysql")
 
 
-def spelled(held: Any) -> str:
+def spelled(stored_type: Any) -> str:
     """A column's type, for messages; SQLAlchemy has no text for some."""
     import sqlalchemy as sa
 
     try:
-        return str(held)
+        return str(stored_type)
     except sa.exc.CompileError:
-        return type(held).__name__
+        return type(stored_type).__name__
 
 
 def shortened(table: pa.Table, scales: Mapping[str, int], where: str) -> pa.Table:
@@ -309,7 +313,7 @@ def shortened(table: pa.Table, scales: Mapping[str, int], where: str) -> pa.Tabl
 
 
 def statement_columns(schema: pa.Schema, key: tuple[str, ...] = ()) -> list[sa.Column[Any]]:
-    """The columns of a table for rows of this schema, with the names as they are written."""
+    """The columns of a table for rows of this schema, with their names as they are written."""
     import sqlalchemy as sa
     from sqlalchemy.sql.elements import quoted_name
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dagster_unified.connectors.protocol.positions import Position
 
 _PART = "rows"
-"""The one part of a table, with offset 0 before and 1 after it was read."""
+"""The one part of a table; its offset is 0 before and 1 after it was read."""
 
 
 class DatabaseSource(TableSource[Out]):
@@ -116,65 +116,69 @@ class DatabaseSource(TableSource[Out]):
             if self.split_by is None:
                 return [KeyRange()]
             column = self._column(self.split_by)
-            found = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).select_from(self._from()))
-            low, high = found.one()
+            result = connection.execute(sa.select(sa.func.min(column), sa.func.max(column)).select_from(self._from()))
+            low, high = result.one()
         return key_ranges(low, high, self.parallelism)
 
     def read_split(self, split: KeyRange) -> Iterator[pa.RecordBatch | Malformed]:
         return self._read(split)
 
     def rows(self, most: int | None = None) -> pa.Table:
-        """The rows that fit, or the first of them, read here and at once."""
-        found = self._read(KeyRange(), most)
-        return pa.Table.from_batches([one for one in found if isinstance(one, pa.RecordBatch)], self.records.schema)
+        """Read the rows that fit, or the first `most` of them, here and at once."""
+        batches = self._read(KeyRange(), most)
+        return pa.Table.from_batches(
+            [batch for batch in batches if isinstance(batch, pa.RecordBatch)], self.records.schema
+        )
 
     def _read(self, split: KeyRange, most: int | None = None) -> Iterator[pa.RecordBatch | Malformed]:
         fields = ReadField.of(self.records)
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
             dialect = dialect_of(connection.dialect.name)
-            asked = self._statement(split, self._held(connection), dialect)
-            asked = dialect.exact(connection, asked, self.records.schema).limit(most)
+            statement = self._statement(split, self._column_types(connection), dialect)
+            statement = dialect.exact(connection, statement, self.records.schema).limit(most)
             with driver_errors(connection):
-                for columns in dialect.fetched(connection, asked):
+                for columns in dialect.fetched(connection, statement):
                     yield from converted(columns, fields, self._place)
 
     # The statement
 
-    def _statement(self, split: KeyRange, held: dict[str, Any], dialect: Dialect) -> sa.Select[Any]:
+    def _statement(self, split: KeyRange, types: dict[str, Any], dialect: Dialect) -> sa.Select[Any]:
         import sqlalchemy as sa
 
-        asked = sa.select(*[self._column(name) for name in self.records.names]).select_from(self._from())
-        pushed = self._pushed(held, dialect)
+        statement = sa.select(*[self._column(name) for name in self.records.names]).select_from(self._from())
+        pushed = self._pushed(types, dialect)
         if self.split_by is not None:
             column = self._column(self.split_by)
             if split.nulls:
-                return asked.where(column.is_(None), *pushed)
+                return statement.where(column.is_(None), *pushed)
             if split.low is not None:
-                asked = asked.where(column >= split.low)
+                statement = statement.where(column >= split.low)
             if split.high is not None:
-                asked = asked.where(column < split.high)
-        return asked.where(*pushed)
+                statement = statement.where(column < split.high)
+        return statement.where(*pushed)
 
-    def _pushed(self, held: dict[str, Any], dialect: Dialect) -> list[Any]:
-        """What a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
+    def _pushed(self, types: dict[str, Any], dialect: Dialect) -> list[Any]:
+        """Conditions that a partition's rows meet, or rows that do not say their partition; Spark filters exactly."""
         import sqlalchemy as sa
 
-        found = []
+        conditions = []
         for name, bounds in self.covered().items():
-            column = sa.column(self._column(name).name, held.get(name))
+            column = sa.column(self._column(name).name, types.get(name))
             inside = _within(column, bounds)
             if inside is not None:
-                odd = dialect.is_odd(self._column(name), held[name])  # for the reader to refuse
-                found.append(sa.or_(column.is_(None), inside, *(() if odd is None else (odd,))))
-        return found
+                odd = dialect.is_odd(self._column(name), types[name])  # for the reader to refuse
+                conditions.append(sa.or_(column.is_(None), inside, *(() if odd is None else (odd,))))
+        return conditions
 
-    def _held(self, connection: sa.Connection) -> dict[str, Any]:
-        """The types of a table's columns, where they matter."""
+    def _column_types(self, connection: sa.Connection) -> dict[str, Any]:
+        """The types of a table's columns, where conditions need them."""
         import sqlalchemy as sa
 
         if self.table is None or not self.partition_columns:
             return {}
-        return {one["name"]: one["type"] for one in sa.inspect(connection).get_columns(self.table, self.schema)}
+        return {
+            column["name"]: column["type"] for column in sa.inspect(connection).get_columns(self.table, self.schema)
+        }
 
     def _from(self) -> Any:
         import sqlalchemy as sa
@@ -196,26 +200,26 @@ class DatabaseSource(TableSource[Out]):
     # What is there
 
     def _check(self, connection: sa.Connection) -> None:
-        """Raises `SourceError` where columns do not fit the record."""
+        """Raise `SourceError` where columns do not fit the record."""
         import sqlalchemy as sa
 
         if self.table is None:
             result = connection.execute(sa.select(sa.text("*")).select_from(self._from()).limit(0))
-            held: dict[str, Any] = dict.fromkeys(result.keys(), sa.types.NullType())
+            columns: dict[str, Any] = dict.fromkeys(result.keys(), sa.types.NullType())
         else:
             inspector = sa.inspect(connection)
             if not (inspector.has_table(self.table, self.schema)):
                 raise SourceError(
                     f"{self._where}: {self.database.describe()} has no {self._place}; check the name, or create it"
                 )
-            held = {one["name"]: one["type"] for one in inspector.get_columns(self.table, self.schema)}
+            columns = {column["name"]: column["type"] for column in inspector.get_columns(self.table, self.schema)}
         dialect = dialect_of(connection.dialect.name)
 
         def unfit(field: pa.Field) -> tuple[str, str] | None:
-            column = held[field.name]
-            return None if dialect.reads(field.type, column) else (spelled(column), str(field.type))
+            column_type = columns[field.name]
+            return None if dialect.reads(field.type, column_type) else (spelled(column_type), str(field.type))
 
-        self._check_columns(held, unfit)
+        self._check_columns(columns, unfit)
 
     @property
     def _place(self) -> str:
@@ -225,7 +229,7 @@ class DatabaseSource(TableSource[Out]):
 
 
 def _within(column: sa.ColumnClause[Any], bounds: TimeRange | frozenset[str]) -> Any:
-    """A condition that values within bounds meet; None where the database is not to judge."""
+    """A condition for values within bounds; None where the database should not judge."""
     import sqlalchemy as sa
 
     kind = column.type
@@ -244,5 +248,5 @@ def _within(column: sa.ColumnClause[Any], bounds: TimeRange | frozenset[str]) ->
             return moment.date()
         return moment if getattr(kind, "timezone", False) else moment.replace(tzinfo=None)
 
-    meant = in_any_zone(bounds)
-    return column.between(bound(meant.start), bound(meant.end))
+    range_ = in_any_zone(bounds)
+    return column.between(bound(range_.start), bound(range_.end))

@@ -1,7 +1,7 @@
 """Rows on their way from Spark's workers to the driver, which loads them in one transaction.
 
-A few travel within their committable; more are files in the staging folder of their attempt, of which the driver has
-one in memory at a time. Knows no client.
+A few rows travel within their committable; more are files in the staging folder of their attempt, and the driver reads
+one file at a time. Knows no client.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ class StagingWriter(Writer[StagedRows]):
 
     def __init__(self, attempt: WriteAttempt) -> None:
         self._folder = attempt.staging
-        self._held: list[pa.RecordBatch] = []
+        self._batches: list[pa.RecordBatch] = []
         self._bytes = 0
         self._staged: list[StagedRows] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        self._held.append(batch)
+        self._batches.append(batch)
         self._bytes += batch.nbytes
         if self._bytes > _CHUNK:
             self._stage()
 
     def prepare_commit(self) -> Sequence[StagedRows]:
-        if any(batch.num_rows for batch in self._held):
+        if any(batch.num_rows for batch in self._batches):
             self._stage(inline=not self._staged and self._bytes <= _INLINE)
         return self._staged
 
     def _stage(self, inline: bool = False) -> None:
-        rows, content, file = sum(batch.num_rows for batch in self._held), arrow_stream(self._held), ""
+        rows, content, file = sum(batch.num_rows for batch in self._batches), arrow_stream(self._batches), ""
         if not inline and self._folder is not None:
             path = storage_path(self._folder, "staging folder") / f"{uuid4().hex}.arrows"
             put(path, content)
             file, content = str(path), b""
         self._staged.append(StagedRows(rows=rows, bytes=self._bytes, content=content, file=file))
-        self._held, self._bytes = [], 0
+        self._batches, self._bytes = [], 0

@@ -1,4 +1,4 @@
-"""The committer of a sink into PostgreSQL: takes locks for attempts, commits them, and drops what dead ones staged."""
+"""The committer of a sink into PostgreSQL: locks attempts, commits them, and drops what dead attempts have staged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Client: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
 _COMMIT = "__commit"
-"""A column of the rows that came with committables: which commit they belong to."""
+"""A column of the rows that came in committables: the commit that they belong to."""
 
 _STAGED = """
 SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -71,11 +71,11 @@ class WritePlan:
         return f"{quoted(self.staging.schema)}.commits"
 
     def staged(self, client: Client) -> list[str]:
-        """The staging tables that there are."""
+        """The existing staging tables."""
         return [row[0] for row in client.execute(_STAGED, (self.staging.schema,)).fetchall()]
 
     def unstaged(self) -> UnavailableError:
-        """The error of staged rows that are not there."""
+        """The error for missing staged rows."""
         return UnavailableError(
             f"{self.where}: staged rows are gone, since {self.server} has crashed or another job has removed"
             " them; nothing was committed, and another attempt stages them again"
@@ -174,21 +174,22 @@ class PostgresWrite(MarkedWrite[PostgresCommittable]):
     def _keys(self) -> list[str]:
         """The staged keys as the table compares them, such as a `uuid`, or in a collation that ignores case."""
         pairs = {
-            held.name: (column, held)
-            for column, held in zip(self._plan.staging.columns, self._target.columns, strict=True)
+            target.name: (column, target)
+            for column, target in zip(self._plan.staging.columns, self._target.columns, strict=True)
         }
         return [
-            f"({column.expression(held)})::{held.type}" + (f" COLLATE {held.collation}" if held.collation else "")
-            for column, held in map(pairs.__getitem__, self._plan.wanted.key)
+            f"({column.expression(target)})::{target.type}"
+            + (f" COLLATE {target.collation}" if target.collation else "")
+            for column, target in map(pairs.__getitem__, self._plan.wanted.key)
         ]
 
     def _columns(self) -> tuple[list[str], list[str]]:
         """The table's columns, and the staged values for them."""
         pairs = list(zip(self._plan.staging.columns, self._target.columns, strict=True))
-        return [quoted(held.name) for _, held in pairs], [column.expression(held) for column, held in pairs]
+        return [quoted(target.name) for _, target in pairs], [column.expression(target) for column, target in pairs]
 
     def _copy_inline(self, commits: Sequence[Commit[PostgresCommittable]]) -> list[int]:
-        """Copies the rows that came with committables to the server; returns how many each commit has."""
+        """Copy the rows in committables to the server; returns how many each commit has."""
         counts = [sum(c.rows for c in commit.committables if not c.table) for commit in commits]
         if not any(counts):
             return counts
@@ -208,23 +209,26 @@ class PostgresWrite(MarkedWrite[PostgresCommittable]):
         return counts
 
     def _check_values(self, source: str) -> None:
-        """Raises where a column would round a value, or cut it off."""
+        """Raise `SinkError` where a column would round a value, or cut it off."""
         pairs = zip(self._plan.staging.columns, self._target.columns, strict=True)
-        checked = [(column, held) for column, held in pairs if column.may_be_rounded(held) or column.may_be_cut(held)]
+        checked = [
+            (column, target) for column, target in pairs if column.may_be_rounded(target) or column.may_be_cut(target)
+        ]
         if not checked:
             return
         changed = [
-            f"{quoted(column.name)} <> {quoted(column.name)}::{held.type}::{column.type}" for column, held in checked
+            f"{quoted(column.name)} <> {quoted(column.name)}::{target.type}::{column.type}"
+            for column, target in checked
         ]
         asked = ", ".join(f"EXISTS (SELECT FROM {source} AS staged WHERE {condition})" for condition in changed)
-        found = self._client.execute(f"SELECT {asked}".encode()).fetchone() or ()
-        for (column, held), is_changed in zip(checked, found, strict=True):
+        answers = self._client.execute(f"SELECT {asked}".encode()).fetchone() or ()
+        for (column, target), is_changed in zip(checked, answers, strict=True):
             if is_changed:
                 what, remedy = (
-                    ("longer texts", "cut") if column.may_be_cut(held) else ("values with more digits", "round")
+                    ("longer texts", "cut") if column.may_be_cut(target) else ("values with more digits", "round")
                 )
                 raise SinkError(
-                    f"{self.where}: field '{column.name}' has {what} than its column holds, which is {held.type};"
+                    f"{self.where}: field '{column.name}' has {what} than its column holds, which is {target.type};"
                     f" {remedy} them, or change the column"
                 )
 
@@ -237,10 +241,10 @@ class PostgresWrite(MarkedWrite[PostgresCommittable]):
 R = TypeVar("R")
 
 _IDLE_SECONDS = 20
-"""After which the server ends a transaction whose client has stopped, so that its successor goes on."""
+"""Seconds after which the server ends a transaction whose client has stopped, so that its successor can go on."""
 
 _LOCK_SECONDS = 10
-"""How long one attempt at a commit waits for a lock."""
+"""Seconds that one attempt at a commit waits for a lock."""
 
 _LIBRARY = """
 SELECT n.oid, c.oid FROM pg_namespace n LEFT JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = 'commits'
@@ -250,12 +254,12 @@ WHERE n.nspname = %s
 
 
 class PostgresCommitter(Committer[PostgresCommittable]):
-    """The committer of one sink. Keeps a connection, which it makes anew after the server went away."""
+    """The committer of one sink. Keeps a connection, and connects anew after the server went away."""
 
     def __init__(self, plan: WritePlan) -> None:
         self._plan = plan
         self._connected: Client | None = None
-        self._held: set[str] = set()
+        self._locked_tags: set[str] = set()
         self._target = self._asked(self._prepare)
 
     def last_version(self, name: str) -> int | None:
@@ -264,14 +268,14 @@ class PostgresCommitter(Committer[PostgresCommittable]):
         return None if row is None else int(row[0])
 
     def begin(self, attempts: Sequence[WriteAttempt]) -> None:
-        """Takes a lock for each attempt, which says that its driver lives, and drops what dead ones have staged."""
+        """Lock each attempt, which shows that its driver lives, and drop what dead attempts have staged."""
         tags = [attempt_tag(attempt) for attempt in attempts]
         writers = {writer_tag(attempt.identity) for attempt in attempts}
 
         def started(client: Client) -> None:
             for tag in tags:
                 client.execute("SELECT pg_advisory_lock(%s)", (lock_of(tag),))
-                self._held.add(tag)
+                self._locked_tags.add(tag)
             self._sweep(client, writers)
 
         self._asked(started)
@@ -297,16 +301,16 @@ class PostgresCommitter(Committer[PostgresCommittable]):
             raise translated(error, self._plan.staging.connection, self._plan.where) or error from error
 
     def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
-        """Drops what tasks that failed, or ran twice, have staged."""
+        """Drop what failed or repeated tasks have staged."""
         tags = {attempt_tag(attempt) for attempt in attempts}
 
         def cleaned(client: Client) -> None:
             for table in self._plan.staged(client):
-                if (found := tags_of(table)) is not None and found[1] in tags:
+                if (table_tags := tags_of(table)) is not None and table_tags[1] in tags:
                     self._drop(client, table)
-            for tag in tags & self._held:
+            for tag in tags & self._locked_tags:
                 client.execute("SELECT pg_advisory_unlock(%s)", (lock_of(tag),))
-            self._held -= tags
+            self._locked_tags -= tags
 
         self._asked(cleaned)
 
@@ -340,10 +344,10 @@ class PostgresCommitter(Committer[PostgresCommittable]):
         return self._plan.wanted.ensure(client)
 
     def _sweep(self, client: Client, writers: set[str]) -> None:
-        """Drops the tables of earlier attempts of these writers, and those of any whose driver is gone."""
+        """Drop the tables of earlier attempts of these writers, and of any attempt whose driver is gone."""
         for table in self._plan.staged(client):
             tags = tags_of(table)
-            if tags is None or tags[1] in self._held:
+            if tags is None or tags[1] in self._locked_tags:
                 continue
             if tags[0] in writers:
                 self._drop(client, table)
@@ -354,7 +358,7 @@ class PostgresCommitter(Committer[PostgresCommittable]):
                 client.execute("SELECT pg_advisory_unlock(%s)", (lock_of(tags[1]),))
 
     def _drop(self, client: Client, table: str) -> None:
-        """Drops a staging table, unless somebody still uses it: then the next write does."""
+        """Drop a staging table, unless somebody still uses it: then the next write drops it."""
         import psycopg
 
         with suppress(psycopg.errors.LockNotAvailable), client.transaction():
@@ -364,9 +368,9 @@ class PostgresCommitter(Committer[PostgresCommittable]):
     # The connection
 
     def _asked(self, ask: Callable[[Client], R]) -> R:
-        """What the server answers; asked a second time where the connection turns out to be dead."""
+        """Ask the server; ask again where the connection turns out to be dead."""
         plan = self._plan
-        kept = self._connected is not None
+        was_connected = self._connected is not None
         with errors_of(plan.staging.connection, plan.where):
             try:
                 return ask(self._open())
@@ -374,7 +378,7 @@ class PostgresCommitter(Committer[PostgresCommittable]):
                 if not lost(error):
                     raise
                 self._forget()
-                if not kept:
+                if not was_connected:
                     raise
             return ask(self._open())
 
@@ -391,8 +395,8 @@ class PostgresCommitter(Committer[PostgresCommittable]):
         return self._connected
 
     def _forget(self) -> None:
-        """Closes the connection, with which its locks and its table of inline rows are gone."""
+        """Close the connection; its locks and its table of inline rows go with it."""
         connected, self._connected = self._connected, None
-        self._held = set()
+        self._locked_tags = set()
         if connected is not None:
             connected.close()

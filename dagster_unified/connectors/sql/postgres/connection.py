@@ -30,7 +30,7 @@ _LONGEST = 63
 
 
 def quoted(name: str) -> str:
-    """A name as SQL has it; raises `PipelineError` for what cannot be one."""
+    """A name quoted for SQL; raises `PipelineError` for what cannot be a name."""
     if not name or len(name.encode()) > _LONGEST or any(c in '"%\0' for c in name):
         raise PipelineError(
             f"{name!r} cannot be the name of something in PostgreSQL: expected 1 to {_LONGEST} bytes, without quotes,"
@@ -48,7 +48,7 @@ class TableName:
 
     @classmethod
     def of(cls, written: str) -> TableName:
-        """`table` or `schema.table`, each as it is called, in its case; raises `PipelineError` for anything else."""
+        """`table` or `schema.table`, each in its own case; raises `PipelineError` for anything else."""
         check_is_no_url(written)
         parts = written.split(".") if isinstance(written, str) else []
         if len(parts) not in (1, 2):
@@ -72,21 +72,21 @@ _ON: dict[str, tuple[str, str]] = {
     "type": ("USAGE", "TYPE"), "function": ("EXECUTE", "FUNCTION"), "table": ("SELECT", "TABLE"),
     "view": ("SELECT", "TABLE"), "materialized view": ("SELECT", "TABLE"), "foreign table": ("SELECT", "TABLE"),
 }  # fmt: skip
-"""What a source needs of a thing, by what the server calls it, and what GRANT calls it."""
+"""The right that a source needs, and the word in GRANT, by the server's word for the object."""
 
 
 def check_rights(
     client: Client, where: str, kind: Literal["database", "schema", "table"], oid: int, name: str, rights: Sequence[str]
 ) -> None:
-    """Raises `ConfigurationError`, with the statement that grants it, for what the user may not do.
+    """Raise `ConfigurationError`, with the GRANT statement, for rights that the user lacks.
 
-    `name` is as SQL has it.
+    `name` is quoted for SQL.
     """
-    asked = ", ".join(f"has_{kind}_privilege(%s::oid, %s)" for _ in rights)
+    checks = ", ".join(f"has_{kind}_privilege(%s::oid, %s)" for _ in rights)
     parameters = [parameter for right in rights for parameter in (oid, right)]
-    row = client.execute(f"SELECT current_user, {asked}".encode(), parameters).fetchone()
+    row = client.execute(f"SELECT current_user, {checks}".encode(), parameters).fetchone()
     assert row is not None
-    missing = ", ".join(right for right, held in zip(rights, row[1:], strict=True) if not held)
+    missing = ", ".join(right for right, allowed in zip(rights, row[1:], strict=True) if not allowed)
     if missing:
         raise ConfigurationError(
             f"{where}: user '{row[0]}' has no right to {missing} on {kind} {name};"
@@ -95,11 +95,11 @@ def check_rights(
 
 
 def grant_of(said: str, user: str | None) -> str:
-    """What to do about what the server says that a user may not do."""
+    """The advice for a right that the server says a user lacks."""
     to = "the user that the job connects as" if user is None else f'"{user}"'
-    found = _DENIED_TO.search(said)
-    right, kind = _ON.get(found[1], ("", "")) if found else ("", "")
-    return f"GRANT {right} ON {kind} {found[2]} TO {to}" if found and right else f"grant it to {to}"
+    denied = _DENIED_TO.search(said)
+    right, kind = _ON.get(denied[1], ("", "")) if denied else ("", "")
+    return f"GRANT {right} ON {kind} {denied[2]} TO {to}" if denied and right else f"grant it to {to}"
 
 
 _DEFAULTS = {
@@ -110,7 +110,7 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",  # without it what was sent and not acknowledged is waited for a quarter of an hour
 }
-"""An answer within ten seconds where nobody is, and within half a minute where a server falls silent."""
+"""An error within ten seconds where nobody answers, and within half a minute where a server falls silent."""
 
 _UNAVAILABLE = ("08", "53", "57", "58", "XX")
 """Classes of SQLSTATE: lost connections, lacking resources, an administrator's stop, the server's own trouble."""
@@ -120,14 +120,14 @@ _LACKING = {
     "53200": "give it more memory, or let others use less",
     "53300": "let others use fewer connections, or raise its max_connections",
 }
-"""What to do where the server lacks something, by SQLSTATE."""
+"""The advice where the server lacks something, by SQLSTATE."""
 
 _SERVER_SAID = re.compile(r"(?:ERROR|FATAL|PANIC):\s*(.*)")
 _TIMED_OUT = ("25P03", "25P04")
 """The server has ended a transaction, and the connection: it was idle, or took, for too long."""
 
 _READING = "[libpq] "
-"""How Arrow begins what libpq said while rows were read: an OSError or an ArrowInvalid, without an SQLSTATE."""
+"""The start of Arrow's errors of libpq while rows are read: an OSError or an ArrowInvalid, without an SQLSTATE."""
 
 _READING_STATES = {
     "canceling statement": "57014",
@@ -142,7 +142,7 @@ _GONE = re.compile(
     r"FATAL:|PANIC:|server closed the connection|could not (?:receive|send) data|connection (?:not open|to server)"
     r"|SSL (?:connection|SYSCALL)|no connection to the server",
 )
-"""What libpq says where the server said farewell, or nothing."""
+"""Messages of libpq where the server ended the connection, or did not answer."""
 
 _LOGIN = re.compile(
     r'authentication failed|no password supplied|pg_hba\.conf|not permitted to log in|role "[^"]*" does not exist'
@@ -152,10 +152,10 @@ _SETTING = re.compile(
     r"not currently accepting connections|unrecognized configuration parameter|(?:for|of) parameter \""
     r"|invalid (?:connection option|port|integer|URI|\w+ value)|SSL was required|certificate|private key file"
 )
-"""What is said of a login that is refused for good: libpq gives no SQLSTATE before a connection stands."""
+"""Messages for a login that is refused for good: libpq gives no SQLSTATE before a connection stands."""
 
 CONFLICTS = ("40001", "40P01", "55P03")
-"""Serialization failure, deadlock, and a lock that was not to be had in time."""
+"""Serialization failure, deadlock, and a lock that was not free in time."""
 
 
 @runtime_checkable
@@ -214,16 +214,16 @@ class PostgresConnection:
         object.__setattr__(self, "options", {name: deferred(value) for name, value in further.items()})
 
     @classmethod
-    def of(cls, given: PostgresConnection | GivesConnection | Value) -> PostgresConnection:
+    def of(cls, connection: PostgresConnection | GivesConnection | Value) -> PostgresConnection:
         """A connection from whatever an author may write for one; raises `PipelineError` for anything else."""
-        if isinstance(given, PostgresConnection):
-            return given
-        if isinstance(given, GivesConnection):
-            return given.connection()
-        if isinstance(given, str) or hasattr(given, "get_value"):
-            return cls(given)
+        if isinstance(connection, PostgresConnection):
+            return connection
+        if isinstance(connection, GivesConnection):
+            return connection.connection()
+        if isinstance(connection, str) or hasattr(connection, "get_value"):
+            return cls(connection)
         raise PipelineError(
-            f"expected a PostgresConnection, a PostgresResource or a URL, got a {type(given).__name__}; write"
+            f"expected a PostgresConnection, a PostgresResource or a URL, got a {type(connection).__name__}; write"
             " PostgresConnection(host=..., database=..., user=..., password=...)"
         )
 
@@ -239,7 +239,7 @@ class PostgresConnection:
         return f"PostgresConnection({self.describe()})"
 
     def parameters(self) -> dict[str, str]:
-        """What libpq connects with; has secrets in it."""
+        """The parameters that libpq connects with, secrets included."""
         parts: dict[str, Any] = {}
         options: dict[str, Value] = {}
         if self.url is not None:
@@ -247,12 +247,12 @@ class PostgresConnection:
         else:
             parts = {"host": self.host, "port": self.port, "database": self.database}
             parts |= {"user": self.user, "password": self.password}
-        found = dict(_DEFAULTS)
+        parameters = dict(_DEFAULTS)
         for name, value in {**parts, **options, **self.options}.items():
             if value is not None:
                 text = str(value) if _is_number(value) else resolved(value, f"connection: {name}")
-                found["dbname" if name == "database" else name] = text
-        return found
+                parameters["dbname" if name == "database" else name] = text
+        return parameters
 
     def connect(self, where: str, autocommit: bool = False) -> psycopg.Connection[tuple[Any, ...]]:
         """A connection for statements. `where` begins the message of an error.
@@ -262,8 +262,8 @@ class PostgresConnection:
         """
         client = _import("psycopg")
         with errors_of(self, where):
-            found: psycopg.Connection[tuple[Any, ...]] = client.connect(**self.parameters(), autocommit=autocommit)
-        return found
+            connection: psycopg.Connection[tuple[Any, ...]] = client.connect(**self.parameters(), autocommit=autocommit)
+        return connection
 
     def connect_bulk(self, where: str) -> Any:
         """An ADBC connection, for rows in bulk as Arrow; raises as `connect` does."""
@@ -273,7 +273,7 @@ class PostgresConnection:
         with errors_of(self, where):
             connected = manager.AdbcConnection(_database(make_conninfo("", **self.parameters())))
             try:
-                return client.Connection(_KEPT, connected)
+                return client.Connection(_SHARED, connected)
             except BaseException:
                 connected.close()
                 raise
@@ -281,26 +281,26 @@ class PostgresConnection:
 
 @functools.lru_cache(maxsize=8)
 def _database(conninfo: str) -> Any:
-    """What ADBC knows of a server, for this process's connections to it.
+    """ADBC's database object for a server, for this process's connections to it.
 
-    To make it takes a connection of its own and three looks at the catalog of types, 60 ms in all. The types that rows
-    have here are PostgreSQL's own, so that none is missing that is made later.
+    Making one takes a connection of its own and three reads of the catalog of types, 60 ms in all. The rows have only
+    PostgreSQL's own types, so that no type made later is missing.
     """
     return _import("adbc_driver_postgresql").connect(conninfo)
 
 
-class _Kept:
-    """Stands for what ADBC would close with a connection."""
+class _SharedDatabase:
+    """Stands for the database that ADBC would close with a connection."""
 
     def close(self) -> None:
-        """Nothing is closed: others use it."""
+        """Close nothing: other connections use it."""
 
 
-_KEPT = _Kept()
+_SHARED = _SharedDatabase()
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Whether it is a number itself; Dagster's `EnvVar.int` is one, and stands for another."""
+    """Whether it is a plain number; Dagster's `EnvVar.int` is an int too, and stands for another."""
     return isinstance(value, int) and not hasattr(value, "get_value")
 
 
@@ -316,14 +316,14 @@ def _parsed(url: str) -> tuple[dict[str, Value], dict[str, Value]]:
         raise ConfigurationError(
             "connection: the URL is none of PostgreSQL's; write postgresql://user:password@host:port/database"
         )
-    found = {
+    in_url = {
         "host": parts.hostname,
         "port": None if port is None else str(port),
         "database": parts.path.lstrip("/"),
         "user": parts.username,
         "password": parts.password,
     }
-    return {name: unquote(value) for name, value in found.items() if value}, dict(parse_qsl(parts.query))
+    return {name: unquote(value) for name, value in in_url.items() if value}, dict(parse_qsl(parts.query))
 
 
 def _import(module: str) -> Any:
@@ -339,22 +339,22 @@ def _import(module: str) -> Any:
 
 @contextmanager
 def errors_of(connection: PostgresConnection, where: str, refused: type[UnifiedError] = SinkError) -> Iterator[None]:
-    """Raises what psycopg and ADBC raise inside as errors of this library; `refused` is what the server refuses."""
+    """Raise errors of psycopg and ADBC inside as errors of this library; `refused` is the class for refusals."""
     try:
         yield
     except UnifiedError:
         raise
     except Exception as error:
-        found = translated(error, connection, where, refused)
-        if found is None:
+        explained = translated(error, connection, where, refused)
+        if explained is None:
             raise
-        raise found from error
+        raise explained from error
 
 
 def translated(
     error: Exception, connection: PostgresConnection, where: str, refused: type[UnifiedError] = SinkError
 ) -> UnifiedError | None:
-    """One of our errors for one of psycopg's, ADBC's or those of ADBC's rows; None for any other."""
+    """The library's error for one of psycopg's, ADBC's or those of ADBC's rows; None for any other."""
     if type(error).__module__.split(".")[0] not in ("psycopg", "adbc_driver_manager") and not _was_reading(error):
         return None
     said, state = _said(error), sqlstate(error)
@@ -391,7 +391,7 @@ def sqlstate(error: Exception) -> str:
 
 
 def lost(error: Exception) -> bool:
-    """Whether the connection is gone, or never was: the server said nothing, or said farewell."""
+    """Whether the connection is gone, or never was: the server did not answer, or ended it."""
     state = sqlstate(error)
     if state:
         return state[:2] == "08" or state[:3] == "57P" or state in _TIMED_OUT
@@ -408,11 +408,11 @@ def _was_reading(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """What the server said, on one line."""
+    """The server's message, on one line."""
     diagnosis = getattr(error, "diag", None)
     detail = getattr(diagnosis, "message_detail", None)
     lines = [line.strip() for line in str(getattr(diagnosis, "message_primary", None) or error).splitlines()]
     lines = [line for line in lines if line] or [type(error).__name__]
-    found = next((match for match in map(_SERVER_SAID.search, lines) if match), None)
-    text = found[1] if found else lines[0].split("[libpq] ")[-1]
+    match = next((candidate for candidate in map(_SERVER_SAID.search, lines) if candidate), None)
+    text = match[1] if match else lines[0].split("[libpq] ")[-1]
     return text.strip(" .") + (f": {detail.strip(' .')}" if detail else "")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from dagster_unified.connectors.protocol.positions import Position
 
 _LINGER_SECONDS = 600.0
-"""How long a snapshot is kept that nobody reads: for a branch of a plan that begins late, or a task's next attempt."""
+"""Seconds that an unread snapshot is kept: for a branch of a plan that starts late, or a task's next attempt."""
 
 _LOOK_SECONDS = 5.0
 
@@ -59,7 +59,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def export(connection: PostgresConnection, where: str) -> tuple[Snapshot, psycopg.Connection[tuple[Any, ...]]]:
-    """Export a snapshot, kept by a thread until it is not used any more; and the connection that looks at it."""
+    """Export a snapshot, kept by a thread while it is used; also returns the connection that keeps it."""
     client = connection.connect(where)
     with errors_of(connection, where):
         client.execute("SET idle_in_transaction_session_timeout = 0; SET TIME ZONE 'UTC'")
@@ -99,7 +99,7 @@ def _hold(snapshot: Snapshot, client: psycopg.Connection[tuple[Any, ...]], ended
 
 
 _PART = "rows"
-"""The one part of a table that is followed."""
+"""The one part of a followed table."""
 
 _FIRST = -(2**63)
 """The offset before all rows."""
@@ -115,7 +115,7 @@ _PAGES = 128
 """Pages of a split at least: 1 MB."""
 
 _ROWS = 50_000
-"""Rows of a split of a micro-batch, about."""
+"""About how many rows a split of a micro-batch has."""
 
 _POLL_SECONDS = 0.02
 
@@ -127,7 +127,7 @@ WHERE l.locktype = 'relation' AND l.mode = 'RowExclusiveLock' AND l.pid <> pg_ba
 """Transactions that write tables or have taken numbers of sequences; VACUUM locks indexes alike, and does neither."""
 
 
-_GIVEN = "SELECT pg_sequence_last_value(pg_get_serial_sequence(%s, %s)::regclass)"
+_LAST_NUMBER = "SELECT pg_sequence_last_value(pg_get_serial_sequence(%s, %s)::regclass)"
 """The last number of a column's own sequence; null where it has none, or may not be read."""
 
 _LEAVES = """
@@ -142,7 +142,7 @@ WHERE (c.oid = %s AND c.relkind <> 'p')
 
 
 class PostgresSplit(msgspec.Struct, frozen=True):
-    """What one task reads: a statement, and the snapshot in which it is to be run."""
+    """The work of one task: a statement, and the snapshot in which it runs."""
 
     statement: str
     place: str
@@ -238,11 +238,11 @@ class PostgresSource(TableSource[Out]):
     # Positions
 
     def newest(self) -> Offsets:
-        """Where the rows end that nobody can still commit before others; waits for running transactions, at most `lag`.
+        """The end of the rows before which nobody can commit any more; waits for running transactions, at most `lag`.
 
-        Rows that a snapshot does not see may come before its last one, if their transaction was running. All of them
-        have ended when none that is older than the snapshot's end is running any more. A transaction that has taken a
-        number may have no number of its own yet; but it holds locks.
+        Rows that a snapshot does not see may come before its last row, if their transaction was running. All of these
+        have ended when no transaction older than the snapshot's end is running any more. A transaction that has taken a
+        number may have no id of its own yet; but it holds locks.
         """
         if self.follow is None:
             return _ALL
@@ -264,7 +264,7 @@ class PostgresSource(TableSource[Out]):
         return {_PART: _FIRST if row[0] is None else int(row[0]) + 1}
 
     def oldest(self) -> Offsets:
-        """Before all rows: the lowest that is seen may not be the lowest that is being written."""
+        """Before all rows: the lowest visible row may not be the lowest that is being written."""
         return _NOTHING if self.follow is None else {_PART: _FIRST}
 
     def at(self, moment: datetime) -> Offsets:
@@ -276,7 +276,7 @@ class PostgresSource(TableSource[Out]):
         return super().batch_position(spark)
 
     def limited(self, start: Offsets, end: Offsets) -> Offsets:
-        """The offset after so many rows, and after those that have the same as the last of them."""
+        """The offset after this many rows, and after all rows equal to the last of them."""
         most = self.max_records_per_trigger
         if most is None or self.follow is None:
             return end
@@ -289,7 +289,7 @@ class PostgresSource(TableSource[Out]):
         return end if row is None else {_PART: int(row[0]) + 1}
 
     def backlog(self, offset: str, latest: str) -> int | None:
-        """Unknown: neither numbers nor microseconds say how many rows lie between them."""
+        """Unknown: neither numbers nor microseconds tell how many rows lie between them."""
         return None
 
     def _batch_range(self) -> Range:
@@ -299,9 +299,9 @@ class PostgresSource(TableSource[Out]):
         return super()._batch_range()
 
     def _await_window(self, end: datetime) -> None:
-        """Waits until a window that has just ended is `lag` old, on the server's clock, which may be a little behind.
+        """Wait until a window that has just ended is `lag` old on the server's clock, which may be a little behind.
 
-        A window that is far from its end is read as it is.
+        A window far from its end is read as it is.
         """
         with closing(self._connect()) as client, self._errors():
             row = client.execute("SELECT clock_timestamp()").fetchone()
@@ -311,9 +311,9 @@ class PostgresSource(TableSource[Out]):
             time.sleep(rest.total_seconds())
 
     def _unlost(self, read: Offsets, end: Offsets) -> Offsets:
-        """Rows may be deleted after they were read, so that the table ends before.
+        """Rows may be deleted after they were read, so that the table ends earlier.
 
-        Raises `SourceError` where the sequence of the column that is followed gives numbers again that were read.
+        Raises `SourceError` where the sequence of the followed column returns numbers again that were read.
         """
         for part, offset in read.items():
             if offset > end.get(part, offset):
@@ -324,13 +324,14 @@ class PostgresSource(TableSource[Out]):
         if self.table is None or self.follow is None or self._is_time:
             return
         with closing(self._connect()) as client, self._errors():
-            row = client.execute(_GIVEN, (self.table.sql, self.follow)).fetchone()
-        given = None if row is None else row[0]
-        if given is not None and given < read:
+            row = client.execute(_LAST_NUMBER, (self.table.sql, self.follow)).fetchone()
+        last_number = None if row is None else row[0]
+        if last_number is not None and last_number < read:
             raise SourceError(
                 f"{self._where}: {self._place} was read up to {self.follow} {read}, and its sequence has given numbers"
-                f" up to {given} only: the table was made again, or the sequence was set back, and rows with lower"
-                " numbers would never be read; start without state, or with another uid, to read it from its beginning"
+                f" up to {last_number} only: the table was made again, or the sequence was set back, and rows with"
+                " lower numbers would never be read; start without state, or with another uid, to read it from its"
+                " beginning"
             )
 
     @property
@@ -363,7 +364,7 @@ class PostgresSource(TableSource[Out]):
     # Partitions
 
     def _pushed(self, client: psycopg.Connection[tuple[Any, ...]], bases: dict[str, str]) -> list[str]:
-        """Conditions that a partition's rows meet, and rows that do not say their partition; Spark looks closer."""
+        """Conditions that a partition's rows meet, or rows that do not say their partition; Spark filters exactly."""
         inside = {name: _within(quoted(name), bases[name], bounds, client) for name, bounds in self.covered().items()}
         return [f"({quoted(name)} IS NULL OR {condition})" for name, condition in inside.items() if condition]
 
@@ -392,8 +393,8 @@ class PostgresSource(TableSource[Out]):
         keep(snapshot, client)
         columns = self._columns(bases)
         return [
-            PostgresSplit(_select(columns, relation, [*conditions, *own]), self._place, snapshot)
-            for relation, own in ranges
+            PostgresSplit(_select(columns, relation, [*conditions, *range_conditions]), self._place, snapshot)
+            for relation, range_conditions in ranges
         ]
 
     def read_split(self, split: PostgresSplit) -> Iterator[pa.RecordBatch | Malformed]:
@@ -415,12 +416,12 @@ class PostgresSource(TableSource[Out]):
                 yield from converted(columns[: len(fields)], fields, split.place, refused)
 
     def rows(self, most: int | None = None) -> pa.Table:
-        """The rows that fit, or the first of them, read here and at once."""
+        """Read the rows that fit, or the first `most` of them, here and at once."""
         with closing(self._connect()) as client, self._errors():
             columns = self._columns(self._bases(client))
         statement = _select(columns, self._from, []) + (f" LIMIT {most}" if most is not None else "")
-        found = self.read_split(PostgresSplit(statement, self._place))
-        batches = [batch.cast(self.records.schema) for batch in found if isinstance(batch, pa.RecordBatch)]
+        parts = self.read_split(PostgresSplit(statement, self._place))
+        batches = [batch.cast(self.records.schema) for batch in parts if isinstance(batch, pa.RecordBatch)]
         return pa.Table.from_batches(batches, self.records.schema)
 
     def _enter(self, cursor: Any, snapshot: Snapshot) -> None:
@@ -438,7 +439,7 @@ class PostgresSource(TableSource[Out]):
         cursor.fetchall()
 
     def _followed(self, start: int, end: int) -> list[PostgresSplit]:
-        """The splits of a micro-batch: its rows do not change any more, so each can be read by itself."""
+        """The splits of a micro-batch: its rows do not change any more, so each split can be read by itself."""
         assert self.follow is not None
         if end <= start:
             return []
@@ -458,10 +459,10 @@ class PostgresSource(TableSource[Out]):
         ]
 
     def _pages(self, client: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[str, list[str]]]:
-        """Ranges of pages of a table and of its partitions; one range of all else.
+        """Ranges of pages of a table and its partitions; one range for anything else.
 
-        Also of a table whose partitions read otherwise than through it: those of other servers, those that the user may
-        not read themselves, and those where the policies for rows are others.
+        Anything else includes a table whose partitions do not read as through it: those of other servers, those that
+        the user may not read directly, and those with other policies for rows.
         """
         row = (
             self.table
@@ -480,27 +481,27 @@ class PostgresSource(TableSource[Out]):
         ):
             return [(self._from, [])]
         size = max(_PAGES, -(-sum(pages for _, _, pages, *_ in leaves) // self.parallelism))
-        found = []
+        ranges = []
         for schema, name, pages, *_ in leaves:
             pieces = cuts(0, max(pages, 1), -(-pages // size))
             for low, high in pieces:
-                own = [f"ctid >= '({low},0)'"] if low else []
-                own += [f"ctid < '({high},0)'"] if high < pages else []
-                found.append((f"ONLY {TableName(schema, name).sql}", own))
-        return found
+                page_conditions = [f"ctid >= '({low},0)'"] if low else []
+                page_conditions += [f"ctid < '({high},0)'"] if high < pages else []
+                ranges.append((f"ONLY {TableName(schema, name).sql}", page_conditions))
+        return ranges
 
     def _key_ranges(self, client: psycopg.Connection[tuple[Any, ...]]) -> list[tuple[str, list[str]]]:
         assert self.split_by is not None
         column = quoted(self.split_by)
         row = client.execute(f"SELECT min({column}), max({column}) FROM {self._from}".encode()).fetchone()
         assert row is not None
-        found = []
+        ranges = []
         for piece in key_ranges(row[0], row[1], self.parallelism):
             conditions = [f"{column} >= {piece.low}"] if piece.low is not None else []
             conditions += [f"{column} < {piece.high}"] if piece.high is not None else []
             conditions += [f"{column} IS NULL"] if piece.nulls else []
-            found.append((self._from, conditions))
-        return found
+            ranges.append((self._from, conditions))
+        return ranges
 
     def _bases(self, client: psycopg.Connection[tuple[Any, ...]]) -> dict[str, str]:
         """The catalog's names of the columns' types; raises `SourceError` where they do not fit the record."""
@@ -515,14 +516,14 @@ class PostgresSource(TableSource[Out]):
             ([column.type_code for column in described],),
         ).fetchall()
         types = {oid: (base, shown) for oid, base, shown in rows}
-        held = {column.name: types[column.type_code] for column in described}
+        columns = {column.name: types[column.type_code] for column in described}
 
         def unfit(field: pa.Field) -> tuple[str, str] | None:
-            (base, shown), asked = held[field.name], AskedField(field.name, field.type)
+            (base, shown), asked = columns[field.name], AskedField(field.name, field.type)
             return None if asked.reads(base) else (shown, asked.type)
 
-        self._check_columns(held, unfit)
-        return {name: base for name, (base, _) in held.items()}
+        self._check_columns(columns, unfit)
+        return {name: base for name, (base, _) in columns.items()}
 
     def _columns(self, bases: dict[str, str]) -> str:
         fields = AskedField.of(self.records)
@@ -540,7 +541,7 @@ class PostgresSource(TableSource[Out]):
         return errors_of(self.connection, self._where, SourceError)
 
     def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        """A connection whose clock is UTC, which a column without a zone is compared in."""
+        """A connection whose time zone is UTC, in which a column without a zone is compared."""
         client = self.connection.connect(self._where, autocommit=True)
         try:
             with self._errors():
@@ -558,7 +559,7 @@ def _select(columns: str, relation: str, conditions: Sequence[str]) -> str:
 def _within(
     column: str, base: str, bounds: TimeRange | frozenset[str], client: psycopg.Connection[tuple[Any, ...]]
 ) -> str | None:
-    """A condition that values within bounds meet; None where the server is not to judge."""
+    """A condition for values within bounds; None where the server should not judge."""
     from psycopg import sql
 
     if isinstance(bounds, TimeRange):
@@ -566,8 +567,8 @@ def _within(
             return f"({column} >= {to_millis(bounds.start)} AND {column} < {to_millis(bounds.end)})"
         if base not in ("timestamptz", "timestamp", "date"):
             return None
-        meant = in_any_zone(bounds)
-        return f"({column} >= {_literal(meant.start)} AND {column} < {_literal(meant.end)})"
+        range_ = in_any_zone(bounds)
+        return f"({column} >= {_literal(range_.start)} AND {column} < {_literal(range_.end)})"
     if base in _WHOLE:
         keys = [str(number) for number in whole_numbers(bounds)]
     elif base in ("text", "varchar", "bpchar") and (

@@ -1,8 +1,8 @@
 """Stages rows in Spark's workers: a few travel to the driver in the committable, more go into a table by COPY.
 
-A staging table belongs to one attempt at one task, and is made in the transaction that fills it: so of a task that is
-killed nothing is left, and of a task that runs twice each run has its own. It is unlogged, which is quick, and which
-means that a server that crashes empties it; so a committable says how many rows there have to be.
+A staging table belongs to one attempt at one task, and is created in the transaction that fills it: so a killed task
+leaves nothing, and of a task that runs twice each run has its own. The table is unlogged, which is fast, but a server
+that crashes empties it; so a committable says how many rows there have to be.
 
 Imports neither psycopg nor ADBC before it stages in a table.
 """
@@ -49,30 +49,30 @@ class PostgresCommittable(Committable, frozen=True, kw_only=True):
     arrow: bytes = b""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows that travelled in it."""
+        """The rows that travelled in the committable."""
         if self.arrow:
             yield from pa.ipc.open_stream(self.arrow)
 
 
 def writer_tag(identity: WriteIdentity) -> str:
-    """What the names of all staging tables of one writer share."""
+    """The part that the names of all staging tables of one writer share."""
     return blake2s(identity.origin.encode(), digest_size=4).hexdigest()
 
 
 def attempt_tag(attempt: WriteAttempt) -> str:
-    """What the names of all staging tables of one attempt share."""
+    """The part that the names of all staging tables of one attempt share."""
     return blake2s(attempt.id.encode(), digest_size=7).hexdigest()
 
 
 def lock_of(attempt: str) -> int:
-    """The advisory lock that the driver of an attempt with this tag holds as long as it lives."""
+    """The advisory lock that the driver of an attempt holds as long as it lives."""
     return int(attempt, 16)
 
 
 def tags_of(table: str) -> tuple[str, str] | None:
-    """The tags of writer and attempt in the name of a staging table; None where it is none."""
-    found = _STAGED.match(table)
-    return None if found is None else (found[1], found[2])
+    """The tags of writer and attempt in the name of a staging table; None for another table."""
+    match = _STAGED.match(table)
+    return None if match is None else (match[1], match[2])
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Staging:
     @property
     def fields(self) -> list[tuple[str, str]]:
         """Name and type of each staged column."""
-        own = [(column.name, column.type) for column in self.columns]
-        return [*own, (ORDER, "int8")] if self.ordered else own
+        fields = [(column.name, column.type) for column in self.columns]
+        return [*fields, (ORDER, "int8")] if self.ordered else fields
 
     def writer(self, task: WriterTask, where: str) -> StagingWriter:
         """A writer for one attempt at a task."""
@@ -102,24 +102,24 @@ class StagingWriter(Writer[PostgresCommittable]):
 
     def __init__(self, staging: Staging, table: str, first: int, where: str) -> None:
         self._staging, self._table, self._next, self._where = staging, table, first, where
-        self._kept: list[pa.RecordBatch] = []
-        self._kept_bytes = self._rows = self._bytes = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._waiting_bytes = self._rows = self._bytes = 0
         self._connected: Any = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         staged = self._staged(batch)
-        self._kept.append(staged)
-        self._kept_bytes += staged.nbytes
+        self._batches.append(staged)
+        self._waiting_bytes += staged.nbytes
         self._rows += staged.num_rows
         self._bytes += staged.nbytes
-        if self._kept_bytes > (_INLINE_BYTES if self._connected is None else _CHUNK_BYTES):
+        if self._waiting_bytes > (_INLINE_BYTES if self._connected is None else _CHUNK_BYTES):
             self._send()
 
     def prepare_commit(self) -> Iterable[PostgresCommittable]:
         if not self._rows:
             return []
         if self._connected is None:
-            return [PostgresCommittable(rows=self._rows, bytes=self._bytes, arrow=arrow_stream(self._kept))]
+            return [PostgresCommittable(rows=self._rows, bytes=self._bytes, arrow=arrow_stream(self._batches))]
         self._send()
         with errors_of(self._staging.connection, self._where):
             self._connected.commit()
@@ -140,16 +140,16 @@ class StagingWriter(Writer[PostgresCommittable]):
         return pa.RecordBatch.from_pydict(columns)
 
     def _send(self) -> None:
-        if not self._kept:
+        if not self._batches:
             return
         staging = self._staging
         if self._connected is None:
             self._connected = staging.connection.connect_bulk(self._where)
             self._create()
-        rows = pa.RecordBatchReader.from_batches(self._kept[0].schema, self._kept)
+        rows = pa.RecordBatchReader.from_batches(self._batches[0].schema, self._batches)
         with errors_of(staging.connection, self._where), closing(self._connected.cursor()) as cursor:
             cursor.adbc_ingest(self._table, rows, mode="append", db_schema_name=staging.schema)
-        self._kept, self._kept_bytes = [], 0
+        self._batches, self._waiting_bytes = [], 0
 
     def _create(self) -> None:
         staging = self._staging

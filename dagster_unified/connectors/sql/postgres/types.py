@@ -1,4 +1,4 @@
-"""Which column types of PostgreSQL hold which Arrow types, and how the server is asked for each field."""
+"""Which column types of PostgreSQL hold which Arrow types, and how each field is requested from the server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SIMPLE: dict[pa.DataType, str] = {
     pa.timestamp("us"): "timestamp",
 }
 
-_HELD_BY: dict[str, tuple[str, ...]] = {
+_STORED_IN: dict[str, tuple[str, ...]] = {
     "bool": ("bool",),
     "int2": ("int2", "int4", "int8", "numeric"),
     "int4": ("int2", "int4", "int8", "numeric"),
@@ -41,7 +41,7 @@ _HELD_BY: dict[str, tuple[str, ...]] = {
     "timestamptz": ("timestamptz",),
     "numeric": ("numeric",),
 }
-"""Types of a table's columns that take a staged type's values. Those that do not fit are an error at the commit."""
+"""Column types that take a staged type's values. A value that does not fit is an error at the commit."""
 
 _UNROUNDED = {
     "numeric": "numeric",
@@ -49,12 +49,12 @@ _UNROUNDED = {
     "timestamptz": "timestamp with time zone",
     "interval": "interval",
 }
-"""Staged types of which a column may keep fewer digits, and as what SQL has the columns that keep all."""
+"""Staged types whose columns may keep fewer digits, and SQL's name of the type that keeps all."""
 
 _JSON = ("json", "jsonb")
 
 _UNBOUNDED = "character varying"
-"""As what SQL has `varchar` without a length."""
+"""SQL's name of `varchar` without a length."""
 
 _ASSIGNED = ("text", "varchar", "bpchar", "citext")
 """Types that texts, and arrays of texts, become without a cast, which would cut them off."""
@@ -62,7 +62,7 @@ _ASSIGNED = ("text", "varchar", "bpchar", "citext")
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of a table that is there."""
+    """A column of an existing table."""
 
     name: str
     type: str
@@ -80,7 +80,7 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class StagedColumn:
-    """A column of a stream, as it is staged."""
+    """A column of a stream in the staging table."""
 
     name: str
     type: str
@@ -93,49 +93,49 @@ class StagedColumn:
     declared: str = ""
     """The type of a table's column that is made for it."""
 
-    def fits(self, held: TableColumn) -> bool:
+    def fits(self, column: TableColumn) -> bool:
         """Whether the table's column takes its values."""
         if self.json:
-            return held.base in _JSON
+            return column.base in _JSON
         if self.type.endswith("[]"):
-            elements = _HELD_BY[self.type[:-2]]
-            return held.base in _JSON or held.base in [f"_{element}" for element in elements]
-        return held.base in _HELD_BY[self.type]
+            elements = _STORED_IN[self.type[:-2]]
+            return column.base in _JSON or column.base in [f"_{element}" for element in elements]
+        return column.base in _STORED_IN[self.type]
 
-    def may_be_rounded(self, held: TableColumn) -> bool:
+    def may_be_rounded(self, column: TableColumn) -> bool:
         """Whether the column rounds values to fewer digits, as `numeric(10,2)` does, or a domain over it.
 
-        Of whole numbers too: `numeric(3,-2)` holds hundreds.
+        That includes whole numbers: `numeric(3,-2)` holds hundreds.
         """
-        rounds = self.type.removesuffix("[]") in _UNROUNDED or held.base.removeprefix("_") == "numeric"
-        return rounds and held.base not in _JSON and held.type.removesuffix("[]") not in _UNROUNDED.values()
+        rounds = self.type.removesuffix("[]") in _UNROUNDED or column.base.removeprefix("_") == "numeric"
+        return rounds and column.base not in _JSON and column.type.removesuffix("[]") not in _UNROUNDED.values()
 
-    def may_be_cut(self, held: TableColumn) -> bool:
-        """Whether the column cuts blanks off that are too many for it, as `varchar(3)` does, or a domain over it.
+    def may_be_cut(self, column: TableColumn) -> bool:
+        """Whether the column cuts surplus blanks off, as `varchar(3)` does, or a domain over it.
 
-        To `char(3)` blanks at the end are nothing, so it may.
+        `char(3)` may do so: it ignores blanks at the end.
         """
         is_text = self.type.removesuffix("[]") == "text" and not self.json
-        return is_text and held.base.removeprefix("_") == "varchar" and held.type.removesuffix("[]") != _UNBOUNDED
+        return is_text and column.base.removeprefix("_") == "varchar" and column.type.removesuffix("[]") != _UNBOUNDED
 
-    def expression(self, held: TableColumn) -> str:
+    def expression(self, column: TableColumn) -> str:
         """The staged value in SQL, as the table's column takes it."""
         name = f'"{self.name}"'
-        if self.type.endswith("[]") and held.base in _JSON:
+        if self.type.endswith("[]") and column.base in _JSON:
             return f"to_jsonb({name})"
         if self.type.removesuffix("[]") == "text":
-            return name if held.base.removeprefix("_") in _ASSIGNED else f"{name}::{held.type}"
-        return f"{name}::{held.type}" if self.type.endswith("[]") else name
+            return name if column.base.removeprefix("_") in _ASSIGNED else f"{name}::{column.type}"
+        return f"{name}::{column.type}" if self.type.endswith("[]") else name
 
 
 def staged_column(field: pa.Field) -> StagedColumn:
-    """How a column of this Arrow type is staged."""
+    """The staged column for an Arrow field."""
     kind, declared, json = _type(field.type)
     return StagedColumn(field.name, kind, json, field.nullable, declared)
 
 
 def _type(kind: pa.DataType) -> tuple[str, str, bool]:
-    """The staged type, the type of a column that is made, and whether it is JSON."""
+    """The staged type, the type of a new column, and whether it is JSON."""
     simple = _simple(kind)
     if simple is not None:
         declared = f"numeric({kind.precision},{kind.scale})" if simple == "numeric" else simple
@@ -169,7 +169,7 @@ _READ_FROM: dict[str, tuple[str, ...]] = {
     "timestamptz": ("timestamptz", "timestamp"),
     "numeric": ("numeric", "int2", "int4", "int8"),
 }
-"""Types of columns from which fields are read, by the type that holds all of a field's values."""
+"""Column types from which fields are read, by the type that holds all of a field's values."""
 
 _TYPES: dict[pa.DataType, str] = {
     pa.bool_(): "bool",
@@ -188,7 +188,7 @@ _ELEMENTS = ("bool", "int8", "float8", "text", "bytea", "interval")
 
 @dataclass(frozen=True)
 class AskedField:
-    """A field of a record, as it is asked for."""
+    """A field of a record, as it is requested from the server."""
 
     name: str
     arrow: pa.DataType
@@ -200,7 +200,7 @@ class AskedField:
 
     @property
     def type(self) -> str:
-        """The type of PostgreSQL that holds all its values; an array's ends with `[]`, and `json` is all the rest."""
+        """The PostgreSQL type that holds all its values; an array's ends with `[]`, and `json` stands for the rest."""
         simple = self._simple(self.arrow)
         if simple is not None:
             return simple
@@ -216,7 +216,7 @@ class AskedField:
         return base in _READ_FROM[self.type]
 
     def expression(self, base: str) -> str:
-        """What is asked of the server, for a column of such a type."""
+        """The expression in the query, for a column of this type."""
         name = quoted(self.name)
         if self.type == "json":
             # a value of json that jsonb does not hold is for the reader to refuse
@@ -242,13 +242,13 @@ class AskedField:
         return name if base == self.type else f"{name}::{self.type} AS {name}"
 
     def _narrows(self, base: str) -> bool:
-        """Whether the column has numbers that no float holds, at which a cast would end the statement."""
+        """Whether the column may have numbers that no float holds; a cast would end the statement there."""
         return self.type.startswith("float8") and base.removeprefix("_") == "numeric"
 
     def misfit(self, base: str) -> str | None:
-        """Of a row whose value the server cannot give, what is wrong; None if it gives all.
+        """A condition for a row whose value the server cannot return, with the reason; None if it can return all.
 
-        Of an array of several dimensions it would give one list.
+        An array of several dimensions would come back as one list.
         """
         name, cases = quoted(self.name), []
         field = f"field '{self.name}':".replace("'", "''")
@@ -273,7 +273,7 @@ def _length(interval: str) -> str:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    """Whether it is bytes or a duration, which PostgreSQL's `to_jsonb` writes as nobody else reads them."""
+    """Whether it is bytes or a duration, which PostgreSQL's `to_jsonb` writes in its own way."""
     return kind in (pa.binary(), pa.duration("us"))
 
 
@@ -282,7 +282,7 @@ _TOO_LARGE = ", which a float cannot hold; declare a Decimal, or cast it in a qu
 
 
 def _nearest(numeric: str) -> str:
-    """The float that is the nearest to a number of any size; null where there is none."""
+    """The float nearest to a number of any size; null where there is none."""
     return f"CASE WHEN abs({numeric}) < 5e-324 THEN 0 WHEN {_is_float(numeric)} THEN {numeric}::float8 END"
 
 
@@ -291,6 +291,6 @@ def _is_float(numeric: str) -> str:
 
 
 def misfits(fields: Iterable[AskedField], bases: Mapping[str, str]) -> list[str]:
-    """A column that says of a row which value the server cannot give, where there may be such rows."""
+    """A column that names the value of a row that the server cannot return, where there may be such rows."""
     cases = [misfit for field in fields if (misfit := field.misfit(bases[field.name]))]
     return [f"CASE {' '.join(cases)} END AS misfit"] if cases else []
