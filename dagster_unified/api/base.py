@@ -52,7 +52,7 @@ class BaseStream(ABC, Generic[T]):
 
     @abstractmethod
     def _over(self, upstream: tuple[Upstream, ...]) -> BaseStream[T]:
-        """A stream of the same records from elsewhere."""
+        """Return a stream of the same records from elsewhere."""
 
     @abstractmethod
     def map(self, function: Any, output_type: Any) -> BaseStream[Any]: ...
@@ -107,7 +107,7 @@ class BaseStream(ABC, Generic[T]):
         return record_type
 
     def _by_exchange(self, kinds: Sequence[ExchangeKind]) -> list[tuple[BaseStream[T], Partitioning | None]]:
-        """What the stream unites, without the exchanges that were asked for, beside the exchange of one of `kinds`."""
+        """Return the streams that it unites, without exchanges, each next to its exchange of one of `kinds`."""
         parts: list[tuple[list[Upstream], Partitioning | None]] = []
         for upstream in self._upstream:
             asked = upstream.partitioning
@@ -120,7 +120,7 @@ class BaseStream(ABC, Generic[T]):
         return [(self._over(tuple(part)), exchange) for part, exchange in parts]
 
     def _node_by_key(self, kind: type[N], name: str, **attributes: Any) -> N:
-        """An operator that a driver gives one key after another."""
+        """Return an operator that a driver gives one key after another."""
         return self._pipeline._add(kind, list(self._upstream), name, key=self._key_selector, **attributes)
 
     def _over_exchange(self, kind: ExchangeKind, key: Key | None, partitioner: Any) -> tuple[Upstream, ...]:
@@ -130,7 +130,7 @@ class BaseStream(ABC, Generic[T]):
     # Functions and what they return
 
     def _name_of(self, function: Any, kind: str) -> str:
-        """What an author called a function of records; raises for an expression on columns."""
+        """Return the author's name of a function of records; raises for an expression on columns."""
         if makes_column(function):
             raise PipelineError(f"{self._where(kind)}: {_on_columns(function)}")
         if isinstance(function, str):
@@ -157,7 +157,7 @@ class BaseStream(ABC, Generic[T]):
             )
 
     def _output(self, name: str, function: Any, output_type: Any, unwrap: Callable[[Any], Any]) -> RecordType:
-        """The record type that a function gives: `output_type`, its class and its annotation have to agree."""
+        """Return the record type that a function gives: `output_type`, its class and its annotation have to agree."""
         self._check_function(name, function)
         annotation = return_type(function)
         annotated = None if annotation is None else unwrap(annotation)
@@ -189,7 +189,7 @@ class BaseStream(ABC, Generic[T]):
         return records
 
     def _check_same(self, name: str, records: RecordType, also: Any, says: str) -> None:
-        """Raises where what else is said of an output type is another one; what is no record type says nothing."""
+        """Raise where another type is given for an output; what is no record type says nothing."""
         if also is None or also is Any:
             return
         try:
@@ -202,7 +202,7 @@ class BaseStream(ABC, Generic[T]):
             )
 
     def _check_late_tag(self, tag: OutputTag[Any], where: str) -> None:
-        """Raises where late records do not fit a side output; else the first one would tell, after weeks perhaps."""
+        """Raise where late records do not fit a side output; else the first one would tell, after weeks perhaps."""
         if not isinstance(tag, OutputTag):
             raise PipelineError(f"{where}: expected an OutputTag for late data, got {tag!r}")
         declared = self._pipeline._record_type(tag.output_type, f"{where}, side output {tag.name}")
@@ -284,9 +284,9 @@ class BaseStream(ABC, Generic[T]):
     # Columns
 
     def _check_columns(self, columns: Iterable[str | Column], operator: str, aliases: Sequence[str] = ()) -> None:
-        """Raises where an expression reads a column that is not there.
+        """Raise where an expression reads a column that is not there.
 
-        It may read what one before it gives: its alias, or of `aliases`.
+        It may read what an earlier one gives: its alias, or one of `aliases`.
         """
         records = self._records(operator)
         known = {name.lower() for name in (*records.names, TIMESTAMP)}
@@ -306,7 +306,7 @@ class BaseStream(ABC, Generic[T]):
             known.add((aliases[place] if aliases else alias_of(column) or "").lower())
 
     def _combined_field(self, kind: str, field: str | int) -> str | int | None:
-        """The field that `sum` and its like combine, as operators read it; None where the record is the value."""
+        """Return the field that `sum` and its like combine, as operators read it; None for the record itself."""
         records = self._records(kind)
         if records.shape == "value":
             self._check_combines(kind)
@@ -340,7 +340,7 @@ class BaseStream(ABC, Generic[T]):
     def _aggregated(
         self, columns: tuple[str | Column, ...], output_type: Any, bounds: tuple[str, ...] = ()
     ) -> RecordType:
-        """The record of column aggregates, with the bounds of a window where it names them.
+        """Return the record of column aggregates, with the bounds of a window where it names them.
 
         Raises where it does not fit.
         """
@@ -362,7 +362,7 @@ class BaseStream(ABC, Generic[T]):
         return records
 
     def _check_named(self, columns: tuple[str | Column, ...], records: RecordType, fields: Sequence[str]) -> None:
-        """Raise where an aggregate does not have the name of a field of its own; Spark ignores case."""
+        """Raise where an aggregate has no name of a field of its own; Spark ignores case."""
         aliases, known = [alias_of(column) for column in columns], {name.lower() for name in fields}
         for column, name in zip(columns, aliases, strict=True):
             if name is None and is_unnamed(column):
@@ -399,7 +399,7 @@ def plain_name(column: str | Column) -> str | None:
 
 
 def name_of(function: Any, default: str) -> str:
-    """What an author called a function; `default` for a lambda."""
+    """Return the author's name of a function; `default` for a lambda."""
     if isinstance(function, functools.partial):
         return name_of(function.func, default)
     name: str = getattr(function, "__name__", None) or type(function).__name__
@@ -407,7 +407,7 @@ def name_of(function: Any, default: str) -> str:
 
 
 def _on_columns(expression: Any) -> str:
-    """Why an expression on columns, or a function that makes one, is no function of records, and where it goes."""
+    """Return why an expression on columns, or a function that makes one, does not fit, and where it goes."""
     is_one = is_column(expression)
     what = f"{expression!r} is an expression" if is_one else f"'{expression.__name__}' makes an expression"
     return (
@@ -417,7 +417,7 @@ def _on_columns(expression: Any) -> str:
 
 
 def naming_of(function: Any) -> Naming:
-    """Whether an operator is called after its function."""
+    """Return whether an operator is called after its function."""
     return Naming.FUNCTION if name_of(function, "") else Naming.LIBRARY
 
 

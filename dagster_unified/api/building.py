@@ -71,7 +71,7 @@ def caller() -> Location | None:
 
 
 def _short(file: str) -> str:
-    """Relative to the working directory where the file lies below it."""
+    """Return the path relative to the working directory, if the file lies below it."""
     relative = os.path.relpath(file) if os.path.isabs(file) else file
     return file if relative.startswith("..") else relative
 
@@ -160,7 +160,7 @@ class GraphBuilder:
         return formats[format](self.plan(options))
 
     def _named(self) -> list[Node]:
-        """The operators, no two sinks of which have one name."""
+        """Return the operators; no two sinks of them have one name."""
         names: set[str] = set()
         nodes = []
         for node in self._nodes:
@@ -171,10 +171,10 @@ class GraphBuilder:
         return nodes
 
     def _identified(self, nodes: Sequence[Node]) -> list[Node]:
-        """The operators, each with a uid; raises where an author has given one to two of them.
+        """Return the operators, each with a uid; raises where an author has given one uid to two of them.
 
-        That of a sink does not depend on how operators are called: by it a target knows what the sink has written. Nor
-        does that of a source, which comes before an operator of its name: positions and the source's asset go by it.
+        A sink's uid does not depend on the names of operators: by it a target knows what the sink has written. Nor does
+        that of a source, which comes before an operator of its name: positions and the source's asset go by it.
         """
         named = [n for n in nodes if n.given_uid]
         for uid, count in Counter(n.uid for n in named).items():
@@ -211,7 +211,7 @@ class GraphBuilder:
             )
 
     def _found_mistake(self, node: int, mistake: RecordTypeError) -> None:
-        """Keeps a mistake in an output type until the graph is complete, so that all of them are reported at once."""
+        """Keep a mistake in an output type until the graph is complete, so that all are reported at once."""
         self._mistakes.append((self._nodes[node].location, mistake))
 
     def _raise_mistakes(self) -> None:
@@ -226,7 +226,7 @@ class GraphBuilder:
         raise RecordTypeError(f"{self.name}: {len(mistakes)} operators have no usable output type:{lines}")
 
     def _declare_tag(self, node: Node, tag: OutputTag[Any]) -> None:
-        """Takes the record type of a side output; raises where it was another before."""
+        """Take the record type of a side output; raises where it was another before."""
         declared: RecordType = self._tags.setdefault((node.id, tag.name), tag.output_type)
         if declared != tag.output_type:
             raise RecordTypeError(
@@ -245,7 +245,7 @@ class GraphBuilder:
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """The name, with a number behind it where it is taken."""
+    """Return the name, with a number behind it where it is taken."""
     free, number = name, 1
     while free in taken:
         number += 1
@@ -282,12 +282,12 @@ def _is_side_output(annotation: Any) -> bool:
 
 
 def stated_output(method: Any) -> Any | None:
-    """What a method's class says that it gives: `int` of `MapFunction[Sale, int]`; None where it says nothing."""
+    """Return the output type that a method's class states: `int` of `MapFunction[Sale, int]`; None without one."""
     return type_argument(type(getattr(method, "__self__", None)), Out)
 
 
 def type_argument(cls: type, variable: TypeVar) -> Any | None:
-    """What a class gives for a type variable of one of its bases; None where it gives none."""
+    """Return what a class gives for a type variable of one of its bases; None where it gives nothing."""
     argument = _argument(cls, variable, {})
     return None if isinstance(argument, TypeVar) or argument is Any else argument
 
@@ -310,7 +310,7 @@ def _argument(cls: type, variable: TypeVar, arguments_of_class: Mapping[Any, Any
 
 
 def _with(arguments: Mapping[Any, Any], argument: Any) -> Any:
-    """A type with what was given for type variables in it."""
+    """Put the arguments of type variables into a type."""
     if argument in arguments:
         return arguments[argument]
     inner = getattr(argument, "__parameters__", ()) if typing.get_origin(argument) is not None else ()
@@ -318,7 +318,7 @@ def _with(arguments: Mapping[Any, Any], argument: Any) -> Any:
 
 
 def _resolved(argument: Any, cls: type) -> Any:
-    """A type that was written in quotes."""
+    """Return a type that was written in quotes."""
     if not isinstance(argument, typing.ForwardRef):
         return argument
     holder = type(cls.__name__, (), {"__annotations__": {"argument": argument}})

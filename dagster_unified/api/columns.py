@@ -20,7 +20,7 @@ from dagster_unified.graph.expressions import Column
 
 @cache
 def _names() -> frozenset[str]:
-    """The functions of the installed pyspark, read from its source, since its import takes long."""
+    """Return the functions of the installed pyspark, read from its source, since its import takes long."""
     defined = re.findall(r"^def ([a-zA-Z]\w*)\(", _source(), re.MULTILINE)
     exported = re.findall(r'^    "(\w+)",$', _source("__init__.py"), re.MULTILINE)
     return frozenset([*defined, *exported])
@@ -61,7 +61,7 @@ class _Functions:
 
 
 def _check_call(function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Raises `PipelineError` where a function is called otherwise than Spark's can be."""
+    """Raise `PipelineError` where Spark's function cannot be called like this."""
     parameters = _signature(function)
     if parameters is None:
         return
@@ -74,7 +74,6 @@ def _check_call(function: str, arguments: tuple[Any, ...], options: dict[str, An
 
 
 def _callable(parameters: ast.arguments) -> Signature:
-    """Parameters of a function as Python binds them."""
     positional = [*parameters.posonlyargs, *parameters.args]
     needed = len(positional) - len(parameters.defaults)
     bound = []
@@ -93,7 +92,7 @@ def _callable(parameters: ast.arguments) -> Signature:
 
 
 def _columns_named(function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, ...]:
-    """The texts among a call's arguments that name columns."""
+    """Return the texts among a call's arguments that name columns."""
     texts = [value for value in (*arguments, *options.values()) if isinstance(value, (str, list, tuple))]
     if not texts:
         return ()
@@ -113,9 +112,9 @@ def _columns_named(function: str, arguments: tuple[Any, ...], options: dict[str,
 
 @cache
 def _signature(function: str) -> ast.arguments | None:
-    """The parameters of a function, as the installed pyspark's source has them.
+    """Return the parameters of a function, from the installed pyspark's source.
 
-    Of overloads, those that are implemented.
+    Of overloads it takes the one that is implemented.
     """
     begin = _source().rfind(f"\ndef {function}(") + 1
     header = re.compile(r"def .*?\) -> [^\n]*:(?=\n)", re.DOTALL).match(_source(), begin) if begin else None

@@ -64,7 +64,6 @@ class Connected(Generic[A, B]):
         self._first, self._second, self._keys, self._key_type = first, second, keys, key_type
 
     def _on_batches(self, function: Any, output_type: Any) -> Node:
-        """The operator of `map_batches`."""
         name = getattr(function, "__name__", None) or type(function).__name__
         kinds = {u.partitioning.kind if u.partitioning else None for u in self._second._upstream}
         if kinds != {ExchangeKind.BROADCAST}:
@@ -91,7 +90,7 @@ class Connected(Generic[A, B]):
         )
 
     def _keyed(self) -> BaseStream[Any]:
-        """Both streams as one of `Either`, keyed."""
+        """Return both streams as one of `Either`, keyed."""
         first = _getter(self._first, self._keys[0], self._key_type)
         second = _getter(self._second, self._keys[1], self._key_type)
         if first is not None and second is not None:
@@ -110,7 +109,7 @@ class Connected(Generic[A, B]):
 
     @property
     def _keyed_side(self) -> int:
-        """The side that is keyed; 0 where both are, or neither is."""
+        """Return the side that is keyed; 0 where both are, or neither is."""
         return 0 if (self._keys[0] is None) == (self._keys[1] is None) else 1 if self._keys[1] is None else 2
 
     def _apply(
@@ -212,7 +211,7 @@ class PairedWindows(Generic[A, B]):
         return self
 
     def _apply(self, function: Any, kind: str, output_type: Any, unwrap: Callable[[Any], Any]) -> Node:
-        """Calls a function, or the method `kind` of one, for a window's pairs or groups."""
+        """Call a function, or its method `kind`, for a window's pairs or groups."""
         where = self._windows._where(self._kind)
         output = output_type
         if output is None:
@@ -286,7 +285,6 @@ class Intervals(Generic[A, B]):
         return self
 
     def _pairs(self, function: Any, output_type: Any) -> BaseStream[Any]:
-        """The stream of the operator that runs a `ProcessJoinFunction`."""
         if not isinstance(function, ProcessJoinFunction):
             raise PipelineError(f"{self._where()}: expected a ProcessJoinFunction, got {function!r}")
         if self._bounds is None:
@@ -322,9 +320,9 @@ class Intervals(Generic[A, B]):
 
 
 def _tagged(stream: BaseStream[Any], number: int, either: Any) -> list[BaseStream[Any]]:
-    """A stream's records as those of `Either`.
+    """Return a stream's records as those of `Either`.
 
-    An exchange that chooses the subtask of its records chooses that of the operator which sees both streams.
+    An exchange that chooses the subtask of its records chooses one of the operator that sees both streams.
     """
     streams = []
     for part, exchange in stream._by_exchange(CHOOSING):
@@ -339,7 +337,6 @@ def _tagged(stream: BaseStream[Any], number: int, either: Any) -> list[BaseStrea
 
 
 def _key_of_side(stream: BaseStream[Any], key: nodes.Key, tagged: BaseStream[Any]) -> nodes.Key:
-    """The key of a stream's records, where they are those of `Either`."""
     getter = _getter(stream, key, None)
     assert getter is not None
     get, kind = getter
@@ -351,7 +348,7 @@ def _name(stream: BaseStream[Any]) -> str:
 
 
 def _getter(stream: BaseStream[Any], key: Any, key_type: Any) -> tuple[SideKey, Any] | None:
-    """What reads a record's key, and the key's type; None where there is no key."""
+    """Return the function that reads a record's key, and the key's type; None where there is no key."""
     if key is None:
         return None
     records = stream._records("connect")
@@ -373,7 +370,6 @@ def _getter(stream: BaseStream[Any], key: Any, key_type: Any) -> tuple[SideKey, 
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """The types of a key's parts."""
     if get_origin(kind) is tuple:
         return get_args(kind)
     return tuple(get_type_hints(kind).values()) if isinstance(kind, type) and issubclass(kind, tuple) else (kind,)
@@ -416,7 +412,7 @@ class BroadcastConnected(Generic[A, B]):
         self._broadcast = broadcast
 
     def _process(self, stream: BaseStream[A], key: Key | None, function: Any, output_type: Any) -> Node:
-        """The operator; its stream is keyed by `key`, if at all."""
+        """Return the operator's stream, keyed by `key` if there is one."""
         wanted = BroadcastProcessFunction if key is None else KeyedBroadcastProcessFunction
         if not isinstance(function, wanted):
             misplaced = key is None and isinstance(function, KeyedBroadcastProcessFunction)

@@ -382,7 +382,7 @@ _INSTEAD = {
 
 
 class _BodyBuilder(GraphBuilder):
-    """The graph of a body that is being built."""
+    """Builds the graph of a body."""
 
     is_body = True
 
@@ -393,7 +393,7 @@ class _BodyBuilder(GraphBuilder):
         self._life_cycle = life_cycle
 
     def each_round(self) -> _EachRound:
-        """While it is entered, operators that are added live for one round."""
+        """Operators that are added while it is entered live for one round."""
         return _EachRound(self)
 
     def _add(self, kind: type[Any], upstream: list[Upstream], name: str, **attributes: Any) -> Any:
@@ -415,7 +415,7 @@ class _BodyBuilder(GraphBuilder):
         return node
 
     def check_own(self, stream: DataStream[Any], what: str) -> None:
-        """Raises where a stream is not one of the body."""
+        """Raise where a stream is not one of the body."""
         if not isinstance(stream, DataStream) or stream._pipeline is not self:
             raise PipelineError(
                 f"{self.name}: iteration '{self.iteration}': {what} has to be a stream of the body, made from those"
@@ -423,7 +423,7 @@ class _BodyBuilder(GraphBuilder):
             )
 
     def body(self) -> Graph:
-        """The graph; raises where an operator in it cannot run there."""
+        """Return the graph; raises where an operator in it cannot run there."""
         self._raise_mistakes()
         graph = Graph(self.name, tuple(self._identified(self._nodes)), tuple(self._edges))
         check_operator_state(graph)
@@ -462,8 +462,6 @@ class _BodyBuilder(GraphBuilder):
 
 
 class _EachRound:
-    """Operators that are added meanwhile live for one round."""
-
     def __init__(self, builder: _BodyBuilder) -> None:
         self._builder, self._before = builder, builder._life_cycle
 
@@ -475,7 +473,7 @@ class _EachRound:
 
 
 def _combined(stream: DataStream[Any], records: RecordType, key: Key, how: Combiner[Any]) -> DataStream[Any]:
-    """A stream whose records are combined by key where they are."""
+    """Return a stream whose records are combined by key in the subtask that has them."""
     bare = _without_exchange(stream)
     where = stream._pipeline.name
     if isinstance(how, Mapping):
@@ -494,7 +492,6 @@ def _combined(stream: DataStream[Any], records: RecordType, key: Key, how: Combi
 
 
 def _key_getter(key: Key, records: RecordType) -> Callable[[Any], Hashable]:
-    """What reads a record's key."""
     if key.computed is not None:
         getter: Callable[[Any], Hashable] = getattr(key.computed.function, "get_key", key.computed.function)
         return getter
@@ -504,7 +501,7 @@ def _key_getter(key: Key, records: RecordType) -> Callable[[Any], Hashable]:
 
 
 def _without_exchange(stream: DataStream[T]) -> DataStream[T]:
-    """A stream's records where they are."""
+    """Return a stream's records where they are."""
     return DataStream(stream._pipeline, None, tuple(replace(u, partitioning=None) for u in stream._upstream))
 
 
@@ -583,7 +580,6 @@ class _Delta(IterationBody):
         return IterationBodyResult([self._sided(sent, WORK)], [solution], ends)
 
     def _types(self) -> Solutions:
-        """What the operator knows of its records."""
         combiner = None
         if isinstance(self.function, BatchDeltaFunction) and isinstance(self.combiner, Mapping):
             combiner = CombineColumns(self.work, self.work_key.fields, self.combiner, self.where)
@@ -596,7 +592,7 @@ class _Delta(IterationBody):
         return stream._key_selector
 
     def _check_batches(self) -> None:
-        """Raises where a function of batches would have to find rows by a key that is no plain column."""
+        """Raise where a function of batches would have to find rows by a key that is no plain column."""
         if not isinstance(self.function, BatchDeltaFunction):
             return
         if any(key.computed is not None for key in (self.key, self.work_key)) or any(
@@ -618,7 +614,7 @@ class _Delta(IterationBody):
             )
 
     def _check_types(self, records: Sequence[RecordType]) -> None:
-        """Raises where the function is annotated with other types than those of the streams."""
+        """Raise where the function is annotated with other types than those of the streams."""
         for what, variable, stream_type in zip(("solution set", "workset"), (S, T), records, strict=True):
             stated = type_argument(type(self.function), variable)
             if stated is not None and record_type(stated, self.where).schema != stream_type.schema:
@@ -628,7 +624,7 @@ class _Delta(IterationBody):
                 )
 
     def _sided(self, stream: DataStream[Any], side: str) -> DataStream[Any]:
-        """A stream's records as rows of both."""
+        """Return a stream's records as rows of both streams' columns."""
         key, records = (self.key, self.solution) if side == SOLUTION else (self.work_key, self.work)
         name = "solution set" if side == SOLUTION else "workset"
         function = Sided(records, self.rows, side, key.fields, key.computed, f"iteration '{self.name}': {name}")
@@ -637,12 +633,12 @@ class _Delta(IterationBody):
 
 
 def _key_parts(key: Key, records: RecordType) -> list[Any]:
-    """The types of a key's parts, as the author knows them."""
+    """Return the types of a key's parts, as the author knows them."""
     return [key.computed.python] if key.computed is not None else [records.type_of(name) for name in key.fields]
 
 
 def _key_types(key: Key, records: RecordType) -> list[pa.DataType]:
-    """The types of a key's parts, as Arrow knows them."""
+    """Return the types of a key's parts, as Arrow knows them."""
     return [key.computed.arrow] if key.computed is not None else [records.schema.field(n).type for n in key.fields]
 
 
@@ -699,7 +695,7 @@ class _Builder:
         self.builder = _BodyBuilder(self.outer.name, self.name, LifeCycle[config.operator_life_cycle])
 
     def build(self) -> list[DataStream[Any]]:
-        """The iteration's outputs."""
+        """Return the iteration's outputs."""
         untyped = [stream for stream in self.inputs if isinstance(stream, UntypedStream)]
         if untyped:
             return [untyped[0]]
@@ -768,7 +764,7 @@ class _Builder:
         return sources  # type: ignore[return-value]
 
     def _head(self, number: int, stream: DataStream[Any]) -> DataStream[Any]:
-        """The stream of the body that stands for one of the outside."""
+        """Return the body's stream that stands for one from outside."""
         variable = number < len(self.variables)
         what = "variable" if variable else "data"
         self._check_exchange(what, stream, "call it on the stream that the body is given")
@@ -794,7 +790,7 @@ class _Builder:
         self.builder._add(TailNode, upstream, name, records=stream._records(name), role=role, number=number)
 
     def _check_exchange(self, what: str, stream: DataStream[Any], instead: str) -> None:
-        """Raises where a stream says which subtasks have its records, and ends before there are any."""
+        """Raise where a stream ends with an exchange that chooses subtasks of an operator behind it: there is none."""
         for upstream in stream._upstream:
             kind = upstream.partitioning.kind if upstream.partitioning is not None else None
             if kind in _SAID:
@@ -858,7 +854,6 @@ class _Builder:
 
 
 def _check_streams(where: str, what: str, streams: object) -> None:
-    """Raises where something is not a list of streams."""
     if isinstance(streams, (DataStream, str)) or not isinstance(streams, Sequence):
         raise PipelineError(f"{where}: {what} is a list of streams, such as [stream], not {streams!r}")
 

@@ -199,7 +199,6 @@ class DataStream(BaseStream[T]):
         return self._on_batches(nodes.MapBatchesNode, name, function, output_type)
 
     def _on_batches(self, kind: type[Node], name: str, function: Any, output_type: Any, **more: Any) -> DataStream[Any]:
-        """An operator that runs a function on Arrow batches."""
         try:
             records = self._pipeline._record_type(output_type, name)
         except RecordTypeError as error:
@@ -715,13 +714,12 @@ class DataStream(BaseStream[T]):
     def _untyped(
         self, kind: type[nodes.FunctionNode], name: str, function: Any, mistake: RecordTypeError
     ) -> UntypedStream:
-        """The stream of an operator whose output type is a mistake, which is raised when the graph is complete."""
+        """Return a stream without a usable output type; the mistake is raised when the graph is complete."""
         stream = self._next(kind, name, naming=naming_of(function), function=function, timestamped=True)
         self._pipeline._found_mistake(stream._upstream[0].node, mistake)
         return UntypedStream(self._pipeline, stream._last)
 
     def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream[Any]:
-        """An operator that runs a function on records."""
         form = KEYED_FORMS.get(kind.keyed_form) if checkpointed(function) is not None else None
         if form is not None and not isinstance(self, KeyedStream):
             attributes["function"] = form(function)
@@ -1435,11 +1433,10 @@ def _everything(record: Any) -> int:
 
 
 def _after(stream: BaseStream[Any], node: Node) -> DataStream[Any]:
-    """The stream of an operator's records."""
     return DataStream(stream._pipeline, node.id)
 
 
 def _same(stream: BaseStream[Any]) -> DataStream[Any]:
-    """The stream itself, which was built as one of the classes of this file."""
+    """Return the stream itself, which was built as one of the classes of this file."""
     assert isinstance(stream, DataStream)
     return stream

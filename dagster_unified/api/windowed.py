@@ -160,7 +160,7 @@ class Windows(Generic[T, W]):
         called: str | None = None,
         **how: Any,
     ) -> Node:
-        """The operator that has a function run on windows; `called` is the library's name for it."""
+        """Return the operator that runs a function on windows; `called` is the library's name for it."""
         stream = self._stream
         if function is not None:
             method = function.process if isinstance(function, ProcessWindowFunction) else function.apply
@@ -200,7 +200,7 @@ class Windows(Generic[T, W]):
 
 
 def _check_storable(spec: Windowing, where: str) -> None:
-    """A window's elements or accumulator are state, and state is typed."""
+    """Check the type of a window's elements or accumulator, which are state."""
     try:
         if spec.aggregate is not None:
             ValueStateDescriptor("accumulator", spec.accumulator_type)

@@ -171,7 +171,7 @@ def _matching(savepoint: Savepoint, operator: Operator, key: Sequence[str]) -> I
 
 
 def _readable(operator: Operator, row: dict[str, Any]) -> dict[str, str]:
-    """A row as text, the key first; timers are times."""
+    """Return a row as text, the key first and timers as times."""
     names = [*operator.key, *(name for name in row if name not in operator.key)]
     return {_heading(name): _value(name, row[name]) for name in names if name in row}
 
@@ -197,7 +197,7 @@ def _value(name: str, value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as a person writes it, which is also how `--key` does."""
+    """Return a value as a person writes it, which is also how `--key` takes it."""
     if isinstance(value, datetime):
         return value.isoformat(sep=" ")
     if isinstance(value, dict) and list(value) == [f"_{place}" for place in range(1, len(value) + 1)]:
@@ -216,7 +216,7 @@ def _shortened(text: str, limit: int = 200) -> str:
 
 
 def _moment(milliseconds: int) -> str:
-    """A time; one that no calendar has, such as the end of time, as its number."""
+    """Return a time as text; one that no calendar has, such as the end of time, as its number."""
     from dagster_unified.operators.time import to_datetime
 
     try:
@@ -297,7 +297,7 @@ def _print_json(value: Any, indent: int = 2) -> None:
 
 
 def _keyed_by_text(value: Any) -> Any:
-    """The value with what JSON has: keys of objects are texts, bytes a text as Python writes it."""
+    """Return the value in terms of JSON: keys of objects are texts, bytes a text as Python writes it."""
     import msgspec
 
     if isinstance(value, dict):

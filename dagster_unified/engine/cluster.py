@@ -54,7 +54,7 @@ def watching(spark: SparkSession, observe: Observer) -> Iterator[None]:
 
 
 class _Watch:
-    """What there was at the last look."""
+    """The state of the cluster at the last look."""
 
     def __init__(self, spark: SparkSession, observe: Observer) -> None:
         self._spark, self._observe = spark, observe
@@ -68,7 +68,7 @@ class _Watch:
         self._asked = time.monotonic()
 
     def look(self, last: bool = False) -> None:
-        """Tell what is lost since the last look; at the `last` one also of what nothing more is known."""
+        """Report what was lost since the last look; the `last` look also reports losses without a known reason."""
         with suppress(Exception):
             self._look_for_executors(last)
         master = self._spark.sparkContext.master or ""
@@ -105,11 +105,11 @@ class _Watch:
             self._observe(MasterAway(master, reason))
 
     def _executors(self) -> set[str]:
-        """The addresses of the executors that there are now, and the driver's."""
+        """Return the addresses of the present executors, and the driver's."""
         return set(str(self._scala().getExecutorMemoryStatus().keys().mkString(",")).split(","))
 
     def _removed(self, addresses: set[str]) -> dict[str, tuple[str, str]]:
-        """The number of each executor that was at one of the addresses, and the first sentence of why it is not."""
+        """Return the number of each lost executor at one of the addresses, and the first sentence of its reason."""
         removed = {}
         known = self._scala().statusStore().executorList(False)
         for number in range(known.size()):

@@ -42,7 +42,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 2.0
 
 
 def _may_write() -> None:
-    """Nobody else writes."""
+    """Let every commit through: nobody else writes."""
 
 
 def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,9 +69,9 @@ class WriteContext:
 
 @dataclass
 class WriteResult:
-    """What was written to a sink: where, how many rows and bytes.
+    """The result of a write to a sink: where, how many rows and bytes.
 
-    `repeated` says that this identity had committed before, and that nothing was written now.
+    `repeated` means that this identity had committed before, and that nothing was written now.
     """
 
     location: str
@@ -129,7 +129,7 @@ class SinkCommits(Generic[C]):
         attempts: Sequence[WriteAttempt],
         due: Sequence[int],
     ) -> dict[int, Commit[C]]:
-        """Stage and commit the attempts that are due; returns the commits that were made, by the attempt's index."""
+        """Stage and commit the attempts that are due; return the commits by the attempt's index."""
         sink, committer = self.sink, self._open(frame)
         started = [attempts[index] for index in due]
         rows = frame if len(contexts) == len(due) else _only(frame, due)
@@ -173,7 +173,7 @@ def _check(contexts: Sequence[WriteContext], due: Sequence[int]) -> None:
 
 
 def _only(frame: DataFrame, indices: Sequence[int]) -> DataFrame:
-    """The rows of some attempts, which are numbered anew."""
+    """Return the rows of some attempts, numbered anew."""
     from pyspark.sql import functions as F
 
     rows = frame.where(F.col(PARTITION_INDEX).isin(*indices))
@@ -184,7 +184,7 @@ def _only(frame: DataFrame, indices: Sequence[int]) -> DataFrame:
 
 
 def _is_due(committer: Committer[Any], identity: WriteIdentity) -> bool:
-    """Whether the target has not got this write. Raises `LeaseLostError` where it is on a later timeline."""
+    """Return whether the target lacks this write. Raises `LeaseLostError` where it is on a later timeline."""
     if identity.deployment is not None:
         timeline = committer.last_version(identity.deployment)
         if timeline is not None and timeline > identity.timeline:
@@ -204,11 +204,11 @@ def _goes_back(committer: Committer[Any], identity: WriteIdentity) -> bool:
 def _commit(
     committer: Committer[C], commits: dict[int, Commit[C]], check: Callable[[], None], give_up: Callable[[], None]
 ) -> dict[int, Commit[C]]:
-    """Commit; returns those that another process had not committed meanwhile.
+    """Commit; return those that another process had not committed meanwhile.
 
-    After a conflict, and where it is not known whether a commit was made, the target is asked and the rest is tried
-    again, if this job still may write: a conflict may be the first that it hears of its successor. Calls `give_up`
-    where it ends without having committed anything.
+    After a conflict, or without knowing whether a commit was made, it asks the target and tries the rest again, if
+    this job may still write: a conflict may be the first that it hears of its successor. Calls `give_up` where it
+    ends without having committed anything.
     """
     pause, uncertain = _FIRST_PAUSE, False
     try:
@@ -275,9 +275,9 @@ def spark_sink(pipeline: str, node: SinkNode) -> SparkSink[Any, Any]:
 
 @contextmanager
 def _named(node: SinkNode, pipeline: str) -> Iterator[None]:
-    """Names the pipeline where a sink does not, and the sink whose path cannot be written to.
+    """Name the pipeline in an error of a sink that does not, and the sink whose path cannot be written to.
 
-    The latter is terminal: the path would not be there at the next attempt either.
+    The latter is terminal: the next attempt would not find the path either.
     """
     try:
         yield
@@ -299,7 +299,7 @@ def _named(node: SinkNode, pipeline: str) -> Iterator[None]:
 
 
 def _tells_of(line: str, place: str) -> bool:
-    """Whether a line names a place, something in it or hidden beside it, or a folder that it is in."""
+    """Return whether a line names a place, something in it or hidden beside it, or a folder that holds it."""
     path = PurePosixPath(place.split("://")[-1])
     folders = [str(folder) for folder in path.parents if folder.name]
     beside = str(path.with_name(f".{path.name}."))
@@ -311,7 +311,7 @@ def _tells_of(line: str, place: str) -> bool:
 
 
 def _has_no_folder(node: SinkNode) -> bool:
-    """Whether the sink's folder cannot exist: a file has its name, or nothing can be created there."""
+    """Return whether the sink's folder cannot exist: a file has its name, or nothing can be created there."""
     target = node.sink.target()
     return target is not None and (os.path.isfile(target.place) or not os.path.isdir(os.path.dirname(target.place)))
 

@@ -92,7 +92,7 @@ def stop(port: int) -> bool:
 
 
 def _wait_for(process: int) -> None:
-    """Until a process has ended, so that its port is free; one that takes too long is killed."""
+    """Wait until a process has ended, so that its port is free; kill one that takes too long."""
     deadline = time.monotonic() + _SHUTDOWN
     with suppress(ProcessLookupError):
         while True:
@@ -103,14 +103,14 @@ def _wait_for(process: int) -> None:
 
 
 def _state(process: int) -> str:
-    """A process's state as `ps` says it; it is a zombie (Z) until its parent has asked for it."""
+    """Return a process's state from `ps`; it is a zombie (Z) until its parent has asked for it."""
     return subprocess.run(
         ["ps", "-o", "state=", "-p", str(process)], capture_output=True, text=True, check=False
     ).stdout
 
 
 def _choose(port: int) -> None:
-    """Sets in Spark's environment which of the servers is meant."""
+    """Tell Spark's environment which of the servers is meant."""
     if not 1024 <= port <= 65535:
         raise ConfigurationError(f"a Spark Connect server's port is from 1024 to 65535, not {port}")
     os.environ["SPARK_LOCAL_CONNECT_DISCOVERY"] = str(_discovery(port))
@@ -121,7 +121,7 @@ def _discovery(port: int) -> Path:
 
 
 def _folder(port: int) -> Path:
-    """What is kept of a server, for this user only."""
+    """Return the folder for a server's files, which only this user may read."""
     folder = Path(tempfile.gettempdir()) / f"dagster-unified-{os.getuid()}" / f"connect-{port}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.parent.stat().st_uid != os.getuid():

@@ -96,7 +96,7 @@ _checked: dict[str, set[str]] = {}
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the interpreter of one executor has."""
+    """The versions that one executor's interpreter has."""
 
     host: str
     found: dict[str, str]
@@ -122,7 +122,7 @@ def check_workers(spark: SparkSession) -> None:
 
 
 def _ships_python(context: SparkContext) -> bool:
-    """Whether tasks have what the session ships; Spark counts the jars of spark.jars.packages as Python files too."""
+    """Return whether tasks have what the session ships; Spark counts spark.jars.packages as Python files too."""
     conf = context.getConf()
     files = [*(context._python_includes or []), *conf.get("spark.submit.pyFiles", "").split(",")]
     return any(conf.get(name, "") for name in ("spark.archives", "spark.yarn.dist.archives")) or any(
@@ -135,7 +135,7 @@ Versions = tuple[tuple[str, str], ...]
 
 @functools.cache
 def here() -> Versions:
-    """What this process has; a package that is there without its metadata, such as in a zip file, is left out."""
+    """Return the versions of this process. Packages without metadata, such as in a zip file, are left out."""
     versions = {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}"}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
@@ -154,7 +154,7 @@ def check_here(wanted: Versions) -> None:
 
 
 def instead(interpreter: str) -> str:
-    """What to do where workers lack what the driver has."""
+    """Return what to do where workers lack what the driver has."""
     return (
         f"install what the driver has for the workers' interpreter, {interpreter}, name another one in PYSPARK_PYTHON,"
         " or give SparkResource an environment to ship"
@@ -166,7 +166,7 @@ def _report(host: str, wrong: list[str]) -> str:
 
 
 def differences(wanted: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
-    """What is missing or different, in words."""
+    """Describe what is missing or different."""
     return [
         f"{name} {versions[name]} and not {wanted_version}" if name in versions else f"no {name} ({wanted_version})"
         for name, wanted_version in wanted.items()
@@ -175,13 +175,13 @@ def differences(wanted: Mapping[str, str], versions: Mapping[str, str]) -> list[
 
 
 def _executors(spark: SparkSession) -> set[str]:
-    """The executors that there are now, and the driver."""
+    """Return the present executors, and the driver."""
     tracker = spark.sparkContext._jsc.sc().statusTracker()
     return {f"{executor.host()}:{executor.port()}" for executor in tracker.getExecutorInfos()}
 
 
 def _answers(spark: SparkSession) -> list[Answer]:
-    """What the executors that are there answer: there are tasks enough for each to get one."""
+    """Ask every executor: there are tasks enough for each to get one."""
     from py4j.protocol import Py4JJavaError
 
     context = spark.sparkContext

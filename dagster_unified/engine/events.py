@@ -90,7 +90,7 @@ class RecordsWait:
 
 @dataclass(frozen=True)
 class Written:
-    """What a sink was given in an epoch, and the bytes that it has written of it."""
+    """The rows that a sink was given in an epoch, and the bytes that it has written of them."""
 
     rows: int
     bytes: int
@@ -209,7 +209,7 @@ class JobRestarting:
 
 @dataclass(frozen=True)
 class PhaseBegun:
-    """What a STREAMING job does before it has committed its first epoch."""
+    """A phase of a STREAMING job before its first committed epoch."""
 
     phase: str
 

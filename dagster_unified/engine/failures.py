@@ -193,10 +193,9 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
 
 
 def _too_large(plan: Plan, stage: str) -> errors.RecordTypeError | None:
-    """The error for a number that Catalyst has computed and that its column does not hold.
+    """Return the error for a computed number that its column does not hold; None where no operator computes columns.
 
-    Spark does not say which operator it is of: it may be one of the stage, or of the query, that computes columns. None
-    where there is none.
+    Spark does not say which operator failed: it may be any of the stage, or of the query, that computes columns.
     """
     nodes_of_stage = {number for region in plan.regions if region.name == stage for number in region.nodes}
     nodes = [
@@ -243,7 +242,7 @@ def naming_store(pipeline: str, path: UPath, then: str) -> Iterator[None]:
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether a store has not answered. Who talks to Spark meets the same error numbers, so frames are looked at."""
+    """Return whether a store has not answered. Calls to Spark fail with the same error numbers, so frames decide."""
     for kind in type(error).__mro__:
         if kind.__name__ in _AWAY.get(kind.__module__.partition(".")[0], ()):
             return True
@@ -254,9 +253,9 @@ def _is_away(error: Exception) -> bool:
 
 
 def _jvm_died(error: Exception) -> str | None:
-    """How the JVM that this process has started ended; None where it runs.
+    """Describe how the JVM that this process started ended; None where it runs.
 
-    What is said of it otherwise is that a connection is refused, or that a call failed.
+    Otherwise its end would be reported as a refused connection, or as a failed call.
     """
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark import SparkContext
@@ -274,7 +273,7 @@ def _jvm_died(error: Exception) -> str | None:
 
 
 def _load(elsewhere: bool) -> str:
-    """What may have kept a process from starting in time, and what to do."""
+    """Describe what may have kept a process from starting in time, and what to do."""
     if elsewhere:
         return "the Spark Connect server's machine may be busy; its log has what the process said"
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
@@ -288,7 +287,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _away(error: Exception, text: str) -> str | None:
-    """What was said by whoever found that an object store does not answer; None of any other error."""
+    """Return the sentence of whoever found that an object store does not answer; None for any other error."""
     in_java, in_rust = _AWAY_IN_JAVA.search(text), _AWAY_IN_RUST.search(text)
     if in_java is not None:
         return ": ".join(part.strip() for part in in_java.groups() if part)
@@ -300,7 +299,7 @@ def _away(error: Exception, text: str) -> str | None:
 
 
 def _of_pipeline(error: errors.UnifiedError, plan: Plan) -> errors.UnifiedError:
-    """An error that begins with the pipeline's name: a source does not know in which one it is."""
+    """Put the pipeline's name before an error: a source does not know its pipeline."""
     if not str(error).startswith("source '"):
         return error
     named = type(error)(f"{plan.name}: {error}")
@@ -336,10 +335,10 @@ def naming_operator(pipeline: str, node: Node) -> Iterator[None]:
 
 
 def _sentence(error: Exception, text: str) -> str:
-    """The line that says what went wrong.
+    """Return the line that says what went wrong.
 
-    Of an error in a Python worker it is the last one of its trace; of a Java error the exception's own, and its
-    innermost cause's.
+    Of a Python worker's error it is the last line of the trace; of a Java error the exception's own, and that of its
+    innermost cause.
     """
     early = _ENDED_EARLY.search(text)
     if early is not None:
@@ -357,7 +356,7 @@ def _sentence(error: Exception, text: str) -> str:
 
 
 def _unfit_file(error: Exception, plan: Plan) -> errors.UnifiedError | None:
-    """The error for a file of a Parquet source that is none, or has other types than the source's other files."""
+    """Return the error for a file that is no Parquet file, or has other types than the source's other files."""
     types, damaged = _OTHER_TYPE.search(str(error)), damaged_file(error)
     if types is not None:
         url, column, wanted, stored = types.groups()
@@ -377,7 +376,7 @@ def _unfit_file(error: Exception, plan: Plan) -> errors.UnifiedError | None:
 
 
 def _reads(source: ParquetSource[Any], file: str) -> bool:
-    """Whether a file, by its path, is one of a source's."""
+    """Return whether a file, by its path, is one of a source's."""
     return any(file.endswith(str(f).split("://")[-1]) for f in source.files())
 
 
@@ -395,7 +394,7 @@ def _malformed(message: str, plan: Plan, spark: SparkSession) -> errors.UnifiedE
 
 
 def _details(message: str) -> tuple[dict[str, str], bool]:
-    """What a message says of a malformed row, and whether all of it is there: Spark cuts long ones."""
+    """Parse a message about a malformed row; the second value says whether it is whole: Spark cuts long ones."""
     try:
         return json.loads(message[message.find("{") : message.rfind("}") + 1]), True
     except json.JSONDecodeError:

@@ -47,7 +47,7 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """What the process ends with, by the shell's convention: 130 after SIGINT, 143 after SIGTERM."""
+        """The exit code of the process, by the shell's convention: 130 after SIGINT, 143 after SIGTERM."""
         return 128 + (self.signal or 0)
 
     def listen(self) -> None:
@@ -126,7 +126,7 @@ def listening(at_once: bool = False) -> Iterator[Interrupts]:
 
 @contextmanager
 def _alone(interrupts: Interrupts) -> Iterator[None]:
-    """Gives SIGINT to a thread of its own, and to no thread or process that is started meanwhile."""
+    """Give SIGINT to a thread of its own, and to no thread or process that starts meanwhile."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
     def wait(done: threading.Event) -> None:

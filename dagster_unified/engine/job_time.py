@@ -149,7 +149,7 @@ class JobTime:
 
     @property
     def awaits_delivery(self) -> bool:
-        """Whether operators were sent the end of their input, and may not have had it yet."""
+        """Whether operators were sent the end of their input, and may not have received it."""
         return not self._closed.issuperset(self._latest.ended)
 
     def tick(self, now: int) -> ControlEvent | None:
@@ -160,7 +160,7 @@ class JobTime:
             return self._next(now)
 
     def _ask(self, now: int) -> None:
-        """Takes the periodic watermarks of generators that see no records, and so cannot know whether to be idle."""
+        """Take the periodic watermarks of generators that see no records, and so cannot tell whether to be idle."""
         self._asked = now
         for uid, generated in self._periodic.items():
             mark = generated.periodic()
@@ -247,7 +247,7 @@ class JobTime:
         return self._latest
 
     def _last_event_times(self, operators: Collection[str]) -> dict[str, int]:
-        """The last event time of the input of each of some operators that had one."""
+        """Return the last event time of the input of each of some operators that had one."""
         times = {uid: self._seen.last_event_time(self._before.get(uid, ())) for uid in operators}
         return {uid: moment for uid, moment in times.items() if moment is not None}
 
@@ -255,16 +255,16 @@ class JobTime:
         return not self._leaves_end_to_job and self._are_read(self._sources[uid])
 
     def _are_read(self, sources: Collection[str]) -> bool:
-        """Whether some sources, of which there are any, have been read to their end."""
+        """Return whether there are such sources, and all are read to their end."""
         return bool(sources) and all(ALL in self._ended.get(uid, ()) for uid in sources)
 
     @property
     def _leaves_end_to_job(self) -> bool:
-        """Whether no input is at its end by itself: a run goes on behind it, or the whole job is at its end."""
+        """Return whether no input ends by itself: a run goes on behind it, or the whole job is at its end."""
         return self._goes_on or self._are_read(self._last)
 
     def _has_ended(self, uid: str) -> bool:
-        """Whether an assigner sees no record any more."""
+        """Return whether an assigner will see no more records."""
         return self._input_has_ended(uid) and self._operators[uid] <= self._closed
 
     def _emitted(self, uid: str, mark: Mark) -> None:
@@ -272,7 +272,7 @@ class JobTime:
             self._generated[uid] = max(mark.watermark, self._generated.get(uid, MIN_TIMESTAMP))
 
     def _keep(self, uid: str, mark: Mark) -> None:
-        """Take what an assigner's generators keep for the next micro-batch."""
+        """Keep the state of an assigner's generators for the next micro-batch."""
         for subtask, data in mark.kept.items():
             if data is not None:
                 self._remembered.setdefault(uid, {})[subtask] = data
@@ -292,7 +292,6 @@ class JobTime:
         return min(marks) if marks else max(idle or ended, default=MIN_TIMESTAMP)
 
     def _own_mark(self, uid: str, now: int) -> int:
-        """The watermark of one assigner."""
         node = self._assigners[uid]
         if node.says_watermarks:
             return self._generated.get(uid, MIN_TIMESTAMP)
@@ -303,7 +302,7 @@ class JobTime:
         return max(seen - node.max_out_of_orderness_ms - 1, reached)
 
     def _slowest(self, uid: str, now: int) -> int | None:
-        """The last event time of the part that is behind all others, of those that are not idle."""
+        """Return the last event time of the slowest part that is not idle."""
         parts = self._parts.get(uid)
         if not parts:
             return self._seen.last_event_times.get(uid)
@@ -324,10 +323,10 @@ class JobTime:
 
 
 def _goes_round(node: Node) -> bool:
-    """Whether it is an iteration that goes round for as long as its input comes."""
+    """Return whether the iteration runs for as long as its input comes."""
     return isinstance(node, IterationNode) and node.takes_input_in_all_rounds
 
 
 def _waits_for_end(node: Node) -> bool:
-    """Whether it emits something at the end of the job's input only."""
+    """Return whether the node emits something only at the end of the job's input."""
     return node.aggregates_natively or (isinstance(node, IterationNode) and not node.takes_input_in_all_rounds)

@@ -53,14 +53,14 @@ def inherited(name: str, value: str) -> Iterator[None]:
 
 
 def _is_interpreter_of(config: Mapping[str, str]) -> bool:
-    """Whether Spark's Python processes on this machine run the interpreter of this one's environment."""
+    """Return whether Spark's local Python processes run the interpreter of this environment."""
     named = config.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON", "python3")
     program = shutil.which(named)
     return program is not None and Path(program).parent == Path(sys.executable).parent
 
 
 def _home() -> Path | None:
-    """The home, made where there is none yet; None where pyspark is not installed in this environment."""
+    """Return Spark's home, made if needed; None where pyspark is not installed in this environment."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         return None
@@ -81,7 +81,7 @@ def _home() -> Path | None:
 
 
 def _cache() -> Path:
-    """This user's folder for what can be made again."""
+    """Return this user's folder for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dagster-unified"
 
 
@@ -173,7 +173,10 @@ def without_noise(lines: Iterable[bytes], write: Callable[[bytes], object]) -> N
 
 
 def _without_closed_sources(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines without tracebacks of Spark's processes whose sockets were closed; a traceback comes at its end."""
+    """Yield the lines without tracebacks of Spark's processes whose sockets were closed.
+
+    A traceback is held back until it is complete.
+    """
     traceback: list[bytes] = []
     dropped = False
     for line in lines:

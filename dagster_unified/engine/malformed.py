@@ -124,7 +124,7 @@ def keep(frame: DataFrame, rows: int, diverted: Diverted, key: str) -> None:
 
 
 def _with_lines(kind: Rows | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """On a worker: looks the rows up in their files."""
+    """Look the rows up in their files, on a worker."""
     taken: dict[str, set[int]] = {}
     for batch in batches:
         rows = batch.to_pylist()
@@ -148,7 +148,7 @@ def _with_lines(kind: Rows | None, batches: Iterable[pa.RecordBatch]) -> Iterato
 
 
 def _lines_of(file: str, contents: Mapping[int, str], taken: set[int]) -> dict[int, int]:
-    """The numbers of the lines with these contents, each line for one of them.
+    """Return the numbers of the lines with these contents, each line for one of them.
 
     There are none where the file cannot be read from here.
     """

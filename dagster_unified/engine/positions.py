@@ -34,7 +34,7 @@ def with_fixed_ranges(plan: Plan, region: Region) -> Plan:
 
 
 def batch_positions(plan: Plan, spark: SparkSession, region: Region) -> dict[str, Position]:
-    """What a stage of a BATCH run will have read of each source, by its uid; ask before it reads."""
+    """Return the position in each source, by uid, up to which a BATCH stage will read; ask before it reads."""
     positions: dict[str, Position] = {}
     for node in (source for source in plan.graph.sources if source.id in region.nodes):
         try:

@@ -63,7 +63,7 @@ class Attempts:
 
 
 def is_asked_for(options: Configuration, mode: str) -> bool:
-    """Whether a job is started again as the strategy says: a stream always, a BATCH run where one is set for it."""
+    """Return whether the strategy starts a job again: a stream always, a BATCH run where one is set for it."""
     return mode == "STREAMING" or any(key.startswith(PREFIX) and options.asked(key) for key, _ in options.items())
 
 
@@ -77,7 +77,7 @@ def most_failures(options: Configuration) -> int:
 
 
 def decide(failures: Sequence[Failure], options: Configuration) -> Verdict:
-    """What the configured strategy says after these failures in a row, the last one last."""
+    """Decide by the configured strategy after these failures in a row, the last one last."""
     strategy = options["restart-strategy.type"]
     last = failures[-1]
     if strategy == "NONE":

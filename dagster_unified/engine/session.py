@@ -97,7 +97,7 @@ def reach_remote(remote: str, patience: float = PATIENCE) -> None:
 
 
 def _unreachable(host: str, port: int) -> str | None:
-    """Why nothing can be connected to, or None."""
+    """Return why no connection is possible, or None."""
     try:
         socket.create_connection((host, port), timeout=PATIENCE).close()
     except TimeoutError:
@@ -108,7 +108,7 @@ def _unreachable(host: str, port: int) -> str | None:
 
 
 def _silent(remote: str, patience: float) -> str | None:
-    """Why what was connected to is no Spark Connect server, or None."""
+    """Return why the peer is no Spark Connect server, or None."""
     import grpc
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
@@ -123,7 +123,7 @@ def _silent(remote: str, patience: float) -> str | None:
 
 
 def _shown(remote: str) -> str:
-    """The address without what may be secret."""
+    """Return the address without what may be secret."""
     return remote.partition("/;")[0]
 
 
@@ -174,7 +174,7 @@ def give(session: SparkSession, store: Store) -> None:
 
 
 def _forget_connections(jvm: Any) -> None:
-    """Close what Hadoop has opened of S3 with other settings: it would give that to whoever asks for the bucket."""
+    """Close the S3 connections that Hadoop opened with other settings: it would reuse them for the same bucket."""
     from py4j.protocol import Py4JJavaError
 
     kind = jvm.java.lang.Class.forName("org.apache.hadoop.fs.FileSystem")
@@ -340,7 +340,7 @@ def start(
 
 
 def _start_classic(master: str, config: Mapping[str, str], app_name: str, shipped: Mapping[str, str]) -> SparkSession:
-    """The process's session; several threads that want one would start a JVM each."""
+    """Return the process's session; several threads would otherwise start a JVM each."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -376,7 +376,7 @@ def _start_classic(master: str, config: Mapping[str, str], app_name: str, shippe
 
 
 def has_died() -> bool:
-    """Whether the JVM that this process has started, and not one that something else has, has ended."""
+    """Return whether the JVM that this process itself started has ended."""
     from pyspark import SparkContext
 
     process = getattr(SparkContext._gateway, "proc", None)
@@ -384,7 +384,7 @@ def has_died() -> bool:
 
 
 def _forget_what_died() -> None:
-    """Let go of this process's JVM where it has ended, so that a step that is tried again gets another one."""
+    """Drop this process's JVM where it has ended, so that a repeated step gets another one."""
     from py4j.protocol import Py4JError
     from pyspark import SparkContext
     from pyspark.sql import SparkSession, SQLContext
@@ -403,7 +403,7 @@ def _forget_what_died() -> None:
 
 
 def _give_up_sooner(session: SparkSession) -> None:
-    """Ask a server that does not answer again for about a minute, and not for Spark's ten.
+    """Retry calls to a silent server for about a minute, and not for Spark's ten.
 
     A server that comes back has lost what it knew, and a job that ends is started again.
     """
@@ -434,9 +434,9 @@ _closed_at_exit: WeakSet[Any] = WeakSet()
 
 
 def _close_at_exit(session: SparkSession) -> None:
-    """Close the session's client where the process exits; what it has started on the server goes on.
+    """Close the session's client where the process exits; the queries on the server go on.
 
-    PySpark asks the server for something more there, and a process that ends before it has the whole answer hangs: what
+    PySpark asks the server for something more there. A process that ends before the whole answer has come hangs: what
     would read it is gone, and the client's end waits for it.
     """
     client = session.client
@@ -495,7 +495,7 @@ def partitions(session: SparkSession) -> int:
 
 
 def _cores_at_most(session: SparkSession) -> int | None:
-    """How many tasks may run at once; with dynamic allocation, None where nobody says on how many executors."""
+    """Return how many tasks may run at once; None with dynamic allocation without a bound on executors."""
     if session.conf.get("spark.dynamicAllocation.enabled", "false") != "true":
         return cores(session)
     most = session.conf.get("spark.dynamicAllocation.maxExecutors", "") or ""

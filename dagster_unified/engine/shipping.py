@@ -34,26 +34,26 @@ class Payload:
         return cls(by_value_bytes(value), any(map(_may_keep, functions)))
 
     def load(self) -> Any:
-        """What was shipped."""
+        """Return the value that was shipped."""
         environment.check_here(self.versions)
         return _unpickled(self.data) if self.fresh else _once_per_worker(self.data)
 
 
 def _may_keep(function: Any) -> bool:
-    """Whether a function may know at a call what it was given before; a plain one is never opened."""
+    """Return whether a function may remember earlier calls; a plain one is never opened."""
     from dagster_unified.graph.code import changed_by  # where what was shipped is only opened, pyarrow is not loaded
 
     return function is not None and (not isinstance(function, types.FunctionType) or bool(changed_by(function)))
 
 
 class Shipments:
-    """What a job ships, pickled once for each of its places."""
+    """The payloads of a job, pickled once for each place."""
 
     def __init__(self) -> None:
         self._values: dict[Hashable, Any] = {}
 
     def once(self, place: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gave for this place the first time."""
+        """Return what `make` gave for this place the first time."""
         if place not in self._values:
             self._values[place] = make()
         value: T = self._values[place]

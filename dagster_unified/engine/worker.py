@@ -112,7 +112,7 @@ def run_partition(payload: bytes, log: str | None, batches: Iterable[pa.RecordBa
         )
 
     def gathered() -> pa.RecordBatch:
-        """What many key groups and partitions have emitted, a few rows each, in one batch."""
+        """Combine the few rows each of many key groups and partitions into one batch."""
         rows = pa.concat_batches(
             [
                 of(partition, combine(schema, output, pa.concat_batches(some)))
@@ -154,7 +154,7 @@ FILE_ROWS, FILE_BYTES = 2_000_000, 64 << 20
 
 
 def in_files(emitting: Iterable[Emitted], output: int) -> Iterator[Emitted]:
-    """What a driver emits, with files instead of the rows of one output."""
+    """Yield a driver's output, with files instead of the rows of one output."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for emitted in emitting:

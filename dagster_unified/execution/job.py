@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 def stages(finished: Sequence[StageFinished]) -> Table:
-    """What each stage emitted."""
+    """Return a table with the result of each stage."""
     table = Table("stage", "rows", "bytes", "seconds", "notes")
     for column in table.columns[1:4]:
         column.justify = "right"
@@ -72,7 +72,7 @@ def stages(finished: Sequence[StageFinished]) -> Table:
 
 
 class ShownProgress:
-    """What is running, while it runs: a live line on a terminal, plain lines otherwise."""
+    """Shows what is running: a live line on a terminal, plain lines otherwise."""
 
     def __init__(self, planned: Plan, console: Console) -> None:
         self._planned, self._console = planned, console
@@ -142,7 +142,7 @@ _unseen: list[JobHandle] = []
 
 @dataclass(frozen=True)
 class JobMetrics:
-    """What a job has committed so far. `watermark` is in milliseconds since the epoch."""
+    """The totals that a job has committed so far. `watermark` is in milliseconds since the epoch."""
 
     rows: Mapping[str, int] = field(default_factory=dict)
     """In BATCH the rows that each stage has emitted; in STREAMING those that each sink was given."""
@@ -197,7 +197,7 @@ class Environment:
         return self.spark or session.start(self.master)
 
     def has_ended(self) -> bool:
-        """Whether the session was given, and its JVM has ended, so that nothing can run in it any more."""
+        """Return whether the given session's JVM has ended, so that nothing can run in it any more."""
         return self.spark is not None and not is_connect(self.spark) and session.has_died()
 
 
@@ -234,13 +234,13 @@ class JobHandle:
 
     @property
     def status(self) -> JobStatus:
-        """Whether the job runs, or how it has ended."""
+        """The state of the job: whether it runs, or how it has ended."""
         if self._status == "FAILED":
             self._seen()
         return self._status
 
     def metrics(self) -> JobMetrics:
-        """What the job has committed so far."""
+        """The totals that the job has committed so far."""
         return self._metrics
 
     def cancel(self) -> None:
@@ -295,7 +295,7 @@ class JobHandle:
             _running.discard(self)
 
     def _attempt(self, store: IntermediateStore, again: bool) -> JobStatus | None:
-        """Run the job; None where it has failed, its restart strategy starts it again, and the wait is over."""
+        """Run the job; None where it failed, and its restart strategy starts it again after a wait that is over."""
         begun = datetime.now(timezone.utc)
         try:
             spark = self._environment.session()
@@ -376,9 +376,9 @@ class JobHandle:
 
 
 def _await_running() -> None:
-    """Where a program ends: waits for its jobs. Ctrl-C meanwhile cancels them, and the program ends as interrupted.
+    """Wait for jobs at the end of a program. Ctrl-C meanwhile cancels them, and the program ends as interrupted.
 
-    Python waits for threads of its own accord, but starts none in a pool any more by then, which jobs do.
+    Python waits for threads of its own accord, but by then starts none in a pool any more, and jobs do.
     """
     try:
         for handle in list(_running):
@@ -400,7 +400,7 @@ threading._register_atexit(_await_running)  # type: ignore[attr-defined]
 
 @atexit.register
 def _end_as_the_jobs_did() -> None:
-    """Where a program ends without a look at a job that failed: say why, and end it as one that has failed.
+    """End a program that never looked at a failed job as failed, and say why.
 
     A script may end with `pipeline.execute()`, and whoever runs it should not take it for done.
     """
@@ -482,7 +482,7 @@ class CollectedRecords(Generic[T]):
         self._folder.cleanup()
 
     def _arrived(self) -> list[Path]:
-        """Files that were committed and have not been read, in the order of their epochs."""
+        """Return the committed files that have not been read, in the order of their epochs."""
         return sorted(Path(self._folder.name, "records").glob("*.parquet"))
 
 

@@ -36,7 +36,7 @@ MEANS = ("avg", "mean")
 
 @dataclass(frozen=True)
 class Purpose:
-    """What aggregates are taken apart for, as far as errors name it."""
+    """Why aggregates are taken apart, as errors name it."""
 
     name: str
     """What asks for it, such as `carry_state`."""
@@ -67,7 +67,7 @@ def take_apart(where: str, columns: Sequence[object], purpose: Purpose, named: C
 
 
 def fields_of(columns: Sequence[object]) -> list[str]:
-    """What the columns of an operator are called."""
+    """Return the names of an operator's columns."""
     return [alias_of(column) or repr(column) for column in columns]
 
 
@@ -86,7 +86,7 @@ class _Splitting:
     parts: Parts
 
     def split(self, expression: object) -> Column:
-        """The expression over merged partials."""
+        """Return the expression over merged partials."""
         if not isinstance(expression, Column):
             raise UnsupportedError(
                 f"{self.where}: {self.purpose.name} cannot take apart {expression!r}; write it with"
@@ -122,7 +122,7 @@ class _Splitting:
         return Column(target, expression.name, arguments, expression.options)
 
     def _aggregates(self, expression: Column) -> bool:
-        """Whether it contains an aggregate that has partials."""
+        """Return whether it contains an aggregate that has partials."""
         if expression.target is None and expression.name in (*self.purpose.merged_by, *MEANS):
             return True
         return any(self._aggregates(e) for e in (expression.target, *expression.arguments) if isinstance(e, Column))
@@ -154,7 +154,7 @@ def with_portable_state(graph: Graph, execution: Execution, carry_state: bool) -
 
 
 def _chosen(graph: Graph, execution: Execution, carry_state: bool) -> set[int]:
-    """The native aggregates whose state has to be portable."""
+    """Return the native aggregates whose state has to be portable."""
     natives = {node.id for node in graph.nodes if node.aggregates_natively}
     if execution.native_aggregates == "SPARK" or not natives:
         return set()
@@ -175,7 +175,7 @@ def _chosen(graph: Graph, execution: Execution, carry_state: bool) -> set[int]:
 
 
 def alone(graph: Graph, upstream: set[int]) -> bool:
-    """Whether what leads to a sink is one native aggregate, which nothing with state precedes, follows or joins.
+    """Return whether one native aggregate leads to a sink, and nothing with state precedes, follows or joins it.
 
     An iteration has state.
     """
@@ -186,7 +186,7 @@ def alone(graph: Graph, upstream: set[int]) -> bool:
 
 
 class _Rewriting:
-    """A graph that is being copied, with some aggregates taken apart."""
+    """A copy of a graph in the making, with some aggregates taken apart."""
 
     def __init__(self, graph: Graph, chosen: set[int]) -> None:
         self._graph, self._chosen = graph, chosen
@@ -213,7 +213,7 @@ class _Rewriting:
         return len(self._nodes) - 1
 
     def _taken_apart(self, node: NativeKeyedNode, edges: Sequence[Edge]) -> int:
-        """The nodes that an aggregate becomes; gives the last of them."""
+        """Add the nodes that an aggregate becomes; return the last of them."""
         first = edges[0]
         records = self._graph.records_of(first)
         assert records is not None
@@ -254,7 +254,7 @@ class _Apart:
             self.partials = list(map(self._with_carry, self.partials))
 
     def nodes(self, timed: bool) -> list[Node]:
-        """What the aggregate becomes, in order."""
+        """Return the nodes that the aggregate becomes, in order."""
         node, nodes = self.node, list[Node]()
         records = self.records
         if self.computed:
@@ -290,7 +290,7 @@ class _Apart:
         return nodes
 
     def _helper(self, kind: type[Node], what: str, **attributes: Any) -> Node:
-        """A node beside the one with state."""
+        """Return a node beside the one with state."""
         node = self.node
         return kind(
             id=0,
@@ -319,7 +319,7 @@ class _Apart:
         return MergeWindowsNode(**same, records=records, function=spec, timestamped=True)
 
     def _results(self) -> list[Column]:
-        """The columns of the result, in its order, over merged partials."""
+        """Return the columns of the result, in its order, over merged partials."""
         results = {}
         for written, result in zip(self.node.columns, self.parts.results, strict=True):
             results[alias_of(written) or repr(written)] = result
@@ -334,7 +334,7 @@ class _Apart:
     # Partials
 
     def _named(self, expression: Column) -> str:
-        """A name for an aggregate that can be a field's, and that stays while the aggregate does."""
+        """Return a name for an aggregate that can be a field's, and that stays while the aggregate does."""
         shown = _shown(expression)
         if shown not in self._names:
             name = re.sub(r"\W+", "_", shown, flags=re.ASCII).strip("_").lower()
@@ -372,7 +372,7 @@ class _Apart:
         return Partial(name, kind, name, shown)
 
     def _with_carry(self, partial: Partial) -> Partial:
-        """A sum that goes beyond its type while a window is open, if it may."""
+        """Give a sum a carry, if it may exceed its type while a window is open."""
         if partial.kind != "sum" or self.plain[partial.name] not in WIDE:
             return partial
         carry = f"{partial.name}_carry"
@@ -382,7 +382,7 @@ class _Apart:
         return replace(partial, carry=carry)
 
     def _type(self, aggregate: Column, read: Column, kind: str) -> Any:
-        """The type of a sum, minimum or maximum."""
+        """Return the type of a sum, minimum or maximum."""
         python = _type_of(read, self.records)
         hint = self._hints.get(repr(aggregate))
         if python is None and hint is not None:
@@ -413,7 +413,7 @@ class _Apart:
         return {name: self.records.type_of(name) for name in self.keys}
 
     def _inputs(self) -> RecordType:
-        """What the partials read: the key, columns as they are, and what is computed."""
+        """Return the record that the partials read: the key, plain columns, and computed ones."""
         plain = [p.column for p in self.partials if p.column is not None and p.column not in self.computed]
         as_they_are = {name: self.records.type_of(name) for name in plain if name not in self.keys}
         computed = {name: python for name, (_, python) in self.computed.items()}
@@ -425,7 +425,6 @@ class _Apart:
 
 
 def _bare(expression: object) -> object:
-    """An expression without its alias."""
     if isinstance(expression, Column) and expression.name in ("alias", "name") and expression.target is not None:
         return expression.target
     return expression
@@ -436,7 +435,7 @@ def _column(name: str) -> Column:
 
 
 def _as_column(operand: object) -> Column | None:
-    """What an aggregate reads; None for all columns of a record."""
+    """Return the column that an aggregate reads; None for all columns of a record."""
     if isinstance(operand, Column):
         return None if _column_name(operand) == "*" else operand
     if isinstance(operand, str):
@@ -445,19 +444,19 @@ def _as_column(operand: object) -> Column | None:
 
 
 def _is_constant(expression: Column) -> bool:
-    """Whether it is the same for all records, and not null."""
+    """Return whether an expression is the same for all records, and not null."""
     return expression.target is None and expression.name == "lit" and expression.arguments[0] is not None
 
 
 def _column_name(expression: Column) -> str | None:
-    """The name of the column that an expression is; None where it is something else."""
+    """Return the name of the column that an expression is; None where it is something else."""
     if expression.target is None and expression.name in ("col", "column") and len(expression.arguments) == 1:
         return str(expression.arguments[0]).strip("`")
     return None
 
 
 def _shown(aggregate: Column) -> str:
-    """An aggregate as text; the same for `F.sum("a")` and `F.sum(F.col("a"))`."""
+    """Return an aggregate as text; the same for `F.sum("a")` and `F.sum(F.col("a"))`."""
     operands = [*aggregate.arguments, *aggregate.options.values()]
     return f"{aggregate.name}({', '.join(v if isinstance(v, str) else repr(v) for v in operands)})"
 
@@ -497,7 +496,7 @@ _CASTS: dict[str, Any] = {
 
 
 def _type_of(expression: object, records: RecordType) -> Any | None:
-    """The type of an expression over a record's columns; None where it is not known."""
+    """Return the type of an expression over a record's columns; None where it is not known."""
     if not isinstance(expression, Column):
         return type(expression) if isinstance(expression, (bool, int, float, str, Decimal, date, timedelta)) else None
     column = _column_name(expression)
@@ -531,19 +530,18 @@ def _type_of(expression: object, records: RecordType) -> Any | None:
 
 
 def _number(types: Sequence[Any]) -> Any | None:
-    """The type of what is computed of numbers."""
+    """Return the type of arithmetic on numbers."""
     if not set(types) <= {int, float, Decimal}:
         return None
     return float if float in types else Decimal if Decimal in types else int
 
 
 def _common_type(types: Sequence[Any]) -> Any | None:
-    """The type of one of several values."""
     return types[0] if len(set(types)) == 1 else _number(types)
 
 
 def _plain(annotation: Any) -> Any:
-    """A type without None, and that of an enum's values."""
+    """Return a type without None, and for an enum that of its values."""
     arguments = [a for a in get_args(annotation) if a is not NoneType]
     if NoneType in get_args(annotation) and len(arguments) == 1:
         annotation = arguments[0]

@@ -30,7 +30,7 @@ def names_used(value: Any) -> set[str]:
 
 
 def reads_watermark(value: Any) -> bool:
-    """Whether a function, or a method of an object's class, asks for the watermark."""
+    """Return whether a function, or a method of an object's class, asks for the watermark."""
     return not names_used(value).isdisjoint(("current_watermark", "get_current_watermark"))
 
 
@@ -53,12 +53,12 @@ def authors(value: Any) -> Iterator[Any]:
 
 
 def refers_to(value: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Whether a function, or the methods of an object's class, refer to something of a kind."""
+    """Return whether a function, or the methods of an object's class, refer to such a value."""
     return any(map(wanted, values_used(value)))
 
 
 def values_used(value: Any) -> list[Any]:
-    """What a function, or the methods of an object's class, refer to.
+    """Return the values that a function, or the methods of an object's class, refer to.
 
     They do so by a global, in a closure, or as an attribute of the object.
     """
@@ -89,9 +89,9 @@ _CHANCE_MODULES = ("random", "secrets", "uuid", "numpy.random")
 
 
 def reads_from_outside(value: Any) -> str | None:
-    """What a function takes that no record holds, the clock or chance, or None.
+    """Return what a function reads that no record holds, the clock or chance; None where it reads neither.
 
-    It is found by the names that it, and the author's helpers that it calls, use of the modules that give them.
+    The names tell it that the function, and the author's helpers that it calls, use of the modules that give them.
     """
     for function in _reached(value):
         names = _names(function)
@@ -104,7 +104,7 @@ def reads_from_outside(value: Any) -> str | None:
 
 
 def _used_globals(function: types.FunctionType, names: Set[str]) -> Iterator[tuple[str, Set[str]]]:
-    """The module that each used global is, or is from, and the names that may be used of it."""
+    """Return the module that each used global is, or is from, and the names that may be used of it."""
     for name in sorted(names & set(function.__globals__)):
         used = function.__globals__[name]
         if isinstance(used, types.ModuleType):
@@ -115,7 +115,7 @@ def _used_globals(function: types.FunctionType, names: Set[str]) -> Iterator[tup
 
 
 def _imported(function: types.FunctionType) -> list[str]:
-    """The modules that a function imports while it runs."""
+    """Yield the modules that a function imports while it runs."""
     return [
         op.argval
         for code in nested_code(function.__code__)
@@ -125,7 +125,7 @@ def _imported(function: types.FunctionType) -> list[str]:
 
 
 def _reached(value: Any) -> Iterator[types.FunctionType]:
-    """The functions of `_functions`, and the author's helpers that they refer to, each once."""
+    """Yield the functions of `_functions`, and the author's helpers that they refer to, each once."""
     pending, seen = list(_functions(value)), set()
     while pending:
         function = pending.pop()
@@ -167,9 +167,9 @@ def field_of(function: Any) -> tuple[str | int, ...] | None:
 
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
-    """A function itself, or the methods of an object's class.
+    """Return a function itself, or the methods of an object's class.
 
-    For the library's own objects, those of the functions that they were given.
+    Of the library's own objects, those of the functions that they were given.
     """
     for part in getattr(value, "wrapped_functions", ()):
         yield from _functions(part)
@@ -231,7 +231,7 @@ def _lists_in(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, str]]
 
 
 def _classes(function: Any) -> Iterator[tuple[Any, ast.AST, dict[str, Any]]]:
-    """The parts of a function that an author wrote, with the code of each class and what names stand for in it."""
+    """Yield the author's parts of a function, with the code of each class and what names stand for in it."""
     for part in authors(function):
         for cls in reversed(type(part).__mro__):
             if is_installed(cls.__module__):
@@ -252,7 +252,7 @@ def _made_in(tree: ast.AST, names: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _bound_names(cls: type, tree: ast.AST) -> dict[str, Any]:
-    """What the names in a class's methods stand for: globals, what they are closed over, and what they import."""
+    """Return the values of the names in a class's methods: globals, closures and imports."""
     names: dict[str, Any] = {}
     for member in vars(cls).values():
         if isinstance(member, types.FunctionType):
@@ -289,7 +289,7 @@ _BEFORE_RECORDS = ("__init__", "__post_init__", "open", "initialize_state")
 
 @dataclass
 class _Functions:
-    """The functions of a module's text, by the line and the name that their code has."""
+    """The functions of a module's text, by the line and the name of their code."""
 
     file: str
     nodes: dict[tuple[int, str], list[_Node]] = field(default_factory=dict)
@@ -356,7 +356,7 @@ def _by_methods(cls: type, attributes: Any, entries: set[str] | None) -> Iterato
 
 
 def _called(cls: type, methods: dict[str, types.FunctionType], entries: set[str] | None) -> list[types.FunctionType]:
-    """The methods that run as records come: those that the library calls, and those that they call."""
+    """Return the methods that run as records come: those that the library calls, and those that they call."""
     if entries is None:
         known = {name for base in cls.__mro__ if is_installed(base.__module__) for name in vars(base)} - set(
             dir(object)
@@ -373,7 +373,7 @@ def _called(cls: type, methods: dict[str, types.FunctionType], entries: set[str]
 
 
 def _outside(functions: Iterable[types.FunctionType]) -> Iterator[str]:
-    """What functions, and the author's helpers that they call, change of what they close over and of globals."""
+    """Yield what functions, and the author's helpers that they call, change in closures and globals."""
     pending, seen = list(functions), set()
     while pending:
         function = pending.pop()
@@ -396,7 +396,6 @@ def _outside(functions: Iterable[types.FunctionType]) -> Iterator[str]:
 
 
 def _named_values(function: types.FunctionType) -> dict[str, Any]:
-    """The globals that a function uses, and what it closes over, by their names."""
     values = {name: function.__globals__[name] for name in _names(function) & set(function.__globals__)}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -415,7 +414,7 @@ class _Change:
 
 
 def _changes(function: types.FunctionType) -> list[_Change]:
-    """What a function sets or changes that is not its own."""
+    """Return what a function sets or changes that is not its own."""
     nodes = _nodes(function)
     if nodes is None:
         code = function.__code__
@@ -435,7 +434,7 @@ def _changes(function: types.FunctionType) -> list[_Change]:
 
 
 def _aliases(function: _Node, first: str) -> dict[str, str]:
-    """The names that stand for an attribute of the object throughout a function: `cache = self.cache`."""
+    """Return the names that stand for an attribute of the object throughout a function: `cache = self.cache`."""
     nodes = list(ast.walk(function))
     arguments = {inner.arg for inner in nodes if isinstance(inner, ast.arg)}
     stored = Counter(inner.id for inner in nodes if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load))
@@ -464,14 +463,14 @@ def _in_text(tree: ast.AST, shared: set[str]) -> Iterator[_Change]:
 
 
 def _stored(code: types.CodeType) -> set[str]:
-    """The attributes that code sets, where there is no text."""
+    """Return the attributes that code sets, where there is no text."""
     import dis
 
     return {op.argval for part in nested_code(code) for op in dis.get_instructions(part) if op.opname == "STORE_ATTR"}
 
 
 def _made_before(methods: Iterable[types.FunctionType]) -> tuple[set[str], set[str]]:
-    """The attributes that methods make of a context they are given, such as state, and those that are containers."""
+    """Return the attributes that methods make of a given context, such as state, and those that are containers."""
     handles: set[str] = set()
     containers: set[str] = set()
     for method in methods:
@@ -496,7 +495,7 @@ def _made_before(methods: Iterable[types.FunctionType]) -> tuple[set[str], set[s
 
 
 def _is_read(value: ast.expr) -> bool:
-    """Whether an expression reads what a state holds, as in `list(self.state.get())`."""
+    """Return whether an expression reads what a state holds, as in `list(self.state.get())`."""
     return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _MADE_EMPTY
 
 
@@ -509,7 +508,7 @@ def _is_container(value: ast.expr) -> bool:
 
 
 def _nodes(function: types.FunctionType) -> list[_Node] | None:
-    """A function in the text of its module; several where one line has several lambdas; None where there is no text."""
+    """Find a function in the text of its module; several where one line has several lambdas; None without a text."""
     module = sys.modules.get(function.__module__ or "")
     if module is None:
         return None

@@ -32,7 +32,7 @@ class TimeRange:
 
 @dataclass(frozen=True)
 class Dimensions:
-    """What partitions have in common: the names of their dimensions, and which of those are in time.
+    """The common form of partitions: the names of their dimensions, and which of those are in time.
 
     A sole dimension has the name ''.
     """
@@ -62,7 +62,7 @@ class Slice:
 
     @property
     def shape(self) -> Dimensions:
-        """What it has in common with the other partitions."""
+        """The form that it shares with the other partitions."""
         in_time = (name for name, value in self.dimensions.items() if isinstance(value, TimeRange))
         return Dimensions(tuple(self.dimensions), frozenset(in_time))
 
@@ -79,7 +79,7 @@ class Boundedness(Enum):
 
 
 class Guarantee(Enum):
-    """What a sink promises when a run is repeated or retried."""
+    """The promise of a sink when a run is repeated or retried."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
@@ -88,7 +88,7 @@ class Guarantee(Enum):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a sink's target is able to do, from which follows what the sink can promise."""
+    """The abilities of a sink's target, from which follows what the sink can promise."""
 
     transactional: bool = False
     """A commit is visible at once or not at all, and the target remembers who made it."""
@@ -110,13 +110,13 @@ class Capabilities:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What a repeated or retried write does to the target."""
+        """Return what a repeated or retried write does to the target."""
         if self.upsert:
             return Guarantee.UPSERT
         return Guarantee.EXACTLY_ONCE if self.transactional else Guarantee.AT_LEAST_ONCE
 
     def takes_again(self, partitioned: bool) -> bool:
-        """Whether what is written again, of a partition or without one, takes the place of what was written before."""
+        """Return whether a repeated write, of a partition or without one, replaces what was written before."""
         return self.upsert or (self.replaces_partition if partitioned else self.replaces_all)
 
     def describe(self) -> str:
@@ -183,7 +183,7 @@ class Source(ABC, Generic[Out]):
         """Identifies what would be read now, so that a fingerprint changes when the input does."""
 
     def settings(self) -> str:
-        """What else decides which records are read, and how: part of a stage's fingerprint."""
+        """Return what else decides which records are read, and how: part of a stage's fingerprint."""
         return ""
 
     def identifies_input(self) -> bool:
@@ -241,7 +241,7 @@ class Sink(ABC, Generic[In]):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What it promises when a run is repeated or retried."""
+        """Return the promise when a run is repeated or retried."""
         return self.capabilities.guarantee
 
     @abstractmethod

@@ -24,7 +24,7 @@ LONGEST = 36
 
 @dataclass
 class _Place:
-    """Where a stage's box is or, where an arrow passes a column, its way through; `y` is its top."""
+    """The place of a stage's box or, in a column that an arrow passes, of the arrow; `y` is its top."""
 
     lines: Sequence[str]
     x: float = 0.0
@@ -79,7 +79,7 @@ def _operator(node: Node) -> str:
 
 
 def _label(plan: Plan, source: int, target: int) -> str:
-    """How records travel from one stage to another: `by shop`, `REBALANCE`."""
+    """Return how records travel from one stage to another: `by shop`, `REBALANCE`."""
     crossing = [
         e
         for e in plan.exchanges
@@ -92,7 +92,7 @@ def _label(plan: Plan, source: int, target: int) -> str:
 def _columns(
     plan: Plan, places: dict[int, _Place], arrows: list[tuple[int, int]]
 ) -> tuple[list[list[_Place]], dict[tuple[int, int], list[_Place]]]:
-    """Puts each stage in the column after the last one that it reads from.
+    """Put each stage in the column after the last one that it reads from.
 
     Also returns, for each arrow, its places in the columns between.
     """
@@ -111,7 +111,7 @@ def _columns(
 
 
 def _arrange(columns: list[list[_Place]], between: float) -> tuple[float, float]:
-    """Puts the columns side by side, each centred; returns the width and height of the whole."""
+    """Put the columns side by side, each centred; return the width and height of the whole."""
     heights = [sum(place.height + APART for place in column) - APART for column in columns]
     x: float = PADDING
     for column, height in zip(columns, heights, strict=True):

@@ -61,7 +61,7 @@ def aligned(graph: Graph) -> list[Aligned]:
 
 
 def straight_from_source(graph: Graph, node: AssignTimestampsNode) -> list[Node]:
-    """What comes before an assigner, back to the source whose records come to it straight, part by part.
+    """Return the path from an assigner back to the source whose records come to it straight, part by part.
 
     It is empty where there is no such source.
     """
@@ -136,7 +136,7 @@ def assigners(graph: Graph, node: Node) -> list[Assigned]:
 
 
 def _disorder(graph: Graph, node: AssignTimestampsNode) -> int | None:
-    """What a source that stands right before an assigner says of the field that it reads."""
+    """Return what a source right before an assigner says of the disorder of the field that it reads."""
     inputs: list[Edge] = graph.inputs(node.id)
     source = graph.node(inputs[0].source) if len(inputs) == 1 else None
     fields = (node.assigner,) if isinstance(node.assigner, str) else field_of(node.assigner)

@@ -52,7 +52,7 @@ def step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
 
 
 def _parallelism(plan: Plan, node: g.Node) -> int:
-    """What a function learns of its operator's parallelism; 0 where Spark decides."""
+    """Return the parallelism that a function is told; 0 where Spark decides."""
     keeps = plan.execution.mode == "STREAMING" or plan.execution.has_savepoint
     return (plan.subtasks_with_state(node) if keeps else None) or node.parallelism or 0
 
@@ -71,7 +71,7 @@ def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOpt
 
 
 def broadcast_input(plan: Plan, node: g.Node) -> BroadcastInput | None:
-    """What a node is given besides its main input, if anything."""
+    """Return a node's broadcast input, if it has one."""
     return BroadcastInput(plan.broadcast_layout(node.id)) if node.has_broadcast_input else None
 
 
@@ -97,7 +97,7 @@ def keyed_by(key: Key, records: RecordType) -> KeyedInput:
 
 
 def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | None:
-    """What turns a key as Arrow gives it into the record's own values; None where they are the same."""
+    """Return what turns Arrow's form of a key into the record's own values; None where they are the same."""
     each = [records.decoder_of(f) for f in fields]
     if not any(each):
         return None
@@ -248,7 +248,7 @@ class ExecutionGraph:
         return tuple(vertices)
 
     def _goes_on(self, head: int) -> bool:
-        """Whether operators may follow a head in its vertex."""
+        """Return whether operators may follow a head in its vertex."""
         node = self.plan.graph.node(head)
         return node.needs_worker and not (self.state_alone and node.runs_by_key)
 
@@ -275,13 +275,13 @@ class ExecutionGraph:
         return edges
 
     def program(self, vertex: Vertex, last_event_time: int | None = None) -> Program:
-        """What a vertex of Python runs."""
+        """Return the program of a Python vertex."""
         return program(self.plan, self.name, vertex.members, vertex.outputs, last_event_time)
 
     def is_computed_again(self, vertex: Vertex) -> bool:
-        """Whether a vertex would run once for each of several readers, as lazy streams do.
+        """Return whether a vertex would run once for each of several readers, as lazy streams do.
 
-        Not so where all its streams leave the graph, since what leaves is computed together.
+        It does not where all its streams leave the graph, since those are computed together.
         """
         graph = self.plan.graph
         carried = [p for p in self.carried if p.node in vertex.members]
@@ -445,7 +445,7 @@ class _Compiler:
         )
 
     def _groups(self, head: g.Node) -> int:
-        """How many key groups an operator with state has: of its subtasks each is one, where it has no keys."""
+        """Return how many key groups an operator with state has: without keys, one for each of its subtasks."""
         subtasks = head.parallelism or self.parallelism
         if head.key == Key():
             return subtasks
@@ -453,7 +453,10 @@ class _Compiler:
         return self.groups.get(number) or subtasks * GROUPS_PER_SUBTASK
 
     def _buffer(self, node: int, other: bool = False) -> InputBuffer:
-        """Where records wait for a node; with `other` its broadcast records, or those that a body hands straight on."""
+        """Return the buffer where records wait for a node.
+
+        With `other` it is that of its broadcast records, or of those that a body hands straight on.
+        """
         if (node, other) not in self.buffers:
             reader = self.body.node(node)
             broadcast = other and reader.has_broadcast_input
@@ -484,7 +487,7 @@ class _Compiler:
         return OutputRoutes(tuple(routes), tuple(feedback), criteria)
 
     def _input(self, head: g.HeadNode, fed_back: StreamLayout | None = None) -> InputRoute:
-        """How the records of an input come into the body, from outside or fed back."""
+        """Return how the records of an input come into the body, from outside or fed back."""
         layout = self.plan.layout(Port(head.id))
         bare = head.layout
         edges = self.body.outputs(head.id)
@@ -493,7 +496,7 @@ class _Compiler:
         return InputRoute(tuple(aligned_columns(fed_back or bare, bare)), bare.schema, keys, routes)
 
     def _route(self, layout: StreamLayout, edge: Edge, outside: bool = False) -> Route:
-        """The route of an edge; from `outside` records come in no subtask, and are spread over all of them."""
+        """Return the route of an edge; records from `outside` come in no subtask, and are spread over all of them."""
         target = self.body.node(edge.target)
         subtasks = target.parallelism or self.parallelism
         spread = Rebalance(subtasks) if outside else None
@@ -509,6 +512,6 @@ class _Compiler:
         return route(self.plan, edge, self._buffer(target.id, apart).number, wanted, selector, everywhere)
 
     def _to_end(self, buffer: InputBuffer, layout: StreamLayout, spread: ChannelSelector | None = None) -> Route:
-        """The route of a stream to where it leaves the body, as it is."""
+        """Return the route of a stream, unchanged, to where it leaves the body."""
         wanted = self.plan.input_layout(next(n.id for n in self.body.nodes if n.uid == buffer.reader))
         return Route(buffer.number, buffer.schema, tuple(aligned_columns(layout, wanted)), spread)

@@ -98,7 +98,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def _queries_json(plan: Plan) -> list[dict[str, Any]]:
-    """The queries into which a plan is cut for STREAMING, behind its iterations."""
+    """Return the queries into which STREAMING cuts a plan, behind its iterations."""
     return [
         {
             "name": name,
@@ -118,7 +118,7 @@ def _queries_json(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _queries(plan: Plan) -> list[tuple[str, list[int], list[CrossQueryStream]]]:
-    """The name of each query, its operators, and what it hands on; none where the plan is not cut."""
+    """Return the name of each query, its operators, and what it hands on; nothing where the plan is not cut."""
     if plan.execution.mode != "STREAMING":
         return []
     numbers, handed = segment_of(plan.graph), cross_query_streams(plan)
@@ -146,7 +146,7 @@ def _operator_json(node: Node) -> dict[str, Any]:
 
 
 def _body_json(node: IterationNode) -> dict[str, Any]:
-    """The body of an iteration, whose feedback edges lead from a stream that it returns to an input."""
+    """Return the body of an iteration; its feedback edges lead from a stream that it returns to an input."""
     body = node.body
     return {
         "life_cycle": node.life_cycle.value,
@@ -160,13 +160,13 @@ def _body_json(node: IterationNode) -> dict[str, Any]:
 
 
 def _feedback(node: IterationNode) -> list[tuple[TailNode, HeadNode]]:
-    """The streams that are fed back, and the variables that they become."""
+    """Return the streams that are fed back, and the variables that they become."""
     heads = {head.number: head for head in node.heads}
     return [(tail, heads[tail.number]) for tail in node.tails if tail.role is Role.FEEDBACK]
 
 
 def _life_cycle(node: IterationNode, inside: Node) -> str | None:
-    """How long an operator of a body lives; None for its ends."""
+    """Return how long an operator of a body lives; None for its ends."""
     if isinstance(inside, (HeadNode, TailNode)):
         return None
     cycle = LifeCycle.PER_ROUND if inside.id in node.per_round else LifeCycle.ALL_ROUND
@@ -195,7 +195,7 @@ def as_text(plan: Plan) -> str:
 
 
 def _parallelism_text(plan: Plan) -> str:
-    """How many tasks there are behind exchanges, if `spark.sql.shuffle.partitions` is not set, and how many key groups.
+    """Say how many tasks are behind exchanges, unless `spark.sql.shuffle.partitions` is set, and how many key groups.
 
     No session is there to be asked.
     """
@@ -249,7 +249,7 @@ def _queries_text(plan: Plan) -> list[str]:
 
 
 def _body_text(node: IterationNode) -> list[str]:
-    """The body of an iteration: each operator with what it reads."""
+    """Show the body of an iteration: each operator with what it reads."""
     body, lines = node.body, []
     back = {head.id: tail for tail, head in _feedback(node)}
     for inside in body.nodes:
@@ -265,7 +265,7 @@ def _body_text(node: IterationNode) -> list[str]:
 
 
 def _in_rounds(node: IterationNode, inside: Node) -> str:
-    """What an operator of a body does from round to round, where that is not what all others do."""
+    """Say what an operator of a body does from round to round, where the others do not."""
     if isinstance(inside, HeadNode):
         return ", replayed in every round" if inside.replayed else ""
     is_new = inside.id in node.per_round and node.life_cycle is LifeCycle.ALL_ROUND
@@ -339,7 +339,7 @@ def _operators_mermaid(graph: Graph, operators: Iterable[int]) -> list[str]:
 
 
 def _body_mermaid(node: IterationNode) -> list[str]:
-    """The body of an iteration as a box of its own, with dotted arrows for what is fed back."""
+    """Draw the body of an iteration as a box of its own, with dotted arrows for what is fed back."""
     body = node.body
     lines = [f'subgraph b{node.id}["body of {_escape(node.name)}, {node.life_cycle.value}"]']
     for inside in body.nodes:
@@ -355,7 +355,7 @@ def _body_mermaid(node: IterationNode) -> list[str]:
 
 
 def _shape(graph: Graph, operator: int) -> tuple[str, str]:
-    """Mermaid's brackets: round for what begins, a drum for what ends, a box for all between."""
+    """Return Mermaid's brackets: round for what begins, a drum for what ends, a box for all between."""
     if not graph.inputs(operator):
         return "([", "])"
     return ("[", "]") if graph.outputs(operator) else ("[(", ")]")
@@ -408,7 +408,7 @@ def _origin(plan: Plan, edge: ExecutionEdge, numbers: Mapping[Vertex, int]) -> s
 
 
 def _travels(plan: Plan, edge: ExecutionEdge) -> str:
-    """How the records of an edge travel, and the columns that do."""
+    """Say how the records of an edge travel, and which columns do."""
     node = plan.graph.node(edge.edge.target)
     layout = plan.broadcast_layout(node.id) if edge.is_broadcast else plan.input_layout(node.id)
     text = str(edge.kind.value).lower()
@@ -477,7 +477,6 @@ def _program(routed: RoutedProgram, names: Mapping[int, str]) -> Iterator[str]:
 
 
 def _loop(loop: Loop) -> Iterator[str]:
-    """The body of an iteration, level by level."""
     yield f"body on {loop.parallelism} subtask{'s' if loop.parallelism > 1 else ''}"
     for number, input_route in enumerate(loop.inputs):
         for route in input_route.routes:

@@ -106,7 +106,7 @@ for _name in SYMBOLS:
 
 
 def makes_column(value: object) -> bool:
-    """Whether it is an expression on columns, or one of the functions that make one."""
+    """Return whether it is an expression on columns, or one of the functions that make one."""
     module = getattr(value, "__module__", None)
     return is_column(value) or (
         isinstance(value, FunctionType)
@@ -132,7 +132,10 @@ def alias_of(expression: object) -> str | None:
 
 
 def is_unnamed(expression: object) -> bool:
-    """Whether an expression certainly gives its column no name; one of Spark's, and SQL that only Spark parses, may."""
+    """Return whether an expression certainly gives its column no name.
+
+    One of Spark's, and SQL that only Spark parses, may give one.
+    """
     if isinstance(expression, Column):
         target: Column | None = expression
         while target is not None and target.name not in ("alias", "name"):

@@ -85,7 +85,7 @@ def fingerprint_of(*values: Any) -> Fingerprint:
 
 
 def _name_of(value: Any) -> str:
-    """Where a value was written, as a person would look for it."""
+    """Return where a value was written, as a person would look for it."""
     named: Any = value if isinstance(value, (types.FunctionType, type)) else type(value)
     if isinstance(value, types.MethodType):
         named = value.__func__
@@ -105,7 +105,7 @@ class _Walk:
         self._seen = seen  # by id; the objects are held, so that their ids are not given to others meanwhile
 
     def value(self, value: Any, place: str, without: Iterable[str] = ()) -> None:
-        """Anything. `without` names the attributes of it that the code around it changes."""
+        """Take any value. `without` names the attributes of it that the code around it changes."""
         kind = type(value)
         if kind in _PLAIN:
             self._put(place, repr(value))
@@ -154,7 +154,7 @@ class _Walk:
             self._object(value, kind, place, without)
 
     def _again(self, value: Any, place: str) -> bool:
-        """Whether a value with an identity of its own was met before: then its name says it."""
+        """Return whether a value with an identity of its own was met before: then its name says it."""
         if isinstance(value, (tuple, frozenset)) or typing.get_origin(value) is not None:
             return False  # of equal constants it depends on the process which are one object
         if id(value) in self._seen:
@@ -171,7 +171,7 @@ class _Walk:
         self._put(place, "left out")
 
     def _alone(self, value: Any, place: str) -> str:
-        """The digest of a value by itself, for what has no order."""
+        """Return the digest of a value by itself, for what has no order."""
         walk = _Walk(dict(self._seen))
         walk.value(value, place)
         self.left_out.update(walk.left_out)
@@ -245,7 +245,7 @@ class _Walk:
             self._put(place, statement)
 
     def _of_module(self, module: types.ModuleType, used: set[str], place: str) -> None:
-        """What is used of an author's module.
+        """Take what is used of an author's module.
 
         A submodule counts where it is imported by its name: another may be loaded later.
         """
@@ -255,7 +255,7 @@ class _Walk:
                 self._global(vars(module), name, used, place)
 
     def _imports(self, function: types.FunctionType, place: str) -> None:
-        """The author's modules that a function imports while it runs, by their files.
+        """Take the author's modules that a function imports while it runs, by their files.
 
         Which of them are loaded depends on the process.
         """
@@ -331,7 +331,7 @@ class _Walk:
     # Objects
 
     def _arrow(self, value: Any, kind: type, place: str) -> bool:
-        """Put an array, a table, a schema or a type of Arrow; False for what else Arrow has."""
+        """Take an array, a table, a schema or a type of Arrow; False for what else Arrow has."""
         import pyarrow as pa  # not at the top: a process of Spark's that shows its state loads this module without it
 
         if isinstance(value, (pa.Array, pa.ChunkedArray, pa.RecordBatch, pa.Table)):
@@ -378,7 +378,7 @@ class _Walk:
             self._state(value, kind, place, without | _changed_attributes(kind))
 
     def _installed(self, value: Any, kind: type, place: str) -> None:
-        """A library's object: by what it is rebuilt from, or by its attributes, where all of these have a hash."""
+        """Take a library's object: by what it is rebuilt from, or by its attributes, where all of these have a hash."""
         self._put(place, _type_name(kind))
         if isinstance(getattr(value, "__qualname__", None), str):  # a function of a compiled library
             self._put(place, f"{getattr(value, '__module__', '')}.{value.__qualname__}")
@@ -398,9 +398,9 @@ class _Walk:
             self._seen.update(walk._seen)
 
     def _state(self, value: Any, kind: type, place: str, without: frozenset[str]) -> None:
-        """An object by its state.
+        """Take an object by its state: what it says of its state itself, or its attributes.
 
-        That is what it says of its state itself, or its attributes, and what it holds as a container or a number.
+        To these belongs what it holds as a container or a number.
         """
         own_state = _own_state(value, kind)
         if own_state is not None:
@@ -412,7 +412,7 @@ class _Walk:
                 self.value(_items(value, base), place)
 
     def _attributes(self, value: Any, kind: type, place: str, without: frozenset[str]) -> bool:
-        """An object's attributes, but those that change while it works; says whether it has any."""
+        """Take an object's attributes, except those that change while it works; return whether it has any."""
         names = getattr(kind, "identified_by", None) if _is_ours(kind) else None
         state = _attributes_of(value, kind) if names is None else {name: getattr(value, name) for name in names}
         for name, item in sorted(state.items()):
@@ -439,7 +439,7 @@ def _text_of(scope: dict[str, Any]) -> ModuleText:
 
 
 def _origin(scope: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
-    """The author's module, as its globals, that a global was imported from, and its name there."""
+    """Return the globals of the author's module that a global was imported from, and its name there."""
     for _ in range(8):
         imported = _text_of(scope).imported.get(name)
         module = sys.modules.get(imported[0]) if imported is not None else None
@@ -473,7 +473,7 @@ _GENERATED = frozenset(
 
 
 def _says_something(cls: type, name: str, member: Any) -> bool:
-    """Whether a member of a class is the author's: neither generated by Python, nor something that a process fills."""
+    """Return whether a member of a class is the author's: neither generated by Python, nor filled by a process."""
     if name in _GENERATED or name.startswith(("_abc", "__dataclass", "__msgspec", "__struct", "__match")):
         return False
     if isinstance(member, (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)):
@@ -490,9 +490,9 @@ def _says_something(cls: type, name: str, member: Any) -> bool:
 
 
 def _changed_attributes(cls: type) -> frozenset[str]:
-    """The attributes that a class's methods change as they work.
+    """Return the attributes that a class's methods change as they work.
 
-    What a setter is given does not change by work, but by who calls it.
+    What a setter is given is changed by who calls it, and not by work.
     """
     attributes: set[str] = set()
     overridden = {name for base in cls.__mro__ if is_installed(base.__module__) for name in vars(base)}
@@ -545,7 +545,7 @@ def _items(value: Any, base: type) -> Any:
 
 
 def _own_state(value: Any, kind: type) -> Any:
-    """What an object's class says that its state is, where it says so itself."""
+    """Return the state that an object's class gives for it, where it gives one."""
     for name in ("__reduce_ex__", "__reduce__", "__getstate__"):
         method = inspect.getattr_static(kind, name, None)
         if isinstance(method, types.FunctionType) and not is_installed_file(method.__code__.co_filename):
@@ -554,7 +554,7 @@ def _own_state(value: Any, kind: type) -> Any:
 
 
 def _reduced(value: Any, kind: type) -> Any:
-    """What a library's object is rebuilt from, where its class says so."""
+    """Return what a library's object is rebuilt from, where its class says so."""
     registered = copyreg.dispatch_table.get(kind)
     reducers = {name for base in kind.__mro__[:-1] for name in ("__reduce__", "__reduce_ex__") if name in vars(base)}
     if registered is None and not reducers:
@@ -587,7 +587,7 @@ def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module belongs to this library, the standard library or an installed package: not to the author."""
+    """Return whether a module is this library's, the standard library's or an installed package's: not the author's."""
     if module.split(".")[0] in ("dagster_unified", "builtins") or module in sys.builtin_module_names:
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -595,7 +595,7 @@ def is_installed(module: str) -> bool:
 
 
 def is_installed_file(file: str) -> bool:
-    """Whether a file of code belongs to this library, the standard library or an installed package."""
+    """Return whether a file of code is this library's, the standard library's or an installed package's."""
     return file.startswith((*_INSTALLED, "<frozen"))
 
 

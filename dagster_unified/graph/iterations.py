@@ -25,7 +25,7 @@ from dagster_unified.operators.functions.iterations import TerminateOnMaxIter
 
 
 def has_iterations(graph: Graph) -> bool:
-    """Whether there is an iteration in a graph."""
+    """Return whether there is an iteration in a graph."""
     return any(isinstance(node, IterationNode) for node in graph.nodes)
 
 

@@ -47,7 +47,7 @@ def _findings(rules: Sequence[Rule], graph: Graph, node: Node, execution: Execut
 
 
 def _rolling_upstream(graph: Graph, node: Node) -> Node | None:
-    """The nearest rolling operation upstream whose updates reach this node as they are."""
+    """Return the nearest rolling operation upstream whose updates reach this node unchanged."""
     pending = [e.source for e in graph.inputs(node.id) if e.tag is None]
     while pending:
         upstream = graph.nodes[pending.pop()]
@@ -162,7 +162,7 @@ def _late_records(graph: Graph, node: Node, execution: Execution) -> list[tuple[
 
 
 def _allowed(assigner: Assigned) -> str:
-    """How far out of order an assigner's records may be."""
+    """Say how far out of order an assigner's records may be."""
     if assigner.bound is None:
         return f"what the watermark generator of '{assigner.name}' allows"
     return f"{assigner.bound} ms of '{assigner.name}'"
@@ -241,7 +241,7 @@ def _left_out(graph: Graph, node: Node, execution: Execution) -> list[tuple[str,
 
 
 def _held_back(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    """Where a run leaves its state to another one, what of the streams of an operator may hold the others back."""
+    """Note which streams may hold the others back at the end of a run that leaves its state to another."""
     before = nearest_assigners(graph, graph.inputs(node.id)) if node.has_timers else []
     waited_for = sorted(
         (assigner for assigner in before if assigner.idleness_ms is None), key=lambda assigner: assigner.id
@@ -268,7 +268,7 @@ def _sources_of(graph: Graph, node: Node) -> list[str]:
 
 
 def _attributes(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    """What a function keeps in itself or outside of it, where only state lasts."""
+    """Note what a function keeps in itself or outside of it, where only state lasts."""
     return _note_changes(node, "a function object lives for a micro-batch, and in BATCH for a task")
 
 

@@ -69,7 +69,7 @@ def subtasks(graph: Graph, parallelism: int | None) -> dict[int, int]:
 
 
 def _subtasks_after(graph: Graph, edge: Edge, node: Node, parallelism: int | None, counts: dict[int, int]) -> int:
-    """How many subtasks an exchange chooses from; 0 where it does not choose."""
+    """Return how many subtasks an exchange chooses from; 0 where it does not choose."""
     if edge.partitioning.kind in CHOOSING:
         return chosen_from(graph, edge, node, parallelism)
     if edge.partitioning.kind is ExchangeKind.FORWARD and node.parallelism in (None, counts.get(edge.source)):

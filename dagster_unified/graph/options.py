@@ -53,7 +53,7 @@ class Option:
             ) from None
 
     def expected(self) -> str:
-        """What a value must be, in words."""
+        """Describe the values that it takes."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         what, least = {
@@ -116,7 +116,7 @@ def _duration(option: Option, value: Any) -> timedelta:
 
 
 def _exact(millis: Decimal) -> timedelta:
-    """A length of time that has the part of a millisecond which was given, if one was."""
+    """Return a length of time, with a part of a millisecond where one was given."""
     whole, rest = divmod(millis, 1)
     try:
         return timedelta(milliseconds=int(whole), microseconds=bool(rest))
@@ -438,7 +438,7 @@ class Configuration:
         return self._settings[option(key).key].origin
 
     def asked(self, key: str) -> bool:
-        """Whether a value was given for this very run or deployment.
+        """Return whether a value was given for this very run or deployment.
 
         A layer that runs of both modes share does not count.
         """

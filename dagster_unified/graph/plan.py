@@ -120,7 +120,7 @@ class Plan:
         return digest(*(digest(*own_parts(self.graph.node(n), with_input=False).values()) for n in nodes))
 
     def identifies_input(self, region: Region) -> bool:
-        """Whether a region's fingerprint changes with all that its sources hold."""
+        """Return whether a region's fingerprint changes with all that its sources hold."""
         nodes = self.upstream(*region.nodes)
         return all(n.source.identifies_input() for n in self.graph.readers if n.id in nodes)
 
@@ -205,7 +205,7 @@ def plan_in_one(graph: Graph, configuration: Configuration | None = None) -> Pla
 
 
 def _decided(graph: Graph, execution: Execution, carry_state: bool) -> tuple[Plan, dict[int, int]]:
-    """The mode and the tasks of a plan, and the numbers in it of the graph's nodes."""
+    """Return the mode and the tasks of a plan, and the numbers in it of the graph's nodes."""
     used = _used(graph)
     graph, rewritten = with_portable_state(_without_unused(graph, used), execution, carry_state)
     if execution.mode == "STREAMING":
@@ -229,7 +229,7 @@ def _grouped(all_tasks: tuple[Task, ...], all_exchanges: tuple[Exchange, ...]) -
 def _begins_early(
     graph: Graph, all_tasks: tuple[Task, ...], group: tuple[int, ...], carrying_nodes: tuple[int, ...]
 ) -> bool:
-    """Whether a region would hand on state before it knows how far event time has come.
+    """Return whether a region would hand on state before it knows how far event time has come.
 
     An operator with state ends a partition with the watermark of all that has come. The stages before it tell that,
     and its own cannot. Where a stream goes around the operator, the assigner is in the operator's own stage.
@@ -244,7 +244,7 @@ def _begins_early(
 
 
 def _used(graph: Graph) -> dict[int, int]:
-    """The nodes that lead to a sink, with the numbers that they have in the plan."""
+    """Return the nodes that lead to a sink, with the numbers that they have in the plan."""
     needed = {n.id for n in graph.sinks}
     for node in reversed(graph.nodes):
         if any(e.source == node.id and e.target in needed for e in graph.edges):
@@ -253,7 +253,7 @@ def _used(graph: Graph) -> dict[int, int]:
 
 
 def _without_unused(graph: Graph, number: dict[int, int]) -> Graph:
-    """The graph without what leads to no sink: it does not run."""
+    """Return the graph without what leads to no sink: it does not run."""
     nodes = tuple(replace(n, id=number[n.id]) for n in graph.nodes if n.id in number)
     edges = tuple(
         replace(e, source=number[e.source], target=number[e.target]) for e in graph.edges if e.target in number
@@ -291,11 +291,11 @@ def _regions(
 def _stage_name(
     graph: Graph, nodes: tuple[int, ...], outputs: tuple[Port, ...], sinks: tuple[int, ...], taken: list[str]
 ) -> str:
-    """A stage is named after the operator that says most of what leaves it, the last of equals.
+    """Name a stage after the operator that says most of what leaves it, the last of equals.
 
-    These are the operators on the way to its first output, or to its first sink. A name that the author gave comes
-    before that of a function, that of a source and the library's own word. Of names that are equally good, one that no
-    stage has is taken.
+    Candidates are on the way to its first output, or to its first sink. The author's name of an operator comes before
+    that of a function, that of a source and the library's own word. Of equally good names, one that no stage has is
+    taken.
     """
     on_the_way = _on_the_way(graph, nodes, outputs[0].node if outputs else sinks[0])
     sources = {_word(source.name) for source in graph.sources}
@@ -311,7 +311,7 @@ def _stage_name(
 
 
 def _called(node: Node, sources: Collection[str]) -> str:
-    """What a stage calls an operator: its name, with the number that its uid has behind that of a source's name.
+    """Return a stage's name of an operator: its own, with the number of its uid behind that of a source's name.
 
     So its state, its stage and its asset are told from the source in one way. `sources` are the words of their names.
     """
@@ -320,13 +320,13 @@ def _called(node: Node, sources: Collection[str]) -> str:
 
 
 def _word(name: str) -> str:
-    """A name as stages have it, in paths and in Dagster's names: a word of ASCII, or nothing where it has none."""
+    """Return a name as stages have it, in paths and in Dagster's names: a word of ASCII, or '' where it has none."""
     letters = "".join(letter for letter in unicodedata.normalize("NFKD", name) if not unicodedata.combining(letter))
     return re.sub(r"\W+", "_", letters, flags=re.ASCII).strip("_").lower()[:_LONGEST].strip("_")
 
 
 def _on_the_way(graph: Graph, nodes: tuple[int, ...], last: int) -> list[Node]:
-    """An operator of a region and those of the region that lead to it, in the order in which they were written."""
+    """Return an operator of a region and those of the region upstream of it, in the order of the program."""
     on_the_way, pending = {last}, [last]
     while pending:
         before = {e.source for e in graph.inputs(pending.pop())} & set(nodes) - on_the_way

@@ -54,7 +54,7 @@ def resolve_forward(graph: Graph) -> Graph:
 
 
 def chainable(graph: Graph, edge: Edge, enabled: bool) -> bool:
-    """Whether the two operators of an edge run in one task."""
+    """Return whether the two operators of an edge run in one task."""
     upstream, downstream = graph.nodes[edge.source], graph.nodes[edge.target]
     return (
         enabled
@@ -254,7 +254,7 @@ def regions_to_recompute(
 
 
 def _needed(region: int, wanted: int, inputs: Mapping[int, Collection[int]], available: Collection[int]) -> bool:
-    """Whether `region` is missing and lies on a path of missing intermediates to `wanted`."""
+    """Return whether `region` is missing and lies on a path of missing intermediates to `wanted`."""
     if region in available:
         return False
     return any(

@@ -38,7 +38,7 @@ class CrossQueryStream:
 
 
 class QueryInput(Source[object]):
-    """What another query of the same job hands on, before an engine says where that is."""
+    """The stream that another query of the same job hands on, before an engine says where that is."""
 
     kind = "relay"
     boundedness = Boundedness.BOUNDED
@@ -91,10 +91,10 @@ def segment_of(graph: Graph) -> dict[int, int]:
 
 
 def _before_state(graph: Graph, loops: set[int]) -> set[int]:
-    """The iterations behind which there are operators with state, before the next iteration if there is one.
+    """Return the iterations behind which there are operators with state, before the next iteration if there is one.
 
-    So are those behind which is an assigner of timestamps that an operator goes by which is told the watermark, or such
-    an operator: after an iteration, a query learns of no event time.
+    Or behind which is an operator that is told the watermark, or an assigner of timestamps that it goes by: after an
+    iteration, a query learns of no event time.
     """
     pending = [node.id for node in graph.nodes if node.runs_by_key or node.is_told_watermark]
     timed = [edge for node in graph.nodes if node.is_told_watermark for edge in graph.inputs(node.id)]
@@ -109,7 +109,7 @@ def _before_state(graph: Graph, loops: set[int]) -> set[int]:
 
 
 def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
-    """One segment, whose nodes have numbers of their own."""
+    """Return one segment, whose nodes have numbers of their own."""
     graph = plan.graph
     came: dict[Port, int] = {}
     nodes: list[Node] = []
@@ -140,7 +140,7 @@ def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
 
 
 def _uid(plan: Plan, port: Port, number: int) -> str:
-    """What names both ends of what a segment is handed."""
+    """Return the name of both ends of a stream that a segment is handed."""
     return f"relay-{digest(plan.graph.node(port.node).uid, port.tag, number)[:16]}"
 
 

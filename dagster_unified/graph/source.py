@@ -54,7 +54,7 @@ _FunctionDef = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass
 class ClassText:
-    """What a class's methods do to the attributes of its objects."""
+    """How a class's methods change the attributes of its objects."""
 
     changed: dict[str, set[str]] = field(default_factory=dict)
     """By method, the attributes that it sets or changes."""
@@ -65,7 +65,7 @@ class ClassText:
 
 @dataclass
 class ModuleText:
-    """What a module's text says."""
+    """The facts that a module's text states."""
 
     statements: dict[str, list[str]] = field(default_factory=dict)
     """By global, the statements outside of functions that make or change it."""
@@ -90,7 +90,7 @@ _read: weakref.WeakKeyDictionary[types.ModuleType, ModuleText] = weakref.WeakKey
 
 
 def text_of(module: types.ModuleType) -> ModuleText:
-    """What a module's text says, read once: the file may change while the module stays what it was.
+    """Return the facts of a module's text, read once: the file may change while the module stays what it was.
 
     Empty where there is no text.
     """
@@ -156,7 +156,7 @@ def _analysed(tree: ast.Module, package: str | None) -> ModuleText:
 
 
 def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when the module is imported; a loop is one statement."""
+    """Return the statements that run when the module is imported; a loop is one statement."""
     for statement in body:
         if isinstance(statement, (ast.If, ast.Try, ast.With)):
             yield from _at_import(statement.body)
@@ -195,7 +195,7 @@ def own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> 
 
 
 def _changes(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """What statements set or change: the name at its root, and the attribute of it, or `SELF`."""
+    """Yield what statements set or change: the name at its root, and the attribute of it, or `SELF`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
             yield node.id, SELF
@@ -246,7 +246,7 @@ def _by_nested(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, se
 
 
 def _attributes(method: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> tuple[set[str], set[str]]:
-    """The attributes of its object or class that a method changes.
+    """Return the attributes of its object or class that a method changes.
 
     Also returns those of them that it only sets to its arguments.
     """

@@ -43,7 +43,7 @@ def deployment_fingerprint(code: Code) -> str:
 
 
 def changes(before: Code, now: Code) -> list[str]:
-    """What is different, as a person would say it."""
+    """Describe the differences, as a person would."""
     if not before:  # an earlier version did not record it
         return [VERSION]
     changed = []

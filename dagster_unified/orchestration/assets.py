@@ -184,13 +184,12 @@ def stage_asset(
 
 
 def _launched_regions(loaded: Plan, launched: Plan, region: Region) -> list[Region]:
-    """The regions of the launched plan that have operators of a region of the loaded one."""
     uids = {node.uid for node in loaded.nodes_of(region)}
     return [r for r in launched.regions if any(node.uid in uids for node in launched.nodes_of(r))]
 
 
 def _launched_region(loaded: Plan, launched: Plan, region: Region) -> Region | None:
-    """The region that this step has to run; None where a later stage's step runs it."""
+    """Return the region that this step has to run; None where a later stage's step runs it."""
     wanted = _launched_regions(loaded, launched, region)[-1]
     members = {node.uid for node in launched.nodes_of(wanted)}
     last = max(r.id for r in loaded.regions if any(node.uid in members for node in loaded.nodes_of(r)))
@@ -215,7 +214,6 @@ class _Step:
 
     @property
     def key(self) -> str:
-        """Its partition's key."""
         assert self.slice is not None
         return self.slice.key
 
@@ -236,11 +234,11 @@ class _Step:
 
     @cached_property
     def launched_region(self) -> Region | None:
-        """What this step has to run of that plan; None where a later stage's step runs it."""
+        """The region of that plan that this step runs; None where a later stage's step runs it."""
         return _launched_region(self.loaded, self.launched, self.region)
 
     def finished(self) -> "Manifest | None":
-        """What an earlier attempt of this run, or a run that it re-executes, has materialized of this partition."""
+        """Return what an earlier attempt of this run, or a run that it re-executes, materialized of this partition."""
         region = self.launched_region
         if region is None:
             return None
@@ -248,7 +246,7 @@ class _Step:
         return manifest if manifest is not None and manifest.fingerprint == region.fingerprint else None
 
     def shown(self, manifest: "Manifest") -> dict[str, Any]:
-        """The metadata of what stands already.
+        """Return the metadata of what stands already.
 
         A run that keeps it materializes it as well: its materialization is the partition's latest.
         """
@@ -271,7 +269,7 @@ class _Step:
         return stage_metadata(self.launched, region, manifest, data, self.asset_of, previews or {})
 
     def asset_of(self, node: Node) -> AssetKey | None:
-        """The asset that holds what an operator of the launched plan produces; None where it is this stage's own."""
+        """Return the asset of what an operator of the launched plan produces; None where it is this stage's own."""
         known = next(planned for planned in self.loaded.graph.nodes if planned.uid == node.uid)
         if isinstance(known, ReadingNode) and known.id in self.region.nodes:
             return upstream_dep(self.loaded, known, self.upstream, self.translator).asset_key
@@ -279,7 +277,7 @@ class _Step:
         return None if holder.id == self.region.id else self.translator.get_asset_key(self.loaded, holder)
 
     def find(self, wanted: Region) -> "Manifest | None":
-        """The intermediate of a stage that this one may read."""
+        """Return the intermediate of a stage that this one may read."""
         manifest = self.producers.find(wanted.name, self.translator.get_asset_key(self.launched, wanted))
         if manifest is not None and manifest.fingerprint != wanted.fingerprint:
             self.context.log.warning(
@@ -289,9 +287,9 @@ class _Step:
         return manifest
 
     def stands(self, wanted: Region) -> "Manifest | None":
-        """What this run wrote of a stage or, if that ran in a run of its own, what the latest run wrote.
+        """Return what this run wrote of a stage or, if that ran in a run of its own, what the latest run wrote.
 
-        None where that was made of other code, or before what it read was made anew.
+        None where that was made by other code, or before what it read was made anew.
         """
         written = self.producers.of_chain(wanted.name)
         if written is not None:
@@ -304,7 +302,7 @@ class _Step:
         return newest if all(read is not None and read.created <= newest.created for read in inputs) else None
 
     def reused(self) -> dict[str, Any] | None:
-        """The metadata of a stage that need not run, where an earlier run's output becomes this run's."""
+        """Return the metadata of a stage that need not run, where an earlier run's output becomes this run's."""
         region = self.launched_region
         if region is None:
             return {"pipelined": "runs in one Spark job with a later stage"}
@@ -319,7 +317,7 @@ class _Step:
         return {**self._metadata(self.launched, reused), "reused from run": MetadataValue.dagster_run(reused.run)}
 
     def as_run(self, spark: "SparkSession", asked: Interrupts) -> Run:
-        """How the engine is to run it, and until when."""
+        """Return how the engine runs the step, until `asked` stops it."""
         assert self.launched_region is not None
         run = Run(
             plan=self.launched,
@@ -342,7 +340,7 @@ class _Step:
         return run
 
     def materialized(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
-        """The metadata of what the engine has materialized; reports malformed rows and what several sinks got."""
+        """Return the metadata of the engine's output; reports malformed rows and what several sinks got."""
         partition = None if self.slice is None else self.slice.key
         for node in diverting(self.launched):
             if node.uid in manifest.diverted:
@@ -362,7 +360,7 @@ class _Step:
         self.context.log_event(left(self.translator.get_savepoint_key(self.launched), path, self.context.log))
 
     def _reusable(self, region: Region) -> "Manifest | None":
-        """The manifest of the stage's latest materialization, where code, configuration, input and state are the same.
+        """Return the manifest of the stage's latest materialization, if code, options, input and state are the same.
 
         In a re-execution the user says what runs, so there it is None.
         """
@@ -384,7 +382,7 @@ class _Step:
         return manifest if before is None or before.run == manifest.carried_from else None
 
     def _carrying(self) -> Carrying | None:
-        """The state of the partition before: what this run left, or else its latest."""
+        """Return the state of the partition before: what this run left, or else its latest."""
         partitions = self.batch.partitions
         if (
             not self.batch.carry_state

@@ -123,7 +123,7 @@ def sink_checks(
 
 
 def _is_read(sink: Sink[Any]) -> TypeGuard[SparkSink[Any, Any]]:
-    """Whether checks can read a sink's table, and write a second one elsewhere to compare it with."""
+    """Return whether checks can read a sink's table, and write a second one elsewhere to compare it with."""
     return isinstance(sink, SparkSink) and sink.elsewhere("/") is not None
 
 
@@ -216,7 +216,7 @@ def _rows(key: AssetKey, checks: Checks, within: float) -> AssetChecksDefinition
 def _counts(
     context: AssetCheckExecutionContext, key: AssetKey, history: int
 ) -> tuple[dict[str | None, int], list[int]]:
-    """The row count of each partition that a run materialized, and the counts of the `history` materializations before.
+    """Return the row count of each partition that a run materialized, and those of `history` materializations before.
 
     The run is the check's own, or the latest where that has materialized nothing.
     """

@@ -103,7 +103,7 @@ def _plain(description: str, *examples: object) -> Resolver:
 
 
 def _checked(kind: Any, description: str, *examples: object) -> Resolver:
-    """A value of a plain type. What a template gives is text, such as `false` of a variable of the environment."""
+    """Resolve a value of a plain type. A template gives text, such as `false` from an environment variable."""
     read = TypeAdapter(kind)
 
     def resolve(_: ResolutionContext, value: object) -> object:
@@ -116,7 +116,7 @@ def _checked(kind: Any, description: str, *examples: object) -> Resolver:
 
 
 def _nested(kind: type[Resolvable], description: str) -> Resolver:
-    """Attributes of their own. Dagster lets a text pass in their place, as one of a template."""
+    """Resolve nested attributes. Dagster lets a text pass in their place, as one of a template."""
 
     def resolve(context: ResolutionContext, attributes: BaseModel | str | None) -> object:
         if isinstance(attributes, str):
@@ -308,7 +308,7 @@ class Streaming(Resolvable):
 
 
 class ScaffoldParams(BaseModel):
-    """What `dg scaffold defs` may be given."""
+    """The parameters of `dg scaffold defs`."""
 
     pipeline: str | None = Field(
         default=None,

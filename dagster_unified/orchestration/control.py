@@ -20,7 +20,7 @@ from dagster_unified.orchestration.savepoints import left
 
 
 class Action(Enum):
-    """What can be asked of a streaming deployment."""
+    """An action on a streaming deployment."""
 
     suspend = "suspend"
     stop = "stop"
@@ -35,7 +35,7 @@ _STATES = {Action.suspend: "suspended", Action.resume: "running", Action.drain: 
 
 
 class ControlConfig(Config):
-    """What to do."""
+    """The action to take."""
 
     action: Action = Field(
         description=(
@@ -97,7 +97,7 @@ def control_job(deployment: StreamingDeployment, savepoint: AssetKey | None) -> 
 
 
 def _check(name: str, config: ControlConfig) -> None:
-    """Raises `ConfigurationError` where something is given that the action has no use for."""
+    """Raise `ConfigurationError` where something is given that the action has no use for."""
     action = config.action.value
     if config.savepoint is not None and config.action is not Action.restore:
         raise ConfigurationError(
@@ -122,7 +122,7 @@ def _takes(config: ControlConfig) -> bool:
 
 
 def _then(config: ControlConfig) -> Then:
-    """What becomes of the job of which a savepoint is taken."""
+    """Return what becomes of the job whose savepoint is taken."""
     if config.action is Action.savepoint:
         return "running"
     return "drained" if config.drain else "suspended"

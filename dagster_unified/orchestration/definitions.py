@@ -152,7 +152,6 @@ class _Deployed:
 
     @property
     def checks(self) -> Checks | None:
-        """The checks of the sinks."""
         checks = self._only("checks", [d.checks for d in self._declared if d.checks is not None])
         if checks is not None and checks.rows_within is not None and self.batch is None:
             raise ConfigurationError(

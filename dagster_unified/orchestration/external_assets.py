@@ -154,12 +154,12 @@ def malformed_specs(
 def malformed_materialization(
     key: AssetKey, diverted: Diverted, rows: int, partition: str | None
 ) -> AssetMaterialization:
-    """What a BATCH run has set aside of a partition, or of all input."""
+    """Report what a BATCH run has set aside of a partition, or of all input."""
     return AssetMaterialization(asset_key=key, partition=partition, metadata=_malformed_metadata(diverted, rows))
 
 
 def malformed_observation(key: AssetKey, diverted: Diverted) -> AssetObservation:
-    """What a STREAMING job has set aside so far."""
+    """Report what a STREAMING job has set aside so far."""
     return AssetObservation(asset_key=key, metadata=_malformed_metadata(diverted, diverted.rows()))
 
 
@@ -227,7 +227,7 @@ def stage_sink_specs(
 def stage_sink_materializations(
     plan: Plan, manifest: Manifest, partition: str | None, translator: StageTranslator
 ) -> Iterator[AssetMaterialization]:
-    """What was written to the sinks of a stage that has several; `plan` is the one whose stages are assets."""
+    """Report what was written to a stage's sinks where it has several; the stages of `plan` are assets."""
     for _, node in stage_sinks(plan):
         if node.name in manifest.sinks:
             yield AssetMaterialization(

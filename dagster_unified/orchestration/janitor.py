@@ -57,10 +57,10 @@ _IN_PROGRESS = [BulkActionStatus.REQUESTED, BulkActionStatus.CANCELING, BulkActi
 
 @dataclass(frozen=True)
 class Retention:
-    """What a pipeline's janitor keeps, and when it comes.
+    """How long a pipeline's janitor keeps intermediates, and when it comes.
 
-    Intermediates that nobody needs any more are kept for `max_age`, and at most `max_bytes` of them in all, None being
-    no limit. Those of a failed or cancelled run are kept for `failed_for`, to be executed again.
+    Intermediates that nobody needs any more are kept for `max_age`, and at most `max_bytes` of them in all; None is no
+    limit. Those of a failed or cancelled run are kept for `failed_for`, to be executed again.
     """
 
     max_age: timedelta | None = timedelta(days=7)
@@ -77,11 +77,11 @@ class Retention:
 
     @property
     def budget(self) -> Budget:
-        """What is kept."""
+        """The limits of what is kept."""
         return Budget(self.max_age, self.max_bytes)
 
     def describe(self) -> str:
-        """What is kept, and when the rest goes, in words."""
+        """Say what is kept, and when the rest goes."""
         if self.max_age is None and self.max_bytes is None:
             return "all intermediates are kept"
         limits = [words(self.max_age)] if self.max_age is not None else []
@@ -164,12 +164,12 @@ class Readers:
     _runs: dict[str, DagsterRun | None] = field(default_factory=dict)
 
     def may_write(self, run_id: str) -> bool:
-        """Whether a run is not over."""
+        """Return whether a run is not over."""
         run = self._run(run_id)
         return run is not None and run.status in _UNFINISHED
 
     def needs(self, intermediate: StoredIntermediate) -> bool:
-        """Whether somebody may still read an intermediate."""
+        """Return whether somebody may still read an intermediate."""
         address = intermediate.address
         run = address.run
         others = [r for r in self._living if r.run_id != run]
@@ -182,7 +182,7 @@ class Readers:
 
     @cached_property
     def _living(self) -> list[DagsterRun]:
-        """Unfinished runs, which may read what earlier ones wrote; the janitor's and streams do not."""
+        """Return unfinished runs, which may read what earlier ones wrote; the janitor's and streams do not."""
         runs = self.instance.get_runs(RunsFilter(statuses=_UNFINISHED))
         return [r for r in runs if not r.job_name.endswith("_janitor") and not r.job_name.endswith("_streaming")]
 
@@ -196,7 +196,7 @@ class Readers:
 
     @cached_property
     def _to_be_re_executed(self) -> set[str]:
-        """Failed runs that nobody has re-executed with success, and the runs that they continued."""
+        """Return failed runs that nobody has re-executed with success, and the runs that they continued."""
         needed: set[str] = set()
         for run_id in {s.address.run for s in self.stored}:
             run = self._run(run_id)
@@ -209,7 +209,7 @@ class Readers:
         return needed
 
     def _made_good(self, run: DagsterRun) -> bool:
-        """Whether a re-execution of a run, or a re-execution of that one, has succeeded."""
+        """Return whether a re-execution of a run, or of a re-execution, has succeeded."""
         pending, seen = [run.run_id], set[str]()
         while pending:
             for child in self.instance.get_runs(RunsFilter(tags={"dagster/parent_run_id": pending.pop()})):
@@ -233,7 +233,7 @@ class Readers:
 
     @cached_property
     def _last_partition(self) -> dict[str, str]:
-        """The last partition in time of each stage, where state is carried.
+        """Return the last partition in time of each stage, where state is carried.
 
         What a run without partitions wrote is not among them.
         """

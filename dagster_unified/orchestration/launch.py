@@ -101,7 +101,7 @@ def _keep_running(
     options: Configuration,
     observe: Observer,
 ) -> Outcome:
-    """Execute a stream's job, and again after an error that may pass, as its restart strategy says."""
+    """Execute a stream's job, and repeat it after an error that may pass, as its restart strategy says."""
     attempts = Attempts(options, "STREAMING", job.name)
     while True:
         began = datetime.now(timezone.utc)
@@ -141,14 +141,14 @@ def _execute(job: JobDefinition, config: Mapping[str, Any], spark: SparkResource
 
 
 def _may_pass(failure: DagsterEvent) -> bool:
-    """Whether a step has failed with an error of the library's that another attempt may not meet."""
+    """Return whether a step failed with one of the library's errors that another attempt may not meet."""
     raised = failure.step_failure_data.user_failure_data
     kind = raised.metadata.get("error") if raised is not None else None
     return isinstance(kind, TextMetadataValue) and may_pass(kind.value or "")
 
 
 def _sentence(failures: list[DagsterEvent]) -> str:
-    """What the user reads of a failed run."""
+    """Return the sentence that the user reads of a failed run."""
     if not failures:
         return "the run failed; see the Dagster event log"
     data = failures[0].step_failure_data

@@ -138,7 +138,7 @@ def rounds(iteration: IterationSummary) -> MarkdownMetadataValue:
 
 
 def _unevenness(keys: Sequence[int]) -> float:
-    """The fullest group against the mean; 0 where there are no keys."""
+    """Return the fullest group relative to the mean; 0 where there are no keys."""
     return max(keys) / mean(keys) if any(keys) else 0.0
 
 

@@ -76,7 +76,7 @@ def as_failure(context: OpExecutionContext | AssetExecutionContext) -> Iterator[
 
 
 def _logs(context: OpExecutionContext | AssetExecutionContext) -> dict[str, MetadataValue]:
-    """Links to the run and, if Dagster captured it, to what its process wrote to standard error."""
+    """Return links to the run and, if Dagster captured it, to what its process wrote to standard error."""
     run_id = context.run.run_id
     run, log = MetadataValue.dagster_run(run_id), log_of(context.instance, run_id)
     if not log:
@@ -111,7 +111,7 @@ def tried_again(context: AssetExecutionContext, options: Configuration) -> Itera
 
 
 def _failures(context: AssetExecutionContext) -> list[RestartedFailure]:
-    """The failed attempts of a step, including the one that has just failed."""
+    """Return the failed attempts of a step, including the one that has just failed."""
     run_id, step = context.run.run_id, context.op_execution_context.get_step_execution_context().step.key
     times: list[tuple[float, float]] = []
     for stats in context.instance.get_run_step_stats(run_id, [step]):
@@ -144,7 +144,7 @@ def interruptible(instance: DagsterInstance, run_id: str) -> Iterator[Interrupts
 
 
 def _check_run(instance: DagsterInstance, run_id: str) -> None:
-    """Raises where somebody has terminated the run.
+    """Raise where somebody has terminated the run.
 
     Also while Dagster's own handler was installed and the step was to be retried.
     """
@@ -303,10 +303,7 @@ def fail_dead_runs(
 
 
 def _failed_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipeline: str) -> list[str]:
-    """Report runs that Dagster saw die in the middle of a stage: their last sign of life is left.
-
-    The report goes to their logs as well.
-    """
+    """Report runs that Dagster saw die in the middle of a stage, whose last heartbeat is left, also to their logs."""
     reported = []
     for path in (store.root / pipeline / ".runs").glob("*.json"):
         run = instance.get_run_by_id(path.stem)

@@ -84,7 +84,7 @@ def _moved(pipeline: str, partitions: TimeWindowPartitionsDefinition, timezone: 
 
 
 def dimensions_of(partitions: PartitionsDefinition[str]) -> Dimensions:
-    """What is known of partitions while the code location loads."""
+    """Return the dimensions of partitions, which are known while the code location loads."""
     by_name = {"": partitions}
     if isinstance(partitions, MultiPartitionsDefinition):
         by_name = {dimension.name: dimension.partitions_def for dimension in partitions.partitions_defs}
@@ -128,7 +128,7 @@ def _first_key(partitions: PartitionsDefinition[str]) -> str | None:
 
 
 def _next_to(partitions: PartitionsDefinition[str], slice_: Slice) -> Iterator[Slice]:
-    """The partitions in time before and after one."""
+    """Return the partitions in time before and after one."""
     if not isinstance(partitions, MultiPartitionsDefinition):
         yield from (slice_of(partitions, key) for key in _keys_next_to(partitions, slice_.key))
     else:
@@ -140,14 +140,14 @@ def _next_to(partitions: PartitionsDefinition[str], slice_: Slice) -> Iterator[S
 
 
 def _keys_next_to(partitions: PartitionsDefinition[str], key: str) -> Iterator[str]:
-    """The keys before and after a key, if the partitions are in time."""
+    """Return the keys before and after a key, if the partitions are in time."""
     if isinstance(partitions, TimeWindowPartitionsDefinition):
         neighbours = (key_before(partitions, key), key_after(partitions, key))
         yield from (neighbour for neighbour in neighbours if neighbour is not None)
 
 
 def slice_of(partitions: PartitionsDefinition[str], key: str) -> Slice:
-    """What a partition is to the sources."""
+    """Return a partition as sources know it."""
     if isinstance(partitions, MultiPartitionsDefinition):
         several = partitions.get_partition_key_from_str(key)
         assert isinstance(several, MultiPartitionKey)
@@ -175,7 +175,7 @@ def window_of(partitions: TimeWindowPartitionsDefinition, key: str) -> TimeRange
 
 
 def _is_skipped(partitions: TimeWindowPartitionsDefinition, key: str, start: pendulum.DateTime) -> bool:
-    """Whether a partition's day is one that the time zone has not had, as 2011-12-30 in Samoa."""
+    """Return whether a partition's day is one that the time zone has not had, as 2011-12-30 in Samoa."""
     if partitions.get_partition_key_for_timestamp(start.timestamp()) == key:
         return False
     try:

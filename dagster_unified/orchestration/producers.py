@@ -70,22 +70,22 @@ class Producers:
         return replace(self, slice=slice_)
 
     def latest(self, stage: str, key: AssetKey) -> Manifest | None:
-        """What this run or one that it re-executes wrote for a stage, or else its latest materialization."""
+        """Return what this run or one that it re-executes wrote for a stage, or else its latest materialization."""
         return self.of_chain(stage) or self.materialized(stage, key)
 
     def holding(self, key: AssetKey, state: Set[tuple[str, str | None]]) -> Manifest | None:
-        """What a stage left that has had another name since, as stages are named by their operators.
+        """Return what a stage left that was renamed since, as stages are named by their operators.
 
-        None where the stage was ever materialized under the name that it has: what it left then is freed or damaged.
+        None where the stage was ever materialized under its present name: what it left then is freed or damaged.
         """
         return None if self._latest(key) else self.store.newest_holding(self.pipeline, self.partition, state)
 
     def of_chain(self, stage: str) -> Manifest | None:
-        """What this run, or one that it re-executes, wrote for a stage, if it still stands."""
+        """Return what this run, or one that it re-executes, wrote for a stage, if it still stands."""
         return next((m for run_id in self.chain.lineage if (m := self._manifest(stage, run_id)) is not None), None)
 
     def find(self, stage: str, key: AssetKey) -> Manifest | None:
-        """What the producing run wrote for a stage, if it still stands."""
+        """Return what the producing run wrote for a stage, if it still stands."""
         manifest = self.of_chain(stage)
         if manifest is not None:
             return manifest
@@ -129,7 +129,7 @@ class Producers:
         return chosen
 
     def _finished(self, stage: str, run_id: str) -> bool:
-        """Whether a run finished a stage.
+        """Return whether a run finished a stage.
 
         It left a manifest, whether or not the data stands, or it succeeded and the janitor has freed both.
         """

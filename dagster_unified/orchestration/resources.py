@@ -103,7 +103,6 @@ class _Execution(ConfigurableResource):  # type: ignore[type-arg]
         super().__init__(**data)
 
     def launched(self) -> Layer:
-        """The options that were set at launch."""
         values = {field.alias: getattr(self, name) for name, field in type(self).model_fields.items() if field.alias}
         return Layer("launch", {str(key): value for key, value in values.items() if value is not None})
 

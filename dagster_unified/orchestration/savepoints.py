@@ -37,7 +37,7 @@ START = "execution.state-recovery.path"
 
 
 def has_savepoints(plan: Plan, batch: BatchDeployment | None, streaming: StreamingDeployment | None) -> bool:
-    """Whether a pipeline is deployed so that it leaves savepoints, or so that one can be taken of it."""
+    """Return whether a pipeline's deployment leaves savepoints, or one can be taken of it."""
     if streaming is None and (batch is None or _left_at(batch) is None):
         return False
     return any(node.runs_by_key or isinstance(node, IterationNode) for node in plan.graph.nodes)
@@ -74,7 +74,7 @@ class Origin:
     streaming: StreamingDeployment | None
 
     def has(self, path: str) -> bool:
-        """Whether a savepoint in a folder is one of them."""
+        """Return whether a savepoint in a folder is one of them."""
         place, left_at = storage_path(path, START), None if self.batch is None else _left_at(self.batch)
         if left_at is not None and storage_path(left_at, PATH) == place:
             return True
@@ -99,7 +99,7 @@ def stream_spec(plan: Plan, start: AssetKey, translator: StageTranslator) -> Ass
 
 
 def started(key: AssetKey, path: str) -> AssetObservation:
-    """What a stream says once it runs on the state of a savepoint."""
+    """Report that a stream runs on the state of a savepoint."""
     return AssetObservation(asset_key=key, metadata={"started from": MetadataValue.path(path)})
 
 

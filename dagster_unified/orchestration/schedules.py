@@ -164,7 +164,7 @@ def due(
 
 
 def _has_come(partitions: TimeWindowPartitionsDefinition, now: datetime) -> bool:
-    """Whether the last window that ended is a partition: windows after the end and excluded ones are not."""
+    """Return whether the last window that ended is a partition: windows after the end and excluded ones are not."""
     if partitions.end is not None and partitions.end < now:
         return False
     keys = partitions.get_partition_keys(current_time=now)
@@ -223,7 +223,7 @@ def cron_of(pipeline: str, partitions: TimeWindowPartitionsDefinition, offset: t
 def _by_window(
     partitions: MultiPartitionsDefinition, keys: Sequence[str], now: datetime, catch_up: int
 ) -> tuple[list[str], list[str]]:
-    """The keys of the newest window of the dimension in time, and of the windows before it."""
+    """Return the keys of the newest window of the dimension in time, and of the windows before it."""
     dimension = next(
         (d for d in partitions.partitions_defs if isinstance(d.partitions_def, TimeWindowPartitionsDefinition)), None
     )

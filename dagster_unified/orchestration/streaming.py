@@ -157,7 +157,7 @@ def _run(
 
 
 def stopped(directory: CheckpointDirectory) -> str:
-    """What a job leaves that was asked to stop, perhaps in the middle of an epoch."""
+    """Say what a job leaves that was asked to stop, perhaps in the middle of an epoch."""
     if not directory.has_epoch():
         return "stopped before the first epoch was committed, and the lease is released; the next run starts over"
     return "stopped, and the lease is released; the next run goes on behind the last epoch that is committed"
@@ -195,14 +195,14 @@ class _Watcher:
         self.reason = ""
 
     def _last_updated(self, key: AssetKey) -> int | None:
-        """When rows were last written, as the last observation of an asset says."""
+        """Return when rows were last written, as the last observation of an asset says."""
         seen = self._context.instance.fetch_observations(key, limit=1).records
         observed = seen[0].asset_observation if seen else None
         at = observed.metadata.get(UPDATED) if observed is not None else None
         return round(at.value * 1000) if isinstance(at, TimestampMetadataValue) else None
 
     def happened(self, event: Event) -> None:
-        """An epoch is committed, a savepoint taken, or the queries have stopped; called from the thread that did it."""
+        """Take an event, such as a committed epoch or a savepoint; called from the thread of the event."""
         events.report(event)
         if isinstance(event, QueriesStopped):
             self._write_heartbeat()  # else the sensor takes the time that a savepoint needs for that of a last epoch
@@ -232,7 +232,7 @@ class _Watcher:
             self._context.log.info(self._trend.line(event))
 
     def asked_to_stop(self) -> bool:
-        """Whether the deployment is suspended, or new code waits; also leaves signs of life."""
+        """Return whether the deployment is suspended, or new code waits; also leaves heartbeats."""
         now = time.monotonic()
         if now - self._told >= 1:
             self._told = now
@@ -252,12 +252,12 @@ class _Watcher:
         return bool(self.reason)
 
     def _abandoned(self) -> bool:
-        """Whether Dagster has given the run up, as after `kill -9` of the process that this step was started from."""
+        """Return whether Dagster has given the run up, as after `kill -9` of the process that started this step."""
         run = self._context.instance.get_run_by_id(self._context.run_id)
         return run is not None and run.is_finished
 
     def observe(self) -> None:
-        """An observation of each sink's asset and, once, of the job's own: which savepoint its state began with."""
+        """Observe each sink's asset and, once, the job's own: which savepoint its state began with."""
         self._observed_at = time.monotonic()
         self._report_savepoints()
         deployed = self.running.deployed
@@ -359,7 +359,7 @@ class Trend:
         )
 
     def metadata(self, sink: str) -> dict[str, Any] | None:
-        """What an observation of a sink's asset says, or None before the first epoch."""
+        """Return the metadata of a sink's observation, or None before the first epoch."""
         both = list(zip(self._epochs, self._committed, strict=True))
         mine = [(e, at) for e, at in both if sink in e.written] or both
         if not mine:

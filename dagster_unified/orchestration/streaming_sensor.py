@@ -71,7 +71,7 @@ After that its fingerprint is taken to be unstable.
 
 @dataclass(frozen=True)
 class SeenRun:
-    """What Dagster says of a run of the streaming job."""
+    """A run of the streaming job, as Dagster shows it."""
 
     run_id: str
     status: str
@@ -139,7 +139,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do now.
+    """The decision of a tick.
 
     `mark_failed` is a run that Dagster takes for alive and that is dead; `replace` one that has to be ended by force.
     """
@@ -159,7 +159,7 @@ class Decision:
 
 
 def next_step(deployment: StreamingDeployment, options: Configuration, seen: Seen) -> Decision:
-    """What the sensor does at a tick."""
+    """Decide what the sensor does at a tick."""
     name = deployment.pipeline.name
     resume = f"launch {name}_control with the action resume"
     wanted = seen.desired.state or deployment.state
@@ -242,7 +242,7 @@ def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: st
 
 
 def _lost(deployment: StreamingDeployment, seen: Seen, run: SeenRun) -> str:
-    """The executor or master that a run has lost lately, as a part of a sentence."""
+    """Return the executor or master that a run has lost lately, as a part of a sentence."""
     status = seen.status
     if status is None or status.run_id != run.run_id or not status.lost:
         return ""
@@ -261,7 +261,7 @@ def _unstable(name: str, run: str, seen: Seen) -> str:
 
 
 def _failures(seen: Seen) -> list[FailedRun]:
-    """The failures of this code since the last run that ended well, oldest first."""
+    """Return the failures of this code since the last run that ended well, oldest first."""
     failures = []
     for run in seen.runs:
         is_of_it = seen.exhausted or (run.code == seen.fingerprint if run.code else not seen.changed)
@@ -385,13 +385,13 @@ def _may_start(
 
 
 def _arrived(file: "UPath") -> float:
-    """When a file arrived in its folder; a moved file keeps the time at which it was written."""
+    """Return when a file arrived in its folder; a moved file keeps the time at which it was written."""
     status = file.stat()
     return max(float(status.st_mtime), float(getattr(status, "st_ctime", 0)))
 
 
 def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
-    """A stream that still runs, though this code location no longer has its job."""
+    """Return a stream that still runs, though this code location no longer has its job."""
     if context.repository_def is None:
         return None
     jobs = set(context.repository_def.job_names)
@@ -401,7 +401,7 @@ def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
 
 
 def _records(context: SensorEvaluationContext, job_name: str, failures: int) -> Sequence[RunRecord]:
-    """The latest runs of a job of this code location: enough to see `failures` in a row, if there are so many."""
+    """Return the latest runs of a job here: enough to see `failures` in a row, if there are so many."""
     of_job = RunsFilter(job_name=job_name, tags=_of_location(context))
     records = page = list(context.instance.get_run_records(of_job, limit=_LOOK_BACK))
     while len(page) == _LOOK_BACK and len(records) < failures and all(map(_has_failed, page)):
@@ -415,7 +415,7 @@ def _has_failed(record: RunRecord) -> bool:
 
 
 def _of_location(context: SensorEvaluationContext) -> dict[str, str]:
-    """The tags of this code location's runs: others may have jobs of the same name."""
+    """Return the tags of this code location's runs: others may have jobs of the same name."""
     origin, repository = context.code_location_origin, context.repository_name
     if origin is None or repository is None:
         return {}

@@ -97,7 +97,7 @@ class SinkTarget(ABC):
 
 @dataclass
 class Faults:
-    """What happened during a check."""
+    """The faults that happened during a check."""
 
     writes: int = 0
     kills: int = 0
@@ -136,7 +136,7 @@ class _Fault:
 
 @dataclass(frozen=True)
 class _Write:
-    """What a process writes: entries for each of these identities."""
+    """The writes of a process: entries for each of these identities."""
 
     target: SinkTarget
     server: str
@@ -246,11 +246,11 @@ class _Check:
         return self.faults
 
     def _is_restarted(self, write: int) -> bool:
-        """Whether the server is restarted during a write, if there is one."""
+        """Return whether the server, if there is one, is restarted during a write."""
         return type(self.target).restart is not SinkTarget.restart and write % _RESTART_EVERY == _RESTART_EVERY // 2
 
     def _entries(self, version: int, text: str) -> tuple[Entry, ...]:
-        """Rows of a write: a key occurs once, and now and then there are none, or they are bulky."""
+        """Return the rows of a write: a key occurs once, and now and then there are none, or they are bulky."""
         keys = self.chance.sample(range(60), self.chance.choice((0, 1, 20, 50)))
         text = f"{text}, write {version}"
         if version % _BULKY_EVERY == 0:
@@ -288,7 +288,7 @@ class _Check:
     def _attempt_with_fault(
         self, identity: WriteIdentity, entries: tuple[Entry, ...], step: _Step | None = None
     ) -> None:
-        """One attempt that is killed, or stopped and woken up after its successor has written."""
+        """Run one attempt that is killed, or stopped and woken up after its successor has written."""
         step = step or self.chance.choice(list(_Step))
         span = {_Step.STAGING: 0.5, _Step.COMMITTING: 0.05, _Step.ANY: 1.5}.get(step, 0.0)
         sent = signal.SIGSTOP if self.chance.random() < 0.25 else signal.SIGKILL
@@ -346,7 +346,7 @@ class _Check:
             raise AssertionError(f"a write has not ended within {_PATIENCE:.0f} s: {_text(log)}")
 
     def _has_stopped(self, process: BaseProcess, log: Path) -> bool:
-        """Waits until a process has stopped itself; False where it ended before."""
+        """Wait until a process has stopped itself; False where it ended before."""
         deadline = time.monotonic() + _PATIENCE
         while process.is_alive() and time.monotonic() < deadline:
             if _text(log).endswith("stopped"):
@@ -357,7 +357,7 @@ class _Check:
 
 
 def _some(rows: Counter[tuple[Any, ...]]) -> list[tuple[int, int, str]]:
-    """Three rows, without what makes them bulky."""
+    """Return three rows, without what makes them bulky."""
     return [(key, version, text[:60]) for key, version, text in sorted(rows)[:3]]
 
 
@@ -374,7 +374,7 @@ def _processes() -> multiprocessing.context.ForkServerContext:
 
 
 def _run(write: _Write, fault: _Fault | None, log: str) -> None:
-    """What a process does: one write, and the fault."""
+    """Run one write, with its fault, in a process."""
     from pyspark.sql import SparkSession
 
     if write.token is not None:
@@ -400,7 +400,7 @@ def _run(write: _Write, fault: _Fault | None, log: str) -> None:
 
 
 def _fail_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fails at a task's first attempt, after half of a batch."""
+    """Fail at a task's first attempt, after half of a batch."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -419,7 +419,7 @@ def _stage_with_lost_tasks(
 
 
 class _LosingWriters(Generic[C]):
-    """A sink's writers, which fail at a task's first attempt when they have prepared their commit."""
+    """A sink's writers that fail at a task's first attempt when they have prepared their commit."""
 
     def __init__(self, sink: SparkSink[Any, C]) -> None:
         self._sink = sink

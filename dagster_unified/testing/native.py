@@ -37,7 +37,7 @@ def run_native(
     looked_up: Sequence[Any] = (),
     marks: Sequence[int] | None = None,
 ) -> list[Timed]:
-    """What a native operation makes of these records.
+    """Run a native operation on these records.
 
     A lookup also needs the records of its table; windows, the watermarks at which each record came.
     """
@@ -72,7 +72,7 @@ def run_native(
 
 
 def _beyond(columns: Sequence[pa.Array], schema: pa.Schema) -> list[str]:
-    """The fields whose values their types do not hold."""
+    """Return the fields whose values their types do not hold."""
     names = []
     for field, column in zip(schema, columns, strict=True):
         try:
@@ -94,7 +94,7 @@ _KINDS = (
 
 
 def _typed(where: str, field: pa.Field, column: pa.Array) -> pa.Array:
-    """A column as DuckDB computes it; raises `PipelineError` where it is of another kind than the output type says."""
+    """Return a column as DuckDB computes it; raises `PipelineError` where its kind is not that of the output type."""
     if pa.types.is_duration(field.type) and pa.types.is_interval(column.type):
         spans = [
             None if span is None else timedelta(days=span.days, microseconds=span.nanoseconds // 1000)
@@ -121,7 +121,7 @@ def _tables(
     looked_up: Sequence[Any],
     marks: Sequence[int] | None,
 ) -> dict[str, pa.Table]:
-    """What a native operation's statement reads, by name."""
+    """Return the tables that a native operation's statement reads, by name."""
     return {_TABLE: table}
 
 
@@ -159,7 +159,7 @@ def _windowed_tables(
 
 @singledispatch
 def _statement(node: g.Node, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
-    """The SQL of a native operation; `columns` are its expressions."""
+    """Return the SQL of a native operation; `columns` are its expressions."""
     raise UnsupportedError(f"{pipeline}: the harness cannot run '{node.name}'; run the pipeline on Spark instead")
 
 
@@ -211,7 +211,6 @@ def _window_aggregate(node: g.WindowAggregateNode, pipeline: str, layout: Stream
 
 
 def _names(node: g.Node) -> tuple[str, ...]:
-    """The fields of what a node emits."""
     assert node.records is not None
     return node.records.names
 
@@ -223,7 +222,7 @@ def _quoted(names: Sequence[str]) -> list[str]:
 def _in_windows(
     pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arriving: list[Timed], marks: Sequence[int]
 ) -> pa.Table:
-    """Each row once for every window that it is in and that was not over when it came, with the window's bounds."""
+    """Return each row once for every window that it is in, with the bounds, unless the window was over when it came."""
     assert node.records is not None
     columns = [table.column(name).to_pylist() for name in node.key.fields]
     keys = [msgpack.encode(one_form(key)) for key in zip(*columns, strict=True)]
@@ -261,7 +260,7 @@ def _in_windows(
 
 
 def _merged(assigner: MergingWindowAssigner[Any, Any], elements: list[tuple[Any, int, int]]) -> list[tuple[Any, int]]:
-    """A key's windows as they grow together with each element, unless the watermark had passed them when it came."""
+    """Return a key's windows as they grow together with each element, unless the watermark had passed them by then."""
     growing: dict[Any, list[int]] = {}
     over: list[tuple[Any, int]] = []
     for window, row, mark in elements:
@@ -274,7 +273,7 @@ def _merged(assigner: MergingWindowAssigner[Any, Any], elements: list[tuple[Any,
 
 
 def _libraries() -> tuple[Any, Callable[[Any, str, g.Node], str]]:
-    """DuckDB, and what turns an expression into its SQL."""
+    """Return DuckDB, and the function that turns an expression into its SQL."""
     try:
         import duckdb
         import sqlglot

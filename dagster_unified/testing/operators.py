@@ -139,7 +139,7 @@ class KeyedHarness:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[GroupedOperator, Group]]:
-        """Opens the function for one call, which is a micro-batch: a new object each time, as on Spark."""
+        """Open the function for one call, which is a micro-batch: a new object each time, as on Spark."""
         registry = Registry()
         context = OperatorContext(where=self._name, options=self._options, clock=self.clock, metrics=registry.metrics)
         operator = KeyedProcessOperator(self._shipped.load(), context)
@@ -158,7 +158,7 @@ class KeyedHarness:
             self.metrics.add_later(registry.metrics)
 
     def _check(self, key: Hashable) -> None:
-        """Raises for a key that is another one when it comes back from state, of which the harness has no type."""
+        """Raise for a key that is another one when it comes back from state, of which the harness has no type."""
         try:
             stored = _keys.decode(msgspec.msgpack.encode(key))
         except (TypeError, ValueError):
@@ -169,7 +169,7 @@ class KeyedHarness:
             )
 
     def _taken(self, grouped: GroupedOperator, group: Group) -> list[Any]:
-        """What was emitted; the state goes back to its pages."""
+        """Return what was emitted; the state goes back to its pages."""
         grouped.operator.check_state()
         grouped.save(group)
         out = grouped.operator.out
@@ -186,7 +186,7 @@ _OUTPUT = "output"
 
 
 class _Harness:
-    """What all harnesses have: outputs, time, timers, state, snapshots."""
+    """The base of all harnesses: outputs, time, timers, state, snapshots."""
 
     def __init__(
         self,
@@ -218,16 +218,16 @@ class _Harness:
 
     @property
     def output(self) -> list[Any]:
-        """What the operator has emitted so far."""
+        """Return what the operator has emitted so far."""
         return [record for record, _ in self.timed_output]
 
     @property
     def metrics(self) -> Metrics:
-        """What the operator has measured, and its gauges as they were after the last call."""
+        """Return what the operator has measured, and its gauges as they were after the last call."""
         return self._driven.metrics
 
     def side_output(self, tag: OutputTag[Any]) -> list[Any]:
-        """What the operator has emitted to a side output, one of those that the harness was created with."""
+        """Return what the operator has emitted to a side output, one of those that the harness was created with."""
         if tag.name not in self._side:
             raise PipelineError(
                 f"harness: side output '{tag.name}' is not collected; make the harness with side_outputs=[{tag!r}]"
@@ -235,35 +235,35 @@ class _Harness:
         return self._side[tag.name]
 
     def process_watermark(self, timestamp: int) -> list[Any]:
-        """Moves event time of all inputs forward; returns what the operator emits for it."""
+        """Move event time of all inputs forward; return what the operator emits for it."""
         return self._moved(*([timestamp] * len(self._marks)))
 
     def set_processing_time(self, now: int) -> list[Any]:
-        """Sets the clock and fires the processing-time timers that are due; returns what the operator emits for it."""
+        """Set the clock and fire the processing-time timers that are due; return what the operator emits for it."""
         self.clock.now = now
         return self._run((), ControlEvent(watermarks={self._node.uid: min(self._marks)}, now=now))
 
     def end_input(self) -> list[Any]:
-        """Ends the input: all timers fire, as configured; returns what the operator emits for it."""
+        """End the input: all timers fire, as configured; return what the operator emits for it."""
         last = {} if self._last is None else {self._node.uid: self._last}
         return self._run(
             (), ControlEvent(watermarks={self._node.uid: min(self._marks)}, end=True, last_event_times=last)
         )
 
     def num_event_time_timers(self) -> int:
-        """How many event-time timers are pending, of all keys."""
+        """Return how many event-time timers are pending, of all keys."""
         return sum(len(content.event_timers) for content in self._contents())
 
     def num_processing_time_timers(self) -> int:
-        """How many processing-time timers are pending, of all keys."""
+        """Return how many processing-time timers are pending, of all keys."""
         return sum(len(content.processing_timers) for content in self._contents())
 
     def keys(self) -> list[Hashable]:
-        """The keys that have state."""
+        """Return the keys that have state."""
         return [self._shown(key) for content in self._contents() for key in content.keys]
 
     def state(self, key: Hashable) -> dict[str, Any]:
-        """What a key's state holds, by the name of its descriptor.
+        """Return the content of a key's state, by the name of its descriptor.
 
         Values of a state with a time to live come with the time of their last renewal, in milliseconds since the epoch.
         """
@@ -278,20 +278,20 @@ class _Harness:
         )
 
     def operator_state(self, name: str) -> list[Any]:
-        """What a list of the function's operator state holds, by the name of its descriptor."""
+        """Return the content of a list of the function's operator state, by the name of its descriptor."""
         values: list[Any] = self.state(KEY).get(name, [])
         return list(values)
 
     def snapshot(self) -> Snapshot:
-        """All state and timers, as a checkpoint holds them."""
+        """Return all state and timers, as a checkpoint holds them."""
         return dict(self._driven.store.pages)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Goes on from a snapshot, of this harness or another of the same operator, with the function opened again."""
+        """Go on from a snapshot, of this harness or another of the same operator, with the function opened again."""
         self._driven = self._opened(MemoryStore(snapshot))
 
     def close(self) -> None:
-        """Ends the harness; the function is closed after each call."""
+        """End the harness; the function is closed after each call."""
         self._driven.close()
 
     def _opened(self, store: MemoryStore) -> DrivenOperator:
@@ -325,11 +325,10 @@ class _Harness:
         return [record for record, _ in self.timed_output[before:]]
 
     def _contents(self) -> Iterable[Content]:
-        """The pages of the operator's state; none where it has no key."""
         return (page.content() for page in self._driven.contents())
 
     def _shown(self, key: Any) -> Any:
-        """A key as the author knows it."""
+        """Return a key as the author knows it."""
         if isinstance(getattr(self._node, "function", None), PartlyKeyed):
             return key[1] if len(key) == 2 else key[1:]
         return key
@@ -466,7 +465,7 @@ class BroadcastHarness(_Harness):
 
 
 def _operator(decided: Plan) -> g.Node:
-    """The one operator between the harness's inputs and its outputs."""
+    """Return the one operator between the harness's inputs and its outputs."""
     graph = decided.graph
     sink = next(n for n in graph.sinks if n.name == _OUTPUT)
     node = graph.node(graph.inputs(sink.id)[0].source)

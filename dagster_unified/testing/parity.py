@@ -68,7 +68,7 @@ def final_result(graph: Graph, result: Result) -> dict[str, Counter[str]]:
 
 
 def _key(graph: Graph, node: SinkNode) -> Callable[[Any], Any] | None:
-    """What identifies a row of a sink's table, where a later record replaces an earlier one."""
+    """Return what identifies a row of a sink's table, where a later record replaces an earlier one."""
     if node.sink.key:
         return lambda r: [getattr(r, k) for k in node.sink.key]
     edge = graph.inputs(node.id)[0]

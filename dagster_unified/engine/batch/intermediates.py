@@ -62,7 +62,7 @@ class StoredStream(msgspec.Struct, frozen=True):
 
 
 class IterationSummary(msgspec.Struct, frozen=True):
-    """What became of an iteration of a stage."""
+    """The outcome of a stage's iteration."""
 
     rounds: int
     epochs: list[int]
@@ -83,7 +83,7 @@ class IterationSummary(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What an intermediate is. `fingerprint` covers code, configuration, upstream and source snapshot."""
+    """The description of an intermediate. `fingerprint` covers code, configuration, upstream and source snapshot."""
 
     version: int = 1
     pipeline: str
@@ -202,7 +202,7 @@ class IntermediateStore:
         put(self.folder(address) / PREPARED, msgspec.json.encode(Prepared(code, manifest)))
 
     def prepared(self, address: Address) -> Prepared | None:
-        """What an earlier attempt has prepared in this run, if it still stands."""
+        """Return what an earlier attempt of this run prepared, if it still stands."""
         prepared = _decoded(self.folder(address) / PREPARED, Prepared)
         return prepared if prepared is not None and self._stands(prepared.manifest) else None
 
@@ -263,7 +263,6 @@ class IntermediateStore:
         return _newest(m for m in manifests if streams <= {(s.uid, s.tag) for s in m.streams})
 
     def _standing(self, pipeline: str, stage: str, partition: str) -> Iterator[Manifest]:
-        """The manifests that any run committed of a stage, and whose data stands."""
         for run in children(self.folder(Address(pipeline, stage, "any", partition)).parent):
             manifest = self.find(Address(pipeline, stage, run, partition))
             if manifest is not None:

@@ -46,7 +46,7 @@ class BatchLoop(SparkLoop):
         self._run.check()
 
     def summary(self) -> IterationSummary:
-        """What became of the iteration."""
+        """Return the iteration's outcome."""
         epochs = self.log.of(_ONLY)
         gauges = [epoch.gauges for epoch in epochs]
         return IterationSummary(
@@ -109,7 +109,7 @@ class Iterations:
         return None if self.before is None else self.before.subtasks.get(node.uid)
 
     def _epoch_before(self, node: g.IterationNode, iteration: SparkLoop) -> Epoch | None:
-        """The epoch that an iteration goes on after: of the partition before, or in the savepoint it starts from.
+        """Return the epoch that an iteration goes on after, from the partition before or the savepoint it starts from.
 
         Raises `StateError` where it cannot.
         """
@@ -146,11 +146,11 @@ class Iterations:
         return self._stage() / f"{_EPOCHS}{digest(FORMAT, self.region.fingerprint, node.uid, *read)[:16]}"
 
     def _stage(self) -> UPath:
-        """Where the epochs of all runs of the execution are."""
+        """The folder of the epochs of all runs of the execution."""
         run = self.run
         return run.store.folder(Address(run.plan.name, self.region.name, run.execution, run.partition))
 
 
 def summary_of(manifest: Manifest, node: g.IterationNode) -> IterationSummary:
-    """What became of an iteration of a stage."""
+    """Return the outcome of a stage's iteration."""
     return manifest.iterations.get(node.uid) or manifest.iterations[node.name]

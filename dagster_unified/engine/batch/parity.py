@@ -79,7 +79,7 @@ def compare(batch: pa.Table, table: pa.Table, key: Sequence[str] = (), limit: in
 
 
 def _rows(table: pa.Table, names: list[str], key: Sequence[str]) -> dict[str, str]:
-    """Rows as text, by their key; without one by themselves and their number among equal ones."""
+    """Return rows as text by their key; without a key by themselves, and by their number among equal ones."""
     named = sorted((repr({n: row[n] for n in names}), repr({k: row[k] for k in key})) for row in table.to_pylist())
     rows: dict[str, str] = {}
     seen: Counter[str] = Counter()

@@ -121,7 +121,7 @@ class RegionFrames(Frames):
         return self._with_last_event_times(node, frame)
 
     def _output_of(self, node: g.IterationNode, port: Port) -> DataFrame:
-        """An output of an iteration, which runs when the first of them is asked for."""
+        """Return an output of an iteration; asking for the first one runs it."""
         if port not in self._iterated:
             assert self._iterations is not None
             inputs = functools.cache(lambda: self._inputs_of(node))
@@ -137,7 +137,7 @@ class RegionFrames(Frames):
 
     @property
     def _leaves_rows_out(self) -> bool:
-        """Whether rows that do not fit are counted by reading a source once more, also where its stream is not."""
+        """Whether a source is read once more to count malformed rows, also where its stream is not read."""
         sources = [n for n in map(self.plan.graph.node, self.graph.nodes) if isinstance(n, g.SourceNode)]
         return any(spark_source(self.plan.name, node).on_malformed != "fail" for node in sources)
 
@@ -157,9 +157,9 @@ class RegionFrames(Frames):
     # Event time
 
     def _with_last_event_times(self, node: g.Node, frame: DataFrame) -> DataFrame:
-        """What a node emits; the last of the event times that it assigns is observed.
+        """Return what a node emits, and observe the last of the event times that it assigns.
 
-        Only where timers depend on it, since observing costs Catalyst its fused code.
+        Only where timers depend on it: observing costs Catalyst its fused code.
         """
         from pyspark.sql import functions as F
 
@@ -182,7 +182,7 @@ class RegionFrames(Frames):
         return self.reports.observe(frame, reports)
 
     def _last_event_times(self, node: g.Node, frame: DataFrame) -> dict[int, int]:
-        """The last event times of what reaches a node that may have timers, by partition.
+        """Return the last event times, by partition, of what reaches a node that may have timers.
 
         They come from the manifests of what the region reads or, where those do not say, from the records.
         """
@@ -199,9 +199,9 @@ class RegionFrames(Frames):
         return times
 
     def _probe(self, frame: DataFrame) -> dict[int, int]:
-        """The last event times of an input that is not materialized, by partition.
+        """Return the last event times, by partition, of an input that is not materialized.
 
-        This takes a job of its own; its input is persisted for the main one.
+        This takes a job of its own, so the input is persisted for the main one.
         """
         from pyspark.sql import functions as F
 
@@ -230,7 +230,7 @@ class RegionFrames(Frames):
         )
 
     def _given_broadcast(self, ship: Program, input_: BroadcastInput, node_id: int) -> Program:
-        """The program with its broadcast records, in event-time order where they have event times."""
+        """Return the program with its broadcast records, in event-time order where they have event times."""
         records = self.united(self.plan.graph.broadcast_inputs(node_id), input_.layout)
         if input_.layout.timestamped:
             records = records.orderBy(TIMESTAMP)
@@ -243,7 +243,7 @@ class RegionFrames(Frames):
 
 
 def _lasting_until(ship: Program, moment: int | None) -> Program:
-    """A program whose event time ends no earlier than at a moment."""
+    """Return the program with an end of its event time no earlier than `moment`."""
     moments = [t for t in (ship.options.last_event_time, moment) if t is not None]
     return replace(ship, options=replace(ship.options, last_event_time=max(moments, default=None)))
 
@@ -265,7 +265,7 @@ class LeavingStream:
 
     @staticmethod
     def to_sink(plan: Plan, region: Region, sink: SinkNode) -> LeavingStream:
-        """What a sink writes: the stream of a port, or a stream of its own if it unites or exchanges several."""
+        """Return the stream that a sink writes: that of a port, or one of its own if it unites or exchanges several."""
         edges = plan.graph.inputs(sink.id)
         forwarded = len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD
         if forwarded and edges[0].source in region.nodes:
@@ -329,7 +329,7 @@ def _united(frames: RegionFrames, streams: Sequence[LeavingStream]) -> DataFrame
 
 @dataclass(frozen=True)
 class Materialized:
-    """What a job computed: the streams and their schema, and for each partition the rows by stream and the metrics."""
+    """The result of a job: the streams and their schema, and for each partition the rows by stream and the metrics."""
 
     streams: Sequence[LeavingStream]
     schema: str
@@ -350,7 +350,7 @@ def materialize(frames: RegionFrames, streams: Sequence[LeavingStream], attempt:
 
 
 def _counted(combined: Combined, counts: Observation) -> DataFrame:
-    """The rows, which Spark counts by stream while they are written."""
+    """Return the rows, which Spark counts by stream while it writes them."""
     from pyspark.sql import functions as F
 
     if len(combined.streams) == 1:
@@ -438,7 +438,7 @@ def manifests_of(
 
 
 def _lacking(plan: Plan, region: Region) -> dict[str, str]:
-    """The files of the stage's sources that lack a column."""
+    """Return the files of the stage's sources that lack a column."""
     return {
         f"files of {node.name} without column '{column}'": files
         for node in plan.graph.sources
@@ -448,7 +448,7 @@ def _lacking(plan: Plan, region: Region) -> dict[str, str]:
 
 
 def _emitted(plan: Plan, counted: Iterable[tuple[LeavingStream, int]]) -> int:
-    """How many records a stage emitted. What goes to several joins is written for each of them, and counts once."""
+    """Return how many records a stage emitted. A stream that is written for each of several joins counts once."""
     rows: dict[tuple[object, ...], int] = {}
     for stream, count in counted:
         if stream.tag == CARRIED:

@@ -78,9 +78,9 @@ def to_free(
     running: Callable[[str], bool],
     needed: Callable[[StoredIntermediate], bool],
 ) -> list[StoredIntermediate]:
-    """What goes now, the oldest first.
+    """Return the intermediates to remove now, the oldest first.
 
-    `running` says whether a run may still write; `needed` whether somebody may still read an intermediate. An
+    `running` says whether a run may still write, and `needed` whether somebody may still read an intermediate. An
     intermediate is released when all its consumers have finished in its run, or when its run is over.
     """
     known = list(stored)
@@ -126,7 +126,6 @@ def to_free(
 
 
 def _released(plan: Plan, finished: Collection[str]) -> set[str]:
-    """The stages whose consumers have all finished."""
     by_id = {r.id: r.name for r in plan.regions}
     return {by_id[r] for r in releasable(plan.inputs, [r.id for r in plan.regions if r.name in finished])}
 
@@ -140,5 +139,5 @@ def _size(path: UPath) -> int:
 
 
 def _folders(path: UPath) -> list[UPath]:
-    """The folders in a folder, which a bucket tells by one request."""
+    """Return the folders in a folder, which a bucket lists in one request."""
     return [path / name for name, is_folder in sorted(children(path).items()) if is_folder and name[0] != "."]

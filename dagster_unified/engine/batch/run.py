@@ -108,7 +108,7 @@ class Run:
 
 
 def only_saved(runs: Sequence[Run]) -> bool:
-    """Whether what a job's operators leave goes to a savepoint and nowhere else, and starts from nothing."""
+    """Return whether the state that a job's operators leave goes only to a savepoint, and they start without state."""
     return len(runs) == 1 and runs[0].carry is not None and runs[0].carry.only_saved
 
 
@@ -144,7 +144,7 @@ class PartitionStart:
 
 
 def seen_before(run: Run, before: Manifest | None) -> Metrics:
-    """What the partition before, or the savepoint that a run starts from, has seen of event time."""
+    """Return the event times that the partition before, or the savepoint that the run starts from, has seen."""
     if before is not None:
         return Metrics(last_event_times=before.last_event_times)
     start = run.carry.start if run.carry is not None else None
@@ -179,14 +179,14 @@ def time_after(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
 
 
 def _reached(plan: Plan) -> dict[str, int]:
-    """The watermarks at the end of a partition of the assigners whose event time says the partition."""
+    """Return the watermarks, at the end of a partition, of the assigners whose event time tells the partition."""
     return {uid: end - 1 for uid, (_, end) in _partition_of(plan).items()}
 
 
 def _partition_of(plan: Plan) -> dict[str, tuple[int, int]]:
-    """Where the partition begins and ends, for each assigner whose event time is what tells its source's partition.
+    """Return where the partition begins and ends, for each assigner whose event time tells its source's partition.
 
-    No record of such a source that comes in a later partition is from before its end.
+    No record of such a source in a later partition is from before that end.
     """
     bounds = {}
     for node in plan.graph.assigners:
@@ -203,14 +203,17 @@ def _partition_of(plan: Plan) -> dict[str, tuple[int, int]]:
 
 
 def _at_end(plan: Plan, seen: Metrics, now: int, reached: Mapping[str, int]) -> tuple[JobTime, ControlEvent]:
-    """The time where all sources have been read to the end of a partition, behind which another one goes on."""
+    """Return the time at which all sources were read to the end of a partition that another one follows."""
     time = JobTime(plan, None, now, native_windows=True, goes_on=True, reached=reached)
     time.ended({node.uid: {ALL} for node in plan.graph.sources})
     return time, time.after(Report(seen), now) or ControlEvent(now=now)
 
 
 def waiting(plan: Plan, region: Region, manifest: Manifest) -> list[RecordsWait]:
-    """What waits at the end of a partition, or of a run that leaves a savepoint, because a source holds it back."""
+    """Return the records and timers that wait at the end of a run because a source holds the watermark back.
+
+    The run is of a partition that others follow, or leaves a savepoint.
+    """
     now = wall_clock()
     time, event = _at_end(plan, Metrics(last_event_times=manifest.last_event_times), now, _reached(plan))
     waits = []
@@ -259,7 +262,7 @@ def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame |
 
 
 def _check_form(run: Run, node: g.Node, manifest: Manifest) -> None:
-    """Raises `StateError` where an aggregate's state of the partition before is in another form than this run's."""
+    """Raise `StateError` where the aggregate's state from the partition before has another form than this run's."""
     portable = node.uid in manifest.portable
     if (node.merges_partials and not portable) or (node.aggregates_natively and portable):
         forms = ("Catalyst's form", "the portable form")
@@ -272,7 +275,7 @@ def _check_form(run: Run, node: g.Node, manifest: Manifest) -> None:
 
 
 def _in_savepoint(run: Run, node: g.Node, groups: int) -> DataFrame | None:
-    """The state of an operator in the savepoint that a run starts from, if it starts from one."""
+    """Return an operator's state from the savepoint that a run starts from, if there is one."""
     start = run.carry.start if run.carry is not None else None
     if start is None:
         return None
@@ -284,19 +287,19 @@ def _in_savepoint(run: Run, node: g.Node, groups: int) -> DataFrame | None:
 
 
 def _key_columns(node: g.Node, plan: Plan) -> list[str]:
-    """The columns of an operator's key; none where it has only broadcast state."""
+    """Return the columns of an operator's key; none where it has only broadcast state."""
     return [] if node.key == g.Key() else key_columns(plan.graph.main_inputs(node.id)[0])
 
 
 def _group(keys: Sequence[str], groups: int) -> Column:
-    """The group of a record by its key; where there is no key any will do."""
+    """Return the group of a record by its key; without a key any group will do."""
     from pyspark.sql import functions as F
 
     return F.pmod(F.hash(*keys) if keys else F.monotonically_increasing_id(), F.lit(groups)).cast("int")
 
 
 def exports_rows(node: g.Node) -> bool:
-    """Whether an operator may leave rows of its table instead of pages: where all its state is of single keys."""
+    """Return whether an operator may leave rows of its table instead of pages: all its state is of single keys."""
     single = node.key != g.Key() and not node.has_broadcast_input and not node.holds_subtask_state
     return node.runs_by_key and single
 
@@ -350,7 +353,7 @@ class CarriedState:
         return spread.sortWithinPartitions(GROUP, *axis.columns, F.col(PAGE).asc_nulls_last(), *keys, *time)
 
     def _in_subtasks(self, node: g.Node, layout: StreamLayout, subtasks: int) -> tuple[DataFrame, Column]:
-        """A node's records, and the subtask of each: the one that an exchange chose for it, or any."""
+        """Return a node's records with the subtask of each: the one that an exchange chose, or any."""
         from pyspark.sql import functions as F
 
         plan = self._frames.plan

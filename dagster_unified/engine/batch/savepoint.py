@@ -116,13 +116,12 @@ def later_savepoint(run: Run) -> Manifest | None:
 
 
 def _needed(plan: Plan) -> list[Region]:
-    """The regions that have state or read a source."""
     sources = {node.id for node in plan.graph.sources}
     return [region for region in plan.regions if region.carried or sources & set(region.nodes)]
 
 
 def _replaces(run: Run, stored: Manifest) -> bool:
-    """Whether a run replaces a savepoint: its own of an earlier attempt, or one after a partition that is not later."""
+    """Return whether a run replaces a savepoint: an earlier attempt's, or one after a partition that is not later."""
     if stored.pipeline != run.plan.name or stored.mode != "BATCH":
         return False
     of_partitions = run.partition != WHOLE and stored.partition not in ("", WHOLE)
@@ -130,7 +129,7 @@ def _replaces(run: Run, stored: Manifest) -> bool:
 
 
 def _is_after_later(run: Run, stored: Manifest) -> bool:
-    """Whether a savepoint of the pipeline is that after a later partition than the run's."""
+    """Return whether a savepoint of the pipeline comes after a later partition than the run's."""
     if stored.pipeline != run.plan.name or run.partition_end is None or stored.partition_end is None:
         return False
     return stored.partition_end > run.partition_end
@@ -142,7 +141,7 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
     states, loops = list[OperatorState](), list[IterationState]()
 
     def left_by(node: g.Node) -> tuple[StageManifest, DataFrame]:
-        """The stage of a node, and what the node has left of state."""
+        """Return the stage of a node, and the state that the node left."""
         stage = by_name[plan.region_of(node.id).name]
         run.check()
         return stage, intermediates.read(run.spark, run.store, [stage], node.uid, CARRIED, CARRIED_LAYOUT)

@@ -69,7 +69,7 @@ class RegionSinks:
 
     @property
     def need_order(self) -> bool:
-        """Whether a sink needs the order in which rows were emitted."""
+        """Whether a sink needs rows in the order in which they were emitted."""
         return any(node.sink.upserts for node in self.nodes)
 
     def write(self, run: Run, node: SinkNode, frame: DataFrame) -> WriteResult:
@@ -135,7 +135,7 @@ def run_partitions(runs: Sequence[Run], stage: str, finds: Sequence[Lookup]) -> 
 
 
 def _alone(run: Run, region: Region, find: Lookup, begun: float) -> Manifest:
-    """Run a stage for one of several partitions whose job has failed; an error names it."""
+    """Run a stage for one of several partitions whose common job failed; an error names the partition."""
     committed = _committed_since(begun, run, region)
     if committed is not None:
         return committed
@@ -146,7 +146,7 @@ def _alone(run: Run, region: Region, find: Lookup, begun: float) -> Manifest:
 
 
 def _committed_since(begun: float, run: Run, region: Region) -> Manifest | None:
-    """What a job committed of a partition before it failed; its sinks are not to be written again."""
+    """Return what a job committed of a partition before it failed, so that its sinks are not written again."""
     committed = run.store.find(run.address(region))
     return committed if committed is not None and committed.created >= begun else None
 
@@ -161,7 +161,7 @@ def check_mode(plan: Plan) -> None:
 
 
 def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> list[dict[int, Manifest]]:
-    """The intermediates of each partition that stand; those that the stage needs and that are lost are recomputed."""
+    """Return each partition's intermediates that stand, and recompute those that the stage needs and that are lost."""
     plan = runs[0].plan
     check_mode(plan)
     by_partition = [_standing(run.plan, region, find) for run, find in zip(runs, finds, strict=True)]
@@ -178,9 +178,9 @@ def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> lis
 
 
 def _standing(plan: Plan, region: Region, find: Lookup) -> dict[int, Manifest]:
-    """The intermediates that a stage reads and, where one of them is lost, those that it is computed from, and so on.
+    """Return the intermediates that a stage reads and, in place of a lost one, those that it is computed from.
 
-    What lies further up is not asked for: each question is one to Dagster's storage.
+    It asks no further up than needed: each question is one to Dagster's storage.
     """
     standing: dict[int, Manifest] = {}
     pending, asked = list(region.inputs), set[int]()
@@ -199,7 +199,7 @@ def _standing(plan: Plan, region: Region, find: Lookup) -> dict[int, Manifest]:
 def _run_together(
     runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str = ""
 ) -> list[Manifest]:
-    """Run a region in one Spark job or, where an operator needs a partition by itself, in one for each."""
+    """Run a region in one Spark job, or in one per partition where an operator sees all partitions of a job."""
     plan = runs[0].plan
     if any(plan.graph.node(n).sees_all_partitions for n in plan.regions[region_id].nodes):
         return [
@@ -211,7 +211,7 @@ def _run_together(
 def _run_region(
     runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str
 ) -> list[Manifest]:
-    """Run a region for one partition, or for several in one Spark job."""
+    """Run a region in one Spark job, for one partition or several."""
     region = runs[0].plan.regions[region_id]
     runs = [replace(run, plan=with_fixed_ranges(run.plan, region)) for run in runs]
     first = runs[0]
@@ -253,10 +253,7 @@ def _run_region(
 
 
 def _set_aside(error: Exception, runs: Sequence[Run], region: Region, read: Sequence[Manifest]) -> None:
-    """Raises `IntermediateLostError` where what was read or prepared is damaged, and takes the file away.
-
-    So the next attempt computes it again, as it does one that is gone.
-    """
+    """Move a damaged file away and raise `IntermediateLostError`, so that the next attempt computes it again."""
     damaged = damaged_file(error)
     if damaged is None:
         return
@@ -272,14 +269,13 @@ def _set_aside(error: Exception, runs: Sequence[Run], region: Region, read: Sequ
 
 
 def _columns(plan: Plan, region: Region) -> list[pa.Schema]:
-    """The columns of the records that a region's operators read."""
     read = [edge for edge in plan.graph.edges if edge.target in region.nodes]
     record_types = [plan.graph.records_of(edge) for edge in read]
     return [records.schema for records in record_types if records is not None]
 
 
 def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifest]]) -> DataFrame:
-    """A stream of an intermediate, in the columns of its layout."""
+    """Return the stream of an intermediate, in the columns of its layout."""
     plan = runs[0].plan
     region = plan.region_of(port.node)
     if any(region.id not in manifests for manifests in inputs):
@@ -297,7 +293,7 @@ def _read(runs: Sequence[Run], port: Port, inputs: Sequence[Mapping[int, Manifes
 
 
 def _prepared(runs: Sequence[Run], region: Region) -> list[Manifest] | None:
-    """What an earlier attempt in this run computed and did not write to all sinks; None where that does not stand."""
+    """Return what an earlier attempt of this run computed but did not write to all sinks; None where that is gone."""
     prepared = [attempt for run in runs if (attempt := run.store.prepared(run.address(region))) is not None]
     if len(prepared) < len(runs):
         return None
@@ -316,8 +312,8 @@ def _execute(
 ) -> list[Manifest]:
     """Materialize or write, and commit.
 
-    A region that is recomputed does not write its sinks again. What was computed before a sink failed is not computed
-    again by the next attempt: functions may give other rows each time, and some sinks may have those of then.
+    A recomputed region does not write its sinks again. After a sink failed, the next attempt does not compute again:
+    functions may give other rows each time, and some sinks may already have the first ones.
     """
     plan = runs[0].plan
     nodes = [] if recovering else [cast("SinkNode", plan.graph.node(sink)) for sink in region.sinks]
@@ -366,7 +362,7 @@ def _commit(
     begun: float,
     written: list[dict[str, WriteResult]] | None = None,
 ) -> list[Manifest]:
-    """Write the sinks, unless that is done, and commit the manifest of each partition as soon as its sinks have it."""
+    """Write the sinks unless that is done, and commit each partition's manifest as soon as its sinks have it."""
     remaining: list[SinkNode] = []
     committed: list[Manifest] = []
     prepared = bool(sinks.nodes) and written is None

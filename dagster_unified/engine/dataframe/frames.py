@@ -34,7 +34,7 @@ _WITHOUT_FUNCTIONS = (g.SourceNode, g.NativeNode, g.AssignTimestampsNode)
 
 
 class Inputs(ABC):
-    """What reaches the operators of an execution graph."""
+    """The inputs of the operators of an execution graph."""
 
     def __init__(self, graph: ExecutionGraph, axis: PartitionAxis | None, shipments: Shipments | None) -> None:
         self.graph, self.plan = graph, graph.plan
@@ -61,9 +61,9 @@ class Inputs(ABC):
         return functools.reduce(lambda left, right: left.unionByName(right), frames)
 
     def sink_input(self, sink: int) -> DataFrame:
-        """What a sink writes: the columns of the records, and the pass-through columns.
+        """Return the rows for a sink: the columns of the records, and the pass-through columns.
 
-        A null that a type does not allow fails where no function has looked at the records before.
+        A null that a type does not allow fails here, where no function has looked at the records before.
         """
         records = self.plan.input_layout(sink).records
         edges = self.plan.graph.main_inputs(sink)
@@ -121,7 +121,6 @@ class Inputs(ABC):
         return node.parallelism or self.plan.execution.parallelism
 
     def _exchanged(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout) -> DataFrame:
-        """Partition rows as their edge says, and sort them where the node is keyed."""
         from pyspark.sql import functions as F
 
         kind, count = edge.partitioning.kind, self.parallelism(node)
@@ -148,10 +147,7 @@ class Inputs(ABC):
         return spread.sortWithinPartitions(*order)
 
     def _has_partitions(self, edge: Edge, count: int) -> bool:
-        """Whether an exchange upstream yields `count` partitions already.
-
-        Coalescing them to as many would number them anew.
-        """
+        """Return whether an exchange upstream already yields `count` partitions; coalescing would number them anew."""
         if self.plan.subtasks.get(edge.source) == count:
             return True
         while edge.source in self.graph.nodes:
@@ -164,7 +160,7 @@ class Inputs(ABC):
         return False
 
     def _in_subtasks(self, inputs: Sequence[tuple[Edge, DataFrame]], layout: StreamLayout) -> DataFrame:
-        """The rows of some inputs of a node, united, each in the partition of the subtask that its edge says."""
+        """Return the united rows of some inputs, each in the partition of the subtask that its edge selects."""
         names = [*layout.schema.names, *self.axis.columns, SUBTASK]
         counts = [channels(self.plan, edge) for edge, _ in inputs]
         rows = [
@@ -175,7 +171,7 @@ class Inputs(ABC):
         return united.repartitionById(max(counts), SUBTASK).drop(SUBTASK)
 
     def _channel(self, edge: Edge, count: int) -> Column:
-        """The channel of a row, as the edge's selector says it; those to which it is copied."""
+        """Return the channel of a row, by the edge's selector, or the channels to which it is copied."""
         from pyspark.sql import functions as F
 
         selector = channel_selector(self.plan, edge, count)
@@ -188,7 +184,7 @@ class Inputs(ABC):
         return F.lit(0) if edge.partitioning.kind is ExchangeKind.GLOBAL else F.spark_partition_id() % count
 
     def _chosen(self, edge: Edge, selector: ByPartitioner) -> Column:
-        """What a partitioner says: a Python function of the key, which Spark runs as a UDF."""
+        """Return a partitioner's choice: a Python function of the key, which Spark runs as a UDF."""
         from pyspark.sql.pandas.functions import arrow_udf
         from pyspark.sql.types import IntegerType
 
@@ -222,7 +218,7 @@ def spark_source(pipeline: str, node: g.SourceNode) -> SparkSource[Any]:
 
 
 def split_malformed(frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
-    """What a source read: the rows that fit its schema, and those that do not, where it distinguishes them."""
+    """Return the rows of a source that fit its schema, and those that do not, where it distinguishes them."""
     if MALFORMED not in frame.columns:
         return frame, None
     return frame.where(f"{MALFORMED} is null"), frame.where(f"{MALFORMED} is not null")
@@ -265,7 +261,7 @@ class Frames(Inputs):
         return self.reports.taken_from(mapped(frame, program, self.shipments, place, self.axis, self.log))
 
     def persisted(self, vertex: Vertex, combined: DataFrame) -> DataFrame:
-        """What a vertex of Python emits, persisted where several readers would compute it again."""
+        """Return the output of a Python vertex, persisted where several readers would compute it again."""
         return self.persist(combined) if self.graph.is_computed_again(vertex) else combined
 
     def persist(self, frame: DataFrame) -> DataFrame:

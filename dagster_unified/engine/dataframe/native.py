@@ -51,7 +51,7 @@ def aggregate_column(expression: object, frame: DataFrame) -> Column:
 
 
 class _ExactSums:
-    """Spark's functions, with `sum` as `aggregate_column` has it."""
+    """Spark's functions, with the exact `sum` of `aggregate_column`."""
 
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame
@@ -63,7 +63,7 @@ class _ExactSums:
         return function
 
     def sum(self, col: Column | str) -> Column:
-        """The sum of the upper halves of whole numbers, and of the lower ones; each has room for 2^31 records."""
+        """Sum the upper and the lower halves of whole numbers apart; each half has room for 2^31 records."""
         from pyspark.sql import functions as F
         from pyspark.sql.types import LongType
 
@@ -261,9 +261,9 @@ class Natives:
     def run(
         self, node: g.Node, frame: DataFrame, pass_through: Sequence[str] = (), others: Column | None = None
     ) -> DataFrame:
-        """What an operator on columns emits.
+        """Return what an operator on columns emits.
 
-        The event time and the pass-through columns stay; rows for which `others` holds are not its rows, and stay.
+        The event time and the pass-through columns stay. Rows for which `others` holds are not its own, and stay too.
         """
         return _run(node, self, frame, pass_through, others)
 
@@ -352,7 +352,7 @@ class Natives:
         return frame.where(self._not_nan(node, frame, node.key.fields, "key_by", checked))
 
     def _not_nan(self, node: g.Node, frame: DataFrame, names: Iterable[str], method: str, checked: Column) -> Column:
-        """True for the rows of which `checked` says nothing; evaluating one with NaN in these columns raises."""
+        """Return `checked`, true elsewhere; evaluating a row with NaN in these columns raises."""
         from pyspark.sql import functions as F
         from pyspark.sql.types import StructType
 
@@ -404,7 +404,6 @@ class Natives:
 def _run(
     node: g.Node, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
 ) -> DataFrame:
-    """What a node emits: the table of the operators that Catalyst runs."""
     raise PipelineError(f"{natives.pipeline}: '{node.name}' is not an operation on columns")
 
 
@@ -469,7 +468,7 @@ def _window_aggregate(
 
 
 def _other_columns(node: g.Node, frame: DataFrame, pass_through: Sequence[str]) -> list[str]:
-    """The pass-through columns: those that are not of a node's result."""
+    """Return the pass-through columns, which are not part of a node's result."""
     return [*([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []), *pass_through]
 
 
@@ -477,7 +476,6 @@ def _other_columns(node: g.Node, frame: DataFrame, pass_through: Sequence[str]) 
 def _carried(
     node: g.Node, natives: Natives, frame: DataFrame, before: DataFrame | None, time: Span, axis: PartitionAxis
 ) -> CarriedAggregate:
-    """The aggregates of a node that go on from partition to partition."""
     raise PipelineError(f"{natives.pipeline}: '{node.name}' has no aggregates")
 
 
@@ -514,7 +512,6 @@ def _carried_windows(
 
 @singledispatch
 def _finished(node: g.Node, natives: Natives, aggregate: CarriedAggregate) -> DataFrame:
-    """What a partition emits of the aggregates of a node."""
     return natives.typed(node, aggregate.finished(), aggregate.axis.columns)
 
 
@@ -535,7 +532,6 @@ def with_event_time(node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame
 
 
 def _window(assigner: WindowAssigner[Any, Any]) -> Column:
-    """The windows of an assigner, as Catalyst has them."""
     from pyspark.sql import functions as F
 
     def span(millis: int) -> str:

@@ -102,9 +102,9 @@ class Reports:
         return frame.observe(observation, reports.alias("reports"))
 
     def take(self, built: Callable[[], T]) -> tuple[T, Callable[[], list[Metrics]]]:
-        """What `built` gives, and what asks for the totals of the rows in it, which are then not among the others'.
+        """Return what `built` gives, and a function that returns the metrics of its rows, apart from all others'.
 
-        To be asked after their job has run, if it does.
+        Call that after their job has run, if it runs.
         """
         before = len(self._observations)
         found = built()
@@ -138,7 +138,7 @@ def small_rows(spark: SparkSession) -> Iterator[None]:
 
 
 def may_be_large(schemas: Iterable[pa.Schema]) -> bool:
-    """Whether a row of one of these columns may be large: it has bytes in it."""
+    """Return whether rows of one of these schemas may be large: they have bytes in them."""
     return any(has(field.type, _is_bytes) for schema in schemas for field in schema)
 
 

@@ -95,11 +95,11 @@ class Epoch(msgspec.Struct, frozen=True):
 
     @property
     def gauges(self) -> dict[str, GaugeRange]:
-        """What the gauges of its functions said at its end."""
+        """The values of its functions' gauges at its end."""
         return merge([self.metrics]).gauges
 
     def needs(self) -> list[Block]:
-        """What the next epochs read."""
+        """Return the blocks that the next epochs read."""
         pages = [Block(file, 0, 1) for state in self.states for file in state.files]
         coming = chain(self.fed_back, *self.later)
         return [state.index for state in self.states] + pages + [message.block for message in coming]
@@ -109,7 +109,7 @@ class Epoch(msgspec.Struct, frozen=True):
         return {block.file for block in self.needs()}
 
     def gives(self) -> list[Block]:
-        """What left the iteration."""
+        """Return the blocks that left the iteration."""
         return [message.block for message in self.outputs]
 
 
@@ -165,7 +165,7 @@ class Begun(msgspec.Struct, frozen=True):
         )
 
     def differs(self, other: Begun) -> str:
-        """What is different in another one, which is started now; empty where nothing is.
+        """Describe the differences from a loop that is started now; empty where there are none.
 
         The number of subtasks may change: key groups go from one to another.
         """
@@ -321,7 +321,7 @@ class EpochLog:
         return Ended(self.last.states, self.last.parallelism) if self.last is not None else Ended([], 0)
 
     def has(self, micro_batch: int) -> bool:
-        """Whether something of a micro-batch is committed."""
+        """Return whether something of a micro-batch is committed."""
         return micro_batch in self.inputs or bool(self.of(micro_batch))
 
     def of(self, micro_batch: int) -> list[Epoch]:
@@ -329,7 +329,7 @@ class EpochLog:
         return [epoch for epoch in self.epochs if epoch.micro_batch == micro_batch]
 
     def _forget(self, epochs: Iterable[Epoch], micro_batch: int) -> None:
-        """Forget epochs, and the input of micro-batches that were before, but for what comes in every epoch."""
+        """Forget epochs, and the input of earlier micro-batches, except what comes in every epoch."""
         for epoch in epochs:
             self._epochs.remove(epoch.number)
             released = {block.file for block in epoch.gives()}
@@ -344,7 +344,7 @@ class EpochLog:
         self._kept |= {message.block.file for message in input_.replayed}
 
     def _standing(self, sizes: dict[str, int], can_run_again: bool) -> list[Epoch]:
-        """The epochs as far as one can go on after them; what follows is deleted where it can run again."""
+        """Return the epochs up to the last that one can go on after; delete later ones where they can run again."""
         numbers = self._epochs.numbers(sizes)
         epochs: list[Epoch] = []
         damage = ""
@@ -370,7 +370,7 @@ class EpochLog:
         return [bare(epoch) for epoch in epochs[:-1]] + epochs[-1:]
 
     def _check_input(self, sizes: dict[str, int], can_run_again: bool) -> None:
-        """Forget all that is there where input is gone that epochs read, if it can be taken in once more."""
+        """Forget everything where input is gone that epochs read, if it can be taken in once more."""
         has_begun = self.last is not None and self.last.micro_batch != BEFORE
         messages = [message for input_ in self.inputs.values() for message in input_.replayed]
         if not has_begun:

@@ -145,7 +145,7 @@ def forget_copies(folder: str) -> None:
 
 @functools.cache
 def _scratch() -> str:
-    """A folder for copies: Spark's own in its workers, else one that goes with the process."""
+    """Return a folder for copies: Spark's own in its workers, else one that is removed with the process."""
     of_spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     if of_spark:
         return of_spark
@@ -279,7 +279,7 @@ def _mapped(path: str) -> pa.Buffer:
 
 @functools.lru_cache(maxsize=16)
 def _kept_mapped(path: str) -> pa.Buffer:
-    """As `_mapped`, for what a process reads in every epoch; no name is given to two files."""
+    """As `_mapped`, for files that a process reads in every epoch; no two files have the same name."""
     return _mapped(path)
 
 
@@ -354,7 +354,7 @@ class PagedStates:
         return file.put(msgspec.msgpack.encode(stored)), files
 
     def _is_scattered(self) -> bool:
-        """Whether more of its files is out of date than not, or they are many."""
+        """Return whether most bytes of its files are out of date, or the files are many."""
         files = {block.file for block in self._pages.values()}
         if len(files) > _MOST_FILES:
             return True
@@ -363,7 +363,7 @@ class PagedStates:
 
 
 def stands(sizes: Mapping[str, int], blocks: Iterable[Block]) -> bool:
-    """Whether files, of which there are some of these sizes, hold some blocks."""
+    """Return whether files of these sizes hold all of some blocks."""
     return all(sizes.get(block.file, 0) >= block.offset + block.size for block in blocks)
 
 
@@ -375,8 +375,6 @@ def _size(folder: str, file: str) -> int:
 
 
 class _Group:
-    """The pages of one key group."""
-
     def __init__(self, states: PagedStates, one: int, group: int) -> None:
         self._states, self._one, self._group = states, one, group
 

@@ -79,7 +79,7 @@ _LONGEST_FOLDER = 80
 
 
 def can_stay(spark: SparkSession) -> bool:
-    """Whether the tasks of a session run on this machine, and reach this process through a socket in a folder."""
+    """Return whether a session's tasks run on this machine and reach this process through a socket in a folder."""
     if is_connect(spark) or not IS_PINNED or not hasattr(socket, "AF_UNIX"):
         return False
     master = spark.sparkContext.master or ""
@@ -174,16 +174,16 @@ class _Job:
 
     @property
     def is_old(self) -> bool:
-        """Whether another one should follow; not before it has done something."""
+        """Whether another job should follow; not before this one has done something."""
         return self._answered > 0 and time.monotonic() - self._begun > LONGEST
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is not carried out yet that was handed out."""
+        """Whether work that was handed out is not done yet."""
         return bool(self._busy or self._lost)
 
     def hand_out(self, waiting: dict[int, bytes]) -> None:
-        """Gives what waits to tasks that have nothing to do."""
+        """Give waiting orders to idle tasks."""
         for number in list(waiting):
             if self._had.get(number) in self._idle:
                 self._send(self._had[number], number, waiting.pop(number))
@@ -191,7 +191,7 @@ class _Job:
             self._send(self._idle[0], number, waiting.pop(number))
 
     def answers(self) -> list[tuple[int, bytes]]:
-        """Waits until something happens; returns what has been carried out. Raises what the job fails with."""
+        """Wait until something happens; return what has been carried out. Raises what the job fails with."""
         answers: list[tuple[int, bytes]] = []
         for key, _ in self._selector.select(_LOOK_EVERY):
             if key.fileobj is self._over:
@@ -231,7 +231,7 @@ class _Job:
             self._lose(task)
 
     def _lose(self, task: Connection) -> None:
-        """Its work waits for the task that comes in its place; where Spark starts none, the job fails."""
+        """Keep a lost task's work for the one that replaces it; where Spark starts none, the job fails."""
         if task in self._busy:
             number, order = self._busy.pop(task)
             self._lost[number] = order
@@ -242,12 +242,12 @@ class _Job:
         task.close()
 
     def let_idle_tasks_end(self) -> None:
-        """Gives back the cores of tasks that have nothing to do."""
+        """Give back the cores of idle tasks."""
         for task in list(self._idle):
             self._lose(task)
 
     def close(self, failed: bool) -> None:
-        """Lets the tasks end, and waits until the job has."""
+        """Let the tasks end, and wait until the job has."""
         self._server.close()
         for task in (*self._idle, *self._busy):
             task.close()

@@ -134,7 +134,7 @@ class SparkLevels:
             self._take(report)
 
     def _in_tasks(self, level: int, orders: Sequence[bytes]) -> list[Report]:
-        """Has the order of each subtask carried out in a task."""
+        """Have a task carry out the order of each subtask."""
         if self._tasks is None:
             return [decode_answer(answer) for answer in self._in_job(level, dict(enumerate(orders)))]
         for number, order in enumerate(orders):
@@ -143,7 +143,7 @@ class SparkLevels:
         return [decode_answer(answers[number]) for number in range(len(orders))]
 
     def _in_job(self, level: int, orders: Mapping[int, bytes]) -> list[bytes]:
-        """Carries out the orders of subtasks in a job that has a task for each, where the subtask was last."""
+        """Carry out subtasks' orders in a job with a task for each, where the subtask ran last."""
         subtasks = list(orders)
         running = functools.partial(run_subtasks, self._shipped, list(orders.values()))
         rows = self._placing.rows(level, subtasks).mapInArrow(running, spark_schema(ANSWER)).collect()
@@ -167,7 +167,7 @@ class SparkLevels:
 
     @property
     def run_apart(self) -> bool:
-        """Whether subtasks need not wait for each other in each epoch, among many epochs."""
+        """Return whether subtasks need not wait for each other in each epoch, among many epochs."""
         return self._tasks is not None and self.loop.staleness > 0 and self.loop.levels[0].subtasks > 1
 
     def _tasks_of_many_epochs(self) -> ResidentTasks | SeparateJobs | None:
@@ -178,7 +178,7 @@ class SparkLevels:
         return SeparateJobs(self.spark, lambda subtask, order: self._in_job(0, {subtask: order})[0]) if apart else None
 
     def _shares(self, number: int, inbox: Iterable[StoredMessage]) -> list[Share]:
-        """What each subtask of a level is given."""
+        """Return the input of each subtask of a level."""
         level = self.loop.levels[number]
         shares = [Share(state=self._states.get((number, subtask))) for subtask in range(level.subtasks)]
         for message in inbox:
@@ -226,7 +226,7 @@ class SparkLevels:
         }
 
     def _frame(self, tail: g.TailNode, slot: int, outputs: Sequence[StoredMessage], timestamped: bool) -> DataFrame:
-        """One output: each task reads what one subtask emitted, in its order."""
+        """Return one output: each task reads what one subtask emitted, in its order."""
         emitted: list[list[StoredMessage]] = [[]]
         for message in outputs:
             if message.slot == slot:
@@ -240,7 +240,6 @@ class SparkLevels:
         return self._rows(len(emitted)).mapInArrow(reading, spark_schema(schema))
 
     def _rows(self, subtasks: int) -> DataFrame:
-        """A row for each subtask, in a partition of its own."""
         return self.spark.range(0, subtasks, 1, subtasks)
 
 
@@ -256,7 +255,7 @@ def _result(report: Report) -> LevelResult[StoredMessage]:
 
 
 def collected(reports: DataFrame) -> list[Report]:
-    """What the tasks of a job report, in the order of their partitions."""
+    """Return what the tasks of a job report, in the order of their partitions."""
     return [decode_report(row["report"]) for row in reports.collect()]
 
 

@@ -31,7 +31,7 @@ R = TypeVar("R", bound=Addressed)
 
 @dataclass
 class LevelResult(Generic[R]):
-    """What came of a level of an epoch in all its subtasks."""
+    """The result of a level of an epoch in all its subtasks."""
 
     sent: list[R] = field(default_factory=list)
     fed_back: list[R] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Levels(Protocol[R]):
 
     @property
     def run_apart(self) -> bool:
-        """Whether subtasks need not wait for each other in each epoch."""
+        """Return whether subtasks need not wait for each other in each epoch."""
 
     def many_epochs(self) -> AbstractContextManager[None]:
         """Keep meanwhile what is needed from epoch to epoch."""
@@ -108,7 +108,7 @@ class EndedEpoch(NamedTuple, Generic[R]):
 
 @dataclass(frozen=True)
 class Coming(Generic[R]):
-    """What the next epochs take in."""
+    """The input of the next epochs."""
 
     number: int
     """The number of the next epoch."""
@@ -141,8 +141,8 @@ def run_epochs(loop: Loop, levels: Levels[R], coming: Coming[R]) -> Iterator[End
 class _SubtasksApart(Generic[R]):
     """Epochs in which subtasks need not wait for each other: with a staleness.
 
-    An epoch ends when all subtasks have ended it. No subtask starts an epoch before it is known that the iteration has
-    it.
+    An epoch ends when all subtasks have ended it. A subtask starts an epoch only once it is known that the iteration
+    has it.
     """
 
     def __init__(self, loop: Loop, levels: Levels[R], coming: Coming[R]) -> None:
@@ -161,7 +161,7 @@ class _SubtasksApart(Generic[R]):
         """What came of epochs that not all have ended, by subtask."""
 
     def run(self) -> Iterator[EndedEpoch[R]]:
-        """Run them; the first that not all had ended is the next one."""
+        """Run the subtasks, and yield each epoch that all have ended."""
         while True:
             self._start()
             subtask, result = self._levels.ended()
@@ -191,9 +191,10 @@ class _SubtasksApart(Generic[R]):
             self._levels.give(subtask, epoch, came, self._replayed[subtask])
 
     def _goes_on(self, subtask: int, epoch: int, coming: Sequence[Sequence[R]]) -> bool:
-        """Whether it is known that the iteration has an epoch; the subtask has ended the one before.
+        """Return whether it is known that the iteration has an epoch; the subtask has ended the one before.
 
-        Criteria end it with an epoch that is the same in all subtasks. `coming` is what comes in the epoch and later.
+        Criteria end it with an epoch that is the same in all subtasks. `coming` is the input of the epoch and of later
+        ones.
         """
         if self._loop.has_criteria and not self._results[epoch - 1][subtask].criteria:
             return False
@@ -244,7 +245,7 @@ def outputs_of(loop: Loop, sent: Iterable[R]) -> list[R]:
 
 
 def _why_it_ends(loop: Loop, epoch: int, has_feedback: bool, criteria: int) -> str:
-    """Why there is no epoch after this one; empty where there is one."""
+    """Return why there is no epoch after this one; empty where there is one."""
     if loop.has_criteria and not criteria:
         return f"the termination criteria had no record in epoch {epoch}"
     if not has_feedback:
@@ -290,15 +291,15 @@ class Committed(Protocol[R_co]):
 
     @property
     def closes(self) -> bool:
-        """Whether it is the last of that."""
+        """Whether it is the last epoch of its micro-batch."""
 
     @property
     def fed_back(self) -> Sequence[R_co]:
-        """What the next epoch begins with."""
+        """The input that the next epoch begins with."""
 
     @property
     def later(self) -> Sequence[Sequence[R_co]]:
-        """What comes in the epochs after the next one."""
+        """The input of the epochs after the next one."""
 
 
 class Arrived(NamedTuple, Generic[R]):
@@ -325,14 +326,14 @@ class IterationLoop(ABC, Generic[R]):
 
     @abstractmethod
     def arrived(self) -> Arrived[R]:
-        """What has come in."""
+        """The input that has come in."""
 
     @abstractmethod
     def commit(self, ended: EndedEpoch[R]) -> None:
         """Commit an epoch."""
 
     def may_close(self, feedback: int) -> bool:
-        """Whether new input may come in, although so many records were fed back."""
+        """Return whether new input may come in, although so many records were fed back."""
         return True
 
     def run(self, micro_batch: int, ends: bool) -> LevelResult[R]:
@@ -355,7 +356,7 @@ class IterationLoop(ABC, Generic[R]):
             return terminate(self.loop, self._levels, self.last.number)
 
     def _coming(self, micro_batch: int, ends: bool) -> Coming[R] | None:
-        """What the next epoch of a micro-batch takes in; None where there is none."""
+        """Return the input of a micro-batch's next epoch; None where there is none."""
         last, (once, replayed) = self.last, self.arrived()
         number = 0 if last is None else last.number + 1
         fed_back, later = ((), ()) if last is None else (last.fed_back, last.later)

@@ -76,7 +76,7 @@ def _pages(files: MappedFiles, states: Iterable[StoredState]) -> list[Page]:
 
 
 def _in_all(body_pass: BodyPass, pages: list[Page]) -> list[Page]:
-    """The pages of an operator whose state is that of its subtasks, each of which has all broadcast state."""
+    """Return the pages of an operator with one group per subtask; broadcast state is copied to all of them."""
     before = {group for _, group, *_ in pages}
     if not pages or before == set(range(body_pass.subtasks)):
         return pages
@@ -85,7 +85,7 @@ def _in_all(body_pass: BodyPass, pages: list[Page]) -> list[Page]:
 
 
 class Written(NamedTuple):
-    """What a savepoint has of an iteration."""
+    """The part of a savepoint that is an iteration's."""
 
     operators: list[OperatorState]
     iteration: IterationState
@@ -131,7 +131,7 @@ def write_iteration(
 def _write_input(
     plan: Plan, node: g.IterationNode, spark: SparkSession, log: EpochLog, epoch: int, folder: UPath, attempt: str
 ) -> Written | None:
-    """Write what came into a bounded iteration until an epoch of the query."""
+    """Write the input of a bounded iteration up to an epoch of the query."""
     assert log.begun is not None
     levels = SparkLevels(spark, compiled(plan, node, log.begun.parallelism, log.begun.groups), log.folder, _nothing)
     taken = [input_ for micro_batch, input_ in log.inputs.items() if micro_batch <= epoch]
@@ -149,7 +149,7 @@ def _nothing() -> None:
 
 
 def by_uid(node: g.IterationNode, loop: Loop) -> dict[str, tuple[int, BodyPass]]:
-    """The passes with state, and the levels that they are in, by what a savepoint knows their operators by."""
+    """Return the passes with state and their levels, by the uid that a savepoint has for their operators."""
     return {
         uid_in(node, body_pass.program.steps[0].uid): (number, body_pass)
         for number, level in enumerate(loop.levels)
@@ -175,7 +175,7 @@ def _by_buffer(loop: Loop, messages: Iterable[StoredMessage]) -> Iterator[tuple[
 
 
 def _kind_of(route: Route) -> object:
-    """How records go along a route, as far as it matters that they go the same way again."""
+    """Return how records travel along a route, as far as a savepoint has to send them the same way again."""
     if route.everywhere or isinstance(route.selector, CopyToAll):
         return CopyToAll
     if isinstance(route.selector, ByPartitioner):
@@ -192,7 +192,7 @@ def _write_waiting(
     folder: UPath,
     attempt: str,
 ) -> Feedback:
-    """Writes the records that wait in a buffer: what went to one target, in its order, is in one file."""
+    """Write the records that wait in a buffer; those for one target are in one file, in their order."""
     schema = _records(levels.loop, buffer)
     name = next(operator.name for operator in node.body.nodes if operator.uid == buffer.reader)
     kind = f"~{'broadcast' if buffer.broadcast else 'feedback'}{'-replayed' if replayed else ''}"
@@ -206,12 +206,12 @@ def _write_waiting(
 
 
 def _records(loop: Loop, buffer: InputBuffer) -> pa.Schema:
-    """The columns of the records that come to a buffer: those of an input, and their event time."""
+    """Return the columns of the records that come to a buffer: those of an input, and their event time."""
     return record_columns(loop.route_to(buffer.number)[0].schema)
 
 
 def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> Epoch | None:
-    """What a savepoint has of an iteration, as the epoch that it goes on after; None where there is nothing."""
+    """Return an iteration's part of a savepoint as the epoch that it goes on after; None where there is nothing."""
     loop, stored = levels.loop, list[StoredState]()
     for uid, (level, body_pass) in by_uid(node, loop).items():
         pages = start.pages_in_body(uid, body_pass.groups)
@@ -246,7 +246,7 @@ def _stored_iteration(start: StartingState, node: g.IterationNode, bounded: bool
 
 
 def start_input(start: StartingState, node: g.IterationNode, levels: SparkLevels) -> Input | None:
-    """What a savepoint has of the input of a bounded iteration; None where there is nothing."""
+    """Return a savepoint's input of a bounded iteration; None where there is nothing."""
     stored = _stored_iteration(start, node, bounded=True)
     if stored is None:
         return None
@@ -302,7 +302,7 @@ def divided(
 
 
 class _Share(NamedTuple):
-    """The part of the stream that is one operator's."""
+    """One operator's part of the stream."""
 
     level: int
     body_pass: BodyPass
@@ -310,21 +310,21 @@ class _Share(NamedTuple):
     """The number of its first group in the stream."""
 
     def taken_from(self, pages: DataFrame) -> DataFrame:
-        """Its pages, by its own groups."""
+        """Take its pages out of the stream, numbered by its own groups."""
         from pyspark.sql import functions as F
 
         own_group = F.col("group") - self.first
         return pages.where(own_group.between(0, self.body_pass.groups - 1)).withColumn("group", own_group.cast("int"))
 
     def as_part(self, pages: DataFrame) -> DataFrame:
-        """The inverse."""
+        """Number its pages by the groups of the stream: the inverse of `taken_from`."""
         from pyspark.sql import functions as F
 
         return pages.withColumn("group", (F.col("group") + self.first).cast("int"))
 
 
 def _shares(plan: Plan, node: g.IterationNode, loop: Loop) -> Iterator[tuple[str, _Share]]:
-    """The operators with state, by what a savepoint knows them by."""
+    """Yield the operators with state, by the uid that a savepoint has for them."""
     passes, first = by_uid(node, loop), 0
     for operator in stateful_in_body(plan, node, loop.parallelism):
         level, body_pass = passes[operator.uid]
@@ -333,7 +333,7 @@ def _shares(plan: Plan, node: g.IterationNode, loop: Loop) -> Iterator[tuple[str
 
 
 def left_by(plan: Plan, node: g.IterationNode, levels: SparkLevels) -> DataFrame:
-    """The stream of what an iteration has left in its last epoch."""
+    """Return the stream of the state that an iteration's last epoch left."""
     pages: DataFrame | None = None
     for _, share in _shares(plan, node, levels.loop):
         part = share.as_part(levels.pages(share.level, share.body_pass.number, levels.states))
@@ -343,7 +343,7 @@ def left_by(plan: Plan, node: g.IterationNode, levels: SparkLevels) -> DataFrame
 
 
 def epoch_before(plan: Plan, node: g.IterationNode, levels: SparkLevels, left: DataFrame, number: int) -> Epoch:
-    """The epoch `number` of another run, after which an iteration goes on with what that has left."""
+    """Return another run's epoch `number`, after which an iteration goes on with the state that it left."""
     stored: list[StoredState] = []
     for _, share in _shares(plan, node, levels.loop):
         stored += levels.store(share.level, share.body_pass.number, share.taken_from(left))
@@ -363,7 +363,7 @@ def write_left(
     folder: UPath,
     attempt: str,
 ) -> list[OperatorState]:
-    """Writes what an iteration of so many subtasks has left into a savepoint."""
+    """Write into a savepoint the state that an iteration of so many subtasks left."""
     shares = dict(_shares(plan, node, compiled(plan, node, parallelism)))
     return [
         write_table(table, partial(table.files, shares[table.operator.uid].taken_from(left)), folder, attempt)

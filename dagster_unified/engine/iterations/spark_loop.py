@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class IterationInputs(NamedTuple):
-    """What an iteration takes in."""
+    """The inputs of an iteration."""
 
     frames: Sequence[DataFrame]
     reported: Callable[[], Metrics]
@@ -100,7 +100,7 @@ class SparkLoop(IterationLoop[StoredMessage]):
         return self.levels.frames(self.node, emitted + outputs_of(self.loop, ended.sent))
 
     def _taken(self, micro_batch: int, inputs: Callable[[], IterationInputs]) -> str:
-        """Take in what a micro-batch brings, if that was not done; return what operators before have measured."""
+        """Take in a micro-batch's input, if that was not done; return what the operators before it measured."""
         taken, last = self.log.inputs.get(micro_batch), self.last
         if taken is not None:
             return taken.metrics
@@ -115,7 +115,7 @@ class SparkLoop(IterationLoop[StoredMessage]):
         return taken.metrics
 
     def _take_states(self) -> None:
-        """Go on with the state that the last epoch has left, in as many subtasks as there are now."""
+        """Go on with the state of the last epoch, in as many subtasks as there are now."""
         last = self.last
         if last is None:
             return

@@ -55,7 +55,7 @@ _READ_LATE = 50
 
 
 class Report(msgspec.Struct):
-    """What a task has done."""
+    """A task's report of its work."""
 
     files: list[str] = []
     sent: list[StoredMessage] = []
@@ -68,7 +68,7 @@ class Report(msgspec.Struct):
 
 
 class Share(msgspec.Struct, array_like=True):
-    """What a subtask is given in a level of an epoch."""
+    """The input of a subtask in a level of an epoch."""
 
     inbox: list[StoredMessage] = []
     state: StoredState | None = None
@@ -76,7 +76,7 @@ class Share(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True)
 class Shipped:
-    """What is the same in all epochs."""
+    """The part of a payload that is the same in all epochs."""
 
     payload: Payload
     """The loop."""
@@ -107,7 +107,7 @@ def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.Rec
 def _send_all(
     file: EpochFile, batches: Iterable[pa.RecordBatch], messages_of: Callable[[pa.RecordBatch], Iterable[Message]]
 ) -> list[StoredMessage]:
-    """Write what becomes of some batches, many rows together."""
+    """Write the messages made of some batches, many rows together."""
     stored: list[StoredMessage] = []
     messages: list[Message] = []
     rows = 0
@@ -166,7 +166,6 @@ def answered(shipped: Shipped, order: bytes, attempt: int) -> bytes:
 
 
 def _carried_out(order: Order, shipped: Shipped, attempt: int) -> Report:
-    """Run a level of an epoch in one subtask."""
     loop: Loop = shipped.payload.load()
     folder, level = shipped.folder, loop.levels[order.level]
     share, subtask = order.share, Subtask(order.subtask, attempt)

@@ -52,7 +52,7 @@ def install(session: SparkSession, folder: UPath) -> str | None:
 
 
 def _is_conditional(session: SparkSession, folder: UPath) -> bool:
-    """Whether the file system that Spark has for a folder refuses an object that is there before."""
+    """Return whether Spark's file system for a folder refuses to overwrite an object."""
     jvm: Any = session._jvm
     java_session: Any = session._jsparkSession
     path = jvm.org.apache.hadoop.fs.Path(for_spark(folder))

@@ -40,10 +40,10 @@ _log = logging.getLogger(__name__)
 
 
 def options(session: SparkSession, folder: UPath) -> dict[str, str]:
-    """What a writer of Parquet files is told so that those stay where they are written; empty where they are renamed.
+    """Return a Parquet writer's options that leave files where they are written; empty where they are renamed.
 
-    That is on a disk, through Connect, where somebody has chosen how Spark commits, and where the class cannot be made,
-    which is logged.
+    Files are renamed on a disk, through Connect, where somebody has chosen how Spark commits, and where the class
+    cannot be made, which is logged.
     """
     if not is_in_object_store(folder) or is_connect(session):
         return {}

@@ -55,6 +55,6 @@ def install(session: SparkSession) -> None:
 
 
 def _can_ship(session: SparkSession) -> bool:
-    """Whether there are executors elsewhere whose tasks have the jars of the application, not of a session alone."""
+    """Return whether executors elsewhere have the jars of the application, and not of a session alone."""
     is_local = session.sparkContext._jsc.sc().isLocal()
     return not is_local and session.conf.get("spark.sql.artifact.isolation.enabled", "false") == "false"

@@ -45,7 +45,7 @@ class Placing:
         self._last.setdefault(level, {}).update({subtask: place for subtask, place in places.items() if place})
 
     def _executors(self) -> int:
-        """The executors that there are now: they come and go with dynamic allocation."""
+        """Count the present executors: they come and go with dynamic allocation."""
         return len(self._spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1  # it counts the driver
 
     def _placed(self, places: Sequence[str]) -> DataFrame:
@@ -74,9 +74,9 @@ def within_share(places: Mapping[int, str], executors: int) -> dict[int, str]:
 
 
 def _place() -> Column:
-    """Where a task runs, as Spark writes it; nothing where it runs in no executor.
+    """Return where a task runs, as Spark writes it; empty where it runs in no executor.
 
-    An executor has its number and its host from its command line; nothing in Python tells them to a task.
+    An executor's command line has its number and its host; nothing in Python tells them to a task.
     """
     from pyspark.sql import functions as F
 
@@ -116,7 +116,7 @@ def spread(frame: DataFrame, lanes: Collection[int], groups: int, tasks: int) ->
 
 
 def spread_of(lane: int, group: int, tasks: int) -> int:
-    """What Spark has to hash behind a lane and a group for the row to get into the group's task.
+    """Return what Spark hashes behind a lane and a group for the row to get into the group's task.
 
     The groups of a lane follow one another, and each lane begins one task later.
     """
@@ -124,7 +124,7 @@ def spread_of(lane: int, group: int, tasks: int) -> int:
 
 
 def _last_word(hashed: int, words: tuple[int, ...]) -> int:
-    """The word which makes the Murmur3 hash of all of them, as Spark computes it, what is wanted."""
+    """Return the word that makes Spark's Murmur3 hash of all of them the wanted one."""
     so_far = _SEED
     for word in words:
         so_far = _finalized(_mixed_in(so_far, word))

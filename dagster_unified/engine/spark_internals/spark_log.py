@@ -55,7 +55,7 @@ def offset_of(text: str | None) -> int:
 
 
 def found(log: UPath, until: int | None) -> list[Found]:
-    """What a file source has found up to and with an id, or everything."""
+    """Return what a file source found up to and with an id, or everything."""
     files = _files(log)
     last = max(files, default=-1) if until is None else until
     compact = [number for number, name in files.items() if name.endswith(".compact")]
@@ -70,7 +70,7 @@ def found(log: UPath, until: int | None) -> list[Found]:
 
 
 def newest(log: UPath) -> list[Found]:
-    """What a file source has found last, and perhaps what it found before."""
+    """Return what a file source found last, and perhaps what it found before."""
     files = _files(log)
     for number in sorted(files, reverse=True):  # one that was taken back leaves a file without entries
         those = entries(log / files[number])
@@ -133,7 +133,6 @@ def path_of(url: str) -> str:
 
 
 def _files(folder: UPath) -> dict[int, str]:
-    """The files of a log, by their ids."""
     names = children(folder).items()
     matches = [match for name, is_folder in names if not is_folder and (match := _LOG.fullmatch(name))]
     # one that stands for all before it is written in the place of a plain one

@@ -124,7 +124,7 @@ class OperatorTable:
 
 
 def _numbers(spark: SparkSession, file_splits: Sequence[Split]) -> DataFrame:
-    """The numbers of splits, each in a task of its own."""
+    """Return the numbers of splits, each in a task of its own."""
     return spark.range(0, len(file_splits), 1, max(len(file_splits), 1))
 
 
@@ -176,7 +176,7 @@ def stateful_in_body(plan: Plan, node: g.IterationNode, parallelism: int) -> lis
 
 
 def uid_in(iteration: g.IterationNode, uid: str) -> str:
-    """What a savepoint knows an operator of a body by."""
+    """Return the uid that a savepoint has for an operator of a body."""
     return f"{iteration.uid}.{uid}"
 
 

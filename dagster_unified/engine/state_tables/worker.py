@@ -66,7 +66,7 @@ DESCRIBED = pa.schema([("operator", pa.int64()), ("schema", pa.binary())])
 
 
 def payload_of(program: Program) -> Payload:
-    """What ships one keyed operator."""
+    """Return the payload that ships one keyed operator."""
     return Payload.of(program, [step.function for step in program.steps])
 
 
@@ -151,7 +151,7 @@ def _opened(payload: Payload) -> Iterator[tuple[KeyGroups, StateTable]]:
 
 
 def _nowhere(_: int, __: pa.RecordBatch) -> None:
-    """No records go through an operator that is only asked what its state is."""
+    """Drop records: an operator that is only asked for its state gets none."""
 
 
 def _describe(
@@ -182,13 +182,13 @@ def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa
 
 
 def _of_subtask(number: int, block: Block) -> Content:
-    """What a subtask's group holds, with the number of the subtask as its key."""
+    """Return the content of a subtask's group, with the number of the subtask as its key."""
     content = block.content()
     return Content({number: content.keys[KEY]} if KEY in content.keys else {}, large=content.large)
 
 
 def _together(contents: Iterable[Block], most: int) -> Iterator[Block]:
-    """What blocks hold, that of several together, up to so many keys."""
+    """Yield the content of blocks, several together, up to so many keys."""
     waiting: Block | None = None
     for content in contents:
         match waiting, content:
@@ -234,9 +234,9 @@ def _rows_to_file(
 
 
 def _file_of_task(number: int = 0) -> str:
-    """A name that no other attempt of this task has, nor another task: two may run at once, and one may come again.
+    """Return a name that no other task or attempt has: two may run at once, and one may come again.
 
-    Of the files of one task each has a number.
+    `number` distinguishes the files of one task.
     """
     from pyspark import TaskContext
 
@@ -246,14 +246,13 @@ def _file_of_task(number: int = 0) -> str:
 
 
 def _keys_at_once(store: MemoryStore) -> int:
-    """How many keys of a group become rows together: fewer where they have large lists and maps."""
+    """Return how many keys of a group become rows together: fewer where they have large lists and maps."""
     index, size = store.read_index(), sum(map(len, store.pages.values()))
     keys = 0 if index is None else sum(page.keys for page in decode_index(index).pages)
     return max(1, min(ROWS, keys * ROWS_BYTES // max(size, 1)))
 
 
 def _stores(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[tuple[int, MemoryStore]]:
-    """The pages of one group after another."""
     for group, batches_of_group in grouped_stretches(batches, "group"):
         store = MemoryStore()
         for rows in batches_of_group:
@@ -314,7 +313,7 @@ def _read_rows(
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Rows in batches of `SLICED_BYTES` at most, or of one row: what is sliced together has to fit into one array."""
+    """Split rows into batches of at most `SLICED_BYTES`, or of one row: a slice has to fit into one array."""
     if batch.num_rows < 2 or batch.nbytes <= SLICED_BYTES:
         yield batch
         return
@@ -350,7 +349,7 @@ def _slices_in_groups(
 def _in_groups(
     folder: str, state: OperatorState, splits: Sequence[Split], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of splits, each with the group that stands for it in `batches`."""
+    """Yield the rows of splits, each with its group from `batches`."""
     for number, batches_of_split in grouped_stretches(batches, SPLIT):
         chosen = pa.chunked_array([], GROUP_FIELD.type)
         for rows in read_split(folder, state, splits[number]):
@@ -398,7 +397,6 @@ def _to_pages(
 
 
 def _filled(driver: KeyGroups, table: StateTable, slices: Sequence[pa.RecordBatch], watermark: int) -> MemoryStore:
-    """The pages of one group."""
     store = MemoryStore()
     with driver.grouped.opened(store, watermark) as group:
         keyed = []
@@ -454,7 +452,7 @@ def _read_subtasks(
 
 
 def _contents(table: StateTable, keyed: Sequence[pa.RecordBatch], pages: int) -> Iterator[tuple[int, int, Divided]]:
-    """The keys of each page, and what it holds of some rows, which come in the order of its blocks."""
+    """Yield the keys of each page, and what it holds of the rows, which come in the order of its blocks."""
     of_page: dict[int, list[pa.RecordBatch]] = {}
     for together in _combinable(keyed):
         rows = pa.Table.from_batches(together)
@@ -480,7 +478,7 @@ def _cut(columns: Columns, hashes: Sequence[int], blocks: Blocks) -> list[Column
 
 
 def _combinable(batches: Sequence[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Batches that become one: Arrow counts the bytes of a column with 31 bits."""
+    """Group batches that can become one: Arrow counts the bytes of a column with 31 bits."""
     together: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -58,7 +58,7 @@ PATIENCE = 20.0
 
 
 class Deployed(msgspec.Struct, frozen=True):
-    """What a deployment is. `version` counts the writes of this record, `generation` the starts from new code."""
+    """The record of a deployment. `version` counts the writes of this record, `generation` the starts from new code."""
 
     version: int
     id: str
@@ -113,7 +113,7 @@ class Deployed(msgspec.Struct, frozen=True):
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """What can be read of a record in any format."""
+    """The fields that a record has in every format."""
 
     format: int
 
@@ -129,7 +129,7 @@ class Lease(msgspec.Struct, frozen=True):
     """Tells two processes apart that take it at one moment, as one owner."""
 
     def is_alive(self, patience: float) -> bool:
-        """Whether its holder has given a sign of life within so many seconds, and still holds it."""
+        """Return whether its holder has written a heartbeat within so many seconds, and still holds it."""
         return not self.released and wall_clock() - self.beat < patience * 1000
 
 
@@ -138,7 +138,7 @@ _STATE = {"spark", "epochs", "iterations", "splits"}
 
 
 class _Settled(msgspec.Struct, frozen=True):
-    """Whether the sinks have what the last committed epoch has, and which job said so."""
+    """Whether the sinks have exactly the last committed epoch, and which job said so."""
 
     settled: bool = True
     by: str = ""
@@ -267,7 +267,7 @@ class CheckpointDirectory:
         return last_number(self.path / "spark" / query / "commits")
 
     def has_epoch(self) -> bool:
-        """Whether any query has committed one."""
+        """Return whether any query has committed an epoch."""
         return any(self.last_epoch(query) is not None for query in children(self.path / "spark"))
 
     def begin_after(self, positions: Mapping[str, Position]) -> None:
@@ -275,13 +275,13 @@ class CheckpointDirectory:
         write_atomically(self.path / START, msgspec.json.encode(positions))
 
     def positions(self) -> dict[str, Position]:
-        """What had been read of each source before the deployment's own first epoch."""
+        """Return the positions in the sources before the deployment's own first epoch."""
         return msgspec.json.decode((self.path / START).read_bytes(), type=dict[str, Position])
 
     # Whether the job that has stopped left its sinks and its state at one epoch
 
     def settled(self) -> bool:
-        """Whether no job runs, and the sinks have what the last committed epoch has, and nothing of a later one."""
+        """Return whether no job runs, and the sinks have the last committed epoch and nothing of a later one."""
         try:
             return msgspec.json.decode(read_whole(self.path / SETTLED), type=_Settled).settled
         except (FileNotFoundError, msgspec.DecodeError):
@@ -327,7 +327,7 @@ class CheckpointDirectory:
         )
 
     def released(self, token: int) -> bool:
-        """Whether a lease was released by its holder, who was not killed."""
+        """Return whether a lease was released by its holder, which was not killed."""
         lease = _read(self.path / "lease" / f"{token}.json")
         return lease is not None and lease.released
 

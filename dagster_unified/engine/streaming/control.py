@@ -76,7 +76,7 @@ class ControlFile:
         return spark.readStream.format(_NAME).option("path", str(self.folder)).load()
 
     def _begins_to_tell(self, spark: SparkSession) -> bool:
-        """Tells the JVM the latest event and, from now on, each one; False where it cannot have the class."""
+        """Send the JVM the latest event and, from now on, each one; False where it cannot have the class."""
         from py4j.protocol import Py4JError
 
         try:
@@ -127,12 +127,12 @@ def event_of(entry: UPath) -> ControlEvent:
 
 
 def brings_end(entry: UPath) -> bool:
-    """Whether an epoch's entry in Spark's log of offsets has the end of the input."""
+    """Return whether an epoch's entry in Spark's log of offsets has the end of the input."""
     return event_of(entry).end
 
 
 def _offset(event: ControlEvent | None) -> dict[str, Any]:
-    """The offset of the control stream at an event, or before the first."""
+    """Return the control stream's offset at an event, or the one before the first."""
     if event is None:
         return {"number": 0}
     sent = msgspec.structs.replace(event, parts={})  # of which there may be many, and no key group needs them
@@ -182,4 +182,4 @@ class _Reader(DataSourceStreamReader):
         yield pa.RecordBatch.from_pydict({"event": [partition.event]})
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is kept for what is behind."""
+        """Do nothing: what lies behind the offset is not kept."""

@@ -170,9 +170,9 @@ class QueryOutputs:
         return event_of(self.offsets / str(epoch))
 
     def ended_by(self, epoch: int, ends: bool) -> Callable[[str], bool]:
-        """What says of an operator, by its uid, whether an epoch brings it the end of its input.
+        """Return a function that says whether an epoch brings an operator, by its uid, the end of its input.
 
-        `ends` says that it brings the end of all input.
+        `ends` says that the epoch brings the end of all input.
         """
         before = self.event_of(epoch - 1).ended if epoch else self._ended_before
         ended = self.event_of(epoch).ended
@@ -243,7 +243,7 @@ def _read(source_log: CrossQueryLog, epoch: int) -> LoggedOutput:
 
 
 def _unread_before(start: StartingState, node: QueryOutputNode, log: str) -> list[StoredMessage]:
-    """Write what a savepoint has of a stream to where its reader finds it."""
+    """Write a savepoint's unread records of a stream to where its reader finds them."""
     table = next((stream for stream in start.manifest.handed_on if stream.uid == node.uid), None)
     if table is None or not table.rows:
         return []
@@ -300,7 +300,7 @@ def _time(output: LoggedOutput) -> tuple[int | None, int | None, bool, bool]:
 
 
 class _Split(NamedTuple):
-    """What a subtask emitted in some epochs, up to this one."""
+    """The messages of one subtask in some epochs, up to this one."""
 
     epoch: int
     messages: list[StoredMessage]

@@ -35,7 +35,7 @@ Offsets: TypeAlias = dict[str, int | dict[str, int]]
 
 
 class CatchUp:
-    """What there is to read for a query now."""
+    """The records that a query has to read now."""
 
     def __init__(self, query: StreamingQuery, begun: int | None) -> None:
         """`begun` is the last epoch that Spark has logged to have begun."""
@@ -45,9 +45,9 @@ class CatchUp:
         self._targets: list[Offsets] | None = None
 
     def is_read(self) -> bool:
-        """Whether an epoch has read up to what was the newest when one was planned from now on.
+        """Return whether an epoch has read up to the newest offset known when the first epoch from now on was planned.
 
-        Of a source that does not tell the newest such an epoch has read what there was.
+        Where a source does not tell its newest offset, such an epoch has read what there was.
         """
         progress = self._query.lastProgress
         if progress is None or progress.batchId < self._planned_later:
@@ -59,7 +59,7 @@ class CatchUp:
 
 
 def covers(read: Mapping[str, int | dict[str, int]], wanted: Mapping[str, int | dict[str, int]]) -> bool:
-    """Whether every offset that is wanted is read."""
+    """Return whether every wanted offset is read."""
     for part, last in wanted.items():
         have = read.get(part)
         if isinstance(last, dict):
@@ -71,7 +71,7 @@ def covers(read: Mapping[str, int | dict[str, int]], wanted: Mapping[str, int | 
 
 
 def _offsets(text: str | None) -> Offsets:
-    """What Spark says of a source; nothing where it does not tell, or not in numbers."""
+    """Parse a source's offsets; empty where Spark does not tell them, or not in numbers."""
     try:
         return msgspec.json.decode(text or "", type=Offsets)
     except msgspec.DecodeError:
@@ -130,7 +130,7 @@ class Draining(Thread):
             self.error = error
 
     def _read(self) -> None:
-        """Have the query read what has arrived, also what was handed on in a bucket, of which Spark hears late."""
+        """Let the query read what has arrived, also what was handed on in a bucket, of which Spark hears late."""
         self._wait_until(self._query.has_read_inputs())
         if self._bounded:
             self._read_arrived()  # its sources stay aligned up to there
@@ -158,7 +158,7 @@ class Draining(Thread):
             time.sleep(_POLL)
 
     def _wait(self, reached: Callable[[], bool]) -> None:
-        """Wait until the query is over, has nothing to do, or has `reached` what is needed: records may never cease."""
+        """Wait until the query is over, is idle, or has `reached` what is needed: records may never cease."""
         idle = _Idle(self._running)
         idle.start()
         while idle.is_alive():
@@ -170,7 +170,7 @@ class Draining(Thread):
 
 
 class _Idle(Thread):
-    """Waits until a query has nothing to do."""
+    """Waits until a query is idle."""
 
     def __init__(self, running: StreamingQuery) -> None:
         super().__init__(daemon=True, name=f"wait for {running.name}")

@@ -59,7 +59,7 @@ class Tail(Frames):
         self._in_iterations = Metrics()
 
     def metrics(self) -> Metrics:
-        """What the operators reported; call it after all sinks were written."""
+        """Return what the operators reported; call it after all sinks were written."""
         return merge([*self.reports.metrics(), self._in_iterations])
 
     def run_natively(self, node: g.Node, port: Port) -> DataFrame:
@@ -72,7 +72,7 @@ class Tail(Frames):
         return self._natives.run(node, self.input_of(node.id))
 
     def _output_of(self, node: g.IterationNode, port: Port) -> DataFrame:
-        """An output of an iteration, which runs when the first of them is asked for."""
+        """Return an output of an iteration; asking for the first one runs it."""
         if port not in self._iterated:
             assert self._iterations is not None
             inputs, reported = self.reports.take(lambda: self.inputs_of_iteration(node))
@@ -98,7 +98,7 @@ class StoppedError(UnifiedError):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What an epoch has done, for the job."""
+    """The result of an epoch, for the job."""
 
     written: dict[str, Written]
     """By sink."""
@@ -211,7 +211,7 @@ class EpochWriter:
                 stack.callback(commits.close)
 
     def _sweep(self) -> None:
-        """Remove the rows that jobs before this one have staged."""
+        """Remove the rows that earlier jobs have staged."""
         for name in children(self.staging):
             token = name.removeprefix(_STAGED).partition("-")[2]
             if name.startswith(_STAGED) and int(token or 0) < self.token:
@@ -220,7 +220,7 @@ class EpochWriter:
         self._swept = True
 
     def _reads_once(self) -> bool:
-        """Whether the sinks read the rows of the query once: one sink does, and nothing before it unites streams."""
+        """Return whether the query's rows are read once: by one sink, with no union before it."""
         return len(self.tail.sinks) == 1 and all(len(self.plan.graph.inputs(node)) == 1 for node in self.tail.nodes)
 
     def _write(
@@ -255,13 +255,13 @@ class EpochWriter:
         return WriteContext(identity, self.tail.name, self.check, self._shipping(node.uid), staging)
 
     def _commits_of(self, node: SinkNode) -> SinkCommits[Any]:
-        """The commits of a sink, the same for all epochs."""
+        """Return the commits of a sink, the same for all epochs."""
         if node.uid not in self._commits:
             self._commits[node.uid] = SinkCommits(spark_sink(self.plan.name, node))
         return self._commits[node.uid]
 
     def _shipping(self, uid: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Ships a sink's functions: in every epoch those of the first."""
+        """Ship a sink's functions: in every epoch those of the first."""
         numbers = count()
 
         def ship(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -55,7 +55,7 @@ FED_BACK = "records fed back"
 
 @dataclass(frozen=True)
 class IterationContext:
-    """What the iterations of a query run with."""
+    """The context that the iterations of a query share."""
 
     plan: Plan
     host: Host
@@ -84,7 +84,7 @@ class StreamIterations:
 
     @property
     def circulates(self) -> bool:
-        """Whether something was fed back that waits for the next epoch."""
+        """Whether fed-back records wait for the next epoch."""
         return any(loop.circulates for loop in self._loops.values())
 
     @property
@@ -93,7 +93,7 @@ class StreamIterations:
         return tuple(loop.loop.parallelism for loop in self._loops.values())
 
     def have(self, epoch: int) -> bool:
-        """Whether something of an epoch is committed."""
+        """Return whether something of an epoch is committed."""
         return any(loop.log.has(epoch) for loop in self._loops.values())
 
     def of(self, node: g.IterationNode) -> StreamLoop:
@@ -146,7 +146,7 @@ class StreamLoop(SparkLoop):
             self.observe(IterationResumed(SINKS, node.name, self.last.number))
 
     def _start_from(self, start: StartingState) -> None:
-        """Go on with what a savepoint has."""
+        """Go on with a savepoint's state."""
         if self.is_bounded:
             came = start_input(start, self.node, self.levels)
             if came is not None:
@@ -158,7 +158,7 @@ class StreamLoop(SparkLoop):
 
     @property
     def circulates(self) -> bool:
-        """Whether something was fed back that waits for the next epoch of the query."""
+        """Whether fed-back records wait for the query's next epoch."""
         return not self.is_bounded and self.last is not None and bool(self.last.fed_back)
 
     def check(self) -> None:

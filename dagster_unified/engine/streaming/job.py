@@ -240,7 +240,7 @@ class StreamingJob:
             self.observe(PhaseBegun(phase))
 
     def _tell_phases(self) -> None:
-        """Say what the queries do until each has committed an epoch: the first one may take minutes to come."""
+        """Say what the queries do until each has committed an epoch: the first may take minutes."""
         for query in self._queries:
             phase = query.phase() if not query.epochs else None
             if phase is not None:
@@ -262,7 +262,7 @@ class StreamingJob:
                 raise translated(error, self.plan, query.name, self.spark) from error
 
     def _has_small_rows(self, start: StartingState | None) -> bool:
-        """Whether what goes to workers is small: records without bytes in them, and no pages of state."""
+        """Return whether workers get small rows: records without bytes in them, and no pages of state."""
         graph = self.plan.graph
         records = [graph.records_of(edge) for edge in graph.edges]
         paged = start is not None or any(isinstance(node, IterationNode) for node in graph.nodes)
@@ -271,7 +271,7 @@ class StreamingJob:
     def _left_running(
         self, previous: Deployed | None, record: Deployed, staged: Iterable[str], names: Iterable[str]
     ) -> attaching.Found | None:
-        """The queries of the job before, if they run on a server and are what this one would start."""
+        """Return the previous job's queries, if they run on a server and are what this job would start."""
         if not is_connect(self.spark) or previous is None or previous.restored:
             return None
         if previous.fingerprint != record.fingerprint:
@@ -281,7 +281,7 @@ class StreamingJob:
         return attaching.find(self.directory, self.spark, previous, list(names))
 
     def _record_running(self, attached: attaching.Found | None, deployed: Deployed) -> None:
-        """Record the queries, for the job that comes after this one, and for themselves."""
+        """Record the queries, for the next job and for themselves."""
         assert self._lease is not None
         token = self._lease.token
         if attached is not None:
@@ -361,7 +361,7 @@ class StreamingJob:
         return "stopped"
 
     def _advance(self) -> list[Query]:
-        """The queries that go on. One comes to its end when those have that hand something on to it."""
+        """Return the queries that go on. A query ends when those that hand something on to it have ended."""
         alive: list[Query] = []
         first: int | None = None
         """The first segment in which a query goes on."""
@@ -374,7 +374,7 @@ class StreamingJob:
         return alive
 
     def _told_to_stop(self, saving: SavepointSchedule) -> bool:
-        """Whether somebody asks for a savepoint where the job stops; one who asks for a drained one has it drain."""
+        """Return whether somebody asks for a savepoint with which the job stops; a drained one makes it drain."""
         wanted = saving.look()
         if any(request.drain for request in wanted):
             self.drain()
@@ -400,14 +400,13 @@ class StreamingJob:
         return True
 
     def _save_tables(self, path: str, reason: str) -> None:
-        """Write a savepoint of the state that the stopped queries have left."""
+        """Write a savepoint of the state of the stopped queries."""
         assert self.deployed is not None
         assert self._saving is not None
         checkpoint = FrozenCheckpoint(self.directory.path, self.directory.sources, self._saving.last_epochs())
         self._saving.write_tables(self.deployed, checkpoint, path, reason)
 
     def _prepare_savepoints(self, lease: HeldLease, deployed: Deployed) -> None:
-        """Get ready to take savepoints of the queries that are about to start."""
         forget(self.directory, lease.token)
         self.directory.settle(False)
         queries = packed(self.plan, self._lanes)
@@ -417,7 +416,7 @@ class StreamingJob:
         self._saving.begin(deployed)
 
     def _stop_with_savepoint(self, saving: SavepointSchedule) -> None:
-        """Take the savepoints that are asked for where the job stops: nothing is processed after them."""
+        """Take the requested savepoints with which the job stops: nothing is processed after them."""
         wanted = saving.at_stop()
         if not wanted:
             return
@@ -432,7 +431,7 @@ class StreamingJob:
         saving.take_stopped(wanted)
 
     def _stop_queries(self, otherwise: str) -> None:
-        """Stop all queries; raises where one has failed, or where its sinks have more than its state."""
+        """Stop all queries; raise where one has failed, or where its sinks are ahead of its state."""
         for query in self._queries:
             query.stop()
         for query in self._queries:
@@ -445,7 +444,7 @@ class StreamingJob:
                 )
 
     def _tell_of_last_epochs(self) -> None:
-        """Tell functions of the last epoch of each query: where the job goes on, the next one tells them again."""
+        """Tell functions of each query's last epoch: where the job goes on, the next job tells them again."""
         for query in self._queries:
             epoch = self.directory.last_epoch(query.name)
             if epoch is None:
@@ -490,7 +489,7 @@ class StreamingJob:
                 self._lease = None
 
     def _is_taken_over(self) -> bool:
-        """Whether another job goes on with the queries, or is about to say it: this one, which was paused, leaves them.
+        """Return whether another job goes on with the queries, or is about to say so: this one was paused.
 
         Otherwise that job has queries of its own.
         """
@@ -524,7 +523,7 @@ class StreamingJob:
             self._lease.check()
 
     def _start_state(self, deployed: Deployed) -> StartingState | None:
-        """The savepoint to begin with, for queries that have not committed their first epoch."""
+        """Return the savepoint to start from, for queries without a committed epoch."""
         remove_tree(self.directory.path / INITIAL)
         if not deployed.start:
             return None
@@ -534,11 +533,11 @@ class StreamingJob:
         return start
 
     def _without_epoch(self, names: Iterable[str]) -> list[str]:
-        """Those of some queries that have not committed their first epoch."""
+        """Return those of some queries that have not committed their first epoch."""
         return [name for name in names if self.directory.last_epoch(name) is None]
 
     def _after_start(self, deployed: Deployed) -> Plan:
-        """The plan whose sources read what comes after the savepoint that the deployment's state began with."""
+        """Return the plan whose sources read what comes after the savepoint that the deployment started from."""
         if not deployed.start:
             return self.plan
         return after(self.plan, self.directory.positions(), self.plan.execution.savepoint.ignore_unclaimed)
@@ -599,7 +598,7 @@ class StreamingJob:
             self.spark.conf.set(key, value)
 
     def _file_manager(self) -> str | None:
-        """The class that writes the files of Spark's checkpoint; None where it is Spark's choice, or a setting's."""
+        """Return the class that writes the files of Spark's checkpoint; None where Spark or a setting chooses it."""
         if is_local(self.directory.path):
             return LOCAL_FILES
         if is_connect(self.spark) or self.spark.conf.get(FILES, None) not in (None, *_OURS):

@@ -76,11 +76,10 @@ class NativeStreams(Frames):
         return rows.select(*source.records.names)
 
     def _with_watermark(self, node: g.Node, frame: DataFrame) -> DataFrame:
-        """Rows with Spark's watermark, by the strategy of the one assigner.
+        """Return rows with Spark's watermark, by the strategy of the one assigner.
 
         At the end of input a row of the control stream moves it to its end.
-
-        Spark has one watermark for a query, which is the latest of all its sources': so there can be only one assigner.
+        A query of Spark has one watermark, the latest of all its sources', so there can be only one assigner.
         """
         from pyspark.sql import functions as F
 
@@ -97,7 +96,7 @@ class NativeStreams(Frames):
         return both.where(F.col(MOMENT) < F.timestamp_millis(F.lit(END)))
 
     def _bound(self, node: g.Node) -> int:
-        """How far a window's records may be out of order, in milliseconds."""
+        """Return how far a window's records may be out of order, in milliseconds."""
         where = f"{self.plan.name}: operator '{node.name}'"
         before = self.plan.assigners_before(node.id)
         assigners = [n for n in self.plan.graph.assigners if n.uid in before]
@@ -205,7 +204,7 @@ class NativeQuery(Query):
         return self.windowed
 
     def _have_windows_closed(self) -> None:
-        """The end of the input is logged: see that the epoch after it comes, in which windows close.
+        """After the end of the input is logged, make sure that an epoch follows, in which windows close.
 
         A query that was started anew gets no epoch without data, unless Spark had planned it before.
         """
@@ -215,12 +214,12 @@ class NativeQuery(Query):
             self.end()
 
     def _late(self) -> int:
-        """How many rows the micro-batch before dropped because their windows had closed."""
+        """Return how many rows the previous micro-batch dropped because their windows had closed."""
         progress = self.progress()
         return 0 if progress is None else sum(s["numRowsDroppedByWatermark"] for s in progress["stateOperators"])
 
     def _watermark(self) -> int | None:
-        """Spark's watermark in the micro-batch before; None before the first, for which Spark says 1970."""
+        """Return Spark's watermark in the previous micro-batch; None before the first, for which Spark says 1970."""
         progress = self.progress()
         text = None if progress is None else progress["eventTime"].get("watermark")
         millis = None if text is None else to_millis(datetime.fromisoformat(text))

@@ -55,7 +55,7 @@ GRACE = 20.0
 
 @dataclass(frozen=True)
 class Deployment:
-    """What the queries of a job share."""
+    """The context that the queries of a job share."""
 
     plan: Plan
     spark: SparkSession
@@ -147,11 +147,11 @@ class Query(ABC):
         """The input is drained: emit the end of input to operators that wait for it; says whether there are any."""
 
     def host(self) -> Host:
-        """What this process has for epochs."""
+        """Return this process's functions for epochs."""
         return Host(self.spark, self.writer.check, self._observe, lambda: self._stopping or self._cancelled)
 
     def has_read_inputs(self) -> Callable[[], bool]:
-        """What says whether the query has read all that other queries have handed on until now."""
+        """Return a function that says whether the query has read all that other queries have handed on until now."""
         return lambda: True
 
     def ends_alignment(self) -> bool:
@@ -203,15 +203,12 @@ class Query(ABC):
         self.query = self._started_elsewhere(writer) if self.through_connect else self._started_here(writer)
 
     def _started_here(self, writer: DataStreamWriter) -> StreamingQuery:
-        """The query, whose epochs run in this process."""
-
         def run(frame: DataFrame, epoch: int) -> None:
             self._epoch(partial(self.runner.run, frame, epoch), epoch)
 
         return writer.foreachBatch(run).start()
 
     def _started_elsewhere(self, writer: DataStreamWriter) -> StreamingQuery:
-        """The query, whose epochs a Spark Connect server runs."""
         calls = self.folder / "calls" / self.name
         token = self._token
         self._elsewhere = EpochsElsewhere(self.plan, self.name, calls, self.directory, token, token, self.host())
@@ -285,7 +282,7 @@ class Query(ABC):
         return True
 
     def settled(self) -> bool:
-        """Whether the sinks of a stopped query have nothing of a later epoch than the last that Spark has logged."""
+        """Return whether the sinks of a stopped query have no later epoch than the last that Spark has logged."""
         if self.failure is not None or self._in_sinks or not self.halt():
             return False
         if self.last is None:
@@ -328,7 +325,7 @@ class Query(ABC):
         return self.query is not None and self.query.isActive and bool(self.query.status["isTriggerActive"])
 
     def phase(self) -> str | None:
-        """What it does before its first epoch is committed; None where Spark does not say, or it is over."""
+        """Return its phase before its first committed epoch; None where Spark does not say, or it is over."""
         message = ""
         with contextlib.suppress(Exception):  # what is wrong with a query, `advance` says
             if self.query is not None and self.query.isActive:
@@ -341,11 +338,11 @@ class Query(ABC):
         return f"query {self.name} waits for records" if "Waiting" in message else None
 
     def progress(self) -> Any:
-        """What Spark reported of the micro-batch before, or None before the first."""
+        """Return Spark's report of the previous micro-batch, or None before the first."""
         return self.query.lastProgress if self.query is not None else None
 
     def measured(self) -> tuple[int, int | None, int | None]:
-        """What Spark measured in the micro-batch before, if there was one: rows read, and rows and bytes of state."""
+        """Return Spark's measures of the previous micro-batch, if any: rows read, and rows and bytes of state."""
         progress = self.progress()
         if progress is None:
             return 0, None, None
@@ -360,20 +357,20 @@ class Query(ABC):
             raise self._unanswered(error) from error
 
     def _is_active(self, query: StreamingQuery) -> bool:
-        """Whether Spark still runs the query; raises where it cannot be asked."""
+        """Return whether Spark still runs the query; raises where it cannot be asked."""
         try:
             return bool(query.isActive)
         except Exception as error:  # of a server that cannot be reached
             raise self._unanswered(error) from error
 
     def _unanswered(self, error: Exception) -> UnifiedError:
-        """What is raised where Spark has not answered; a Connect server is asked no more."""
+        """Return the error to raise where Spark has not answered; a Connect server is asked no more."""
         if self.through_connect:
             give_up(self.spark)
         return translated(error, self.plan, self.name, self.spark)
 
     def _is_early(self) -> bool:
-        """Whether an epoch that is not late starts in a while only."""
+        """Return whether an epoch that is not late starts only in a while."""
         return bool(self._interval) and self._interval - time.time() % self._interval > LEAD
 
     def _hold_idle(self) -> None:
@@ -393,7 +390,7 @@ class Query(ABC):
             self._hold(self.directory.last_epoch(self.name), lambda: None)
 
     def _hold(self, before: int | None, go_on: Callable[[], None]) -> bool:
-        """Hold the query behind an epoch, if it is to be held, until `go_on` is called."""
+        """Hold the query behind an epoch, if a pause is due, until `go_on` is called."""
         if self.last is None and not (self._settled_before or self.over):
             return False  # the sinks may have what is about to run again
         pause, self._pause = self._pause, None
@@ -417,11 +414,11 @@ class Query(ABC):
             time.sleep(0.02)
 
     def _is_logged(self, logged: int | None) -> bool:
-        """Whether the last epoch that Spark has logged is the last one that the sinks have."""
+        """Return whether Spark has logged the last epoch that the sinks have."""
         return self.last is None or self.last == logged
 
     def _advance_to(self, end: End, running: StreamingQuery) -> bool:
-        """Drain the query, and say whether that goes on. Raises what made it fail."""
+        """Drain the query, and return whether that goes on. Raises what made it fail."""
         if self._draining is None or not (self._draining.end is end or self._draining.is_alive()):
             bounded = self.plan.execution.boundedness is Boundedness.BOUNDED
             self._draining = Draining(self, running, end, bounded)
@@ -435,7 +432,7 @@ class Query(ABC):
         return False
 
     def _epoch(self, run: Callable[[bool], Outcome], epoch: int) -> None:
-        """Have an epoch run, between what comes before it and what follows from it."""
+        """Run an epoch, between what comes before it and what follows from it."""
         begun = time.time()
         with self._committing:
             self._check_going_on()
@@ -453,7 +450,7 @@ class Query(ABC):
             listing.look_between_epochs(self.folder)
 
     def _end_epoch(self, run: Callable[[bool], Outcome] | None, epoch: int) -> None:
-        """End an epoch that the job before has begun; without `run` Spark has logged it. Nothing else commits yet."""
+        """End an epoch that the previous job began; without `run` Spark has logged it. Nothing else commits yet."""
         try:
             if run is not None:
                 self._commit(run, epoch)
@@ -465,7 +462,7 @@ class Query(ABC):
             self._committing.release()
 
     def _commit(self, run: Callable[[bool], Outcome], epoch: int) -> None:
-        """Have an epoch run, and do what follows from it."""
+        """Run an epoch, and do what follows from it."""
         try:
             started = time.monotonic()
             ends = self._end_sent and self._last_needed is None and brings_end(self._logged(epoch))
@@ -483,7 +480,6 @@ class Query(ABC):
             raise
 
     def _logged(self, epoch: int) -> UPath:
-        """The entry of an epoch in Spark's log of offsets."""
         return self.folder / "spark" / self.name / "offsets" / str(epoch)
 
     def _error(self) -> UnifiedError:

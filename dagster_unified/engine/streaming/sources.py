@@ -41,7 +41,7 @@ class Alignment:
         return bool(self._members)
 
     def file(self, source: int) -> UPath | None:
-        """What a source goes by; None where it is not aligned."""
+        """Return the file that a source goes by; None where it is not aligned."""
         return self._files.get(source)
 
     def ended(self, parts: Mapping[int, Collection[str]]) -> None:
@@ -147,7 +147,6 @@ class Splits:
             self._own_settings = None
 
     def _cores(self) -> int:
-        """How many tasks run at once."""
         return self._spark.sparkContext.defaultParallelism if self._cores_at_start is None else self._cores_at_start
 
     def _set(self, settings: dict[str, str]) -> None:

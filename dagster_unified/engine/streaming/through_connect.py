@@ -68,7 +68,7 @@ class EpochRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 class EpochEvents(msgspec.Struct, frozen=True, tag=True):
-    """What the latest events were, of so many of the epoch: fields of one of `_EVENTS` behind its name."""
+    """The latest events, of so many of the epoch: the fields of one of `_EVENTS` behind its name."""
 
     count: int
     events: list[tuple[str, list[msgspec.Raw]]]
@@ -97,7 +97,7 @@ class StartEpoch(msgspec.Struct, frozen=True, tag=True):
 
 
 class EpochClosed(msgspec.Struct, frozen=True, tag=True):
-    """What follows from the epoch is done, and Spark may log it."""
+    """All that follows from the epoch is done, and Spark may log it."""
 
 
 class EpochRejected(msgspec.Struct, frozen=True, tag=True):
@@ -138,7 +138,7 @@ def _decoded(name: str, values: list[msgspec.Raw]) -> JobEvent:
 
 
 def _brief(value: object) -> object:
-    """What nobody who listens needs to know is left out: where the records of a round are."""
+    """Leave out what no listener needs: where the records of a round are."""
     return msgspec.structs.replace(bare(value), outputs=[]) if isinstance(value, Epoch) else value
 
 
@@ -178,12 +178,12 @@ class Mailbox(Generic[T]):
 
 
 def _of_server(folder: UPath, token: int) -> Mailbox[FromServer]:
-    """What the server says to the job with this token."""
+    """Return the mailbox of the server's messages to the job with this token."""
     return Mailbox(folder / "server.json", FromServer, token)
 
 
 def _of_job(folder: UPath, token: int) -> Mailbox[FromJob]:
-    """What that job says."""
+    """Return the mailbox of that job's messages."""
     return Mailbox(folder / f"{token}.json", FromJob, token)
 
 
@@ -221,7 +221,7 @@ class EpochsElsewhere:
         """Why this side could not go on."""
 
     def function(self, runner: EpochRunner) -> Callable[[DataFrame, int], None]:
-        """What Spark calls with each micro-batch. It is sent by value, with the author's code."""
+        """The function that Spark calls with each micro-batch. It is sent by value, with the author's code."""
         try:
             payload = by_value_bytes(runner)
         except Exception as error:
@@ -283,7 +283,7 @@ class EpochsElsewhere:
         return EpochClosed()
 
     def _end(self, end_epoch: EndEpoch, epoch: int) -> None:
-        """End an epoch that the job before has begun."""
+        """End an epoch that the previous job began."""
 
         def is_logged() -> bool:
             with contextlib.suppress(OSError):  # a store that is away for a moment
@@ -313,7 +313,7 @@ class EpochsElsewhere:
                 self._mine.send(answer)
 
     def _run(self, ends: bool) -> Outcome:
-        """Have the server run the epoch that it has asked for."""
+        """Let the server run the epoch that it asked for."""
         self._mine.send(StartEpoch(ends))
         said: FromServer | None = None
         with meanwhile(partial(self._hasten, ends), f"stop of {self._query}"):
@@ -322,21 +322,21 @@ class EpochsElsewhere:
         return self._outcome(said)
 
     def _hasten(self, ends: bool, done: Event) -> None:
-        """Let the server know if the job is being stopped, until the epoch is `done`."""
+        """Tell the server if the job is being stopped, until the epoch is `done`."""
         while not done.wait(_IDLE):
             if self._host.stopping():
                 self._mine.send(StartEpoch(ends, soon=True))
                 return
 
     def _observe(self, latest: EpochEvents) -> None:
-        """Observe the events that were not in a message before."""
+        """Observe the events that earlier messages did not have."""
         new = max(0, latest.count - self._heard)
         for name, values in latest.events[len(latest.events) - min(new, len(latest.events)) :]:
             self._host.observe(_decoded(name, values))
         self._heard = latest.count
 
     def _outcome(self, said: FromServer | None) -> Outcome:
-        """What the server says of the epoch that it has run."""
+        """Return the server's result of the epoch that it has run."""
         if isinstance(said, EpochDone):
             self._observe(said.events)
             self._heard = 0
@@ -352,9 +352,9 @@ class EpochsElsewhere:
         )
 
     def _next(self, at_most: float = 0.0, until: Callable[[], bool] = lambda: False) -> FromServer | None:
-        """The server's next message; None where there will be none, or where there is none `until` then.
+        """Return the server's next message; None where none will come, or where there is none `until` then.
 
-        Looks less and less often, down to `at_most`.
+        It looks less and less often, down to every `at_most` seconds.
         """
         if self._next_epoch is not None:
             received, self._next_epoch = self._next_epoch, None
@@ -417,7 +417,7 @@ class EpochsHere:
         return EpochEvents(self._count, self._events)
 
     def _is_stopping(self) -> bool:
-        """Whether the job has said that the epoch is to close soon."""
+        """Return whether the job has said that the epoch is to close soon."""
         if not self._soon and time.monotonic() - self._looked >= _IDLE:
             self._looked = time.monotonic()
             received = self._theirs.receive()
@@ -425,7 +425,7 @@ class EpochsHere:
         return self._soon
 
     def _loaded(self) -> EpochRunner:
-        """What runs the epochs; raises `MissingRequirementError` where the server's process lacks what it needs."""
+        """Load the epochs' runner; raises `MissingRequirementError` where the server's process lacks what it needs."""
         from pyspark import cloudpickle
 
         try:
@@ -445,10 +445,10 @@ class EpochsHere:
             runner.close()
 
     def _ask(self, message: FromServer) -> FromJob:
-        """Say something to the job that the query belongs to, which may change meanwhile, and give its answer.
+        """Send a message to the job of the query, which may change meanwhile, and return its answer.
 
-        What a job answers after another has taken its lease does not count. A job that could close an epoch still had
-        it while it did what follows from that.
+        The answer of a job whose lease another has taken does not count. A job that could close an epoch still had the
+        lease while it did what follows from that.
         """
         self._mine.send(message)
         looked = time.monotonic()
@@ -474,20 +474,20 @@ class EpochsHere:
                 return received
 
     def _check(self) -> None:
-        """Raise where the job that the query belongs to may not write any more."""
+        """Raise where the query's job may not write any more."""
         if self._obey() < self._theirs.token:
             raise self._directory.deleted()
 
     def _follow(self) -> bool:
-        """Obey the job that has the lease; returns whether it is another one than before."""
+        """Obey the job that has the lease; return whether it is another one than before."""
         before = self._theirs.token
         self._obey()
         return self._theirs.token > before
 
     def _obey(self) -> int:
-        """Obey the job that has the lease; returns the greatest token, which is none where the directory is gone.
+        """Obey the job that has the lease; return the greatest token, or none where the directory is gone.
 
-        Waits for a job that has just taken the lease to say whether it goes on with the query, and raises
+        A job that has just taken the lease is awaited: it says whether it goes on with the query. Raises
         `LeaseLostError` where it does not.
         """
         while (greatest := self._directory.greatest()) > self._theirs.token:

@@ -79,7 +79,7 @@ class ExchangeKind(Enum):
 
 @dataclass(frozen=True)
 class Key:
-    """What a stream is keyed by: fields of the record, or what a function gives."""
+    """The key of a stream: fields of the record, or what a function gives."""
 
     fields: tuple[str, ...] = ()
     computed: ComputedKey | None = None
@@ -182,7 +182,7 @@ class Node:
 
     @property
     def carries_state(self) -> bool:
-        """Whether there is something of it that goes on where a partition, or a run, ends."""
+        """Whether some of its state goes on where a partition, or a run, ends."""
         return self.holds_state
 
     @property
@@ -202,7 +202,7 @@ class Node:
 
     @property
     def user_function(self) -> Any:
-        """What it calls of the author's code for each record, if anything."""
+        """The author's code that it calls for each record, if any."""
         return None
 
     @property
@@ -217,7 +217,7 @@ class Node:
 
     @property
     def counts_records(self) -> bool:
-        """Whether its result depends on how many records reach it, also where these are updates of one result."""
+        """Whether its result depends on how many records reach it, even if these are updates of one result."""
         return True
 
     @property
@@ -227,7 +227,7 @@ class Node:
 
     @property
     def not_carried(self) -> str | None:
-        """What carry_state cannot do for it, and what to do instead.
+        """Say what carry_state cannot do for it, and what to do instead.
 
         None where its state goes on to the next partition.
         """
@@ -240,11 +240,11 @@ class Node:
 
     @property
     def drops_late_records(self) -> object | None:
-        """What of it drops late records in STREAMING, if anything does: itself, or its function."""
+        """What of it drops late records in STREAMING, if anything: itself, or its function."""
         return None
 
     def step_arguments(self) -> dict[str, Any]:
-        """What its step is created with, beyond what all steps have."""
+        """Return the arguments of its step, beyond those that all steps have."""
         return {}
 
     def windows_of(self, record: Any, timestamp: int | None) -> Sequence[Any]:
@@ -252,20 +252,20 @@ class Node:
         return ()
 
     def code(self) -> tuple[Any, ...]:
-        """What it was given of the author's code, and what says how that is called."""
+        """Return the author's code that it was given, and what says how that is called."""
         return () if self.user_function is None else (self.user_function,)
 
     def settings(self, with_input: bool = True) -> list[object]:
-        """What else decides its result, as text or as what prints the same in every process.
+        """Return what else decides its result, as text or as what prints the same in every process.
 
-        Without `with_input` not what a source holds just now.
+        Without `with_input` it leaves out what a source holds just now.
         """
         values = [getattr(self, f.name) for f in fields(self) if f.name not in _COMMON]
         code = [id(value) for value in self.code()]
         return [self.key.fields if self.key else (), *(repr(value) for value in values if id(value) not in code)]
 
     def describe(self) -> str:
-        """What it does beyond its name, for `explain`."""
+        """Say what it does beyond its name, for `explain`."""
         return ""
 
     def state(self) -> list[dict[str, str]]:

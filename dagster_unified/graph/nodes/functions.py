@@ -68,7 +68,7 @@ class AssignTimestampsNode(Node):
 
     @property
     def says_watermarks(self) -> bool:
-        """Whether watermarks are said, by a generator, and not computed by a bound."""
+        """Whether a generator says the watermarks, and no bound computes them."""
         return self.generator is not None
 
     def step_arguments(self) -> dict[str, Any]:

@@ -157,9 +157,9 @@ class Graph:
 
 
 def own_parts(node: Node, with_input: bool = True) -> dict[str, str]:
-    """What decides what a node does, part by part: its settings under '', the author's code by where it was written.
+    """Return what decides what a node does, part by part: its settings under '', the author's code by its place.
 
-    Without `with_input` not what a source holds just now.
+    Without `with_input` it leaves out what a source holds just now.
     """
     described: list[object] = [
         type(node).__name__,
@@ -173,7 +173,7 @@ def own_parts(node: Node, with_input: bool = True) -> dict[str, str]:
 
 
 def edge_parts(edge: Edge) -> dict[str, str]:
-    """What decides where an edge's records go, as `own_parts` does for a node."""
+    """Return what decides where an edge's records go, as `own_parts` does for a node."""
     key = edge.partitioning.key
     tag = edge.tag.name if edge.tag else ""
     parts = {"": digest(edge.partitioning.kind, key.fields if key else "", tag)}

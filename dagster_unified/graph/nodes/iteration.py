@@ -54,7 +54,7 @@ class HeadNode(EndNode):
 
 
 class Role(Enum):
-    """What becomes of a stream that a body returns."""
+    """The purpose of a stream that a body returns."""
 
     FEEDBACK = "feedback"
     OUTPUT = "output"
@@ -109,7 +109,7 @@ class IterationNode(Node):
         return [node for node in self.body.nodes if isinstance(node, HeadNode)]
 
     def by_input(self, edges: Iterable[T]) -> list[list[T]]:
-        """What comes over the edges that lead to the iteration, in their order, apart for each input."""
+        """Split what comes over the edges that lead to the iteration, in their order, by input."""
         remaining = iter(edges)
         return [list(islice(remaining, count)) for count in self.inputs]
 
@@ -158,7 +158,7 @@ class IterationNode(Node):
         return [{**state, "name": f"{n.name}.{state['name']}"} for n in self.body.nodes for state in n.state()]
 
     def parity(self) -> list[Finding]:
-        """What the operators of the body say, which run in both modes round by round."""
+        """Return the findings of the body's operators, which run in both modes round by round."""
         findings = [replace(finding, node=self.id) for node in self.body.nodes for finding in node.parity()]
         if self.staleness:
             late = "has records that come late, and which do depends on the number of its subtasks"
@@ -177,7 +177,7 @@ class IterationNode(Node):
         ]
 
     def _functions(self) -> Iterator[Any]:
-        """The functions that say where the records of the body go."""
+        """Return the functions that say where the records of the body go."""
         for edge in self.body.edges:
             key = edge.partitioning.key
             if key is not None and key.computed is not None:

@@ -307,7 +307,7 @@ class DeltaNode(KeyedNode):
 
 
 def _dropping(function: object) -> object | None:
-    """The function that drops late records: itself, or one that it wraps."""
+    """Return the function that drops late records: itself, or one that it wraps."""
     if getattr(function, "drops_late_records", False):
         return function
     return next((f for f in map(_dropping, getattr(function, "wrapped_functions", ())) if f is not None), None)

@@ -17,7 +17,7 @@ class ReadingNode(Node):
 
     @property
     def reads(self) -> str:
-        """What it reads is called this, in assets and in the harness."""
+        """The name of what it reads, in assets and in the harness."""
         return self.source.name
 
 

@@ -216,7 +216,7 @@ def _mark_begun(
     periodic: bool = False,
     drained: bool = False,
 ) -> Begun:
-    """Choose the folder of a savepoint; a mark stands in the place of its manifest until it is whole."""
+    """Choose the folder of a savepoint; a mark stands for its manifest until it is complete."""
     now = wall_clock()
     name = f"g{deployed.generation}-{_utc(now):%Y%m%dT%H%M%S}-{now % 1000:03d}"
     savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), settled, tables, periodic, drained)
@@ -226,7 +226,7 @@ def _mark_begun(
 
 
 def _complete(manifest: UPath, savepoint: Savepoint, begun: str) -> None:
-    """Write the manifest, unless another job has meanwhile removed what was begun."""
+    """Write the manifest, unless another job has removed the unfinished savepoint meanwhile."""
     try:
         conditional.write(manifest, msgspec.json.encode(savepoint), begun)
     except FileExistsError as error:
@@ -260,7 +260,7 @@ def remove_halves(directory: CheckpointDirectory, starts: Collection[str]) -> No
 
 
 def _remove(folder: UPath, starts: Collection[str]) -> None:
-    """Remove a savepoint; its manifests first, so that nobody takes a part of it for the whole."""
+    """Remove a savepoint, its manifests first, so that nobody takes a part of it for the whole."""
     if place_of(folder) in {place_of(storage_path(start, "savepoint")) for start in starts}:
         return
     for manifest in (TABLES, MANIFEST):
@@ -318,7 +318,7 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
 
 
 def _check_copy(directory: CheckpointDirectory, chosen: Savepoint) -> None:
-    """Raise `StateError` where a file of a savepoint is gone, or a part of it."""
+    """Raise `StateError` where a file of a savepoint is gone or incomplete."""
     folder = directory.path / "savepoints" / chosen.name
     try:
         expected = msgspec.json.decode((folder / FILES).read_bytes(), type=dict[str, int])
@@ -336,7 +336,7 @@ def _check_copy(directory: CheckpointDirectory, chosen: Savepoint) -> None:
 
 
 def _sizes(folder: UPath, folders: Sequence[str] = FOLDERS) -> dict[str, int]:
-    """The files in the folders of a deployment or a savepoint, and how large they are."""
+    """Return the files in the folders of a deployment or a savepoint, with their sizes."""
     return {f"{name}/{path}": size for name in folders for path, size in sizes(folder / name).items()}
 
 
@@ -361,7 +361,7 @@ def check_whole(directory: CheckpointDirectory) -> None:
 
 
 def interrupted(directory: CheckpointDirectory) -> bool:
-    """Whether restoring a savepoint was interrupted."""
+    """Return whether restoring a savepoint was interrupted."""
     return bool((directory.path / RESTORING).exists())
 
 

@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FrozenCheckpoint:
-    """What a job has written until some epochs, in the folder of a deployment or of a savepoint.
+    """The state that a job has written up to some epochs, in the folder of a deployment or of a savepoint.
 
-    Nobody writes to it any more. `sources` is where the job keeps what it has decided of its sources.
+    Nobody writes to it any more. `sources` is where the job keeps its decisions about its sources.
     """
 
     place: UPath
@@ -104,11 +104,11 @@ class _Query:
         return self.place / "spark" / self.spec.name
 
     def event(self) -> ControlEvent:
-        """The time that it has reached."""
+        """The event time that it has reached."""
         return ControlFile(str(self.place / "control" / self.spec.name)).read() or ControlEvent()
 
     def sources(self) -> list[tuple[g.SourceNode, UPath, str | None]]:
-        """Its sources: each with its folder in Spark's checkpoint, and the offset up to which it was read, if any."""
+        """Its sources, each with its folder in Spark's checkpoint and the offset up to which it was read, if any."""
         nodes = [cast("g.SourceNode", self.plan.graph.node(head.source)) for head in self.spec.stages.heads]
         offsets = ["-"] * len(nodes)
         if self.epoch is not None:
@@ -119,7 +119,7 @@ class _Query:
         ]
 
     def positions(self) -> dict[str, Position]:
-        """What was read of each source, by its uid."""
+        """Return the position in each source, by its uid."""
         return {
             node.uid: self._position(node, folder, offset)
             for node, folder, offset in self.sources()
@@ -137,7 +137,7 @@ class _Query:
     def write_operators(
         self, spark: SparkSession, folder: UPath, attempt: str, tasks: int | None
     ) -> list[OperatorState]:
-        """Writes the tables of its operators, each in so many tasks at most."""
+        """Write the tables of its operators, each in so many tasks at most."""
         levels = self.spec.stages.levels
         lanes = {routed.program.steps[0].uid: lane for level in levels for lane, routed in level.items()}
         operators = [operator for operator in stateful(self.plan) if operator.uid in lanes]
@@ -155,9 +155,9 @@ class _Query:
 
     @contextmanager
     def _naming_what_is_missing(self) -> Iterator[None]:
-        """Raises `StateError` with what the checkpoint lacks where its state cannot be read.
+        """Raise `StateError` that names what the checkpoint lacks, where its state cannot be read.
 
-        Spark says `requirement failed`, and not of what.
+        Spark only says `requirement failed`.
         """
         try:
             yield
@@ -172,7 +172,7 @@ class _Query:
             ) from error
 
     def _missing(self) -> list[str]:
-        """What Spark needs to read the state, and the folder does not have, as paths in it."""
+        """Return the paths that Spark needs to read the state and the folder lacks."""
         assert self.epoch is not None
         needed = ["metadata", f"offsets/{self.epoch}", f"commits/{self.epoch}"]
         missing = [name for name in needed if not (self.folder / name).exists()]
@@ -190,7 +190,7 @@ class _Query:
         return missing
 
     def write_iterations(self, spark: SparkSession, folder: UPath, attempt: str) -> list[Written]:
-        """Writes the tables of its iterations."""
+        """Write the tables of its iterations."""
         loops = [node for node in self.plan.graph.nodes if isinstance(node, g.IterationNode)]
         tables = []
         for node in loops if self.epoch is not None else ():
@@ -205,7 +205,7 @@ class _Query:
         return [table for table in tables if table is not None]
 
     def write_unread_input(self, spark: SparkSession, folder: UPath, attempt: str) -> list[OperatorState]:
-        """Writes the tables of what other queries have handed on, and this one has not read."""
+        """Write the tables of what other queries have handed on, and this one has not read."""
         return [
             write_unread_input(node, spark, text_of(self.place / ROUNDS / node.uid), offset, folder, attempt)
             for node, _, offset in self.sources()
@@ -261,7 +261,7 @@ def write_tables(
 
 
 def _together(events: Sequence[ControlEvent]) -> ControlEvent:
-    """The time that several queries have reached: operators and assigners are each of one of them."""
+    """Return the event time of several queries: each operator and assigner belongs to one of them."""
     return ControlEvent(
         number=max(event.number for event in events),
         watermarks={uid: time for event in events for uid, time in event.watermarks.items()},
@@ -277,7 +277,7 @@ def _together(events: Sequence[ControlEvent]) -> ControlEvent:
 
 @contextmanager
 def _readable(folder: UPath) -> Iterator[str]:
-    """The folder under a name that Spark's state reader takes: it looks for `a b` in `a%20b`."""
+    """Return the folder under a name that Spark's state reader takes: it looks for `a b` in `a%20b`."""
     location = for_spark(folder)
     path = location.partition("://")[2]
     if quote(path) == path:
@@ -296,7 +296,7 @@ def _readable(folder: UPath) -> Iterator[str]:
 
 @dataclass
 class _State:
-    """What Spark's state reader finds in a checkpoint at an epoch."""
+    """An epoch's state, as Spark's state reader finds it in a checkpoint."""
 
     spark: SparkSession
     location: str
@@ -308,7 +308,7 @@ class _State:
     _operators: dict[int, int] | None = None
 
     def pages(self, lane: int) -> DataFrame:
-        """The pages of an operator's key groups, in the columns of `CARRIED_LAYOUT`; those of a group come together."""
+        """Return the pages of an operator's key groups, in the columns of `CARRIED_LAYOUT`, group by group."""
         from pyspark.sql import functions as F
 
         pages = self._read(self._operator_of(lane)).where(F.col("key.lane") == lane)
@@ -321,7 +321,7 @@ class _State:
         )
 
     def _operator_of(self, lane: int) -> int:
-        """Spark's number of the stateful operator that has the lane's state; it does not count them by level."""
+        """Return Spark's number of the stateful operator with the lane's state; it does not count them by level."""
         if self.operators == 1:  # each question loads all of the operator's state
             return 0
         if self._operators is None:

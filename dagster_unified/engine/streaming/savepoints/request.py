@@ -101,7 +101,7 @@ def take(
 
 
 def _answer_of_job(directory: CheckpointDirectory, reason: str, path: str, then: Then) -> Answer | None:
-    """The answer of the job that runs; None where none does. Raises `StateError` where it was killed meanwhile."""
+    """Return the running job's answer; None where no job runs. Raises `StateError` where it was killed meanwhile."""
     stop, drain = then == "suspended", then == "drained"
     is_asked = False
     while True:
@@ -123,7 +123,7 @@ def _answer_of_job(directory: CheckpointDirectory, reason: str, path: str, then:
 
 @dataclass(frozen=True)
 class _StoppedJob:
-    """A job that does not run, of which a savepoint is taken in this process."""
+    """A job that does not run, whose savepoint is taken in this process."""
 
     plan: Plan
     directory: CheckpointDirectory
@@ -147,7 +147,7 @@ class _StoppedJob:
         return Taken(saved, str(folder), tables)
 
     def take_drained(self) -> Taken:
-        """Take one of a job that has come to the end of its input."""
+        """Take the savepoint of a job that has come to the end of its input."""
         lease = self.directory.take(self.owner, PATIENCE)
         # Spark may have begun an epoch after the last one, in which nothing was done: the queries have stopped
         last = {name: self.directory.last_epoch(name) for name in self._queries()}
@@ -208,7 +208,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What became of a request: where the savepoint is, or why there is none. Milliseconds since the epoch."""
+    """The answer to a request: where the savepoint is, or why there is none. Milliseconds since the epoch."""
 
     id: str
     at: int
@@ -262,7 +262,7 @@ def forget(directory: CheckpointDirectory, token: int) -> None:
 
 
 def _serves(directory: CheckpointDirectory, wanted: Request) -> bool:
-    """Whether the job that was asked still holds the lease, and is alive."""
+    """Return whether the job that was asked still holds the lease, and is alive."""
     holder = directory.holder()
     return holder is not None and holder.token == wanted.token and holder.is_alive(PATIENCE)
 
@@ -272,7 +272,7 @@ def _file(directory: CheckpointDirectory, folder: str, wanted: Request) -> UPath
 
 
 def _all(directory: CheckpointDirectory, folder: str, kind: type[T]) -> list[tuple[UPath, T]]:
-    """The records in a folder that are whole, with their files; others may come and go meanwhile."""
+    """Return the complete records in a folder, with their files; others may come and go meanwhile."""
     names = [name for name in children(directory.path / folder) if name.endswith(".json") and name[0] != "."]
     read = ((path, _read(path, kind)) for path in (directory.path / folder / name for name in names))
     return [(path, record) for path, record in read if record is not None]

@@ -54,7 +54,7 @@ Epochs: TypeAlias = Mapping[str, int | None]
 
 @dataclass(frozen=True)
 class _Begun:
-    """A savepoint that was begun for a request, at which epochs, and when, by the monotonic clock."""
+    """A savepoint that was begun for a request, with its epochs and its moment on the monotonic clock."""
 
     request: Request
     copy: Begun
@@ -139,7 +139,7 @@ class SavepointSchedule:
         return []
 
     def _may_take(self) -> bool:
-        """Whether there is anything to save: until then no query is held for the others."""
+        """Return whether there is anything to save: until then no query is held for the others."""
         runs = any(query.name == MAIN for query in self.running)
         return not runs or self.directory.last_epoch(MAIN) is not None
 
@@ -148,7 +148,7 @@ class SavepointSchedule:
         return self.plan.execution.savepoint.interval
 
     def _next_after(self, moment: int) -> None:
-        """The next savepoint is due one interval after a moment."""
+        """Schedule the next savepoint one interval after a moment."""
         if self._interval is not None:
             self._due = moment + to_span(self._interval)
 
@@ -251,13 +251,13 @@ class SavepointSchedule:
         return _Begun(request, copy, epochs, since)
 
     def _is_of(self, saved: Savepoint, epochs: Epochs) -> bool:
-        """Whether a savepoint is of these epochs of the queries, and of this timeline."""
+        """Return whether a savepoint is of these epochs of the queries, and of this timeline."""
         return saved.deployed.timeline == self._timeline and all(
             saved.epochs.get(name) == epoch for name, epoch in epochs.items()
         )
 
     def _hold_ahead(self, epochs: Epochs) -> None:
-        """Hold the queries, from the epoch on with which Spark might remove what these need, until they are copied."""
+        """Hold the queries before the epoch with which Spark might remove the files that are being copied."""
         ahead = max(0, self.plan.execution.streaming.retained - _SPARE)
         self._brake = Brake({name: (-1 if epoch is None else epoch) + ahead for name, epoch in epochs.items()})
         for query in self.running:
@@ -296,7 +296,7 @@ class SavepointSchedule:
         write_tables(self.plan, self.spark, deployed, self.queries, checkpoint, path, reason, tasks)
 
     def _ended(self, request: Request, location: str = "", error: str = "", seconds: float = 0.0) -> None:
-        """Say what has become of a savepoint."""
+        """Announce how a savepoint ended."""
         self._done.add(request.id)
         try:
             if request.id:
