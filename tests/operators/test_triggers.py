@@ -1,4 +1,4 @@
-"""A trigger is a class: what the lint says of it, how fast it runs, and when a window fires (Flink: `WindowOperator`)."""
+"""A trigger is a class: what the lint says of it, how fast it runs, and when a window fires, as in Flink."""
 
 from collections.abc import Iterable
 from datetime import timedelta
