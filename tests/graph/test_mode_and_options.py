@@ -1,5 +1,6 @@
 """Boundedness, runtime mode and the options that follow from it."""
 
+from datetime import timedelta
 from typing import NamedTuple
 
 import pytest
@@ -31,7 +32,7 @@ class Endless(Source):
 
 def endless():
     pipeline = Pipeline("flight_delays")
-    pipeline.from_source(Endless()).print()
+    pipeline.from_source(Endless()).union(pipeline.from_collection([Event("a", 1)])).print()
     return pipeline
 
 
@@ -87,7 +88,6 @@ def test_what_follows_from_the_mode(mode, schedule, updates):
             r"unknown option 'execution\.runtme-mode'; did you mean 'execution\.runtime-mode'\?",
         ),
         ({"execution.runtime-mode": "BACH"}, "'BACH' is not one of BATCH, STREAMING, AUTOMATIC; did you mean 'BATCH'"),
-        ({"parallelism.default": "0"}, "not a whole number of at least 1"),
         ({"execution.incremental-updates": "maybe"}, "not true or false"),
         ({"execution.savepoint.interval": "0 s"}, "'0 s' is not a duration such as .* 2 min, of at least 1 ms"),
         (
@@ -148,3 +148,33 @@ def test_the_key_of_flip_134_is_another_name_of_the_shuffle_mode():
         match=r"launch: execution\.shuffle-mode and execution\.batch-shuffle-mode are two names of one option",
     ):
         Configuration.of({**options, "execution.batch-shuffle-mode": "ALL_EDGES_BLOCKING"})
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "value"),
+    [
+        ("execution.runtime-mode", "batch", "BATCH"),
+        ("execution.batch-shuffle-mode", "all_edges_pipelined", "ALL_EXCHANGES_PIPELINED"),
+        ("execution.schedule-mode", "eager", "EAGER"),
+        ("execution.incremental-updates", "TRUE", True),
+        ("execution.checkpointing.interval", "10 s", timedelta(seconds=10)),
+        ("execution.checkpointing.interval", timedelta(minutes=1), timedelta(minutes=1)),
+        ("state.backend.type", "hashmap", "HASHMAP"),
+        ("restart-strategy.type", "exponential-delay", "EXPONENTIAL-DELAY"),
+        ("restart-strategy.exponential-delay.jitter-factor", "0.2", 0.2),
+        ("pipeline.processing-time.allow", "ignore", "IGNORE"),
+        ("pipeline.processing-time.end-of-input", "IGNORE", "IGNORE"),
+        ("pipeline.event-time.end-of-input-chain", "0", 0),
+        ("pipeline.operator-chaining.enabled", False, False),
+        ("pipeline.object-reuse", "true", True),
+        ("parallelism.default", " 4 ", 4),
+    ],
+)
+def test_every_option_reads_text_and_its_own_type(key, given, value):
+    assert Configuration.of({key: given})[key] == value
+
+
+@pytest.mark.parametrize("given", [2.7, "2.5", True, "0", "-1", "many"])
+def test_a_count_is_a_whole_number(given):
+    with pytest.raises(ConfigurationError, match=f"parallelism.default: {given!r} is not a whole number of at least 1"):
+        Configuration.of({"parallelism.default": given})

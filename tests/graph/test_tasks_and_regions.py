@@ -1,16 +1,12 @@
-"""Tasks and regions of whole pipelines, and the pure functions against their plain definitions."""
-
-from datetime import timedelta
+"""Tasks, exchanges and regions: those of whole pipelines, and the pure functions against their plain definitions."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
-from dagster_unified.graph.connectors import Boundedness, Source
-from dagster_unified.graph.options import Configuration
+from dagster_unified.errors import PipelineError
 from dagster_unified.graph.regions import regions, regions_to_recompute, regions_to_restart, releasable
-from dagster_unified.records import record_type
 
 
 def same(value: int) -> int:
@@ -72,12 +68,6 @@ def test_a_task_has_one_parallelism():
     plan = pipeline.plan()
     for task in plan.tasks:
         assert len({plan.graph.node(o).parallelism for o in task.operators} - {None}) <= 1
-
-
-def test_disable_chaining_and_the_option_that_does_so_for_all():
-    pipeline = Pipeline("p")
-    source(pipeline).map(same).name("a").disable_chaining().print("out")
-    assert tasks(pipeline) == [("s",), ("a",), ("out",)]
 
 
 @pytest.mark.parametrize("kind", ["rebalance", "rescale", "shuffle", "broadcast", "global_"])
@@ -171,6 +161,13 @@ def test_regions_are_the_finest_that_can_run_one_after_another(graph):
         (2, [(0, 1)], [(0, 1)], ((0, 1),)),
         #  2 ══▶ 0 ══▶ 1              numbered against the flow
         (3, [], [(2, 0), (0, 1)], ((2,), (0,), (1,))),
+        #  0 ══▶ 1 ── 2 ══▶ 3
+        #  └════════════════▲
+        (4, [(1, 2)], [(0, 1), (2, 3), (0, 3)], ((0,), (1, 2), (3,))),
+        #  0 ══▶ 1
+        #  │     │                   0 blocks 1 and 3 blocks 2: neither region could run first
+        #  2 ◀══ 3
+        (4, [(0, 2), (1, 3)], [(0, 1), (3, 2)], ((0, 1, 2, 3),)),
     ],
 )
 def test_regions_of_small_graphs(count, pipelined, blocking, expected):
@@ -206,55 +203,112 @@ def test_an_intermediate_is_released_when_no_unfinished_region_reads_it(inputs, 
     }
 
 
-def test_failover_of_a_chain_with_everything_lost_restarts_it_from_its_source():
-    #   0 ══▶ 1 ══▶ 2
-    assert regions_to_restart(1, {0: (), 1: (0,), 2: (1,)}, set()) == (0, 1, 2)
-    assert regions_to_restart(1, {0: (), 1: (0,), 2: (1,)}, {0}) == (1, 2)
+def flink_example():
+    pipeline = Pipeline("flink")
+    stream = pipeline.from_collection([1, 2], name="source").map(same).name("map1").map(same).name("map2")
+    stream = stream.rebalance().map(same).name("map3").map(same).name("map4")
+    stream.key_by(same).map(same).name("map5").map(same).name("map6").print("sink")
+    return pipeline
 
 
-class Endless(Source):
-    name, records, boundedness = "clicks", record_type(int), Boundedness.UNBOUNDED
-
-    def describe(self):
-        return "clicks without end"
-
-    def snapshot(self):
-        return ""
+def task_names(plan):
+    return [tuple(plan.graph.node(o).name for o in t.operators) for t in plan.tasks]
 
 
-def test_one_unbounded_source_makes_the_pipeline_stream():
-    pipeline = Pipeline("p")
-    pipeline.from_source(Endless()).union(source(pipeline)).print()
-    assert pipeline.plan().execution.mode == "STREAMING"
-    with pytest.raises(Exception, match="p: source 'clicks' is unbounded, and BATCH needs bounded sources"):
-        pipeline.plan({"execution.runtime-mode": "BATCH"})
+def test_flinks_documentation_example_has_three_tasks():
+    # source → map1 → map2 → rebalance → map3 → map4 → key_by → map5 → map6 → sink
+    assert task_names(flink_example().plan()) == [
+        ("source", "map1", "map2"),
+        ("map3", "map4"),
+        ("map5", "map6", "sink"),
+    ]
 
 
 @pytest.mark.parametrize(
-    ("key", "given", "value"),
+    ("mode", "count"),
     [
-        ("execution.runtime-mode", "batch", "BATCH"),
-        ("execution.batch-shuffle-mode", "all_edges_pipelined", "ALL_EXCHANGES_PIPELINED"),
-        ("execution.schedule-mode", "eager", "EAGER"),
-        ("execution.incremental-updates", "TRUE", True),
-        ("execution.checkpointing.interval", "10 s", timedelta(seconds=10)),
-        ("execution.checkpointing.interval", timedelta(minutes=1), timedelta(minutes=1)),
-        ("state.backend.type", "hashmap", "HASHMAP"),
-        ("restart-strategy.type", "exponential-delay", "EXPONENTIAL-DELAY"),
-        ("restart-strategy.exponential-delay.jitter-factor", "0.2", 0.2),
-        ("pipeline.processing-time.allow", "ignore", "IGNORE"),
-        ("pipeline.processing-time.end-of-input", "IGNORE", "IGNORE"),
-        ("pipeline.event-time.end-of-input-chain", "0", 0),
-        ("pipeline.operator-chaining.enabled", False, False),
-        ("pipeline.object-reuse", "true", True),
-        ("parallelism.default", " 4 ", 4),
+        ("ALL_EXCHANGES_BLOCKING", 3),
+        ("ALL_EDGES_BLOCKING", 3),
+        ("POINTWISE_EDGES_PIPELINED", 3),
+        ("ALL_EXCHANGES_PIPELINED", 1),
+        ("ALL_EDGES_PIPELINED", 1),
     ],
 )
-def test_every_option_reads_text_and_its_own_type(key, given, value):
-    assert Configuration.of({key: given})[key] == value
+def test_the_shuffle_mode_decides_which_exchanges_are_barriers(mode, count):
+    assert len(flink_example().plan({"execution.batch-shuffle-mode": mode}).regions) == count
 
 
-@pytest.mark.parametrize("given", [2.7, "2.5", True, "-1", "many"])
-def test_a_count_is_a_whole_number(given):
-    with pytest.raises(Exception, match=f"parallelism.default: {given!r} is not a whole number of at least 1"):
-        Configuration.of({"parallelism.default": given})
+@pytest.mark.parametrize(("mode", "count"), [("ALL_EXCHANGES_BLOCKING", 2), ("POINTWISE_EXCHANGES_PIPELINED", 1)])
+def test_rescale_is_pointwise(mode, count):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).rescale().map(same).print()
+    assert len(pipeline.plan({"execution.batch-shuffle-mode": mode}).regions) == count
+
+
+def test_all_edges_are_barriers_where_the_author_asks_for_it_and_forward_edges_otherwise_stay_inside_their_region():
+    #   s ─ a ┬─▶ u ─ out       u has two inputs, so that neither edge to it is chained
+    #       b ┘
+    pipeline = Pipeline("p")
+    stream = pipeline.from_collection([1], name="s").map(same).name("a")
+    stream.union(pipeline.from_collection([2], name="b")).map(same).name("u").print("out")
+    assert len(pipeline.plan().regions) == 1
+    plan = pipeline.plan({"execution.shuffle-mode": "ALL_EDGES_BLOCKING"})
+    assert [tuple(plan.graph.node(n).name for n in r.nodes) for r in plan.regions] == [("s", "a"), ("b",), ("u", "out")]
+    assert {e.reason for e in plan.exchanges} == {"all edges between tasks are blocking"}
+
+
+def test_chaining_is_broken_where_the_author_says_so():
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1], name="s").map(same).name("a").map(same).name("b").start_new_chain().map(same).name(
+        "c"
+    ).disable_chaining().map(same).name("d").print("out")
+    plan = pipeline.plan()
+    assert task_names(plan) == [("s", "a"), ("b",), ("c",), ("d", "out")]
+    assert len(plan.regions) == 1  # forward exchanges stay inside their region
+    assert len(pipeline.plan({"pipeline.operator-chaining.enabled": "false"}).tasks) == 6
+
+
+def test_a_change_of_parallelism_rebalances_and_forward_then_is_an_error():
+    pipeline = Pipeline("p")
+    stream = pipeline.from_collection([1]).map(same).set_parallelism(2)
+    stream.map(same).set_parallelism(3).print()
+    assert [e.kind.value for e in pipeline.plan().exchanges] == ["REBALANCE"]
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).map(same).set_parallelism(2).forward().map(same).set_parallelism(3).print()
+    with pytest.raises(PipelineError, match=r"goes from 2 to 3; use rebalance\(\) or rescale\(\)"):
+        pipeline.plan()
+
+
+#   0 ══▶ 1 ══▶ 3
+#   └═══▶ 2 ════▲
+DIAMOND = {0: (), 1: (0,), 2: (0,), 3: (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("failed", "available", "restart"),
+    [
+        (3, {0, 1, 2}, (3,)),
+        (3, {0, 2}, (1, 3)),
+        (3, {2}, (0, 1, 2, 3)),
+        (1, {0, 2}, (1, 3)),
+        (0, set(), (0, 1, 2, 3)),
+        (3, set(), (0, 1, 2, 3)),
+    ],
+)
+def test_failover_restarts_the_failed_region_lost_producers_and_their_consumers(failed, available, restart):
+    assert regions_to_restart(failed, DIAMOND, available) == restart
+
+
+@given(acyclic(), st.data())
+def test_failover_is_the_smallest_set_closed_under_its_rules(inputs, data):
+    failed = data.draw(st.sampled_from(list(inputs)))
+    available = data.draw(st.sets(st.sampled_from(list(inputs))))
+    restart = set(regions_to_restart(failed, inputs, available))
+
+    def closed(chosen):
+        lost = all(p in chosen for r in chosen for p in inputs[r] if p not in available)
+        consumers = all(c in chosen for c, producers in inputs.items() if set(producers) & chosen)
+        return failed in chosen and lost and consumers
+
+    assert closed(restart)
+    assert all(not closed(restart - {r}) for r in restart)
