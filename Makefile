@@ -85,7 +85,7 @@ test: machine check .venv/spark/classes.jsa .venv/kafka/ready .venv/registry/rea
 	@$(PYTEST) $(PARALLEL)
 
 test-fast: .venv/ready ## harness, graph, API and operators: no JVM
-	@$(PYTEST) $(PARALLEL) -m "not spark" tests/api tests/graph tests/operators tests/records tests/testing tests/conformance tests/typing tests/test_records.py
+	@$(PYTEST) $(PARALLEL) -m "not spark" tests/api tests/graph tests/operators tests/records tests/testing tests/conformance tests/typing
 
 test-all: .venv/spark/classes.jsa .venv/kafka/ready .venv/registry/ready ## the whole test suite, and the long tests in full: some hours
 	@UNIFIED_TESTS=nightly $(PYTEST) $(PARALLEL)

@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Optional
 
 import msgspec
+import pydantic
 import pytest
 
 from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor
-from dagster_unified.errors import RecordTypeError, StateError
+from dagster_unified.errors import PipelineError, RecordTypeError, StateError, UserFunctionError
 from dagster_unified.records import record_type
+from dagster_unified.testing import run_pipeline
 from tests.support import MODES, results
 
 
@@ -150,3 +152,44 @@ class Computed:
 def test_what_no_columns_hold_is_refused_where_the_type_is_given(kind, words):
     with pytest.raises(RecordTypeError, match=words):
         record_type(kind, "p")
+
+
+class Model(pydantic.BaseModel):
+    price: int
+
+
+class Holder(NamedTuple):
+    model: Model
+
+
+@pytest.mark.parametrize(
+    ("python", "place"), [(Model, "r"), (list[Model], "r"), (Holder, "r: field 'model' of Holder")], ids=str
+)
+def test_a_model_is_refused_with_what_to_use_instead(python, place):
+    with pytest.raises(RecordTypeError, match=rf"^{place}: Model is a pydantic model, .*; declare a NamedTuple, or"):
+        record_type(python, "r")
+
+
+def test_a_model_is_refused_as_state():
+    with pytest.raises(PipelineError, match=r"state 's': Model is a pydantic model, .*; declare a NamedTuple"):
+        ValueStateDescriptor("s", Model)
+
+
+@pydantic.dataclasses.dataclass
+class Positive:
+    price: pydantic.PositiveInt
+
+
+@MODES
+def test_a_dataclass_of_pydantics_is_a_record_that_validates(mode):
+    def cheaper(record: Positive) -> Positive:
+        return Positive(record.price - 1)
+
+    pipeline = Pipeline("p")
+    stream = pipeline.from_collection([Positive(3), Positive(2)]).map(cheaper)
+    stream.key_by("price").reduce(lambda a, b: b).print()
+    assert sorted(r.price for r in run_pipeline(pipeline, mode).only()) == [1, 2]
+    pipeline = Pipeline("p")
+    pipeline.from_collection([Positive(1)]).map(cheaper).print()
+    with pytest.raises(UserFunctionError, match=r"operator 'cheaper': ValidationError: [\s\S]*greater than 0"):
+        run_pipeline(pipeline, mode)
