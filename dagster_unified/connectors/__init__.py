@@ -1,6 +1,6 @@
-"""Sources and sinks: what a pipeline reads from and writes to.
+"""Sources and sinks: the systems that a pipeline reads from and writes to.
 
-`connectors.protocol` has what an author of a connector extends.
+`connectors.protocol` has the classes that an author of a connector extends.
 
 pyspark is imported only when something is read or written, so that pipelines load without it.
 """

@@ -1,4 +1,4 @@
-"""Conditional writes: a file is created only where there is none, and replaced only where it is as it was read.
+"""Conditional writes: a file is created only where there is none, and replaced only if it is as it was read.
 
 A bucket compares by itself (`If-None-Match`, `If-Match`), so that of two writers one fails, however long the other was
 paused before it wrote. On a disk, files are created exclusively, and compared right before they are replaced.
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from upath import UPath
 
 ATTEMPTS = 6
-"""How often a file is written of which the store says that another write is under way."""
+"""Attempts to write a file while the store says that another write is under way."""
 
 _NO_VERSION = '"00000000000000000000000000000000"'
 _CONFLICT, _NOT_IMPLEMENTED, _CHANGED = 409, 501, (404, 412)
 
 
 class Content(NamedTuple):
-    """What a file holds, and the version that tells it from what others write; never newer than the data."""
+    """A file's data, and the version that differs from other writes; never newer than the data."""
 
     data: bytes
     version: str
 
 
 def read(path: UPath) -> Content | None:
-    """A file as it is now; None where there is none."""
+    """Read a file as it is now; None where there is none."""
     try:
         if _is_in_s3(path):
             version = str(path.fs.info(path.path)["ETag"])
@@ -47,10 +47,10 @@ def read(path: UPath) -> Content | None:
 
 
 def write(path: UPath, data: bytes, version: str | None) -> str:
-    """Write a file whose version is still `version`, or a new one if that is None; returns the version it has then.
+    """Write a file whose version is still `version`, or a new one if that is None; returns its new version.
 
-    Raises `FileExistsError` where another writer was first. What two writers write has to differ: where the store's
-    answer was lost, and the request sent again, what is there says whose it is.
+    Raises `FileExistsError` where another writer was first. Two writers must write different data: where the store's
+    answer was lost, and the request sent again, the data says whose it is.
     """
     if is_local(path):
         return _write_on_disk(path, data, version)
@@ -60,14 +60,14 @@ def write(path: UPath, data: bytes, version: str | None) -> str:
     try:
         return _write_in_s3(path, data, version)
     except FileExistsError:
-        found = read(path)
-        if found is None or found.data != data:
+        current = read(path)
+        if current is None or current.data != data:
             raise
-        return found.version
+        return current.version
 
 
 def check_store(path: UPath, what: str) -> None:
-    """Raise `ConfigurationError` where the store of a file that is there ignores the conditions of writes."""
+    """Raise `ConfigurationError` where the store of an existing file ignores the conditions of writes."""
     if is_local(path):
         return
     for version in (None, _NO_VERSION):
@@ -98,8 +98,8 @@ def _write_on_disk(path: UPath, data: bytes, version: str | None) -> str:
         finally:
             os.unlink(staged)
     else:
-        found = read(path)
-        if found is None or found.version != version:
+        current = read(path)
+        if current is None or current.version != version:
             raise FileExistsError(f"{path} was written meanwhile")
         put(path, data)
     return _digest(data)

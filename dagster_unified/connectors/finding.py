@@ -16,7 +16,7 @@ SOURCES, SINKS = "dagster_unified.sources", "dagster_unified.sinks"
 def find_source(name: str) -> type[Source[Any]]:
     """The class of the source that a package has registered under this name.
 
-    Raises `ConfigurationError` where there is none, or where the entry point leads to something else.
+    Raises `ConfigurationError` where there is none, or where the entry point is something else.
 
     Examples:
         >>> find_source("csv").__name__
@@ -28,7 +28,7 @@ def find_source(name: str) -> type[Source[Any]]:
 def find_sink(name: str) -> type[Sink[Any]]:
     """The class of the sink that a package has registered under this name.
 
-    Raises `ConfigurationError` where there is none, or where the entry point leads to something else.
+    Raises `ConfigurationError` where there is none, or where the entry point is something else.
 
     Examples:
         >>> find_sink("delta").__name__
@@ -45,18 +45,18 @@ def installed(group: str) -> Sequence[EntryPoint]:
 def _find(group: str, name: str, kind: type) -> type:
     what = group.rpartition(".")[2].removesuffix("s")
     known = installed(group)
-    found = [entry for entry in known if entry.name == name]
-    if not found:
+    entries = [entry for entry in known if entry.name == name]
+    if not entries:
         names = [entry.name for entry in known]
         raise ConfigurationError(
             f"there is no {what} called '{name}'{nearest(name, names)}; installed are {', '.join(names) or 'none'}"
         )
-    if len(found) > 1:
+    if len(entries) > 1:
         raise ConfigurationError(
-            f"several packages have a {what} called '{name}': {', '.join(entry.value for entry in found)}; import the"
+            f"several packages have a {what} called '{name}': {', '.join(entry.value for entry in entries)}; import the"
             " class that you mean"
         )
-    (entry,) = found
+    (entry,) = entries
     try:
         connector = entry.load()
     except (ImportError, AttributeError) as error:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ForeachSink(SparkSink[In, Committable]):
-    """Calls a function with every record, on Spark's workers, in the order in which each partition has them.
+    """Calls a function with every record, on Spark's workers, in each partition's order.
 
     A callable object may have `open()` and `close()`: they are called once per partition, in BATCH of the stage, in
     STREAMING of each epoch. `upserts` says that a later record replaces an earlier one, so that rolling updates may end
@@ -58,7 +58,7 @@ class ForeachSink(SparkSink[In, Committable]):
         return f"calls of {self.name}"
 
     def check(self, records: RecordType) -> None:
-        """Every record can be given to a function."""
+        """A function takes every record."""
 
     def takes_together(self) -> bool:
         return False
@@ -126,11 +126,11 @@ class PrintSink(SparkSink[object, Committable]):
         return False
 
     def stage(self, frame: DataFrame, attempts: Sequence[WriteAttempt], ship: Ship) -> list[list[Committable]]:
-        kept = frame.persist()
+        persisted = frame.persist()
         try:
             # the whole of it in one job: of the jobs that fetch one partition each, Spark observes nothing
-            kept.count()
-            for row in kept.toLocalIterator():
+            persisted.count()
+            for row in persisted.toLocalIterator():
                 values = tuple(row)
                 if len(values) == 1:
                     shown = values[0]
@@ -140,5 +140,5 @@ class PrintSink(SparkSink[object, Committable]):
                 sys.stdout.write(f"{self.name}> {shown}\n")
             sys.stdout.flush()
         finally:
-            kept.unpersist()
+            persisted.unpersist()
         return [[]]

@@ -1,7 +1,7 @@
-"""When a read ends, for sources that keep something open as long as it lasts.
+"""When a read ends, for sources that keep something open until then.
 
-Spark does not say when a DataFrame was read for the last time; whoever runs it does: a stage of BATCH, and in STREAMING
-the reader of a micro-batch. Outside of both nobody does.
+Spark does not say when a DataFrame was read for the last time; its reader does: a stage of BATCH, and in STREAMING the
+reader of a micro-batch. Outside of both nobody does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _reads: ContextVar[ExitStack | None] = ContextVar("reads", default=None)
 
 
 def at_end_of_read(release: Callable[[], object]) -> None:
-    """Have this called when what is planned now has been read, if whoever reads it says so."""
+    """Call `release` when what is planned now has been read, if its reader says so."""
     reads = _reads.get()
     if reads is not None:
         reads.callback(release)
@@ -22,7 +22,7 @@ def at_end_of_read(release: Callable[[], object]) -> None:
 
 @contextmanager
 def planned_in(reads: ExitStack) -> Iterator[None]:
-    """What is planned meanwhile has been read when `reads` is closed."""
+    """Reads planned inside end when `reads` is closed."""
     token = _reads.set(reads)
     try:
         yield
@@ -32,6 +32,6 @@ def planned_in(reads: ExitStack) -> Iterator[None]:
 
 @contextmanager
 def read_here() -> Iterator[None]:
-    """What is planned meanwhile has been read at the end."""
+    """Reads planned inside end with the block."""
     with ExitStack() as reads, planned_in(reads):
         yield

@@ -15,7 +15,7 @@ from dagster_unified.errors import ConfigurationError, PipelineError
 
 @runtime_checkable
 class HasValue(Protocol):
-    """Something that finds a value when it is asked."""
+    """An object that looks its value up when asked."""
 
     def get_value(self) -> str | None:
         """The value, or None where there is none."""
@@ -44,26 +44,26 @@ def deferred(value: Value) -> Value:
 
 
 def resolved(value: Value, what: str) -> str:
-    """The value itself; raises `ConfigurationError` where there is none."""
+    """Look the value up; raises `ConfigurationError` where there is none."""
     if isinstance(value, str) and not hasattr(value, "get_value"):
         return value
     assert isinstance(value, HasValue)
-    found = value.get_value()
-    if found is None:
+    text = value.get_value()
+    if text is None:
         where = f"environment variable {value.name}" if isinstance(value, Environment) else "it"
         raise ConfigurationError(f"{what}: {where} has no value; set it where the job and its workers run")
-    return found
+    return text
 
 
 def shown(value: Value) -> str:
-    """The value for people, if it was written down; else where it comes from."""
+    """The value for people, if it was written down; else its origin."""
     if isinstance(value, str):
         return value
     return repr(value) if isinstance(value, Environment) else "(looked up)"
 
 
 def check_is_no_url(table: object) -> None:
-    """Raise `PipelineError` where a URL is given in a table's place, without what it says: it may hold a password."""
+    """Raise `PipelineError` for a URL instead of a table, without showing it: it may hold a password."""
     scheme = re.match(r"[\w+.-]+://", table) if isinstance(table, str) else None
     if scheme is not None:
         raise PipelineError(

@@ -29,16 +29,16 @@ StartingOptions: TypeAlias = Callable[[str], Mapping[str, str | None]]
 
 
 def _kafka_starting_options(offset: str) -> Mapping[str, str | None]:
-    """The others that say where Spark's Kafka source begins would count for more."""
+    """The starting options of Spark's Kafka source; the two that would override `startingOffsets` are removed."""
     return {"startingOffsets": offset, "startingOffsetsByTimestamp": None, "startingTimestamp": None}
 
 
 KNOWN: Mapping[str, StartingOptions] = {"kafka": _kafka_starting_options}
-"""The options with which a source of Spark's begins after an offset, by its format."""
+"""The options with which a Spark source starts after an offset, by its format."""
 
 
 _KAFKA_ENDING_TIMES = ("endingTimestamp", "endingOffsetsByTimestamp")
-"""What counts for more than `endingOffsets` with Spark's Kafka source."""
+"""Options of Spark's Kafka source that override `endingOffsets`."""
 
 
 class StructuredSource(SparkSource[Out]):
@@ -50,11 +50,11 @@ class StructuredSource(SparkSource[Out]):
     `endingOffsets`. `partition_options` gets a partition as a `Slice`, and returns the further options with which BATCH
     reads it, such as Kafka's `startingTimestamp` and `endingTimestamp` from its `time()`.
 
-    A savepoint has to hold what was read: in STREAMING the offset of Spark's, as its log has it. `starting_options`
-    gets that offset, and returns the options with which a run begins right after it, in either mode, such as the
-    `startingVersion` of a table's changes; they go before `options`, and None removes one. For Spark's `kafka` they are
-    known. A run of BATCH over that leaves a position where `endingOffsets` has a number for each partition. Of any
-    other source without `starting_options` a savepoint is an error.
+    A savepoint has to hold what was read: in STREAMING Spark's offset, as in its log. `starting_options` gets that
+    offset, and returns the options with which a run starts right after it, in either mode, such as the
+    `startingVersion` of a table's changes; they override `options`, and None removes one. For Spark's `kafka` they are
+    known. A BATCH run over that leaves a position where `endingOffsets` has a number for each partition. For any other
+    source without `starting_options` a savepoint is an error.
 
     Examples:
         >>> class Message(NamedTuple):
@@ -117,15 +117,16 @@ class StructuredSource(SparkSource[Out]):
     def batch_position(self, spark: SparkSession) -> Position:
         if self.slice is not None or self.format != "kafka":
             return super().batch_position(spark)
-        given = {key.lower(): (key, value) for key, value in self.options.items()}
+        by_name = {key.lower(): (key, value) for key, value in self.options.items()}
         for name in _KAFKA_ENDING_TIMES:
-            if name.lower() in given:
+            if name.lower() in by_name:
                 raise UnsupportedError(
-                    f"source '{self.name}': a savepoint has to hold what was read of it, and {given[name.lower()][0]},"
-                    " which counts for more than endingOffsets, does not say; give endingOffsets alone, with a number"
-                    " for each partition, or read with KafkaSource, which decides them once"
+                    f"source '{self.name}': a savepoint has to hold what was read of it, and"
+                    f" {by_name[name.lower()][0]}, which counts for more than endingOffsets, does not say; give"
+                    " endingOffsets alone, with a number for each partition, or read with KafkaSource, which decides"
+                    " them once"
                 )
-        _, ending = given.get("endingoffsets", ("", ""))
+        _, ending = by_name.get("endingoffsets", ("", ""))
         try:
             parts = msgspec.json.decode(ending, type=dict[str, dict[str, int]])
         except msgspec.DecodeError:
@@ -163,13 +164,13 @@ class StructuredSource(SparkSource[Out]):
         )
 
     def _started(self) -> Mapping[str, str]:
-        """The options with which it begins after what was read before."""
+        """The options with which it starts after what was read before."""
         if not isinstance(self.resume_position, SparkOffset) or self.starting_options is None:
             return self.options
         starting = self.starting_options(self.resume_position.offset)
         replaced = {key.lower() for key in starting}  # Spark takes names in any case
-        kept = {key: value for key, value in self.options.items() if key.lower() not in replaced}
-        return kept | {key: value for key, value in starting.items() if value is not None}
+        options = {key: value for key, value in self.options.items() if key.lower() not in replaced}
+        return options | {key: value for key, value in starting.items() if value is not None}
 
     def _typed(self, frame: DataFrame) -> DataFrame:
         missing = [n for n in self.records.names if n not in frame.columns]
@@ -191,7 +192,7 @@ class Rate(NamedTuple):
 class RateSource(StructuredSource[Rate]):
     """Counts up, `rows_per_second` records a second, on Spark's rate source. Unbounded.
 
-    A job that starts from a savepoint goes on with the next number; the timestamps are those of its own clock.
+    A job that starts from a savepoint continues with the next number; the timestamps are of its own clock.
 
     Examples:
         >>> ticks = pipeline.from_source(RateSource(10)).map(lambda tick: tick.value, int)

@@ -19,7 +19,7 @@ from dagster_unified.values import FOLD
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RAISED = (Exception, SystemExit)
-"""What is a failure of the function that raised it: `sys.exit()` does not end a worker, and not a test either."""
+"""Failures of an author's function: `sys.exit()` ends neither a worker nor a test."""
 
 _OF_COLUMNS = (
     "it calls a function of pyspark.sql.functions, which makes an expression on columns, and it is a function of a"
@@ -31,7 +31,7 @@ _ASYNCIO = os.path.join(os.path.dirname(os.__file__), "asyncio")
 
 @contextmanager
 def placed(where: str) -> Iterator[None]:
-    """Says the place of a `RecordTypeError` that does not say it: of a value that was read."""
+    """Add the place to a `RecordTypeError` of a value that was read, where the error does not name it."""
     try:
         yield
     except RecordTypeError as error:
@@ -43,7 +43,7 @@ def placed(where: str) -> Iterator[None]:
 def user_failure(error: BaseException, where: str, function: Any, record: Any) -> UnifiedError:
     """The error to raise instead of `error`.
 
-    One of the library's own keeps its class and gains its place, where it does not say it.
+    An error of the library's keeps its class and gets its place, where it does not name it.
     """
     if isinstance(error, UserFunctionError):
         return error
@@ -61,7 +61,7 @@ def user_failure(error: BaseException, where: str, function: Any, record: Any) -
 
 
 def _is_for_columns(error: BaseException) -> bool:
-    """Whether one of PySpark's functions on columns raised it for want of a session, which no worker has."""
+    """Whether one of PySpark's functions on columns raised it for lack of a session, which no worker has."""
     trace = error.__traceback__
     while trace is not None and type(error).__name__ in ("AssertionError", "PySparkRuntimeError"):
         if str(trace.tb_frame.f_globals.get("__name__")).startswith("pyspark.sql.functions"):
@@ -71,7 +71,7 @@ def _is_for_columns(error: BaseException) -> bool:
 
 
 def computed_from(
-    error: RecordTypeError, made: RecordType, run: Callable[[Any], list[Any]], records: Iterable[Any]
+    error: RecordTypeError, record_type: RecordType, run: Callable[[Any], list[Any]], records: Iterable[Any]
 ) -> RecordTypeError:
     """The error for a value that is not of its declared type, with the record that it was computed from.
 
@@ -79,9 +79,9 @@ def computed_from(
     """
     for record in records:
         try:
-            made.check(run(record))
-        except RecordTypeError as own:
-            if str(error).endswith(str(own)):
+            record_type.check(run(record))
+        except RecordTypeError as misfit:
+            if str(error).endswith(str(misfit)):
                 return RecordTypeError(f"{error} (computed from {_shown(record)})")
             return error
         except RAISED:
@@ -94,27 +94,27 @@ def _shown(record: Any) -> str:
 
 
 def _is_in_fold(trace: TracebackType | None) -> bool:
-    """Whether it was raised where what a function returned is looked at, in the loop that combines values."""
+    """Whether it was raised where a function's result is checked, in the loop that combines values."""
     return any(frame.f_code.co_filename == FOLD for frame, _ in walk_tb(trace))
 
 
 def _of_its_stream(record: Any) -> Any:
-    """The record that the user knows of one of two united streams (`either_type` of `connected.py`)."""
+    """The author's record in one of two united streams (`either_type` of `connected.py`)."""
     if not hasattr(type(record), UNITED):
         return record
     return record.first if record.side == 1 else record.second
 
 
 def _user_line(trace: TracebackType | None, function: Any) -> str:
-    """The deepest line within the file of the user's function, or else the first that is not the library's."""
+    """The deepest line within the file of the user's function, or else the first outside of the library."""
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    own, first = "", ""
+    in_author_file, first_outside = "", ""
     while trace is not None:
         frame = trace.tb_frame.f_code
         if not frame.co_filename.startswith((_LIBRARY, _ASYNCIO, "<fused", FOLD)):
             line = f"{frame.co_filename}:{trace.tb_lineno} in {frame.co_name}"
-            first = first or line
+            first_outside = first_outside or line
             if code is not None and frame.co_filename == code.co_filename:
-                own = line
+                in_author_file = line
         trace = trace.tb_next
-    return own or first
+    return in_author_file or first_outside

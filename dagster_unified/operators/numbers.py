@@ -1,4 +1,4 @@
-"""The numbers of what lies among the pages of a key group and is none. A leaf: it is loaded where little may be."""
+"""The numbers of entries among the pages of a key group that are no pages. A leaf: loaded where little may be."""
 
 INDEX = 2**31 - 2
 """The group's index, where it lies among the pages."""

@@ -1,8 +1,8 @@
-"""What every keyed operator is: an object with state, timers and a current key, which a driver drives.
+"""The base of every keyed operator: an object with state, timers and a current key, which a driver drives.
 
-Knows no kind of operator and no driver. A driver selects a key, hands over a run of that key's records, advances the
-watermark or the clock, and says when a bundle (a key in BATCH, a micro-batch in STREAMING) or the input ends. Rules:
-FLIP-134, FLIP-140.
+Knows no kind of operator and no driver. A driver selects a key, passes a run of that key's records, advances the
+watermark or the clock, and ends a bundle (a key in BATCH, a micro-batch in STREAMING) or the input. Rules: FLIP-134,
+FLIP-140.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from dagster_unified.records import Copy, RecordType
 
 @dataclass(frozen=True)
 class KeyedOptions:
-    """The options that change what a keyed operator does (the option keys are in `graph/options.py`)."""
+    """The options that change a keyed operator's behaviour (the option keys are in `graph/options.py`)."""
 
     incremental_updates: bool = False
     object_reuse: bool = False
-    """Whether operators are given the very records that others emitted, also those that can change."""
+    """Whether operators get the very records that others emitted, also mutable ones."""
 
     processing_time: str = "ALLOW"
     processing_time_at_end: str = "FIRE_AND_QUIESCE"
     end_of_input_chain: int = 16
     expiry: bool = True
-    """Whether state with a time to live expires: so it does in STREAMING."""
+    """Whether state with a time to live expires, as it does in STREAMING."""
 
     last_event_time: int | None = None
     """The last event time that was assigned upstream, where the driver knows it.
@@ -46,7 +46,7 @@ class KeyedOptions:
     """
 
     def readable(self, clock: Callable[[], int]) -> Callable[[], int]:
-        """The clock as functions may read it (`pipeline.processing-time.allow`)."""
+        """The clock for functions to read (`pipeline.processing-time.allow`)."""
         return _forbidden if self.processing_time == "FAIL" else clock
 
 
@@ -66,7 +66,7 @@ class PageStore(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorContext:
-    """What surrounds an operator that runs."""
+    """The surroundings of a running operator."""
 
     where: str
     """How an error names it."""
@@ -80,27 +80,27 @@ class OperatorContext:
     """The columns of the broadcast stream of a head that has one."""
 
     copy: Copy | None = None
-    """What copies a record that it is given; None where it cannot change."""
+    """Copies an input record; None where records are immutable."""
 
     copies: Copies = field(default_factory=dict)
-    """What copies the records that it emits."""
+    """Copiers of the records that it emits."""
 
 
 class KeyedOperator:
-    """What every keyed operator has: state, timers of both domains, a watermark, a clock, and the current key."""
+    """A keyed operator: state, timers of both domains, a watermark, a clock, and the current key."""
 
     takes_batches = False
     """Whether it takes records as an Arrow batch of many keys, and keeps state in pages of its own."""
 
     ends_iterations = False
-    """Whether it does something of its own at the end of an iteration."""
+    """Whether it acts itself at the end of an iteration."""
 
     tells_listeners = False
-    """Whether it tells `CheckpointListener`s itself, so that its driver need not."""
+    """Whether it notifies `CheckpointListener`s itself, so that its driver need not."""
 
     @property
     def subtask_key(self) -> Hashable | None:
-        """Under which key the state of a subtask is kept, where the stream has no keys."""
+        """The key of a subtask's state, where the stream has no keys."""
         return None
 
     @property
@@ -128,19 +128,19 @@ class KeyedOperator:
         self.ended = False
         self.last_event_time = options.last_event_time
         self.restored = False
-        """Whether the state that is current was saved before."""
+        """Whether the current state was saved before."""
 
         self.committed: int | None = None
-        """The latest epoch that was committed, where there is one."""
+        """The latest committed epoch, if any."""
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
-        """Called once before the first record, with what creates a runtime context."""
+        """Called once before the first record, with a function that creates a runtime context."""
 
     def close(self) -> None:
         """Called once after the last record, and after a failure."""
 
     def check_state(self) -> None:
-        """Checks what was written to state and has not been checked yet.
+        """Check values written to state that have not been checked yet.
 
         A driver calls it before it commits anything.
         """
@@ -150,12 +150,12 @@ class KeyedOperator:
             raise StateError(f"{self.where}: {error}") from error
 
     def select(self, key: Hashable) -> None:
-        """Makes `key` current."""
+        """Make `key` the current key."""
         self.key = key
         self.state.select(key)
 
     def collector(self) -> Collector:
-        """A new one for what it emits."""
+        """A new collector for its results."""
         return Collector(self.copies)
 
     def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
@@ -163,15 +163,15 @@ class KeyedOperator:
         return layout.records.from_batch(batch.select(list(layout.records.names)))
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
-        """A run of records of the current key, in order."""
+        """Process a run of records of the current key, in order."""
         raise NotImplementedError
 
     def process_batch(self, batch: pa.RecordBatch, store: PageStore) -> None:
-        """The records of the current group, where it takes batches; its pages are in the store."""
+        """Process the records of the current group, if it takes batches; its pages are in the store."""
         raise NotImplementedError
 
     def end_of_group(self, store: PageStore) -> None:
-        """In an iteration, no record comes any more for the current group, where it takes batches."""
+        """Called in an iteration when no record can come any more for the current group, if it takes batches."""
 
     def process_runs(
         self,
@@ -181,7 +181,7 @@ class KeyedOperator:
         timestamps: Sequence[int | None],
         after: Callable[[], None],
     ) -> None:
-        """Runs of several keys, one for each, one after another, each a bundle; `after` is called after each."""
+        """Process runs of several keys, one for each, each a bundle; `after` is called after each."""
         for key, start, end in zip(keys, starts, [*starts[1:], len(records)], strict=True):
             self.select(key)
             self.process(records[start:end], timestamps[start:end])
@@ -194,9 +194,9 @@ class KeyedOperator:
         return False
 
     def process_in_time_order(self, key: Hashable, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
-        """A run of records that are sorted by event time: before each, event time moves up to it and fires what is due.
+        """Process records sorted by event time; before each, event time advances to it and fires due timers.
 
-        A timer then sees the state of its time in every driver, also in BATCH, whose watermark moves for nothing else.
+        So a timer sees the state of its time in every driver, also in BATCH, whose watermark moves for nothing else.
         """
         for record, timestamp in zip(records, timestamps, strict=True):
             if timestamp is not None and timestamp - 1 > self.watermark:
@@ -205,43 +205,43 @@ class KeyedOperator:
             self.process((record,), (timestamp,))
 
     def finish_bundle(self) -> None:
-        """The current key's bundle is over: emit what is held back for it."""
+        """End the current key's bundle: emit the results held back for it."""
 
     @property
     def listeners(self) -> Sequence[IterationListener[Any]]:
-        """What hears of the epochs of an iteration."""
+        """The listeners to the epochs of an iteration."""
         return ()
 
     def end_of_epoch(self, epoch: int) -> None:
-        """In an iteration, no record of this epoch, or of an earlier one, comes any more for the current key."""
+        """Called in an iteration when no record of this epoch, or an earlier one, can come for the current key."""
 
     def end_of_iteration(self) -> None:
-        """In an iteration, no record comes any more for the current key."""
+        """Called in an iteration when no record can come any more for the current key."""
 
     def snapshot(self) -> None:
-        """The state that is current is about to be saved."""
+        """Called when the current state is about to be saved."""
 
     def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
-        """A timer of the current key has come."""
+        """Called for a timer of the current key."""
 
     def advance_watermark(self, watermark: int) -> None:
-        """Moves event time forward and fires what is due."""
+        """Advance event time and fire due timers."""
         self.watermark = watermark
         for timestamp, key, generation in self.event_timers.due(watermark):
             self.select(key)
             self.on_timer(timestamp, generation, TimeDomain.EVENT_TIME)
 
     def advance_processing_time(self, now: int) -> None:
-        """Fires the processing-time timers that are due at `now`."""
+        """Fire the processing-time timers that are due at `now`."""
         for timestamp, key, generation in self.processing_timers.due(now):
             self.select(key)
             self.on_timer(timestamp, generation, TimeDomain.PROCESSING_TIME)
 
     def end_of_input(self) -> None:
-        """Event time goes to its end; then pending processing-time timers fire or are dropped, as configured.
+        """Advance event time to its end; then fire or drop pending processing-time timers, as configured.
 
-        Where a processing-time timer's callback registers event-time timers, those fire as well; new processing-time
-        timers are not taken any more (quiesced).
+        Event-time timers that a processing-time timer's callback registers fire as well; new processing-time timers are
+        ignored (quiesced).
         """
         self.at_end = True
         self.advance_watermark(MAX_TIMESTAMP)
@@ -251,7 +251,7 @@ class KeyedOperator:
             self.advance_watermark(MAX_TIMESTAMP)
 
     def forget(self, key: Hashable) -> None:
-        """Drops all that is held for `key` and goes back to the beginning of time: in BATCH, a key is over."""
+        """Drop all state of `key` and go back to the beginning of time: in BATCH, at the end of a key."""
         self.state.drop(key)
         self.processing_timers = TimerQueue()
         self.watermark = MIN_TIMESTAMP

@@ -1,4 +1,4 @@
-"""Routing: which channels of the operator behind an edge get a record, and the packed rows in which it travels."""
+"""Routing: which channels of the next operator get a record, and the packed rows in which it travels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dagster_unified.operators.layout import StreamLayout, declared
 from dagster_unified.operators.program.step import Program
 
 SPREAD = 8192
-"""How many records without a key go to one channel together."""
+"""Records without a key that go to one channel together."""
 
 EVERYWHERE = -1
 """The channel of records that all subtasks get."""
@@ -29,7 +29,7 @@ _REMEMBERED = 1 << 18
 
 
 class Sender:
-    """What sends the records of one subtask: it takes channels in turn, and remembers the key groups of keys."""
+    """The sender of one subtask's records: takes channels in turn, and remembers the key groups of keys."""
 
     def __init__(self, subtask: int) -> None:
         self.subtask = subtask
@@ -37,12 +37,12 @@ class Sender:
         self._known: dict[tuple[tuple[str, ...], int], dict[Any, int]] = {}
 
     def turn(self, count: int) -> int:
-        """One of `count` channels in turn, for each subtask another one first: most send a few batches only."""
+        """One of `count` channels in turn; each subtask starts at another one, as most send only a few batches."""
         self._turns += 1
         return (self.subtask + self._turns) % count
 
     def known(self, columns: tuple[str, ...], count: int) -> dict[Any, int]:
-        """The key groups, of `count`, of keys that were met in these columns."""
+        """The key groups, of `count`, of keys seen in these columns."""
         known = self._known.setdefault((columns, count), {})
         if len(known) > _REMEMBERED:
             known.clear()
@@ -50,7 +50,7 @@ class Sender:
 
 
 class ChannelSelector(ABC):
-    """Says which channels the records of a batch go to."""
+    """Decides which channels the records of a batch go to."""
 
     @abstractmethod
     def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -94,7 +94,7 @@ class Rebalance(ChannelSelector):
 
 @dataclass(frozen=True)
 class CopyToAll(ChannelSelector):
-    """Each of `count` channels gets a copy; of one, that one gets the records."""
+    """A copy to each of `count` channels; with one channel, the records themselves."""
 
     count: int
 
@@ -122,14 +122,14 @@ class ByPartitioner(ChannelSelector):
 
     def subtasks(self, columns: Sequence[pa.Array]) -> list[int]:
         """The subtask of each record, from the columns of its key."""
-        found: list[int] = []
+        chosen: list[int] = []
         key = None
         try:
             for key in decoded(self.keyed, key_values(columns), self.where):
-                found.append(self._checked(self.partitioner(key, self.count), key))
+                chosen.append(self._checked(self.partitioner(key, self.count), key))
         except RAISED as error:
             raise user_failure(error, self.where, self.partitioner, key) from error
-        return found
+        return chosen
 
     def _checked(self, chosen: object, key: Any) -> int:
         if isinstance(chosen, Integral) and not isinstance(chosen, bool) and 0 <= int(chosen) < self.count:
@@ -155,12 +155,12 @@ def _apart(batch: pa.RecordBatch, numbers: pa.Array) -> Iterator[tuple[int, pa.R
 class Route:
     """One way from an output of a program to an operator, or out of a query or an iteration.
 
-    `columns` are the output's columns as the operator has them, None for one that is null there. Of these, `schema` are
-    those that travel. Without a `selector` records stay in their subtask.
+    `columns` are the output's columns in the operator's order, None for a column that is null there. The columns of
+    `schema` travel. Without a `selector` records stay in their subtask.
     """
 
     target: int
-    """The number of what takes the records: a lane in STREAMING, an input buffer in an iteration."""
+    """The number of the receiver: a channel in STREAMING, an input buffer in an iteration."""
 
     schema: pa.Schema
     columns: tuple[str | None, ...]
@@ -182,7 +182,7 @@ class Route:
         return in_columns(batch, self.columns, self.schema if self.key is None else self.schema.append(self.key))
 
     def split(self, aligned: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Such a batch by channel, in the columns that travel."""
+        """An aligned batch by channel, in the columns that travel."""
         if self.everywhere:
             yield EVERYWHERE, aligned
         elif self.selector is None:
@@ -214,13 +214,13 @@ def in_columns(batch: pa.RecordBatch, columns: tuple[str | None, ...], schema: p
 PACKED = pa.schema([("lane", pa.int32()), ("group", pa.int32()), ("seq", pa.int64()), ("data", pa.binary())])
 
 REPORT = -1
-"""The lane of reports to the driver: JSON, one per partition."""
+"""The channel of reports to the driver: JSON, one per partition."""
 
 
 class BatchOrder(IntEnum):
-    """Where a row stands in its micro-batch.
+    """The place of a row in its micro-batch.
 
-    A row ahead of the control event is what an operator upstream emitted for that event.
+    A row ahead of the control event was emitted for that event by an operator upstream.
     """
 
     BROADCAST_AHEAD = 0
@@ -231,7 +231,7 @@ class BatchOrder(IntEnum):
 
 
 def sequence(place: BatchOrder, number: int) -> int:
-    """The sequence number of a row: its place, then its number among the rows of that place."""
+    """The sequence number of a row: its place, then its number within the place."""
     return (int(place) << 60) + number
 
 
@@ -245,7 +245,7 @@ ROWS = 131_072
 """
 
 PIECE = 8 << 10
-"""Bytes of a packed row. Ten thousand of them, which Spark gives a worker at a time, are no more than 80 MB then."""
+"""Bytes of a packed row: ten thousand rows, which Spark passes to a worker at a time, are then at most 80 MB."""
 
 
 def encode(batch: pa.RecordBatch) -> bytes:
@@ -254,7 +254,7 @@ def encode(batch: pa.RecordBatch) -> bytes:
 
 
 def encoded(batch: pa.RecordBatch) -> Iterator[bytes]:
-    """A batch as several, none of which is much larger than `PIECE`, unless a record of it is."""
+    """A batch as several encoded ones, none much larger than `PIECE` unless a single record is."""
     each = max(batch.num_rows * PIECE // max(batch.nbytes, 1), 1)
     for start in range(0, batch.num_rows, each):
         yield encode(batch.slice(start, each))
@@ -274,7 +274,7 @@ def packed(rows: list[tuple[int, int, int, bytes]]) -> pa.RecordBatch:
 
 
 class Packer:
-    """Collects the outputs of a pass and packs them, in one task. The sequence numbers rise with what is added."""
+    """Collects the outputs of a pass and packs them, in one task. Sequence numbers rise in order of adding."""
 
     def __init__(self, task: int, groups: int) -> None:
         self._groups = groups
@@ -284,9 +284,9 @@ class Packer:
         self._rows = 0
 
     def add(self, route: Route, batch: pa.RecordBatch, ahead: bool = False, subtask: int | None = None) -> None:
-        """Takes a batch of a route's output, ahead of the micro-batch's control event or behind it.
+        """Add a batch of a route's output, ahead of the micro-batch's control event or after it.
 
-        It comes from a subtask that an exchange chose, or from None.
+        `subtask` is the subtask that an exchange chose, or None.
         """
         place = (id(route), ahead, subtask)
         waiting = self._waiting.get(place)
@@ -296,7 +296,7 @@ class Packer:
         self._rows += batch.num_rows
 
     def flush(self, at_least: int = 1) -> Iterator[pa.RecordBatch]:
-        """What has been collected, packed, once it is so many rows."""
+        """Pack the collected rows, once there are `at_least` this many."""
         if self._rows < at_least:
             return
         rows: list[tuple[int, int, int, bytes]] = []
@@ -309,8 +309,8 @@ class Packer:
                     rows += [(route.target, group, seq, data) for group in range(self._groups)]
                 continue
             first = sequence(BatchOrder.AHEAD if ahead else BatchOrder.BEHIND, 0)
-            for channel, own in self._split(route, batch, subtask):
-                rows += [(route.target, channel, first + self._next(), data) for data in encoded(own)]
+            for channel, part in self._split(route, batch, subtask):
+                rows += [(route.target, channel, first + self._next(), data) for data in encoded(part)]
         self._waiting, self._rows = {}, 0
         yield packed(rows)
 
@@ -325,7 +325,7 @@ class Packer:
 
 
 class _Waiting(NamedTuple):
-    """What waits to be packed together."""
+    """Batches that are packed together."""
 
     route: Route
     ahead: bool

@@ -21,7 +21,7 @@ from dagster_unified.records import shorten
 
 
 class Map(Clause):
-    """A function of the record that gives another."""
+    """A function that returns a record for a record."""
 
     method = "map"
     one_to_one = True
@@ -31,28 +31,28 @@ class Map(Clause):
 
 
 class Filter(Clause):
-    """A function of the record that says whether it goes on."""
+    """A function that decides whether a record goes on."""
 
     method = "filter"
     gives_records = False
 
     def lines(self, call: str, value: str, result: str) -> list[str]:
-        return [f"for given in ({call}({value}),) if given or given is None and no_answer()"]
+        return [f"for keep in ({call}({value}),) if keep or keep is None and no_answer()"]
 
 
 class FlatMap(Clause):
-    """A function of the record that gives any number of others."""
+    """A function that returns any number of records for a record."""
 
     method = "flat_map"
     iterates = True
 
     def lines(self, call: str, value: str, result: str) -> list[str]:
-        given = "given if given is not None and given.__class__ is not str else no_records(given)"
-        return [f"for given in ({call}({value}),) for {result} in ({given})"]
+        records = "out if out is not None and out.__class__ is not str else no_records(out)"
+        return [f"for out in ({call}({value}),) for {result} in ({records})"]
 
 
 class Assign(Clause):
-    """A function of record and timestamp that gives the timestamp."""
+    """A function that returns the timestamp of a record."""
 
     gives_records = False
     assigns = True
@@ -63,10 +63,10 @@ class Assign(Clause):
 
 @dataclass(frozen=True)
 class AssignTimestampsStep(FusedStep):
-    """`assign_timestamps_and_watermarks`; the watermark is the drivers' affair."""
+    """`assign_timestamps_and_watermarks`; the drivers decide the watermark."""
 
     generator: Supplier | None = None
-    """What creates its watermark generator, if it has one."""
+    """Creates its watermark generator, if it has one."""
 
     column: str | None = None
     """The field that it reads, where an author only named one."""
@@ -100,13 +100,13 @@ class AssignTimestampsStep(FusedStep):
 
 
 def _millis_of(moments: pa.Array) -> list[int]:
-    """As `to_millis`, of a column."""
+    """As `to_millis`, for a column."""
     import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
     if pa.types.is_timestamp(moments.type):
         moments = pc.floor_temporal(moments, unit="millisecond").cast(pa.timestamp("ms", moments.type.tz))
-    found: list[int] = moments.cast(pa.int64()).to_pylist()
-    return found
+    millis: list[int] = moments.cast(pa.int64()).to_pylist()
+    return millis
 
 
 def _event_time(moment: Any, record: Any) -> int:

@@ -19,7 +19,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class TimeDomain(Enum):
-    """Which clock a timer listens to: `OnTimerContext.time_domain` says it.
+    """The clock of a timer, as `OnTimerContext.time_domain` returns it.
 
     Examples:
         >>> class Reminder(KeyedProcessFunction[str, str, str]):
@@ -38,10 +38,10 @@ class TimeDomain(Enum):
 
 
 def to_millis(moment: int | datetime) -> int:
-    """The milliseconds since the epoch of a datetime, as timers have them (Java: `Instant.toEpochMilli`).
+    """The milliseconds since the epoch of a datetime, as timers use them (Java: `Instant.toEpochMilli`).
 
-    A part of a millisecond is cut off downwards, and a datetime without a time zone is in UTC; an int is returned as it
-    is. `int(moment.timestamp() * 1000)` goes by a float, which is one millisecond less for some moments.
+    A fraction of a millisecond is cut off downwards, and a datetime without a time zone is in UTC; an int is returned
+    as it is. `int(moment.timestamp() * 1000)` uses a float, which is one millisecond less for some moments.
 
     Examples:
         >>> from datetime import datetime, timezone
@@ -59,18 +59,18 @@ def to_datetime(millis: int) -> datetime:
 
 
 def to_span(length: timedelta) -> int:
-    """A length of time in milliseconds, of which a part is cut off downwards.
+    """A length of time in milliseconds; a fraction is cut off downwards.
 
-    A pendulum duration, which cannot be divided by a `timedelta`, does as well.
+    It also takes a pendulum duration, which cannot be divided by a `timedelta`.
     """
     return timedelta.__floordiv__(length, _MILLISECOND)
 
 
 def checked_span(what: str, length: timedelta, at_least: int | None = None) -> int:
-    """A length of time that an author gave, in milliseconds.
+    """An author's length of time, in milliseconds.
 
-    Raises `PipelineError` for what is no `timedelta`, for one with a part of a millisecond, which would be cut off, and
-    for one of fewer milliseconds.
+    Raises `PipelineError` for anything but a `timedelta`, for a fraction of a millisecond, which would be cut off, and
+    for less than `at_least` milliseconds.
     """
     if not isinstance(length, timedelta):
         raise PipelineError(f"{what} is a timedelta, not {length!r}; import it from datetime")

@@ -1,4 +1,4 @@
-"""Savepoints as tables: what they are, and what reads, writes and compares them. Knows no engine."""
+"""Savepoints as tables: their format, and how to read, write and compare them. Knows no engine."""
 
 from dagster_unified.connectors.protocol.positions import (
     EverythingRead,

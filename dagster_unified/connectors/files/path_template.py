@@ -19,9 +19,9 @@ _DIRECTIVES = frozenset("aAbBcCdDeFfgGhHIjklmMpPrRsSTuUVwWxXyYzZ%")
 
 
 class PathTemplate:
-    """A path with `{start:%Y-%m-%d}`, `{end:…}`, `{key}` or, of several dimensions, `{name}` or `{name:%Y}` in it.
+    """A path with `{start:%Y-%m-%d}`, `{end:…}`, `{key}` or, for several dimensions, `{name}` or `{name:%Y}` in it.
 
-    Raises `PipelineError` where the path is no template, or a field's format is none of a time.
+    Raises `PipelineError` where the path is no template, or a field's format is no time format.
     """
 
     def __init__(self, path: str, where: str) -> None:
@@ -46,7 +46,7 @@ class PathTemplate:
                 self._check_format(name or "", form)
 
     def check(self, known: Dimensions) -> None:
-        """Raises `PipelineError` where a field is none that partitions with these dimensions have."""
+        """Raise `PipelineError` for a field that partitions with these dimensions do not have."""
         times = {*known.in_time, *(("start", "end") if known.in_time else ())} - {""}
         names = {*times, *known.names, "key"} - {""}
         for _, name, form in self._pieces:
@@ -86,15 +86,15 @@ class PathTemplate:
         return self._filled(lambda name, form: self._value(name, form, slice_))
 
     def names(self, dimensions: Set[str]) -> bool:
-        """Whether a field of the path is of one of these dimensions in time."""
+        """Whether a field of the path belongs to one of these dimensions in time."""
         return any(name in {*dimensions, "start", "end", "key"} for _, name, _ in self._pieces)
 
     def tells_no_time(self) -> str | None:
-        """Why the paths of files do not tell which partitions in time they are of; None where they do."""
+        """The reason why files' paths do not tell their partition in time; None where they do."""
         return self._times if isinstance(self._times, str) else None
 
     def ends_by(self, name: str, moment: datetime) -> bool:
-        """Whether a file is of a partition that ends by a moment, told as the partitions' time zone tells it.
+        """Whether a file is of a partition that ends by a moment, in the partitions' time zone.
 
         `name` is the path of the file below the folder before the first field.
         """
@@ -158,9 +158,9 @@ class PathTimes:
         self._matcher = re.compile(f"{pattern}(?:/.*)?")
 
     def end_by(self, name: str, moment: datetime) -> bool:
-        """Whether the file of this path is of a partition that ends by a moment, on the clock of the partitions' zone.
+        """Whether the file of this path is of a partition that ends by a moment, in the partitions' time zone.
 
-        The moment is written as the path writes its time, which may be less: the day of a partition that begins at
+        The moment is written as the path writes its time, which may be coarser: the day of a partition that begins at
         01:00, since the clock skips the hour before.
         """
         match = self._matcher.fullmatch(name)
@@ -175,7 +175,7 @@ class PathTimes:
         return False
 
     def _pattern(self, form: str) -> str:
-        """A format as a regular expression, with a group for each directive where it is first."""
+        """A format as a regular expression, with a group for the first use of each directive."""
         for short, long in _SHORT.items():
             form = form.replace(short, long)
         pattern = ""

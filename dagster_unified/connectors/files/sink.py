@@ -55,7 +55,7 @@ _CSV: dict[str, bool | str] = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-"""RFC 4180, and no value changed: Spark by itself strips blanks, cuts times off, and puts backslashes before quotes."""
+"""RFC 4180 with unchanged values: by default Spark strips blanks, cuts times off, and escapes quotes by backslashes."""
 
 
 class StagedFolder(Committable, frozen=True, kw_only=True):
@@ -67,15 +67,14 @@ class FileSink(SparkSink[object, StagedFolder]):
 
     In BATCH a run replaces the directory, and a run for a partition the folder `partition=<key>` in it. In STREAMING
     each epoch adds files with its number in their names; a new deployment begins with an empty directory. Exactly-once
-    in both modes: a run or an epoch that is repeated writes the same files again.
+    in both modes: a repeated run or epoch writes the same files again.
 
-    CSV is as RFC 4180 has it: a header, texts in quotes where they need them, quotes in them doubled. Nothing stands
-    for None, and `""` for an empty text; `CsvSource` tells them apart if it is given a text for None.
+    CSV is as in RFC 4180: a header, texts in quotes where they need them, quotes in them doubled. Nothing stands for
+    None, and `""` for an empty text; `CsvSource` tells them apart if it has a text for None.
 
-    Spark's workers write to a folder next to the directory, and a rename puts it in place; of a link, that is where it
-    leads to, and the link stays. Raises `PipelineError` for
-    a path in an object store, where a folder is renamed file by file (use `DeltaSink` there), for another `format`, and
-    for nested fields, bytes and a single field that may be None in CSV.
+    Spark's workers write to a folder next to the directory, and a rename puts it in place; a link is followed, and
+    stays. Raises `PipelineError` for a path in an object store, where a folder is renamed file by file (use `DeltaSink`
+    there), for another `format`, and for nested fields, bytes and a single field that may be None in CSV.
 
     Examples:
         >>> sink = sales.sink_to(FileSink("tables/sales", name="files"))
@@ -142,15 +141,15 @@ class FileSink(SparkSink[object, StagedFolder]):
         return [[StagedFolder(bytes=size_of(_staged(self.path, attempt)))] for attempt in attempts]
 
     def _stage_together(self, frame: DataFrame, attempts: Sequence[WriteAttempt]) -> None:
-        """Writes in one Spark job, which gives each attempt a folder that is then renamed."""
+        """Write in one Spark job; each attempt gets a folder, which is then renamed."""
         together = self.path / f".{attempts[0].id}"
         try:
             self._writer(frame.write.partitionBy(PARTITION_INDEX)).save(for_spark(together))
             for index, attempt in enumerate(attempts):
-                own, staged = together / f"{PARTITION_INDEX}={index}", _staged(self.path, attempt)
-                if own.exists():
-                    (own / "_SUCCESS").touch()  # as Spark leaves it of a single one
-                    shutil.move(own.path, staged.path)  # a link may lead to another disk
+                part_folder, staged = together / f"{PARTITION_INDEX}={index}", _staged(self.path, attempt)
+                if part_folder.exists():
+                    (part_folder / "_SUCCESS").touch()  # as Spark leaves it of a single one
+                    shutil.move(part_folder.path, staged.path)  # a link may lead to another disk
                 else:
                     self._writer(frame.drop(PARTITION_INDEX).limit(0).write).save(for_spark(staged))
         finally:
@@ -195,7 +194,7 @@ class FileSink(SparkSink[object, StagedFolder]):
 
 
 def _csv_format(schema: pa.Schema) -> ds.CsvFileFormat:
-    """How Arrow reads what was written: by itself it takes a column's type from what the values look like."""
+    """How Arrow reads the files: by default it guesses a column's type from its values."""
     import pyarrow.csv as csv
     import pyarrow.dataset as ds
 
@@ -210,8 +209,8 @@ def _csv_format(schema: pa.Schema) -> ds.CsvFileFormat:
 class _FileCommitter(Committer[StagedFolder]):
     """Puts staged folders in place by renames.
 
-    It remembers the deployment and its timeline in a file of the directory. Which epochs it has it need not: an epoch
-    that comes again replaces its files.
+    It remembers the deployment and its timeline in a file of the directory. It need not remember epochs: a repeated
+    epoch replaces its files.
     """
 
     def __init__(self, path: UPath, file_format: str) -> None:
@@ -234,7 +233,7 @@ class _FileCommitter(Committer[StagedFolder]):
             remove_tree(_staged(self._path, attempt))
 
     def _replace(self, attempt: WriteAttempt) -> None:
-        """Puts a folder in the place of what was written before."""
+        """Replace what was written before by the staged folder."""
         target = _target(self._path, attempt.identity)
         _swap(_staged(self._path, attempt), target)
         if attempt.identity.partition != WHOLE:  # what a run without partitions had written
@@ -242,10 +241,10 @@ class _FileCommitter(Committer[StagedFolder]):
                 whole.unlink(missing_ok=True)  # another partition's run may be at it
 
     def _add_epoch(self, attempt: WriteAttempt, epoch: int) -> None:
-        """Adds an epoch's files under names of its own, so that a replayed epoch replaces them.
+        """Add an epoch's files under names of its own, so that a replayed epoch replaces them.
 
-        A new deployment begins with an empty directory; one that has gone back to a savepoint takes back the epochs
-        that it had since.
+        A new deployment begins with an empty directory; a deployment that has gone back to a savepoint removes the
+        epochs that it had written since.
         """
         identity = attempt.identity
         mine = f"{identity.execution} timeline {identity.timeline}"
@@ -268,13 +267,13 @@ class _FileCommitter(Committer[StagedFolder]):
             file.rename(self._path / f"{prefix}{number:04d}.{self._format}")
 
     def _deployment(self) -> tuple[str, int]:
-        """The deployment that has written last, and its timeline; an empty name where none has."""
+        """The last deployment that has written, and its timeline; an empty name where none has."""
         text = self._mark.read_text() if self._mark.exists() else ""
         deployment, known, timeline = text.rpartition(" timeline ")
         return (deployment, int(timeline)) if known else ("", 0)
 
     def _has_rows(self, file: UPath) -> bool:
-        """Whether a file holds more than its schema or header."""
+        """Whether a file has more than its schema or header."""
         with file.open("rb") as opened:
             if self._format == "csv":
                 return len(opened.read(1 << 20).splitlines()) > 1
@@ -284,14 +283,14 @@ class _FileCommitter(Committer[StagedFolder]):
 
 
 def _folder(path: UPath, identity: WriteIdentity) -> UPath:
-    """What a write replaces: the directory, or a partition's folder in it."""
+    """The folder that a write replaces: the directory, or a partition's folder in it."""
     return (
         path if identity.epoch is not None or identity.partition == WHOLE else path / f"partition={identity.partition}"
     )
 
 
 def _target(path: UPath, identity: WriteIdentity) -> UPath:
-    """The same without links: a rename would replace a link, and does not reach another disk."""
+    """The same folder without links: a rename would replace a link, and does not reach another disk."""
     return _without_links(_folder(path, identity))
 
 
@@ -300,7 +299,7 @@ def _without_links(path: UPath) -> UPath:
 
 
 def _staged(path: UPath, attempt: WriteAttempt) -> UPath:
-    """Where an attempt stages its files: next to what it replaces, so that a rename is enough."""
+    """The folder in which an attempt stages its files: next to its target, so that a rename is enough."""
     target = _target(path, attempt.identity)
     return target.parent / f".{target.name}.{attempt.id}"
 
@@ -319,5 +318,5 @@ def _swap(staged: UPath, target: UPath) -> None:
         if old.exists():
             old.rename(target)
         raise
-    for left in target.parent.glob(f".{glob_escape(target.name)}.old.*"):  # also by a process that was killed here
-        remove_tree(left)
+    for leftover in target.parent.glob(f".{glob_escape(target.name)}.old.*"):  # also by a process that was killed here
+        remove_tree(leftover)

@@ -179,20 +179,20 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         return _PublishingWriter(encoder, self, where)
 
     def _register(self, where: str) -> None:
-        """Ask what only a registry knows. Workers get the answer, and ask nothing.
+        """Ask the registry. Workers get the answer, and ask nothing.
 
-        Raises `SinkError` where the registry has no schema that holds the records, or does not take this one.
+        Raises `SinkError` where the registry has no schema that holds the records, or rejects this one.
         """
         if self._registered or self._format.value is not None:
             return
         try:
-            made, prefix = self.value_format.registered(self.topic)
-            made.encoder(made.value_type(self.records, self.records.names, where))
+            registered, prefix = self.value_format.registered(self.topic)
+            registered.encoder(registered.value_type(self.records, self.records.names, where))
         except ValueError as error:
             raise SinkError(f"{where}: {error}") from None
         except UnifiedError as error:
             raise type(error)(f"{where}: {error}") from error
-        self._format, self._registered = replace(self._format, value_format=made, prefix=prefix), True
+        self._format, self._registered = replace(self._format, value_format=registered, prefix=prefix), True
 
     def takes_together(self) -> bool:
         return False  # a transaction of several partitions could not keep out a writer of one of them
@@ -208,7 +208,7 @@ class KafkaSink(SparkSink[In, StagedMessages]):
 _PARTITIONERS = (
     "murmur2_random", "murmur2", "consistent_random", "consistent", "random", "fnv1a_random", "fnv1a",
 )  # fmt: skip
-"""librdkafka's. The first gives keys the partitions that Java's clients give them."""
+"""librdkafka's partitioners. The first chooses the partitions that Java's clients choose."""
 
 
 class _PublishingWriter(Writer[StagedMessages]):

@@ -1,4 +1,4 @@
-"""What an engine asks of a source that Spark reads."""
+"""The interface of a source that Spark reads."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 Ending = Callable[["UPath", "str | None"], frozenset[str]]
-"""Returns the parts of a source that have been read to their end, and `ALL` with them where all has been.
+"""Returns the parts of a source that have been read to their end, and `ALL` if all of them have.
 
-It is given the source's folder in Spark's checkpoint, and its offset in Spark's log, as `stream_position` is.
+It takes the source's folder in Spark's checkpoint, and its offset in Spark's log, as `stream_position` does.
 """
 
 
@@ -48,7 +48,7 @@ class SparkSource(Source[Out]):
     """A source that Spark reads."""
 
     on_malformed: OnMalformed = "fail"
-    """What becomes of rows that do not fit the records."""
+    """What to do with rows that do not fit the records."""
 
     partition_columns: Mapping[str, str] = {}
     """The fields that say a record's partition, by dimension."""
@@ -56,46 +56,46 @@ class SparkSource(Source[Out]):
     slice: Slice | None = None
     bound: bool = False
     resume_position: Position = Unread()
-    """What was read of it before: it reads what comes after."""
+    """The position that was read before: it reads what comes after."""
 
     _covered: PartitionBounds | None = None
-    """What several partitions cover, where they are read together."""
+    """The bounds of several partitions that are read together."""
 
     @abstractmethod
     def read(self, spark: SparkSession) -> DataFrame:
         """The records' columns, and `MALFORMED` (see below) where the source does not fail on a malformed row.
 
-        What `after` leaves out is left out here too (`unread`).
+        Leaves out what `after` leaves out (`unread`).
         """
 
     def partitioned_by(self, field: str | None = None, /, **dimensions: str) -> Self:
-        """The same source, of which a run for a partition reads only the records that `field` puts into it.
+        """The same source; a run for a partition reads only the records that `field` puts into it.
 
-        Of partitions in time the field is a datetime, a date, milliseconds since the epoch or an ISO text (UTC where it
-        names no zone); of static ones it equals the key. Of partitions with several dimensions each has its own:
-        `date="day", airport="origin"`. A run without partitions, and STREAMING, read everything.
+        For partitions in time the field is a datetime, a date, milliseconds since the epoch or an ISO text (UTC where
+        it names no zone); for static ones it equals the key. With several dimensions each has its own: `date="day",
+        airport="origin"`. A run without partitions, and STREAMING, read everything.
         """
 
         if self.in_every_partition:
-            raise self._twice_told("partitioned_by")
-        given = {**({"": field} if field is not None else {}), **dimensions}
-        if not given:
+            raise self._already_partitioned("partitioned_by")
+        columns = {**({"": field} if field is not None else {}), **dimensions}
+        if not columns:
             raise PipelineError(
                 f"source '{self.name}': partitioned_by needs a field, such as"
                 f' partitioned_by("{self.records.names[0]}")'
             )
         changed = copy.copy(self)
-        changed.partition_columns = checked_columns(given, self.records.names, f"source '{self.name}'")
+        changed.partition_columns = checked_columns(columns, self.records.names, f"source '{self.name}'")
         return changed
 
     def for_every_partition(self) -> Self:
-        """The same source, of which a run for a partition reads all: rules, a dimension, a table of products.
+        """The same source; a run for a partition reads all of it: rules, a dimension, a table of products.
 
         A run for several partitions reads it once. A run without partitions, and STREAMING, read all of it in any case.
-        Of a source without an end a partition has what is there when the run begins.
+        From a source without an end a partition has what is there when the run begins.
         """
         if self.can_be_bounded() and self.says_partition():
-            raise self._twice_told("for_every_partition")
+            raise self._already_partitioned("for_every_partition")
         if self.boundedness is Boundedness.UNBOUNDED and not self.has_present():
             raise PipelineError(
                 f"source '{self.name}' ({self.describe()}): for_every_partition reads all of a source, and this one has"
@@ -106,14 +106,14 @@ class SparkSource(Source[Out]):
         return changed
 
     def says_partition(self) -> bool:
-        """Whether the author has said which of its records belong to a partition."""
+        """Whether the author has said which records belong to a partition."""
         return bool(self.partition_columns)
 
     def has_present(self) -> bool:
-        """Whether a BATCH run can read what is there now of a source without an end."""
+        """Whether a BATCH run can read the current content of a source without an end."""
         return False
 
-    def _twice_told(self, method: str) -> PipelineError:
+    def _already_partitioned(self, method: str) -> PipelineError:
         return PipelineError(
             f"source '{self.name}' ({self.describe()}): {method} cannot be used here, since the source says already"
             " what of it belongs to a partition: partitioned_by(field) and a path template give each partition records"
@@ -144,20 +144,20 @@ class SparkSource(Source[Out]):
         return f"{sorted(self.partition_columns.items())} {dimensions}{behind}"
 
     def check_dimensions(self, known: Dimensions) -> None:
-        """Raises `PipelineError` where these dimensions do not say which of the source's rows are in a partition."""
+        """Raise `PipelineError` where these dimensions do not say which of the source's rows are in a partition."""
 
         check_partition_columns(self.partition_columns, self.records.schema, known, f"source '{self.name}'")
 
     def can_be_bounded(self) -> bool:
-        """Whether it knows what belongs to a partition."""
+        """Whether it knows which records belong to a partition."""
         return bool(self.partition_columns)
 
     def distinguishes(self, one: Slice, other: Slice) -> bool:
-        """Whether what belongs to these two partitions is not the same."""
+        """Whether these two partitions have different records."""
         return True
 
     def how_to_bound(self) -> str:
-        """What an author can do about that."""
+        """The advice for a source that cannot be bounded to a partition."""
         return f"name the field that says it, with .partitioned_by(field){self._or_all()}"
 
     def _or_all(self) -> str:
@@ -165,11 +165,11 @@ class SparkSource(Source[Out]):
         return ", or give all of it to each partition, with .for_every_partition()" if has_all else ""
 
     def of_partition(self) -> str:
-        """The end of its description: which partition it reads, if it is bounded to one."""
+        """The end of its description: the partition that it reads, if it is bounded to one."""
         return f", partition {self.slice.key}" if self.slice is not None else ""
 
     def read_partition(self, spark: SparkSession) -> DataFrame:
-        """What a BATCH run reads: all, or the partition that the source is bounded to."""
+        """The rows of a BATCH run: all, or those of the partition that the source is bounded to."""
 
         frame = self.read(spark)
         return (
@@ -179,7 +179,7 @@ class SparkSource(Source[Out]):
         )
 
     def read_partitions(self, spark: SparkSession, bounded: Sequence[SparkSource[Any]]) -> DataFrame:
-        """What a BATCH run of several partitions reads.
+        """The rows of a BATCH run of several partitions.
 
         The column `PARTITION_INDEX` has the index in `bounded` of the source that is bounded to the row's partition.
         """
@@ -200,37 +200,36 @@ class SparkSource(Source[Out]):
         return functools.reduce(lambda some, more: some.unionByName(more), frames)
 
     def covered(self) -> PartitionBounds:
-        """What the partitions that are read cover, so that a reader may leave out the rest; Spark looks closer."""
+        """Bounds of the partitions that are read, so that a reader may leave out the rest; Spark filters exactly."""
 
         if self._covered is not None:
             return self._covered
         return {} if self.slice is None else bounding_range(self.partition_columns, [self.slice])
 
     def reads_all(self) -> bool:
-        """Whether `read` gives the same rows for every partition: only columns say which partition a row is in."""
+        """Whether `read` returns the same rows for every partition: only columns say which partition a row is in."""
         return True
 
     @abstractmethod
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
         """The same as a stream; `folder` is the job's own, for what a source has to keep.
 
-        What `after` leaves out is left out here too (`unread`).
+        Leaves out what `after` leaves out (`unread`).
         """
 
     def ending(self, folder: UPath) -> Ending | None:
-        """What says how much of its stream has been read to the end.
+        """A function that tells how much of its stream has been read to the end.
 
-        None where the stream does not end, or the source cannot tell. `folder` is the one that `read_stream` was given
-        before.
+        None where the stream does not end, or the source cannot tell. `folder` is the one of `read_stream` before.
         """
         return None
 
     def with_fixed_range(self) -> Self:
-        """The same source, where what a BATCH run reads is decided now: its position is then exactly what is read."""
+        """The same source, with a BATCH run's range decided now: its position is then exactly what is read."""
         return self
 
     def batch_position(self, spark: SparkSession) -> Position:
-        """What a BATCH run will have read when it has finished.
+        """The position of a BATCH run when it has finished.
 
         Ask before the run reads, so that what arrives meanwhile does not count. Raises `UnsupportedError` where the
         source cannot tell.
@@ -240,7 +239,7 @@ class SparkSource(Source[Out]):
         raise self._positionless()
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
-        """What a STREAMING query has read at one epoch, together with what was read before it.
+        """The position of a STREAMING query at one epoch, including what was read before it.
 
         `offset` is the text of this source's offset in Spark's log of that epoch, None where there is none yet;
         `checkpoint_sources` is the source's folder in Spark's checkpoint. Raises `UnsupportedError` where the source
@@ -249,7 +248,7 @@ class SparkSource(Source[Out]):
         raise self._positionless()
 
     def backlog(self, offset: str, latest: str) -> int | None:
-        """How many records wait between two of its offsets, as Spark tells those of a query; None if unknown."""
+        """How many records wait between two of its offsets, in Spark's form; None if unknown."""
         return None
 
     def _positionless(self) -> UnsupportedError:
@@ -269,7 +268,7 @@ class SparkSource(Source[Out]):
         return changed
 
     def check_resume_position(self) -> None:
-        """Raises `StateError` where the source cannot go on after `resume_position`."""
+        """Raise `StateError` where the source cannot go on after `resume_position`."""
         if isinstance(self.resume_position, Unread):
             return
         if not isinstance(self.resume_position, PartitionsRead):
@@ -297,7 +296,7 @@ class SparkSource(Source[Out]):
         return rows_after(frame, self.partition_columns[""], read.until, self.name)
 
     def lacking(self) -> Mapping[str, str]:
-        """Which of the files that were read lack a column, so that it is None in their rows, by the column."""
+        """By column, the files that lack it, so that it is None in their rows."""
         return {}
 
     def keeps_malformed(self) -> bool:

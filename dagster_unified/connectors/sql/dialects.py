@@ -1,4 +1,4 @@
-"""The databases that are known, by the name of their dialect in SQLAlchemy. A new one is a file here, and an entry."""
+"""The known databases, by the name of their dialect in SQLAlchemy. A new one is a file here, and an entry."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KNOWN: dict[str, type[Dialect]] = {
 
 
 def dialect_of(name: str) -> Dialect:
-    """How the database of this dialect differs; for an unknown one, what all have in common."""
+    """The dialect of this database; for an unknown one, the common dialect."""
     return _KNOWN.get(name, Dialect)(name)
 
 

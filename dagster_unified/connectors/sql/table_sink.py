@@ -1,4 +1,4 @@
-"""What all sinks into tables have in common, and their commit: rows and marks of who wrote them in one transaction."""
+"""The common part of sinks into tables, and their commit: rows and marks of who wrote them in one transaction."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class MarkedWrite(ABC, Generic[C]):
         return first
 
     def _clear(self, commit: Commit[C], first: bool) -> str | None:
-        """Delete what a commit replaces; returns the partition that its rows are marked with."""
+        """Delete the rows that a commit replaces; returns the partition that its rows are marked with."""
         identity = commit.identity
         if self.mode == "upsert":
             return None

@@ -1,6 +1,6 @@
-"""What drivers give their engine: in BATCH what they emit and its metrics, in STREAMING a partition's report.
+"""The results of drivers for their engine: in BATCH batches and metrics, in STREAMING a partition's report.
 
-A report has the metrics of a partition of a micro-batch, and says when its processing-time timers are due.
+A report has the metrics of a partition of a micro-batch, and the time when its processing-time timers are due.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dagster_unified.operators.watermarks import Mark, slowest
 
 
 class Report(msgspec.Struct):
-    """Of one partition, or merged of many.
+    """The report of one partition, or merged from many.
 
-    `due` is the earliest processing-time timer that is pending, in milliseconds since the epoch.
+    `due` is the earliest pending processing-time timer, in milliseconds since the epoch.
     """
 
     metrics: Metrics = msgspec.field(default_factory=Metrics)
@@ -27,22 +27,22 @@ class Report(msgspec.Struct):
     """Records read from sources."""
 
     marks: dict[str, Mark] = {}
-    """What watermark generators emitted, by their assigner's uid."""
+    """The marks of watermark generators, by their assigner's uid."""
 
     parts: dict[str, dict[str, int]] = {}
     """The last event time of each part of a source, such as a partition of a topic, by the assigner's uid.
 
-    '' stands for all that is read of sources without parts.
+    '' stands for sources without parts.
     """
 
     def saw_part(self, part: str, last_event_times: Mapping[str, int]) -> None:
-        """Takes the last event times that assigners saw in one part of a source."""
+        """Note the last event times that assigners saw in one part of a source."""
         for uid, moment in last_event_times.items():
             times = self.parts.setdefault(uid, {})
             times[part] = max(moment, times.get(part, moment))
 
     def mark(self, marks: Mapping[str, Mark]) -> None:
-        """Takes what some more watermark generators emitted."""
+        """Note the marks of more watermark generators."""
         self.marks = {uid: slowest(m[uid] for m in (self.marks, marks) if uid in m) for uid in {**self.marks, **marks}}
 
     def empty(self) -> bool:
@@ -56,13 +56,13 @@ class Report(msgspec.Struct):
 
 def merge_reports(reports: Iterable[bytes]) -> Report:
     """The totals over several reports."""
-    found = [msgspec.json.decode(r, type=Report) for r in reports]
+    decoded = [msgspec.json.decode(r, type=Report) for r in reports]
     merged = Report(
-        merge([r.metrics for r in found]),
-        min((r.due for r in found if r.due is not None), default=None),
-        sum(r.rows for r in found),
+        merge([r.metrics for r in decoded]),
+        min((r.due for r in decoded if r.due is not None), default=None),
+        sum(r.rows for r in decoded),
     )
-    for report in found:
+    for report in decoded:
         merged.mark(report.marks)
         for uid, times in report.parts.items():
             for part, moment in times.items():
@@ -88,7 +88,7 @@ class Run:
     def __init__(self, emitting: Emitting) -> None:
         self._emitting = emitting
         self.metrics: dict[int, Metrics] = {}
-        """Of each partition by its index, at the end of the run."""
+        """The metrics of each partition by its index, at the end of the run."""
 
     def __iter__(self) -> Iterator[Emitted]:
         self.metrics = yield from self._emitting

@@ -1,4 +1,4 @@
-"""What an author writes for asynchronous calls: the function, and when a call is repeated (Flink: *Async I/O*)."""
+"""Asynchronous calls as an author writes them: the function, and when a call is repeated (Flink: *Async I/O*)."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class AsyncFunction(Function, ABC, Generic[In, Out]):
 
     @abstractmethod
     async def async_invoke(self, value: In) -> Iterable[Out]:
-        """The records that `value` becomes. Other records' calls run meanwhile, wherever this one awaits."""
+        """The results of `value`. Other records' calls run while this one awaits."""
 
     def timeout(self, value: In) -> Iterable[Out]:
-        """What a record becomes whose call takes too long; unless overridden, it fails the run."""
+        """The results of a record whose call takes too long; unless overridden, it fails the run."""
         raise TimeoutError("no answer in time; give a longer timeout, or override timeout(value)")
 
 
 def every_exception(error: Exception) -> bool:
-    """Whatever a call raises is worth another attempt."""
+    """Every exception of a call is worth another attempt."""
     return True
 
 
 def no_result(results: list[Any]) -> bool:
-    """Whatever a call gives is its result."""
+    """No result of a call is worth another attempt."""
     return False
 
 
@@ -53,8 +53,8 @@ class AsyncRetryStrategy:
     """How often a call is repeated, and after which pause, in both modes (FLIP-232).
 
     A call is repeated where `exception_predicate(error)` or `result_predicate(results)` is true, until there were
-    `max_attempts` calls; then its error fails the run, and its results are taken as they are. The timeout is that of
-    all attempts together.
+    `max_attempts` calls; then its error fails the run, and its results are taken as they are. The timeout is for all
+    attempts together.
 
     Examples:
         >>> class Flaky(AsyncFunction[int, str]):
@@ -88,6 +88,6 @@ class AsyncRetryStrategy:
     ) -> AsyncRetryStrategy:
         """At most `max_attempts` calls, each `backoff` after the one before.
 
-        Raises `PipelineError` for no attempt or a negative pause.
+        Raises `PipelineError` for less than one attempt or a negative pause.
         """
         return AsyncRetryStrategy(max_attempts, backoff, result_predicate, exception_predicate)

@@ -1,6 +1,6 @@
-"""The function classes that an author may subclass, and the contexts that they are given.
+"""The function classes that an author may subclass, and their contexts.
 
-Plain callables do as well wherever a function has one method. Names and methods are PyFlink's.
+Plain callables work too wherever a function has one method. Names and methods are PyFlink's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class KeyedStateStore(ABC):
-    """Where a function gets its state. `get_state` gives every kind; the other names are PyFlink's for the same."""
+    """Where a function gets its state. `get_state` returns every kind; the other names are PyFlink's for the same."""
 
     @abstractmethod
     def get_state(self, descriptor: StateDescriptor[R]) -> R:
@@ -119,7 +119,7 @@ FIRST = Subtask()
 
 
 class RuntimeContext(KeyedStateStore):
-    """What a function learns about where it runs; with keyed state where its stream is keyed.
+    """Tells a function where it runs; where its stream is keyed, also gives access to keyed state.
 
     A function gets it in `open`.
 
@@ -163,7 +163,7 @@ class RuntimeContext(KeyedStateStore):
         return self._parallelism
 
     def count(self, name: str, amount: int = 1) -> None:
-        """Adds to a counter of the pipeline, whose total appears in the run's metadata under `name` alone.
+        """Add to a counter of the pipeline; its total appears in the run's metadata under `name` alone.
 
         `get_metrics_group` has counters of this operator, and other kinds of metrics.
         """
@@ -214,7 +214,7 @@ class Wrapping(Function):
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's."""
+        """The author's function."""
         return (self.function,)
 
     def open(self, runtime_context: RuntimeContext) -> None:
@@ -229,7 +229,7 @@ class Wrapping(Function):
 class MapFunction(Function, ABC, Generic[In, Out]):
     """One record in, one record out (Flink: *User-Defined Functions*).
 
-    A plain function does as well. In both modes `map` is called once per record, in one pass with the operators next to
+    A plain function works too. In both modes `map` is called once per record, in one pass with the operators next to
     it. On a keyed stream, a function that overrides `open` has state of the record's key.
 
     Examples:
@@ -248,7 +248,7 @@ class MapFunction(Function, ABC, Generic[In, Out]):
 class FlatMapFunction(Function, ABC, Generic[In, Out]):
     """One record in, any number out (Flink: *User-Defined Functions*).
 
-    In both modes `flat_map` is called once per record, and what it returns carries the record's event time.
+    In both modes `flat_map` is called once per record, and its results carry the record's event time.
 
     Examples:
         >>> class UpTo(FlatMapFunction[int, int]):
@@ -329,17 +329,17 @@ class AggregateFunction(Function, ABC, Generic[In, A, Out]):
 
     @abstractmethod
     def get_result(self, accumulator: A) -> Out:
-        """The result that the accumulator stands for."""
+        """The result of an accumulator."""
 
     @abstractmethod
     def merge(self, a: A, b: A) -> A:
-        """One accumulator of two."""
+        """Merge two accumulators."""
 
 
 class KeySelector(Function, ABC, Generic[In, KeyOut]):
     """Returns a record's key, for `key_by` (Flink: *Working with State*, "Keyed DataStream").
 
-    It has to return the same key each time it is called for a record, in every process.
+    It must return the same key whenever it is called for a record, in every process.
 
     Examples:
         >>> class Hour(KeySelector[Sale, int]):
@@ -410,14 +410,14 @@ class TimerService(ABC):
 
     @abstractmethod
     def register_event_time_timer(self, timestamp: int) -> None:
-        """Calls `on_timer` once the watermark reaches `timestamp`; the same timer registered twice fires once.
+        """Call `on_timer` once the watermark reaches `timestamp`; the same timer registered twice fires once.
 
         In BATCH a key's timers fire in the order of time after its last record.
         """
 
     @abstractmethod
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """Calls `on_timer` once the clock reaches `timestamp`.
+        """Call `on_timer` once the clock reaches `timestamp`.
 
         At the end of the input, in BATCH of each key, pending ones fire or are dropped
         (`pipeline.processing-time.end-of-input`).
@@ -425,11 +425,11 @@ class TimerService(ABC):
 
     @abstractmethod
     def delete_event_time_timer(self, timestamp: int) -> None:
-        """Removes a timer of the current key."""
+        """Delete a timer of the current key."""
 
     @abstractmethod
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Removes a timer of the current key."""
+        """Delete a timer of the current key."""
 
 
 class NoTimers(TimerService, ABC):
@@ -448,9 +448,9 @@ class NoTimers(TimerService, ABC):
 
 
 class ProcessFunction(Function, ABC, Generic[In, Out]):
-    """A record in, any number out, with its timestamp and side outputs at hand (Flink: *Process Function*).
+    """A record in, any number out, with access to its timestamp and to side outputs (Flink: *Process Function*).
 
-    On a keyed stream it has state and timers as well. It runs once per record in both modes.
+    On a keyed stream it also has state and timers. It runs once per record in both modes.
 
     Examples:
         >>> class Stamped(ProcessFunction[Sale, str]):
@@ -473,16 +473,16 @@ class ProcessFunction(Function, ABC, Generic[In, Out]):
 
         @abstractmethod
         def output(self, tag: OutputTag[R], value: R) -> None:
-            """Emits to a side output."""
+            """Emit to a side output."""
 
     @abstractmethod
     def process_element(self, value: In, ctx: Context) -> Iterable[Out | SideOutput] | None:
-        """The records that `value` leads to; `(tag, record)` goes to a side output."""
+        """The results of a record; `(tag, record)` goes to a side output."""
 
     def on_timer(
         self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]
     ) -> Iterable[Out | SideOutput] | None:
-        """The records that a timer leads to, on a keyed stream: no other has timers."""
+        """The results of a timer; only keyed streams have timers."""
         return None
 
 
@@ -520,7 +520,7 @@ class KeyedProcessFunction(Function, ABC, Generic[Key, In, Out]):
 
         @abstractmethod
         def time_domain(self) -> TimeDomain:
-            """Which clock the timer listened to."""
+            """The clock of the timer."""
 
     requires_time_sorted_input: bool = False
     """Whether elements must come in event-time order, and timers between them.
@@ -531,21 +531,21 @@ class KeyedProcessFunction(Function, ABC, Generic[Key, In, Out]):
 
     @abstractmethod
     def process_element(self, value: In, ctx: Context[Key]) -> Iterable[Out | SideOutput] | None:
-        """The records that `value` leads to; `(tag, record)` goes to a side output."""
+        """The results of a record; `(tag, record)` goes to a side output."""
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
-        """The records that a timer leads to. What it emits carries the timer's timestamp."""
+        """The results of a timer; they carry its timestamp."""
         return None
 
 
 class KeyedBatchFunction(Function, ABC, Generic[Key]):
     """A function of Arrow batches on a keyed stream, with state and timers of their key, for `map_batches`.
 
-    A batch has rows of one key. How a key's rows are cut into batches is not defined, in either mode: what goes beyond
-    a batch belongs into the key's state, and a result of all rows into a timer. In BATCH a key's rows come in
-    event-time order, and its timers fire after the last one. In STREAMING a batch has what a micro-batch brings for the
-    key. In the body of an iteration it may be an `IterationListener`, which emits batches. Spark: `applyInArrow`, with
-    the state of `applyInPandasWithState`.
+    A batch has rows of one key. How a key's rows are cut into batches is not defined, in either mode: keep what spans
+    batches in the key's state, and emit a result of all rows from a timer. In BATCH a key's rows come in event-time
+    order, and its timers fire after the last one. In STREAMING a batch has a micro-batch's rows of the key. In the body
+    of an iteration it may be an `IterationListener`, which emits batches. Spark: `applyInArrow`, with the state of
+    `applyInPandasWithState`.
 
     Examples:
         >>> import pyarrow as pa
@@ -575,10 +575,10 @@ class KeyedBatchFunction(Function, ABC, Generic[Key]):
 
         @abstractmethod
         def output(self, tag: OutputTag[Any], batch: pa.RecordBatch) -> None:
-            """Emits a batch of records to a side output.
+            """Emit a batch of records to a side output.
 
-            Its rows have the event times of its column `__ts`, or else those of the rows of `process_batch`, of which
-            it then has as many; in `on_timer`, the timer's timestamp.
+            Its rows have the event times of its column `__ts`; without it those of the rows of `process_batch`, and
+            then it has as many rows; in `on_timer` the timer's timestamp.
             """
 
     class OnTimerContext(Context[KeyOut]):
@@ -586,18 +586,18 @@ class KeyedBatchFunction(Function, ABC, Generic[Key]):
 
         @abstractmethod
         def time_domain(self) -> TimeDomain:
-            """Which clock the timer listened to."""
+            """The clock of the timer."""
 
     requires_time_sorted_input: bool = False
     """As `KeyedProcessFunction.requires_time_sorted_input`; a batch then has rows of one event time."""
 
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch, ctx: Context[Key]) -> pa.RecordBatch | None:
-        """The records that a batch leads to, None for none.
+        """The results of a batch; None for none.
 
         Event times are in the column `__ts`, where the stream has them; keep it where the number of rows changes.
         """
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> pa.RecordBatch | None:
-        """The records that a timer leads to. They carry the timer's timestamp."""
+        """The results of a timer; they carry its timestamp."""
         return None

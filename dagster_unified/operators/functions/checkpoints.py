@@ -1,4 +1,4 @@
-"""How a function takes part in checkpoints: state of its own that has no key, and news of those that are complete.
+"""How a function takes part in checkpoints: with state of its own that has no key, and as a listener.
 
 Names and methods are Flink's. Knows no engine.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class OperatorStateStore(ABC):
     """The operator state of a function; there is an example at `CheckpointedFunction`.
 
-    The elements of a state are held to the descriptor's type, as keyed state is.
+    The elements of a state must fit the descriptor's type, as in keyed state.
     """
 
     @overload
@@ -30,7 +30,7 @@ class OperatorStateStore(ABC):
     def get_list_state(
         self, descriptor: ListStateDescriptor[V] | ArrowListStateDescriptor[V]
     ) -> ListState[V] | ArrowListState[V]:
-        """A list of this subtask; started with another parallelism, all elements are split evenly over the subtasks."""
+        """A list of this subtask; after a change of parallelism all elements are split evenly over the subtasks."""
 
     @overload
     def get_union_list_state(self, descriptor: ListStateDescriptor[V]) -> ListState[V]: ...
@@ -40,31 +40,31 @@ class OperatorStateStore(ABC):
     def get_union_list_state(
         self, descriptor: ListStateDescriptor[V] | ArrowListStateDescriptor[V]
     ) -> ListState[V] | ArrowListState[V]:
-        """A list of this subtask; started from a savepoint, every subtask has the elements of all of them.
+        """A list of this subtask; after a start from a savepoint every subtask has the elements of all.
 
-        A function takes those that it needs, and writes its own only. From one epoch to the next, also after a
-        failure, a subtask finds what it wrote itself.
+        A function takes those that it needs, and writes only its own. From one epoch to the next, also after a failure,
+        a subtask has what it wrote itself.
         """
 
 
 class FunctionInitializationContext(ABC):
-    """What `CheckpointedFunction.initialize_state` is given; there is an example at `CheckpointedFunction`."""
+    """The context of `CheckpointedFunction.initialize_state`; there is an example at `CheckpointedFunction`."""
 
     @abstractmethod
     def get_operator_state_store(self) -> OperatorStateStore:
-        """What gives the function its state."""
+        """The store of the function's state."""
 
     @abstractmethod
     def is_restored(self) -> bool:
-        """Whether there is a snapshot that the function goes on from.
+        """Whether the function continues from a snapshot.
 
-        In STREAMING that is so from a subtask's second epoch on. In BATCH it is so where the run starts from a
-        savepoint, or from the partition before.
+        In STREAMING it does from a subtask's second epoch on. In BATCH it does where the run starts from a savepoint,
+        or from the partition before.
         """
 
 
 class FunctionSnapshotContext(ABC):
-    """What `CheckpointedFunction.snapshot_state` is given; there is an example at `CheckpointedFunction`."""
+    """The context of `CheckpointedFunction.snapshot_state`; there is an example at `CheckpointedFunction`."""
 
     @abstractmethod
     def get_checkpoint_id(self) -> int:
@@ -75,15 +75,15 @@ class CheckpointedFunction(ABC):
     """A function with operator state: lists of a parallel instance (a subtask), not of a key.
 
     It is a second base of a function of `map`, `flat_map`, `filter` or `process` on streams without a key, or of one
-    behind `connect`, and the base of a function object of `map_batches`. `initialize_state` is called before `open`. In
-    STREAMING an instance lives for one epoch: it is initialized from the snapshot of the one before, processes the
-    epoch's records, and `snapshot_state` puts what it holds into its state, which is committed with the epoch and is in
-    savepoints. What it keeps elsewhere is lost. There are as many subtasks as `set_parallelism` says, or
-    `parallelism.default`, or else `pipeline.max-parallelism`.
+    after `connect`, and the base of a function object of `map_batches`. `initialize_state` is called before `open`. In
+    STREAMING an instance lives for one epoch: it is initialized from the last snapshot, processes the epoch's records,
+    and `snapshot_state` puts its memory into its state, which is committed with the epoch and is in savepoints.
+    Anything else that it keeps is lost. There are as many subtasks as `set_parallelism` says, or `parallelism.default`,
+    or else `pipeline.max-parallelism`.
 
     In BATCH an instance processes a partition of the data, and there are no checkpoints: `snapshot_state` is called
     only where the run leaves a savepoint or hands state to the next partition (FLIP-140). A result that depends on
-    which records a subtask holds differs by mode.
+    which records a subtask has differs by mode.
 
     Flink: `CheckpointedFunction`, *Working with State*, "Using Operator State".
 
@@ -98,31 +98,32 @@ class CheckpointedFunction(ABC):
         ...         self.waiting.append(value)
         ...         if len(self.waiting) < 2:
         ...             return []
-        ...         found, self.waiting = self.waiting, []
-        ...         return [sum(found)]
+        ...         pair, self.waiting = self.waiting, []
+        ...         return [sum(pair)]
         >>> collect(numbers.flat_map(Pairs()))
         [3]
     """
 
     @abstractmethod
     def initialize_state(self, context: FunctionInitializationContext) -> None:
-        """Called before `open`: gets the state, and takes over what it holds."""
+        """Called before `open`: get the state, and take over its content."""
 
     @abstractmethod
     def snapshot_state(self, context: FunctionSnapshotContext) -> None:
-        """Called after an epoch's records: puts what has to last into the state."""
+        """Called after an epoch's records: put what has to last into the state."""
 
 
 class CheckpointListener(ABC):
-    """A function that hears of committed epochs; any function class may have it as a second base.
+    """A function that is notified of committed epochs; any function class may have it as a second base.
 
     In STREAMING `notify_checkpoint_complete` is called once an epoch is committed, with all that its sinks wrote, and
-    before the function gets a record of a later one. Each instance of the function hears of the latest committed epoch
-    after `open`. Of the last epoch of a job that has finished, or stops with a savepoint, an instance hears that is
-    opened for it and gets no record. It is best effort, as in Flink: of the last epoch before a job is stopped
-    otherwise the next job's functions hear, and of an epoch twice where the job was restarted after it. What it knows
-    of an epoch has to be in its state, since the instance that is called need not be the one that processed the epoch's
-    records. In BATCH there are no checkpoints, and it is never called (FLIP-140). Flink: `CheckpointListener`.
+    before the function gets a record of a later one. Each instance of the function is notified of the latest committed
+    epoch after `open`. For the last epoch of a job that has finished, or stops with a savepoint, an instance is opened
+    that gets no record. Notification is best effort, as in Flink: if a job is stopped otherwise, the next job's
+    functions are notified of its last epoch, and of an epoch twice where the job was restarted after it. What a
+    function knows of an epoch has to be in its state, since the notified instance need not be the one that processed
+    the epoch's records. In BATCH there are no checkpoints, and it is never called (FLIP-140). Flink:
+    `CheckpointListener`.
 
     Examples:
         >>> class Published(MapFunction[int, int], CheckpointListener):
@@ -142,7 +143,7 @@ class CheckpointListener(ABC):
 
 
 def listeners(function: Any) -> Iterator[CheckpointListener]:
-    """A function of the author's, and those in one of the library's, that hear of committed epochs."""
+    """The author's functions in a function, itself included, that are notified of committed epochs."""
     if isinstance(function, CheckpointListener):
         yield function
     for part in getattr(function, "wrapped_functions", ()):
@@ -150,8 +151,8 @@ def listeners(function: Any) -> Iterator[CheckpointListener]:
 
 
 def checkpointed(function: Any) -> CheckpointedFunction | None:
-    """A function of the author's with operator state, or the one in a function of the library's."""
+    """The author's function with operator state in a function, which may be the function itself; or None."""
     if isinstance(function, CheckpointedFunction):
         return function
-    found = map(checkpointed, getattr(function, "wrapped_functions", ()))
-    return next((one for one in found if one is not None), None)
+    inner = map(checkpointed, getattr(function, "wrapped_functions", ()))
+    return next((function for function in inner if function is not None), None)

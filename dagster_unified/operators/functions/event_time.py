@@ -1,4 +1,4 @@
-"""Where event time comes from when no field of the record says it (Flink: *Generating Watermarks*)."""
+"""Event time where no field of the record has it (Flink: *Generating Watermarks*)."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 
 
 class WatermarkOutput(ABC):
-    """Where a `WatermarkGenerator` says how far event time has come, in STREAMING.
+    """The output to which a `WatermarkGenerator` emits watermarks, in STREAMING.
 
     There is an example at `WatermarkGenerator`.
     """
 
     @abstractmethod
     def emit_watermark(self, watermark: int | datetime) -> None:
-        """Says that no record up to this time is still to come; one before an earlier watermark changes nothing."""
+        """Declare that no record up to this time is still to come; an earlier time changes nothing."""
 
     @abstractmethod
     def mark_idle(self) -> None:
-        """Lets other inputs' watermarks move without this one, until it emits a watermark or is active."""
+        """Let other inputs' watermarks advance without this one, until it emits a watermark or is active."""
 
     @abstractmethod
     def mark_active(self) -> None:
-        """Ends `mark_idle`."""
+        """End `mark_idle`."""
 
 
 class WatermarkGenerator(ABC, Generic[In]):
     """Emits watermarks after records (`on_event`) or from time to time (`on_periodic_emit`).
 
     In STREAMING the watermark moves between two micro-batches. Each task of a micro-batch has a generator of its own,
-    which it asks for a periodic watermark after its last record. Of what they emitted last, the smallest counts, and
-    the watermark never goes back. What a generator sets in its attributes as records come goes on to the next
-    micro-batch, for each parallel instance: numbers, text, moments and collections of them; anything else is refused.
-    While no records come, the job asks another one for periodic watermarks, every `pipeline.auto-watermark-interval`.
+    and asks it for a periodic watermark after its last record. The smallest of the last emitted watermarks counts, and
+    the watermark never goes back. Attributes that a generator sets as records come last to the next micro-batch, for
+    each parallel instance: numbers, text, moments and collections of them; anything else is refused. While no records
+    come, the job asks another generator for periodic watermarks, every `pipeline.auto-watermark-interval`.
 
     In BATCH no generator is asked: nothing is late (FLIP-134).
 
@@ -66,14 +66,14 @@ class WatermarkGenerator(ABC, Generic[In]):
 
 
 class IngestionTimeAssigner(TimestampAssigner[object]):
-    """Takes the machine's clock as a record's event time: *ingestion time*, if it stands right behind the source.
+    """Takes the machine's clock as a record's event time: *ingestion time*, if it stands right after the source.
 
     It never goes back, also where the clock is set back while a task runs. Records get their times when a task reads
     them, in both modes, so that windows and timers depend on when and how fast the pipeline runs; the lint warns. A
-    micro-batch or a stage that is run again gives its records new times.
+    repeated micro-batch or stage gives its records new times.
 
-    On a cluster whose clocks differ, use `for_bounded_out_of_orderness` with that difference: records of the slower
-    clock would be late otherwise. With `pipeline.processing-time.allow=FAIL` it is an error, as reading the clock is.
+    On a cluster whose clocks differ, use `for_bounded_out_of_orderness` with that difference: else records of the
+    slower clock would be late. With `pipeline.processing-time.allow=FAIL` it is an error, as reading the clock is.
 
     Examples:
         >>> strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(IngestionTimeAssigner())

@@ -22,34 +22,34 @@ from dagster_unified.values import check_count
 
 
 class EpochCollector(ABC, Generic[In]):
-    """Takes what an `IterationListener` emits; Flink: `Collector`."""
+    """Collects the results of an `IterationListener`; Flink: `Collector`."""
 
     @abstractmethod
     def collect(self, value: In) -> None:
-        """Emits a record of the epoch that ends; of a `map_batches` function, an Arrow batch of records."""
+        """Emit a record of the epoch that ends; for a `map_batches` function, an Arrow batch of records."""
 
 
 class EpochContext(ABC):
-    """What an `IterationListener` is given besides the epoch; Flink ML: `IterationListener.Context`."""
+    """The context of an `IterationListener`; Flink ML: `IterationListener.Context`."""
 
     @abstractmethod
     def output(self, tag: OutputTag[R], value: R) -> None:
-        """Emits to a side output."""
+        """Emit to a side output."""
 
     @abstractmethod
     def get_current_key(self) -> Any:
-        """The key whose state is current; raises `UnsupportedError` on a stream that is not keyed."""
+        """The current key; raises `UnsupportedError` on a stream that is not keyed."""
 
 
 class IterationListener(ABC, Generic[Out]):
-    """A function in the body of an iteration that hears of epochs; any function class may have it as a second base.
+    """A function in the body of an iteration that is called at the end of epochs; a second base of a function class.
 
     It is called once in each subtask, also where no record came. A function with keyed state is called for each key
-    that got a record in the epoch, with that key's state at hand, and at the end of the iteration for each key that has
-    state, or where it has declared none, for each key that has come: a `KeyedProcessFunction`, a `KeyedBatchFunction`,
-    or on a keyed stream a function that overrides `open`. What it emits belongs to the epoch that ends, so that it
-    reaches the next round where it is fed back; it has no event time. A function that is not keyed keeps for later
-    rounds what is in its state only. FLIP-176: `IterationListener`.
+    that got a record in the epoch, with that key's state, and at the end of the iteration for each key that has state,
+    or where it has declared none, for each key that had records: a `KeyedProcessFunction`, a `KeyedBatchFunction`, or
+    on a keyed stream a function that overrides `open`. Its results belong to the epoch that ends, so that they reach
+    the next round where they are fed back; they have no event time. A function that is not keyed keeps only its state
+    for later rounds. FLIP-176: `IterationListener`.
 
     Examples:
         >>> class Rounds(FlatMapFunction[int, int], iterations.IterationListener[int]):
@@ -74,14 +74,14 @@ class IterationListener(ABC, Generic[Out]):
     def on_epoch_watermark_incremented(
         self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[Out]
     ) -> None:
-        """No record of this epoch, or of an earlier one, can come any more. The first epoch is 0."""
+        """Called when no record of this epoch, or of an earlier one, can come any more. The first epoch is 0."""
 
     def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[Out]) -> None:
-        """The iteration has ended: no record comes any more. What is emitted to a feedback stream is dropped."""
+        """Called when the iteration has ended. Records emitted to a feedback stream are dropped."""
 
 
 def iteration_listeners(function: Any) -> Iterator[IterationListener[Any]]:
-    """A function of the author's, and those in one of the library's, that hear of epochs."""
+    """The author's functions in a function, itself included, that listen to epochs."""
     if isinstance(function, IterationListener):
         yield function
     for part in getattr(function, "wrapped_functions", ()):
@@ -89,12 +89,12 @@ def iteration_listeners(function: Any) -> Iterator[IterationListener[Any]]:
 
 
 def hears_of_epochs(function: Any) -> bool:
-    """Whether a function of the author's, or one in it, hears of epochs."""
+    """Whether a function, or an author's function in it, listens to epochs."""
     return next(iteration_listeners(function), None) is not None
 
 
 class TerminateOnMaxIter(FlatMapFunction[Any, int], IterationListener[int]):
-    """Termination criteria: the iteration ends after so many rounds. Flink ML: `TerminateOnMaxIter`.
+    """Termination criteria: the iteration ends after `max_iter` rounds. Flink ML: `TerminateOnMaxIter`.
 
     Use it as `stream.flat_map(TerminateOnMaxIter(20))`, on any stream of the body.
     """
@@ -119,8 +119,8 @@ class TerminateOnMaxIterOrTol(FlatMapFunction[float, int], IterationListener[int
     """Termination criteria: the iteration ends after `max_iter` rounds, or when its value falls below `tol`.
 
     Use it on a stream of one value a round, such as a loss: `loss.flat_map(TerminateOnMaxIterOrTol(100, 1e-6))`. Of
-    several values the last counts, and after a round without one the iteration goes on. It is a gauge, `value`. Flink
-    ML: `TerminateOnMaxIterOrTol`.
+    several values the last counts, and after a round without one the iteration goes on. The value is also a gauge,
+    `value`. Flink ML: `TerminateOnMaxIterOrTol`.
     """
 
     in_one_subtask = True
@@ -155,15 +155,15 @@ class AllReduce(FlatMapFunction[T, T], IterationListener[T]):
 
     def __init__(self, function: Callable[[T, T], T]) -> None:
         self.function = function
-        self.held: list[T] = []
+        self.reduced: list[T] = []
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's."""
+        """The author's function."""
         return (self.function,)
 
     def flat_map(self, value: T) -> list[T]:
-        self.held = [self.function(self.held[0], value)] if self.held else [value]
+        self.reduced = [self.function(self.reduced[0], value)] if self.reduced else [value]
         return []
 
     def on_epoch_watermark_incremented(
@@ -175,21 +175,21 @@ class AllReduce(FlatMapFunction[T, T], IterationListener[T]):
         self._emit(collector)  # what came when the iteration had ended
 
     def _emit(self, collector: EpochCollector[T]) -> None:
-        for reduced in self.held:
-            collector.collect(reduced)
-        self.held = []
+        for record in self.reduced:
+            collector.collect(record)
+        self.reduced = []
 
 
 class ForwardInputsOfLastRound(FlatMapFunction[T, T], CheckpointedFunction, IterationListener[T]):
-    """Emits, when the iteration has ended, the records of its last round, and nothing before."""
+    """Emits the records of the last round when the iteration has ended, and nothing before."""
 
     in_all_rounds = True
 
     def __init__(self, records: Any) -> None:
-        self._held = ListStateDescriptor("records", records)
+        self._descriptor = ListStateDescriptor("records", records)
 
     def initialize_state(self, context: FunctionInitializationContext) -> None:
-        self.state = context.get_operator_state_store().get_list_state(self._held)
+        self.state = context.get_operator_state_store().get_list_state(self._descriptor)
         self.last = list(self.state.get())
         self.current: list[T] = []
 
@@ -218,11 +218,11 @@ class DeltaFunction(Function, ABC, Generic[S, T]):
 
     @abstractmethod
     def update(self, solution: S | None, workset: Sequence[T]) -> tuple[S | None, Iterable[T]]:
-        """The record that replaces the key's, None to keep it as it is, and what is sent to keys for the next round.
+        """The record that replaces the key's, None to keep it, and worksets that are sent to keys for the next round.
 
         `solution` is None where the solution set has no record of the key, and a change then adds one. `workset` is
-        what was sent to the key for this round, in no defined order. Return a new record as the change, and leave the
-        given one as it is.
+        what was sent to the key for this round, in no defined order. Return a new record as the change, and do not
+        change `solution`.
         """
 
 
@@ -250,10 +250,10 @@ class BatchDeltaFunction(Function, ABC):
     def update_batch(
         self, solution: pa.RecordBatch, workset: pa.RecordBatch
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
-        """The changes of the solution set, and the workset of the next round; None where there is nothing.
+        """The changes of the solution set, and the workset of the next round; None for nothing.
 
-        A row of `solution` is that of the same row's key in `workset`; where the solution set has none, all of it is
-        null. With `combine=` by columns each key has one row. How keys are cut into batches is not defined. A change
-        has the columns of the key and those that change; others stay as they are. One of a key that the solution set
-        does not have has all columns.
+        A row of `solution` belongs to the key in the same row of `workset`; where the solution set has none, all of it
+        is null. With `combine=` by columns each key has one row. How keys are cut into batches is not defined. A change
+        has the columns of the key and those that change; others stay as they are. A change for a new key has all
+        columns.
         """

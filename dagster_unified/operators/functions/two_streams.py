@@ -1,4 +1,4 @@
-"""What an author writes for two streams in one operator: connected, joined, grouped together, or broadcast."""
+"""Functions of two streams in one operator, as an author writes them: connected, joined, grouped or broadcast."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class CoMapFunction(Function, ABC, Generic[In1, In2, Out]):
 
     @abstractmethod
     def map1(self, value: In1) -> Out:
-        """What a record of the first stream becomes."""
+        """The result of a record of the first stream."""
 
     @abstractmethod
     def map2(self, value: In2) -> Out:
-        """What a record of the second stream becomes."""
+        """The result of a record of the second stream."""
 
 
 class CoFlatMapFunction(Function, ABC, Generic[In1, In2, Out]):
@@ -38,11 +38,11 @@ class CoFlatMapFunction(Function, ABC, Generic[In1, In2, Out]):
 
     @abstractmethod
     def flat_map1(self, value: In1) -> Iterable[Out]:
-        """What a record of the first stream becomes."""
+        """The results of a record of the first stream."""
 
     @abstractmethod
     def flat_map2(self, value: In2) -> Iterable[Out]:
-        """What a record of the second stream becomes."""
+        """The results of a record of the second stream."""
 
 
 class CoProcessFunction(Function, ABC, Generic[In1, In2, Out]):
@@ -66,16 +66,16 @@ class CoProcessFunction(Function, ABC, Generic[In1, In2, Out]):
 
     @abstractmethod
     def process_element1(self, value: In1, ctx: ProcessFunction.Context) -> Iterable[Out | SideOutput] | None:
-        """What a record of the first stream leads to."""
+        """The results of a record of the first stream."""
 
     @abstractmethod
     def process_element2(self, value: In2, ctx: ProcessFunction.Context) -> Iterable[Out | SideOutput] | None:
-        """What a record of the second stream leads to."""
+        """The results of a record of the second stream."""
 
     def on_timer(
         self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext[Any]
     ) -> Iterable[Out | SideOutput] | None:
-        """A timer has come; only where both streams are keyed."""
+        """The results of a timer; only where both streams are keyed."""
         return None
 
 
@@ -96,14 +96,14 @@ class KeyedCoProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
 
     @abstractmethod
     def process_element1(self, value: In1, ctx: Context[Key]) -> Iterable[Out | SideOutput] | None:
-        """What a record of the first stream leads to."""
+        """The results of a record of the first stream."""
 
     @abstractmethod
     def process_element2(self, value: In2, ctx: Context[Key]) -> Iterable[Out | SideOutput] | None:
-        """What a record of the second stream leads to."""
+        """The results of a record of the second stream."""
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
-        """A timer has come."""
+        """The results of a timer."""
         return ()
 
 
@@ -144,7 +144,7 @@ class FlatJoinFunction(Function, ABC, Generic[In1, In2, Out]):
 
     @abstractmethod
     def join(self, first: In1, second: In2) -> Iterable[Out] | None:
-        """What the pair gives."""
+        """The results of the pair."""
 
 
 class CoGroupFunction(Function, ABC, Generic[In1, In2, Out]):
@@ -164,7 +164,7 @@ class CoGroupFunction(Function, ABC, Generic[In1, In2, Out]):
 
     @abstractmethod
     def co_group(self, first: list[In1], second: list[In2]) -> Iterable[Out] | None:
-        """What the two groups give."""
+        """The results of the two groups."""
 
 
 class ProcessJoinFunction(Function, ABC, Generic[In1, In2, Out]):
@@ -186,22 +186,22 @@ class ProcessJoinFunction(Function, ABC, Generic[In1, In2, Out]):
 
         @abstractmethod
         def get_timestamp(self) -> int:
-            """The later of the two, which the results carry."""
+            """The later of the two; the results carry it."""
 
         @abstractmethod
         def output(self, tag: OutputTag[R], value: R) -> None:
-            """Emits to a side output."""
+            """Emit to a side output."""
 
     @abstractmethod
     def process_element(self, left: In1, right: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
-        """What the pair gives."""
+        """The results of the pair."""
 
 
 ABSENT: Any = object()
-"""In the place of the value of a key that has none."""
+"""Stands for the value of a key without one."""
 
 Change = tuple[str, dict[Any, Any], bool]
-"""What a broadcast map held before a broadcast record changed it: its name, entries, and whether they were all."""
+"""A broadcast map before a broadcast record changed it: its name, entries, and whether they were all."""
 
 
 class ReadOnlyBroadcastState(Generic[K, V]):
@@ -256,7 +256,7 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
         self._value = Declared("broadcast state", descriptor.name, Optional[descriptor.value_type])  # noqa: UP045
 
     def put(self, key: K, value: V) -> None:
-        """Sets the value of `key`."""
+        """Set the value of `key`."""
         key = self._key.normal(key)
         self._key.check_equals_itself(key)
         value = self._value.normal(value)
@@ -264,25 +264,25 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
         self._entries[key] = value
 
     def put_all(self, values: dict[K, V]) -> None:
-        """Sets the values of several keys."""
+        """Set the values of several keys."""
         for key, value in values.items():
             self.put(key, value)
 
     def remove(self, key: K) -> None:
-        """Forgets `key`; nothing happens where it is not there."""
+        """Forget `key`; does nothing where it is absent."""
         key = self._key.sought(key)
         if key in self._entries:
             self._changes.append((self._name, dict(self._entries), True))
             del self._entries[key]
 
     def clear(self) -> None:
-        """Forgets all entries."""
+        """Forget all entries."""
         self._changes.append((self._name, dict(self._entries), True))
         self._entries.clear()
 
 
 def declared_key(descriptor: MapStateDescriptor[Any, Any]) -> Declared:
-    """What keys of a broadcast map have to be."""
+    """The declared type of a broadcast map's keys."""
     return Declared("a key in broadcast state", descriptor.name, descriptor.key_type)
 
 
@@ -301,7 +301,7 @@ class _BaseContext(ABC):
 
     @abstractmethod
     def output(self, tag: OutputTag[R], value: R) -> None:
-        """Emits to a side output."""
+        """Emit to a side output."""
 
 
 class BroadcastProcessFunction(Function, ABC, Generic[In1, In2, Out]):
@@ -329,13 +329,13 @@ class BroadcastProcessFunction(Function, ABC, Generic[In1, In2, Out]):
 
     @abstractmethod
     def process_element(self, value: In1, ctx: ReadOnlyContext) -> Iterable[Out | SideOutput] | None:
-        """The records that a record of the stream leads to; `(tag, record)` goes to a side output."""
+        """The results of a record of the stream; `(tag, record)` goes to a side output."""
 
     @abstractmethod
     def process_broadcast_element(self, value: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
-        """Takes a broadcast record into the state.
+        """Take a broadcast record into the state.
 
-        It runs once in every instance, and has to do the same in each; what it emits is emitted once.
+        It runs once in every instance, and must do the same in each; its results are emitted once.
         """
 
 
@@ -378,7 +378,7 @@ class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
 
         @abstractmethod
         def time_domain(self) -> TimeDomain:
-            """Which clock the timer listened to."""
+            """The clock of the timer."""
 
     class Context(BroadcastProcessFunction.Context):
         """The context that `process_broadcast_element` gets with a record."""
@@ -387,28 +387,28 @@ class KeyedBroadcastProcessFunction(Function, ABC, Generic[Key, In1, In2, Out]):
         def apply_to_keyed_state(
             self, descriptor: StateDescriptor[R], function: Callable[[Any, R], Iterable[Any] | None]
         ) -> None:
-            """Calls `function(key, state)` for every key that has this state.
+            """Call `function(key, state)` for every key that has this state.
 
-            The function may change the state, and what it returns is emitted. In BATCH there is no key yet when
-            broadcast records come, so that it is called for none.
+            The function may change the state, and its results are emitted. In BATCH there is no key yet when broadcast
+            records come, so that it is not called.
             """
 
     requires_time_sorted_input: bool = False
 
     @abstractmethod
     def process_element(self, value: In1, ctx: ReadOnlyContext[Key]) -> Iterable[Out | SideOutput] | None:
-        """The records that a record of the stream leads to; `(tag, record)` goes to a side output."""
+        """The results of a record of the stream; `(tag, record)` goes to a side output."""
 
     @abstractmethod
     def process_broadcast_element(self, value: In2, ctx: Context) -> Iterable[Out | SideOutput] | None:
-        """Takes a broadcast record into the state.
+        """Take a broadcast record into the state.
 
-        It runs in every instance, each of which has some of the keys, and has to do the same to the broadcast state in
-        each. What it emits where there is no key is emitted once, and what it emits besides where it has seen the state
-        of keys, by `ctx.apply_to_keyed_state`, is emitted of each instance: to know the former, it is called once more
-        there, with no keys. So what depends on chance or the clock is an error there.
+        It runs in every instance, each of which has some of the keys, and must do the same to the broadcast state in
+        each. Results that do not depend on keys are emitted once; further results, where it has seen the state of keys
+        by `ctx.apply_to_keyed_state`, are emitted by each instance. To tell them apart, it is called once more there,
+        with no keys; so results that depend on chance or the clock are an error there.
         """
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext[Key]) -> Iterable[Out | SideOutput] | None:
-        """The records that a timer leads to."""
+        """The results of a timer."""
         return None

@@ -1,7 +1,7 @@
 """The type variables of the API: records, keys, values and windows.
 
-A function class is contravariant in what it is given and covariant in what it gives: a function of any record runs on a
-stream of one kind of record. Streams and state are invariant, since a record's type decides its columns.
+A function class is contravariant in its input and covariant in its output: a function of any record runs on a stream of
+one kind of record. Streams and state are invariant, since a record's type decides its columns.
 """
 
 from typing import TypeVar
@@ -25,6 +25,6 @@ Win = TypeVar("Win", contravariant=True)
 
 Out = TypeVar("Out", covariant=True)
 KeyOut = TypeVar("KeyOut", covariant=True)
-"""What a selector or a context gives as the key."""
+"""The key that a selector or a context returns."""
 WinOut = TypeVar("WinOut", covariant=True)
-"""What an assigner or a context gives as the window."""
+"""The window that an assigner or a context returns."""

@@ -30,7 +30,7 @@ class WindowFunction(Function, ABC, Generic[In, Out, Key, Win]):
 
 
 class ProcessWindowFunction(Function, ABC, Generic[In, Out, Key, Win]):
-    """Turns a window's elements into results, with time, state and side outputs at hand (Flink: *Windows*).
+    """Turns a window's elements into results, with access to time, state and side outputs (Flink: *Windows*).
 
     In BATCH it is called at the end of a key, once per window; in STREAMING whenever the window's trigger fires.
 
@@ -61,7 +61,7 @@ class ProcessWindowFunction(Function, ABC, Generic[In, Out, Key, Win]):
 
         @abstractmethod
         def window_state(self) -> KeyedStateStore:
-            """State of this key and window; what is kept there has to be cleared in `clear`."""
+            """State of this key and window; clear it in `clear`."""
 
         @abstractmethod
         def global_state(self) -> KeyedStateStore:
@@ -69,11 +69,11 @@ class ProcessWindowFunction(Function, ABC, Generic[In, Out, Key, Win]):
 
         @abstractmethod
         def output(self, tag: OutputTag[R], value: R) -> None:
-            """Emits to a side output."""
+            """Emit to a side output."""
 
     @abstractmethod
     def process(self, key: Key, context: Context[Win], elements: Iterable[In]) -> Iterable[Out | SideOutput] | None:
         """The results; `elements` are the window's, or the one value that they were reduced or aggregated to."""
 
     def clear(self, context: Context[Win]) -> None:
-        """The window is gone: its `window_state()` is to be cleared."""
+        """Called when the window is gone: clear its `window_state()`."""

@@ -1,4 +1,4 @@
-"""A program as it ships: its steps, each of which is one operator and how it is opened where it runs."""
+"""A program as it ships: its steps; each is one operator and how it is opened where it runs."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from dagster_unified.records import RecordType
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext(OperatorContext):
-    """Where a step stands in a running program, and what it is opened with."""
+    """A step's place in a running program, and what it is opened with."""
 
     before: str
     """How an error names the operator whose function emitted the records that reach the step."""
 
     watermark: Callable[[], int]
-    """How far event time is."""
+    """Returns the current event time."""
 
     runtime_context: Callable[[KeyedStateBackend | None], RuntimeContext]
     """Creates the context that a function is opened with."""
 
     closing: list[tuple[str, Any]]
-    """What is closed with the program, the last first, and how an error names it."""
+    """Objects that are closed with the program, the last first, and how an error names each."""
 
     flushing: list[Callable[[], None]]
-    """What is called where a micro-batch or a partition ends, the first first: steps emit what they hold of it."""
+    """Called where a micro-batch or a partition ends, in order: steps emit what they hold back."""
 
     generated: list[tuple[str, Generated]] | None
-    """Takes the watermark generators that run, by the uid of their assigner; None where no driver asks them."""
+    """Collects the running watermark generators, by their assigner's uid; None where no driver asks them."""
 
     remembered: Mapping[str, Kept]
-    """What watermark generators kept in the micro-batch before, by the uid of their assigner."""
+    """The memories of watermark generators from the last micro-batch, by their assigner's uid."""
 
     subtask: int
     """The number of the parallel instance."""
@@ -53,10 +53,10 @@ class StepContext(OperatorContext):
     """The broadcast records of a head that takes them as a table."""
 
     send: Callable[[str | None, Block], None]
-    """Takes what the step emits: on its main output (None), or on the side output of this tag."""
+    """Sends the step's results: to its main output (None), or to the side output of this tag."""
 
     def open(self, function: Any) -> None:
-        """Opens an author's function, where it is one that is opened."""
+        """Open an author's function, if it has `open`."""
         if isinstance(function, Function):
             self.closing.append((self.where, function))
             try:
@@ -82,14 +82,14 @@ class Step:
     """None where the records that reach the step go on as they are."""
     parallelism: int = 0
     remembers: tuple[str, ...] = ()
-    """The attributes that a watermark generator of its own keeps from record to record."""
+    """The attributes that its watermark generator keeps from record to record."""
 
     def listeners(self) -> Iterable[CheckpointListener]:
-        """What of its function hears of committed epochs."""
+        """The functions in its function that are notified of committed epochs."""
         return listeners(self.function)
 
     def emitted(self, collected: list[Any], timestamps: list[int | None], where: str) -> Block:
-        """What a function's `IterationListener` emitted, as the step's output."""
+        """The results of a function's `IterationListener`, as the step's output."""
         return Block(collected, None, timestamps, None)
 
 
@@ -100,13 +100,13 @@ class FusedStep(Step):
     operator: type[Clause] | None = None
 
     def clause(self, context: StepContext) -> Clause:
-        """Opens the step, as a clause of the function that it becomes part of."""
+        """Open the step, as a clause of the function that it becomes part of."""
         assert self.operator is not None
         context.open(self.function)
         return self.operator(getattr(self.function, self.operator.method, self.function))
 
     def times_of(self, batch: pa.RecordBatch) -> list[int] | None:
-        """The event times of records in columns, where that is all that the step does and needs; else None."""
+        """The event times of records in columns, if the step does and needs no more than that; else None."""
         return None
 
 
@@ -114,15 +114,15 @@ class BlockStep(Step):
     """An operator that takes whole blocks of records, and has no state."""
 
     def consumer(self, context: StepContext) -> Consumer:
-        """Opens the step."""
+        """Open the step."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class KeyedStep(Step):
-    """An operator with state and timers, which a driver drives. It stands at the head of its program.
+    """An operator with state and timers at the head of its program; a driver drives it.
 
-    `operator` is created with the function, with its context, and with `arguments`.
+    `operator` is created with the function, its context, and `arguments`.
     """
 
     operator: type[KeyedOperator] = KeyedOperator
@@ -154,17 +154,18 @@ class BroadcastInput:
     """In BATCH, where they are there before the program starts: encoded batches."""
 
     leads: bool = True
-    """Whether what the operator emits for them is kept; so it is in one partition of all."""
+    """Whether the operator's results for them are emitted; only one partition of all emits them."""
 
     alone: bool = False
-    """Whether there is nothing else in the partition: its other input is not read."""
+    """Whether the partition has nothing else: its other input is not read."""
 
 
 @dataclass(frozen=True)
 class CarryOver:
-    """How a partition begins and ends.
+    """How a partition starts and ends.
 
-    `watermark` is that with which the partition before ended; `end` is the encoded control event that ends this one.
+    `watermark` is the watermark at the end of the partition before; `end` is the encoded control event that ends this
+    one.
     """
 
     watermark: int
@@ -201,14 +202,14 @@ class Program:
 
     @property
     def carried(self) -> int:
-        """The number of the output by which state leaves."""
+        """The number of the output with the exported state."""
         return next(number for number, output in enumerate(self.outputs) if output.tag == CARRIED)
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether a function hears of committed epochs, or saves operator state, which tells it the epoch."""
+        """Whether a function is notified of committed epochs, or saves operator state, and so needs the epoch."""
         functions = [step.function for step in self.steps]
-        return any(any(listeners(one)) or checkpointed(one) is not None for one in functions)
+        return any(any(listeners(function)) or checkpointed(function) is not None for function in functions)
 
     def where(self, step: Step) -> str:
         """How an error names the place."""

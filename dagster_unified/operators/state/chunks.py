@@ -1,9 +1,9 @@
-"""Lists and maps of one key that have grown too large for the page of their key: chunks of them, in pages of their own.
+"""Lists and maps of one key that are too large for the key's page: chunks of them, in pages of their own.
 
-They are read when they are used, and written where they have changed: a list grows by chunks at its end, a map is
-spread over buckets by its keys' hashes. So one hot key costs a micro-batch what it touches. They stand in for a plain
-list and a plain dict, as far as the state handles use those; a descriptor says which of them its state takes
-(`spilled`). Knows no store: `read` gives a chunk by its number.
+Chunks are read when they are used, and written where they have changed: a list grows by chunks at its end, a map is
+spread over buckets by its keys' hashes. So one hot key costs a micro-batch only what it touches. They replace a plain
+list and a plain dict, as far as the state handles use those; a descriptor says which one its state uses (`spilled`).
+Knows no store: `read` returns a chunk by its number.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from msgspec import Raw
 from dagster_unified.operators.keys import key_hash
 
 ENTRIES_PER_CHUNK = 1024
-"""Elements of a chunk; what is not larger stays in its key's page."""
+"""Elements of a chunk; a smaller collection stays in its key's page."""
 
 BYTES = 1 << 20
 """Bytes of batches of rows that stay in their key's page."""
 
 SMALL = 64 << 10
-"""Bytes of a batch from which on rows are not added to it any more."""
+"""Bytes from which on a batch gets no more rows."""
 
 Read = Callable[[int], Any]
 """Reads a chunk by its number."""
 
 Write = Callable[[int | None, Any], int]
-"""Writes a chunk under its number, unless it is as it was, or under a new one where that is None; gives the number."""
+"""Writes a changed chunk under its number, or under a new one where that is None; returns the number."""
 
 
 class SpilledCollection(ABC):
     """The entries of one state of one key, in chunks."""
 
     kind: ClassVar[str]
-    """How a page names it."""
+    """Its name in a page."""
 
     plain: ClassVar[type[Sized]]
-    """What it stands in for."""
+    """The plain type that it replaces."""
 
     undeclared: ClassVar[Any]
-    """What a chunk is read as that belongs to a state which nobody has declared yet."""
+    """The type to which a chunk of an undeclared state is decoded."""
 
     chunks: Sequence[int | None]
     """The numbers of its chunks."""
@@ -51,7 +51,7 @@ class SpilledCollection(ABC):
     """How many entries are in chunks."""
 
     inline: Any
-    """What is left to the key's page."""
+    """The part that stays in the key's page."""
 
     @classmethod
     def is_large(cls, entries: Any) -> bool:
@@ -61,27 +61,27 @@ class SpilledCollection(ABC):
     @classmethod
     @abstractmethod
     def of(cls, entries: Any, read: Read) -> Self:
-        """A plain list or dict that has become large."""
+        """Convert a plain list or dict that has become large."""
 
     @classmethod
     @abstractmethod
     def restored(cls, chunks: list[int | None], size: int, inline: Any, read: Read) -> Self:
-        """What a page says of it."""
+        """Restore it from its entry in a page."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def forget(self, expired: Callable[[Any], bool]) -> None:
-        """Removes what has expired, if it was used."""
+        """Remove expired entries, if it was used."""
 
     @abstractmethod
     def save(self, write: Write) -> None:
-        """Writes the chunks that have changed."""
+        """Write the chunks that have changed."""
 
 
 class SpilledList(SpilledCollection):
-    """A list whose beginning is in chunks, and whose end is in memory."""
+    """A list whose start is in chunks, and whose end is in memory."""
 
     kind = "list"
     plain = list
@@ -111,17 +111,17 @@ class SpilledList(SpilledCollection):
         yield from self.inline
 
     def append(self, value: Any) -> None:
-        """As a list's."""
+        """As a list does."""
         self._used = True
         self.inline.append(value)
 
     def extend(self, values: Iterable[Any]) -> None:
-        """As a list's."""
+        """As a list does."""
         self._used = True
         self.inline.extend(values)
 
     def forget(self, expired: Callable[[Any], bool]) -> None:
-        """Removes what has expired, if it was used: the beginning, chunk by chunk, and of the end what is in memory."""
+        """Remove expired entries, if it was used: from the start chunk by chunk, and at the end those in memory."""
         while self._used and self.chunks:
             chunk = self._read(self.chunks[0])
             if not all(map(expired, chunk)):
@@ -131,7 +131,7 @@ class SpilledList(SpilledCollection):
         self.inline = [value for value in self.inline if not expired(value)]
 
     def save(self, write: Write) -> None:
-        """Writes full chunks of what was added."""
+        """Write full chunks of the added elements."""
         while len(self.inline) > ENTRIES_PER_CHUNK:
             self.chunks.append(write(None, self.inline[:ENTRIES_PER_CHUNK]))
             self.size += ENTRIES_PER_CHUNK
@@ -139,7 +139,7 @@ class SpilledList(SpilledCollection):
 
 
 class SpilledRows(SpilledList):
-    """A list of batches of rows, each of which is a chunk: but for the last, as long as it may grow."""
+    """A list of batches of rows. Each batch is a chunk, except the last as long as it may grow."""
 
     kind = "rows"
 
@@ -155,7 +155,7 @@ class SpilledRows(SpilledList):
 
 
 class SpilledMap(SpilledCollection):
-    """A map in buckets, each of them a chunk. A bucket that holds nothing has no chunk."""
+    """A map in buckets; each is a chunk. An empty bucket has no chunk."""
 
     kind = "map"
     plain = dict
@@ -170,10 +170,10 @@ class SpilledMap(SpilledCollection):
 
     @classmethod
     def of(cls, entries: Any, read: Read) -> Self:
-        made = cls([None], 0, read)
+        spilled = cls([None], 0, read)
         for key, value in entries.items():
-            made[key] = value
-        return made
+            spilled[key] = value
+        return spilled
 
     @classmethod
     def restored(cls, chunks: list[int | None], size: int, inline: Any, read: Read) -> Self:
@@ -194,7 +194,7 @@ class SpilledMap(SpilledCollection):
         return key in self._bucket(self._number(key))
 
     def get(self, key: Hashable, default: Any = None) -> Any:
-        """As a dict's."""
+        """As a dict does."""
         return self._bucket(self._number(key)).get(key, default)
 
     def __setitem__(self, key: Hashable, value: Any) -> None:
@@ -207,7 +207,7 @@ class SpilledMap(SpilledCollection):
         self.size -= 1
 
     def pop(self, key: Hashable, default: Any = None) -> Any:
-        """As a dict's."""
+        """As a dict does."""
         if key not in self:
             return default
         value = self.get(key)
@@ -215,14 +215,14 @@ class SpilledMap(SpilledCollection):
         return value
 
     def forget(self, expired: Callable[[Any], bool]) -> None:
-        """Removes what has expired, of the buckets that were used."""
+        """Remove expired entries from the buckets that were used."""
         for number, bucket in self._buckets.items():
             live = {key: value for key, value in bucket.items() if not expired(value)}
             self.size -= len(bucket) - len(live)
             self._buckets[number] = live
 
     def save(self, write: Write) -> None:
-        """Writes the buckets that were used, more of them once they are too full."""
+        """Write the buckets that were used, and make more of them once they are too full."""
         if self.size > ENTRIES_PER_CHUNK * len(self.chunks):
             entries = list(self.items())
             while self.size > ENTRIES_PER_CHUNK * len(self.chunks):
@@ -244,4 +244,4 @@ class SpilledMap(SpilledCollection):
 
 
 SPILLED: dict[str, type[SpilledCollection]] = {kind.kind: kind for kind in (SpilledList, SpilledMap, SpilledRows)}
-"""What a page's entries are restored as, also those of states that nobody declares any more."""
+"""The classes of a page's entries by kind, also for states that are no longer declared."""

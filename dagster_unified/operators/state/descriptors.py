@@ -1,4 +1,4 @@
-"""What every state descriptor has: a name, types and a time to live. The kinds have files of their own."""
+"""The base of all state descriptors: a name, types and a time to live. The kinds have files of their own."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class StateHandle(Protocol):
 class StateDescriptor(Generic[R]):
     """The name, type and time to live of one state of an operator; `R` is the handle that reads and writes it.
 
-    Names are unique within an operator. A kind of state is a subclass, which says `kind`, `handle_type` and
+    Names are unique within an operator. A kind of state is a subclass, which sets `kind`, `handle_type` and
     `stored_type`.
     """
 
     kind: ClassVar[str]
-    """What messages and plans call it: `value`."""
+    """Its name in messages and plans: `value`."""
 
     handle_type: ClassVar[type[StateHandle]]
 
     spilled: ClassVar[type[SpilledCollection] | None] = None
-    """What holds the entries of one key once they are many, where a state has many entries."""
+    """The collection for the many entries of one key, where a state can have many."""
 
     trusted = False
     """Whether the library itself writes it, lists of an operator's input, which need no check."""
@@ -64,7 +64,7 @@ class StateDescriptor(Generic[R]):
 
     @property
     def stored_type(self) -> Any:
-        """The type of what is stored for one key.
+        """The type that is stored for one key.
 
         With a time to live, each value is stored together with the time of its last renewal.
         """
@@ -72,45 +72,45 @@ class StateDescriptor(Generic[R]):
 
     @property
     def stored_layout(self) -> str:
-        """How what is stored for one key lies in a checkpoint."""
+        """The layout of the stored type in a checkpoint."""
         return layout_of(self.column_type)
 
     @property
     def column_type(self) -> Any:
-        """The type of what is stored for one key, as a column of a savepoint has it.
+        """The type that is stored for one key, in a column of a savepoint.
 
-        With a time to live its values are `Renewed`, so that they are no tuples of a state that has none.
+        With a time to live its values are `Renewed`, so that they differ from tuples in a state without one.
         """
         return self.stored_type if self.ttl is None else _renewed(self.stored_type)
 
     def column(self, what: str) -> TypedColumn:
-        """How what is stored becomes a column of a savepoint; `what` names it in errors."""
+        """The column of a savepoint; `what` names it in errors."""
         return TypedColumn(what, self.column_type, self.declared)
 
     @property
     def declared(self) -> str:
-        """What errors of a savepoint call its type; empty for the name of the type of its column."""
+        """The type's name in errors of a savepoint; empty for the name of its column's type."""
         return "" if self.ttl is None else self.describe()
 
     def _timed(self, python: Any) -> Any:
         return python if self.ttl is None else tuple[python, int]
 
     def same_as(self, other: StateDescriptor[Any]) -> bool:
-        """Whether another descriptor says the same in every respect, so that one handle does for both."""
+        """Whether another descriptor is the same in every respect, so that one handle serves both."""
         return type(self) is type(other) and vars(self) == vars(other)
 
     def stores_as(self, other: StateDescriptor[Any]) -> bool:
-        """Whether another descriptor of its name stores the same."""
+        """Whether another descriptor with its name stores the same."""
         alike = self.kind == other.kind and (self.ttl is None) == (other.ttl is None)
         return alike and bool(self.stored_type == other.stored_type)
 
     def enable_time_to_live(self, ttl: StateTtlConfig) -> None:
-        """PyFlink's spelling of giving a descriptor its time to live."""
+        """PyFlink's way to set a descriptor's time to live."""
         self.ttl = _checked(self.name, ttl)
 
 
 def _renewed(stored: Any) -> Any:
-    """The type of stored pairs, or of a list or map of them, with `Renewed` in the place of the pair."""
+    """The type of stored pairs, or of a list or map of them, with `Renewed` for the pair."""
     kind, parts = get_origin(stored), get_args(stored)
     if kind is tuple:
         return Renewed[parts[0]]  # type: ignore[valid-type]

@@ -1,12 +1,12 @@
-"""Whether what is stored of one type may become another, in a checkpoint and in a savepoint.
+"""Whether stored values of one type may become another type's, in a checkpoint and in a savepoint.
 
-A checkpoint has msgpack, which has the fields of a `NamedTuple` by their places: a type whose fields have changed
-places would read one for another without a word, and a number or a text is read as any type that its value fits. So
-it says how its state lies (`layout_of`), and `can_read` compares two layouts.
+A checkpoint has msgpack, which stores a `NamedTuple`'s fields by place: a type whose fields have changed places would
+silently read one for another, and a number or a text is read as any type that its value fits. So it stores the layout
+of its state (`layout_of`), and `can_read` compares two layouts.
 
 A savepoint has Arrow columns, whose fields have names. There fields may be added with a default, dropped, widened (int
-to float) or made optional, at any depth: `migration` gives what turns a stored value into one of the declared type.
-Values come as Arrow gives them: records as dicts, maps as lists of pairs.
+to float) or made optional, at any depth: `migration` returns the function that converts a stored value to the declared
+type. Values come as Arrow has them: records as dicts, maps as lists of pairs.
 
 Knows types; no state, no engine.
 """
@@ -33,7 +33,7 @@ _LISTS = (mi.ListType, mi.VarTupleType, mi.SetType, mi.FrozenSetType)
 # A checkpoint
 
 Layout = str | list[Any]
-"""A scalar's name, or what holds others: its kind and its members, of a record each with its name."""
+"""A scalar's name, or a container's kind and members; a record's members have names."""
 
 _BY_PLACE = "by place"
 _BY_NAME = "by name"
@@ -47,12 +47,12 @@ def layout_of(python: Any) -> str:
 
 
 def can_read(declared: str, stored: str) -> bool:
-    """Whether each value of the stored layout is the same one in the declared layout, or an error where it is read."""
+    """Whether each value of the stored layout is the same in the declared layout, or an error where it is read."""
     return declared == stored or _reads(msgspec.json.decode(declared), msgspec.json.decode(stored))
 
 
 def shown(layout: str) -> str:
-    """A layout as a sentence has it: `{shop: str, amount: int}`."""
+    """A layout for a sentence: `{shop: str, amount: int}`."""
     return _shown(msgspec.json.decode(layout))
 
 
@@ -115,11 +115,11 @@ def _reads(declared: Layout, stored: Layout) -> bool:
 Convert = Callable[[Any], Any]
 
 FILL_IN = "fill it in, or make it optional again"
-"""What to do about a value that is missing."""
+"""The advice for a missing value."""
 
 
 def migration(stored: pa.DataType, declared: mi.Type) -> Convert | None:
-    """What turns a stored value into the declared type; None where nothing does."""
+    """A function that converts a stored value to the declared type; None where that is impossible."""
     if isinstance(declared, mi.Metadata):
         return migration(stored, declared.type)
     if isinstance(declared, mi.UnionType):
@@ -169,7 +169,7 @@ def _widened(value: int) -> float:
 
 
 def _in_utc(value: datetime) -> datetime:
-    """A datetime without a time zone is in UTC."""
+    """A datetime in UTC; one without a time zone is in UTC already."""
     return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
 
 
@@ -199,11 +199,11 @@ def _of_union(stored: pa.DataType, declared: mi.UnionType) -> Convert | None:
 def _of_record(stored: pa.DataType, declared: mi.NamedTupleType | mi.DataclassType | mi.StructType) -> Convert | None:
     if not pa.types.is_struct(stored):
         return None
-    held = {f.name: f.type for f in stored}
+    stored_fields = {f.name: f.type for f in stored}
     values: list[tuple[str, Callable[[dict[str, Any]], Any]]] = []
     for field in declared.fields:
-        if field.name in held:
-            convert = migration(held[field.name], field.type)
+        if field.name in stored_fields:
+            convert = migration(stored_fields[field.name], field.type)
             if convert is None:
                 return None
             member = _member(convert, field.type, f"field '{field.name}'")
@@ -219,7 +219,7 @@ def _of_record(stored: pa.DataType, declared: mi.NamedTupleType | mi.DataclassTy
 
 
 def _member(convert: Convert, info: mi.Type, what: str) -> Convert:
-    """What converts a field or an element, which may be None if its type says so."""
+    """The conversion of a field or an element, which may be None if its type allows that."""
     if takes_none(info):
         return lambda v: None if v is None else convert(v)
 

@@ -14,7 +14,7 @@ from dagster_unified.records import shorten
 
 
 class Renewed(NamedTuple, Generic[R]):
-    """A value with a time to live, as the column of a savepoint has it; a checkpoint has a pair."""
+    """A value with a time to live, as in the column of a savepoint; a checkpoint has a pair."""
 
     value: R
     renewed: int
@@ -43,10 +43,10 @@ class StateTtlConfig:
     """How long an entry of state lives without being renewed, on the processing-time clock (Flink: *State TTL*).
 
     In STREAMING an expired entry is removed when it is read, and with the next micro-batch that touches its page of
-    keys (of a large list or map, its part); until then `visibility` says whether reading gives it once more. In BATCH
-    nothing expires: a key's whole history passes in a moment, whose length says nothing of the time between its
-    records. So a result that depends on expiry differs between the modes, which the lint says; event-time timers forget
-    alike in both.
+    keys (for a large list or map, its chunk); until then `visibility` says whether reading returns it once more. In
+    BATCH nothing expires: a key's whole history passes in a moment, whose length says nothing of the time between its
+    records. So a result that depends on expiry differs between the modes, which the lint notes; event-time timers
+    forget alike in both.
 
     Examples:
         >>> ttl = StateTtlConfig.new_builder(timedelta(hours=1)).update_ttl_on_read_and_write().build()
@@ -71,10 +71,10 @@ class StateTtlConfig:
     def __post_init__(self) -> None:
         checked_span("StateTtlConfig: the time to live", self.ttl, 1)
         for what, kind in (("update_type", UpdateType), ("visibility", StateVisibility)):
-            given = getattr(self, what)
-            if not isinstance(given, kind):
+            value = getattr(self, what)
+            if not isinstance(value, kind):
                 known = " or ".join(map(str, kind))
-                raise PipelineError(f"StateTtlConfig: {what} is {known}, not {shorten(given)}")
+                raise PipelineError(f"StateTtlConfig: {what} is {known}, not {shorten(value)}")
 
     @staticmethod
     def new_builder(ttl: timedelta) -> StateTtlConfigBuilder:
@@ -89,29 +89,29 @@ class StateTtlConfigBuilder:
         self._config = config
 
     def set_update_type(self, update_type: UpdateType) -> Self:
-        """What renews an entry."""
+        """Set what renews an entry."""
         self._config = replace(self._config, update_type=update_type)
         return self
 
     def update_ttl_on_create_and_write(self) -> Self:
-        """An entry is renewed when it is written, which is the default."""
+        """Renew an entry when it is written, which is the default."""
         return self.set_update_type(UpdateType.ON_CREATE_AND_WRITE)
 
     def update_ttl_on_read_and_write(self) -> Self:
-        """An entry is renewed when it is read or written."""
+        """Renew an entry when it is read or written."""
         return self.set_update_type(UpdateType.ON_READ_AND_WRITE)
 
     def set_state_visibility(self, visibility: StateVisibility) -> Self:
-        """Whether an expired entry that has not been removed yet is returned."""
+        """Set whether an expired entry that has not been removed yet is returned."""
         self._config = replace(self._config, visibility=visibility)
         return self
 
     def never_return_expired(self) -> Self:
-        """An expired entry is never returned, which is the default."""
+        """Never return an expired entry, which is the default."""
         return self.set_state_visibility(StateVisibility.NEVER_RETURN_EXPIRED)
 
     def return_expired_if_not_cleaned_up(self) -> Self:
-        """An expired entry is returned until it is removed."""
+        """Return an expired entry until it is removed."""
         return self.set_state_visibility(StateVisibility.RETURN_EXPIRED_IF_NOT_CLEANED_UP)
 
     def build(self) -> StateTtlConfig:

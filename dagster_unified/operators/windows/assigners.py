@@ -1,4 +1,4 @@
-"""Which windows an element is in."""
+"""Window assigners: which windows an element is in."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class WindowAssignerContext(ABC):
 
     @abstractmethod
     def get_runtime_context(self) -> RuntimeContext:
-        """Where it runs, with the state of the element's key."""
+        """The runtime context, with the state of the element's key."""
 
 
 class ByEventTime(WindowAssignerContext):
-    """For windows by event time alone, which are assigned without running an operator."""
+    """The context of windows by event time alone, which are assigned without running an operator."""
 
     def get_current_processing_time(self) -> int:
         raise UnsupportedError("windows by event time do not read the clock; use the element's timestamp")
@@ -48,7 +48,7 @@ class ByEventTime(WindowAssignerContext):
 
 
 class WindowAssigner(ABC, Generic[In, WinOut]):
-    """Says which windows an element is in (Flink: *Windows*, "Window Assigners").
+    """Assigns each element to windows (Flink: *Windows*, "Window Assigners").
 
     `window_type` is the type of its windows: a NamedTuple with a `max_timestamp()`.
 
@@ -78,10 +78,7 @@ class WindowAssigner(ABC, Generic[In, WinOut]):
         """The windows of an element. `timestamp` is its event time, or `MIN_TIMESTAMP` where it has none."""
 
     def panes(self) -> tuple[int, int] | None:
-        """Length and offset of panes in milliseconds, if all elements of one pane are in the same windows.
-
-        None where that is not so.
-        """
+        """Length and offset of panes in milliseconds, if elements of one pane share their windows; else None."""
         return None
 
     @abstractmethod
@@ -94,7 +91,7 @@ class WindowAssigner(ABC, Generic[In, WinOut]):
 
 
 class _TimeWindows(WindowAssigner[Any, TimeWindow]):
-    """Windows of one size, of which a new one begins every `slide` milliseconds."""
+    """Windows of one size; a new one begins every `slide` milliseconds."""
 
     def __init__(self, size: int, slide: int, offset: int) -> None:
         self.size, self.slide, self.offset = size, slide, offset
@@ -123,7 +120,7 @@ class _TimeWindows(WindowAssigner[Any, TimeWindow]):
 class _Tumbling(_TimeWindows):
     @classmethod
     def of(cls, size: timedelta, offset: timedelta = timedelta(0)) -> Self:
-        """Windows of `size`, a millisecond at least, with an `offset` that is smaller; else raises `PipelineError`."""
+        """Windows of `size`, at least a millisecond, with a smaller `offset`; else raises `PipelineError`."""
         millis = _millis(cls, "size", size, at_least=1)
         return cls(millis, millis, _offset(cls, offset, millis))
 
@@ -131,7 +128,7 @@ class _Tumbling(_TimeWindows):
 class _Sliding(_TimeWindows):
     @classmethod
     def of(cls, size: timedelta, slide: timedelta, offset: timedelta = timedelta(0)) -> Self:
-        """Windows of `size` every `slide`, of a millisecond at least; else raises `PipelineError`."""
+        """Windows of `size` every `slide`, each at least a millisecond; raises `PipelineError` for other lengths."""
         step = _millis(cls, "slide", slide, at_least=1)
         return cls(_millis(cls, "size", size, at_least=1), step, _offset(cls, offset, step))
 
@@ -177,7 +174,7 @@ class TumblingEventTimeWindows(_Tumbling, AlignedEventTimeWindows):
 class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime):
     """Windows of one size that follow one another, by processing time.
 
-    What is in them depends on when the job runs; in BATCH those of a key close at its end.
+    Their elements depend on when the job runs; in BATCH those of a key close at its end.
 
     Examples:
         >>> hours = TumblingProcessingTimeWindows.of(timedelta(hours=1))
@@ -188,7 +185,7 @@ class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime):
 
 
 class SlidingEventTimeWindows(_Sliding, AlignedEventTimeWindows):
-    """Windows of one size, of which one begins every `slide`, by event time.
+    """Windows of one size, by event time; one begins every `slide`.
 
     An element is in several windows or, where the slide is longer than the size, perhaps in none. They close as
     `TumblingEventTimeWindows` do.
@@ -201,9 +198,9 @@ class SlidingEventTimeWindows(_Sliding, AlignedEventTimeWindows):
 
 
 class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime):
-    """Windows of one size, of which one begins every `slide`, by processing time.
+    """Windows of one size, by processing time; one begins every `slide`.
 
-    What is in them depends on when the job runs. There is an example at `TumblingProcessingTimeWindows`.
+    Their elements depend on when the job runs. There is an example at `TumblingProcessingTimeWindows`.
     """
 
 
@@ -215,17 +212,14 @@ class MergingWindowAssigner(WindowAssigner[In, WinOut]):
     """
 
     def fixed_gap(self) -> int | None:
-        """Milliseconds that an element's window lasts after its event time, where nothing else decides its windows.
+        """Milliseconds that an element's window lasts after its event time, if nothing else decides it; else None.
 
-        Windows that touch or overlap then become one. None where that is not so.
+        Windows that touch or overlap then become one.
         """
         return None
 
     def merge_windows(self, windows: Sequence[Any]) -> list[tuple[Any, list[Any]]]:
-        """The merged windows, each with the windows that it is made of.
-
-        A window that stays alone is merged with itself.
-        """
+        """The merged windows, each with its parts; a window that stays alone is its own part."""
         merged: list[tuple[Any, list[Any]]] = []
         for window in sorted(windows):
             if merged and merged[-1][0].intersects(window):
@@ -242,22 +236,22 @@ class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
 
     @classmethod
     def with_gap(cls, gap: timedelta) -> Self:
-        """Sessions that end once nothing has come for `gap`, of at least a millisecond."""
+        """Sessions that end when nothing has come for `gap`, of at least a millisecond."""
         return cls(_millis(cls, "gap", gap, at_least=1))
 
     @classmethod
     def with_dynamic_gap(cls, extractor: Callable[[T], timedelta | int]) -> MergingWindowAssigner[T, TimeWindow]:
-        """Sessions whose gap each element says: `extractor` gives a timedelta or milliseconds, more than 0."""
+        """Sessions with a gap for each element: `extractor` returns a timedelta or milliseconds, more than 0."""
         return cls(getattr(extractor, "extract", extractor))
 
     def session_at(self, element: Any, moment: int) -> TimeWindow:
         """The session of one element alone."""
         gap = self.gap
         if callable(gap):
-            found = gap(element)
-            if not isinstance(found, (int, timedelta)) or isinstance(found, bool):
-                raise PipelineError(f"a session's gap is a timedelta or an int of milliseconds, not {found!r}")
-            gap = checked_span("a session's gap", found) if isinstance(found, timedelta) else found
+            extracted = gap(element)
+            if not isinstance(extracted, (int, timedelta)) or isinstance(extracted, bool):
+                raise PipelineError(f"a session's gap is a timedelta or an int of milliseconds, not {extracted!r}")
+            gap = checked_span("a session's gap", extracted) if isinstance(extracted, timedelta) else extracted
             if gap <= 0:
                 raise PipelineError(f"a session's gap must be more than 0 ms, not {gap}")
         return TimeWindow(moment, moment + gap)
@@ -293,7 +287,7 @@ class EventTimeSessionWindows(_Sessions):
 
 
 class ProcessingTimeSessionWindows(_Sessions):
-    """Sessions by processing time: what is in them depends on when the job runs.
+    """Sessions by processing time: their elements depend on when the job runs.
 
     There is an example at `EventTimeSessionWindows`.
     """
@@ -325,7 +319,7 @@ class GlobalWindows(WindowAssigner[Any, GlobalWindow]):
 
     @classmethod
     def create(cls) -> Self:
-        """With a trigger of yours: what it has not fired for by the end of the input emits nothing, in both modes.
+        """For a trigger of yours: elements for which it never fires until the input ends emit nothing, in both modes.
 
         There is an example at `PurgingTrigger`.
         """
@@ -344,7 +338,7 @@ class GlobalWindows(WindowAssigner[Any, GlobalWindow]):
 
 
 class _ByCount(WindowAssigner[Any, CountWindow]):
-    """Windows of `size` elements of a key, of which one begins at every `slide` elements."""
+    """Windows of `size` elements of a key; one begins at every `slide` elements."""
 
     window_type = CountWindow
     is_event_time = False
@@ -371,9 +365,9 @@ class _ByCount(WindowAssigner[Any, CountWindow]):
 
 
 class CountTumblingWindowAssigner(_ByCount):
-    """Windows of so many elements of a key, one after another, as the elements come.
+    """Windows of this many elements of a key, one after another, as the elements come.
 
-    A window fires when it is full; what is left at the end of the input gives nothing. Which elements are together
+    A window fires when it is full; elements left over at the end of the input emit nothing. Which elements are together
     depends on their order, and so on the mode.
 
     Examples:
@@ -396,9 +390,9 @@ class CountTumblingWindowAssigner(_ByCount):
 
 
 class CountSlidingWindowAssigner(_ByCount):
-    """Windows of so many elements of a key, of which one begins at every so many elements.
+    """Windows of this many elements of a key; one begins at every `window_slide` elements.
 
-    A window fires when it is full; what is left at the end of the input gives nothing. Which elements are together
+    A window fires when it is full; elements left over at the end of the input emit nothing. Which elements are together
     depends on their order, and so on the mode.
 
     Examples:
@@ -411,7 +405,7 @@ class CountSlidingWindowAssigner(_ByCount):
 
     @classmethod
     def of(cls, window_size: int, window_slide: int) -> Self:
-        """Windows of `window_size` elements, of which one begins at every `window_slide` elements."""
+        """Windows of `window_size` elements; one begins at every `window_slide` elements."""
         return cls(window_size, window_slide)
 
     def describe(self) -> str:
@@ -419,7 +413,7 @@ class CountSlidingWindowAssigner(_ByCount):
 
 
 def _keeps(assigner: object, base: type, *methods: str) -> bool:
-    """Whether an assigner's class has these methods as `base` has them."""
+    """Whether an assigner's class has not overridden these methods of `base`."""
     return all(getattr(type(assigner), name) is getattr(base, name) for name in methods)
 
 

@@ -1,4 +1,4 @@
-"""What a window drops before or after its function sees it.
+"""Evictors: which elements a window drops before or after its function sees them.
 
 A window with an evictor keeps all its elements, not an aggregate.
 """
@@ -19,7 +19,7 @@ Element = tuple[T, "int | None"]
 
 
 class Evictor(Generic[T, Win]):  # both moments have a default
-    """Returns, of a window's elements in their order, those that stay (Flink: *Windows*, "Evictors").
+    """Returns the elements of a window that stay (Flink: *Windows*, "Evictors").
 
     In BATCH the order is that of event time, in STREAMING that of arrival.
 
@@ -33,11 +33,11 @@ class Evictor(Generic[T, Win]):  # both moments have a default
     """
 
     def evict_before(self, elements: Sequence[Element[T]], window: Win) -> Sequence[Element[T]]:
-        """What the window's function gets, and what stays."""
+        """The elements that the window's function gets, and that stay."""
         return elements
 
     def evict_after(self, elements: Sequence[Element[T]], window: Win) -> Sequence[Element[T]]:
-        """What stays once the function has seen it."""
+        """The elements that stay once the function has seen them."""
         return elements
 
 
@@ -48,7 +48,7 @@ class _Once(Evictor[Any, Window]):
         self.do_evict_after = do_evict_after
 
     def keep(self, elements: Sequence[Element[Any]]) -> Sequence[Element[Any]]:
-        """What stays."""
+        """The elements that stay."""
         raise NotImplementedError
 
     def evict_before(self, elements: Sequence[Element[Any]], window: Window) -> Sequence[Element[Any]]:
@@ -73,7 +73,7 @@ class CountEvictor(_Once):
 
     @classmethod
     def of(cls, count: int, do_evict_after: bool = False) -> Self:
-        """Keeps the last `count`."""
+        """Keep the last `count` elements."""
         check_count("CountEvictor: the count", count)
         return cls(count, do_evict_after)
 
@@ -82,7 +82,7 @@ class CountEvictor(_Once):
 
 
 class TimeEvictor(_Once):
-    """Keeps the elements that are not more than a length of time older than the newest.
+    """Keeps the elements that are at most a length of time older than the newest.
 
     Examples:
         >>> day = timed.window_all(TumblingEventTimeWindows.of(timedelta(days=1)))
@@ -96,7 +96,7 @@ class TimeEvictor(_Once):
 
     @classmethod
     def of(cls, length: timedelta, do_evict_after: bool = False) -> Self:
-        """Keeps what is less than `length` older than the newest element."""
+        """Keep the elements that are less than `length` older than the newest."""
         return cls(checked_span(f"{cls.__name__}: the length", length, 0), do_evict_after)
 
     def keep(self, elements: Sequence[Element[Any]]) -> Sequence[Element[Any]]:
@@ -128,7 +128,7 @@ class DeltaEvictor(_Once):
     def of(
         cls, threshold: float, delta_function: Callable[[T, T], float], do_evict_after: bool = False
     ) -> Evictor[T, Window]:
-        """Keeps the elements for which `delta_function(element, last)` is less than `threshold`."""
+        """Keep the elements for which `delta_function(element, last)` is less than `threshold`."""
         return cls(threshold, delta_function, do_evict_after)
 
     def keep(self, elements: Sequence[Element[Any]]) -> Sequence[Element[Any]]:

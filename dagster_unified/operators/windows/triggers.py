@@ -1,8 +1,8 @@
-"""When a window gives its result, and whether it keeps its elements then.
+"""Triggers: when a window emits its result, and whether it keeps its elements then.
 
-A trigger sees each element and each timer that it registered; what it has to remember is state of its key and window. A
-new one is a class here, or anywhere: it says of itself when it fires (`firing`) and whether elements may be taken many
-at a time (`only_registers_end`), and nothing else knows it.
+A trigger sees each element and each timer that it registered; its memory is state of its key and window. A new trigger
+is a class here, or anywhere: it declares when it fires (`firing`) and whether elements may be taken many at a time
+(`only_registers_end`), and nothing else knows it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TriggerContext(ABC):
-    """Time, timers and state of the key and window at hand."""
+    """Time, timers and state of the current key and window."""
 
     @abstractmethod
     def get_current_watermark(self) -> int:
@@ -38,28 +38,28 @@ class TriggerContext(ABC):
 
     @abstractmethod
     def register_event_time_timer(self, timestamp: int) -> None:
-        """Calls `on_event_time` for this window once the watermark is there."""
+        """Call `on_event_time` for this window once the watermark reaches `timestamp`."""
 
     @abstractmethod
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """Calls `on_processing_time` for this window once the clock is there."""
+        """Call `on_processing_time` for this window once the clock reaches `timestamp`."""
 
     @abstractmethod
     def delete_event_time_timer(self, timestamp: int) -> None:
-        """Takes a timer back."""
+        """Delete a timer."""
 
     @abstractmethod
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Takes a timer back."""
+        """Delete a timer."""
 
     @abstractmethod
     def get_partitioned_state(self, descriptor: StateDescriptor[R]) -> R:
         """State of this key and window."""
 
     def early_results(self) -> bool:
-        """Whether results before a window's end are wanted.
+        """Whether results before a window's end are wanted: by default in STREAMING only.
 
-        In STREAMING they are, in BATCH not (`execution.incremental-updates`).
+        The option is `execution.incremental-updates`.
         """
         return True
 
@@ -69,11 +69,11 @@ class OnMergeContext(TriggerContext):
 
     @abstractmethod
     def merge_partitioned_state(self, descriptor: StateDescriptor[Any]) -> None:
-        """Brings reducing, aggregating or list state of the merged windows together in the new one."""
+        """Merge reducing, aggregating or list state of the merged windows into the new window's."""
 
 
 class TriggerResult(Enum):
-    """What is to happen with a window; there is an example at `Trigger`."""
+    """The decision about a window; there is an example at `Trigger`."""
 
     CONTINUE = (False, False)
     FIRE = (True, False)
@@ -90,33 +90,33 @@ class TriggerResult(Enum):
 
 
 class Firing(Enum):
-    """What decides when a trigger fires; there is an example at `Trigger`.
+    """What a trigger's firing depends on; there is an example at `Trigger`.
 
-    From it follows whether BATCH and STREAMING give the same results.
+    It decides whether BATCH and STREAMING have the same results.
     """
 
     UNDECLARED = "not declared"
-    """The trigger does not say. The lint notes it."""
+    """The trigger does not declare it. The lint notes it."""
 
     EVENT_TIME = "event time"
-    """Event time alone, and once for each window, but for late elements: both modes give the same."""
+    """Event time alone, and once for each window except for late elements: both modes have the same results."""
 
     EARLY = "event time, also before the end"
     """In STREAMING also before a window's end; in BATCH there are no early results."""
 
     ELEMENTS = "elements"
-    """The elements that have come, and so their order."""
+    """The elements so far, and so their order."""
 
     CLOCK = "processing time"
     """The clock."""
 
 
 class Trigger(ABC, Generic[In, Win]):
-    """Says when a window gives its result (Flink: *Windows*, "Triggers").
+    """Decides when a window emits its result (Flink: *Windows*, "Triggers").
 
-    A trigger says of itself what follows from its code, so that the lint and the operator need not know it. This is not
-    inherited: a subclass may do something else, and says it again where it does not. In BATCH event-time timers fire at
-    the end of a key, in STREAMING as the watermark passes them.
+    A trigger declares what follows from its code, so that the lint and the operator need not know it. The declarations
+    are not inherited: a subclass may do something else, and repeats them where it does not. In BATCH event-time timers
+    fire at the end of a key, in STREAMING as the watermark passes them.
 
     Examples:
         >>> class OnLarge(Trigger[Sale, TimeWindow]):
@@ -141,7 +141,7 @@ class Trigger(ABC, Generic[In, Win]):
     """What decides when it fires."""
 
     only_registers_end: bool = False
-    """Whether `on_element` does no more than register an event-time timer at a window's end that is still to come.
+    """Whether `on_element` only registers an event-time timer at a window's end that is still to come.
 
     Then elements are added to a window many at a time, and `on_element` is not called for them.
     """
@@ -153,33 +153,33 @@ class Trigger(ABC, Generic[In, Win]):
 
     @abstractmethod
     def on_element(self, element: In, timestamp: int | None, window: Win, ctx: TriggerContext) -> TriggerResult:
-        """An element has come into a window."""
+        """Called when an element has come into a window."""
 
     @abstractmethod
     def on_event_time(self, time: int, window: Win, ctx: TriggerContext) -> TriggerResult:
-        """An event-time timer of the window has come; also called when its time to be cleaned up has."""
+        """Called for an event-time timer of the window, and when the window is cleaned up."""
 
     @abstractmethod
     def on_processing_time(self, time: int, window: Win, ctx: TriggerContext) -> TriggerResult:
-        """A processing-time timer of the window has come; also called when its time to be cleaned up has."""
+        """Called for a processing-time timer of the window, and when the window is cleaned up."""
 
     def can_merge(self) -> bool:
-        """Whether it can be used with windows that merge."""
+        """Whether it can be used with merging windows."""
         return False
 
     def on_merge(self, window: Win, ctx: OnMergeContext) -> None:
-        """Windows have become one: their state and timers are to become its."""
+        """Called when windows have become one: merge their state and timers into its own."""
         raise UnsupportedError(
             f"{type(self).__name__} does not work with windows that merge; give it can_merge() and on_merge()"
         )
 
     @abstractmethod
     def clear(self, window: Win, ctx: TriggerContext) -> None:
-        """The window is gone: timers and state of it are to go."""
+        """Called when the window is gone: delete its timers and state."""
 
 
 class QuietTrigger(Trigger[Any, Window]):
-    """Does nothing when a timer comes, unless it says so."""
+    """Does nothing when a timer fires, unless overridden."""
 
     def on_event_time(self, time: int, window: Window, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
@@ -201,15 +201,15 @@ class _Continuous(QuietTrigger):
 
     @classmethod
     def of(cls, interval: timedelta) -> Self:
-        """Fires every `interval`."""
+        """Fire every `interval`."""
         return cls(checked_span(f"{cls.__name__}: the interval", interval, 1))
 
     def register(self, time: int, ctx: TriggerContext) -> None:
-        """Registers a timer of its domain."""
+        """Register a timer of its domain."""
         raise NotImplementedError
 
     def delete(self, time: int, ctx: TriggerContext) -> None:
-        """Takes a timer of its domain back."""
+        """Delete a timer of its domain."""
         raise NotImplementedError
 
     def can_merge(self) -> bool:
@@ -229,12 +229,12 @@ class _Continuous(QuietTrigger):
             state.clear()
 
     def _begin(self, moment: int, window: Window, ctx: TriggerContext) -> None:
-        """The first time to fire, where there is none yet."""
+        """Register the first time to fire, where there is none yet."""
         if ctx.get_partitioned_state(self._next).get() is None:
             self._follow(moment, window, ctx)
 
     def _again(self, time: int, window: Window, ctx: TriggerContext, now: int) -> TriggerResult:
-        """Fires if the timer at `time` is the one to fire at; the next one is at the first multiple after `now`."""
+        """Fire if the timer at `time` is the current one; the next is at the first multiple after `now`."""
         state = ctx.get_partitioned_state(self._next)
         if state.get() != time:
             return TriggerResult.CONTINUE
@@ -251,8 +251,8 @@ class _Continuous(QuietTrigger):
 class ContinuousEventTimeTrigger(_Continuous):
     """Fires each time the watermark passes a multiple of an interval, and at the window's end.
 
-    In BATCH it fires once, at the window's end. With carried state a partition is what moves the watermark, and a
-    window that stays open fires once for it.
+    In BATCH it fires once, at the window's end. With carried state each partition moves the watermark, and a window
+    that stays open fires once for it.
 
     Examples:
         >>> shift = timed.window_all(TumblingEventTimeWindows.of(timedelta(hours=4)))
@@ -299,7 +299,7 @@ class ContinuousEventTimeTrigger(_Continuous):
 class ContinuousProcessingTimeTrigger(_Continuous):
     """Fires each time the clock passes a multiple of an interval, as long as elements come.
 
-    In BATCH time hardly passes while a stage runs, so that it may fire at the end of a key only.
+    In BATCH time hardly passes while a stage runs, so that it may fire only at the end of a key.
 
     Examples:
         >>> trigger = ContinuousProcessingTimeTrigger.of(timedelta(minutes=1))
@@ -350,7 +350,7 @@ class CountTrigger(_Counting):
 
     @classmethod
     def of(cls, count: int) -> Self:
-        """Fires at every `count` elements."""
+        """Fire at every `count` elements."""
         check_count("CountTrigger: the count", count)
         return cls(count)
 
@@ -392,7 +392,7 @@ class SlidingCountTrigger(_Counting):
 
 
 class DeltaTrigger(QuietTrigger):
-    """Fires when an element is further than a threshold from the one at which it fired last.
+    """Fires when an element is further than a threshold from the element at which it last fired.
 
     Before it has fired, the first element counts. Elements come in the order of event time in BATCH and of arrival in
     STREAMING.
@@ -417,7 +417,7 @@ class DeltaTrigger(QuietTrigger):
     def of(
         cls, threshold: float, delta_function: Callable[[T, T], float], element_type: TypeForm[T]
     ) -> Trigger[T, Window]:
-        """Fires where `delta_function(last, element)` is more than `threshold`."""
+        """Fire where `delta_function(last, element)` is more than `threshold`."""
         return cls(threshold, delta_function, element_type)
 
     def on_element(self, element: Any, timestamp: int | None, window: Window, ctx: TriggerContext) -> TriggerResult:
@@ -546,7 +546,7 @@ class PurgingTrigger(Trigger[In, Win]):
 
     @classmethod
     def of(cls, nested: Trigger[T, W]) -> PurgingTrigger[T, W]:
-        """Makes every FIRE of `nested` a FIRE_AND_PURGE."""
+        """Turn every FIRE of `nested` into a FIRE_AND_PURGE."""
         return PurgingTrigger(nested)
 
     def on_element(self, element: In, timestamp: int | None, window: Win, ctx: TriggerContext) -> TriggerResult:

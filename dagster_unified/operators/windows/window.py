@@ -1,4 +1,4 @@
-"""The windows themselves: plain values, which are kept in state and are keys there."""
+"""The windows themselves: plain values, which are stored in state and are keys there."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dagster_unified.operators.time import MAX_TIMESTAMP
 
 
 class Window(Protocol):
-    """What an assigner gives: a hashable value whose type says how it is stored."""
+    """An assigner's window: a hashable value whose type says how it is stored."""
 
     def max_timestamp(self) -> int:
-        """The greatest event time that is in it, in milliseconds since the epoch: what it emits carries this."""
+        """The greatest event time in the window, in milliseconds since the epoch; its results carry it."""
 
 
 class TimeWindow(NamedTuple):
-    """From `start` up to and without `end`, in milliseconds since the epoch.
+    """From `start` up to but not including `end`, in milliseconds since the epoch.
 
     Examples:
         >>> TimeWindow(0, 10).max_timestamp(), TimeWindow(0, 10).cover(TimeWindow(10, 30))
@@ -34,12 +34,12 @@ class TimeWindow(NamedTuple):
         return self.start <= other.end and other.start <= self.end
 
     def cover(self, other: TimeWindow) -> TimeWindow:
-        """The smallest window that has both in it."""
+        """The smallest window that contains both."""
         return TimeWindow(min(self.start, other.start), max(self.end, other.end))
 
 
 class GlobalWindow(NamedTuple):
-    """The one window of `GlobalWindows`, which every element is in.
+    """The one window of `GlobalWindows`; every element is in it.
 
     Examples:
         >>> GlobalWindow().max_timestamp() == MAX_TIMESTAMP

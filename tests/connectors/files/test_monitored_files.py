@@ -212,7 +212,7 @@ def test_a_drain_asks_what_was_read_while_an_epoch_ends(tmp_path, monkeypatch):
         return [0]
 
     monkeypatch.setattr(listing, "_BRIEF", 60.0)
-    monkeypatch.setattr(shown, "_found", found)
+    monkeypatch.setattr(shown, "_last_found", found)
     assert shown.all_taken()
     epoch.join()
 

@@ -32,7 +32,7 @@ _LOCKED = re.compile(
     re.IGNORECASE,
 )
 _URL = re.compile(r"([\w+]+)://(?:[^:/]*(?::[^@]*)?@)?([^/?@]*)(/[^?]*)?(?:\?.*)?", re.DOTALL)
-"""A URL as SQLAlchemy takes it apart, whose passwords may hold a slash: its scheme, its host, its path."""
+"""A URL as SQLAlchemy splits it, with slashes allowed in passwords: its scheme, its host, its path."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,13 +42,13 @@ class Database:
     url: Value
 
     @classmethod
-    def of(cls, given: Value, where: str) -> Database:
+    def of(cls, url: Value, where: str) -> Database:
         """A database from a URL or an `EnvVar`; raises `PipelineError` for anything else."""
-        if isinstance(given, str) and not hasattr(given, "get_value"):
-            if _URL.fullmatch(given):
-                return cls(given)
-        elif hasattr(given, "get_value"):
-            return cls(deferred(given))
+        if isinstance(url, str) and not hasattr(url, "get_value"):
+            if _URL.fullmatch(url):
+                return cls(url)
+        elif hasattr(url, "get_value"):
+            return cls(deferred(url))
         # not shown: it may have a password in it
         raise PipelineError(
             f"{where}: the connection is no URL of SQLAlchemy; write duckdb:////data/shop.duckdb,"
@@ -65,7 +65,7 @@ class Database:
 
     @property
     def dialect(self) -> Dialect | None:
-        """How the database differs; None where only an environment variable tells which it is."""
+        """The database's dialect; None where only an environment variable tells which database it is."""
         return dialect_of(self._parts[1].partition("+")[0]) if self._parts else None
 
     @property
@@ -86,9 +86,9 @@ class Database:
         return f"Database({self.describe()})"
 
     def engine(self, where: str, read_only: bool = False) -> sa.Engine:
-        """An engine that keeps no connections: a file that is open is locked for others.
+        """An engine that keeps no connections: an open file is locked for others.
 
-        Of DuckDB several processes may have a file open, if all only read it.
+        Several processes may have a DuckDB file open, if all only read it.
         """
         try:
             import sqlalchemy as sa
@@ -138,7 +138,7 @@ class Database:
 
     @contextmanager
     def _errors(self, dialect: Dialect, where: str, refused: type[UnifiedError]) -> Iterator[None]:
-        """Raises what a driver raises as an error of this library; `refused` is what the database refuses."""
+        """Raise a driver's errors as errors of this library; `refused` is the class for refusals."""
         import sqlalchemy as sa
 
         try:
@@ -155,7 +155,7 @@ class Database:
             raise refused(f"{where}: {self.describe()} refuses it: {said}") from None
 
     def is_missing(self, where: str) -> bool:
-        """Whether it is a file that is not there."""
+        """Whether it is a file that does not exist."""
         file = _file(self.engine(where).url)
         return file is not None and not os.path.exists(file)
 
@@ -174,7 +174,7 @@ def is_locked(error: Any) -> bool:
 
 @contextmanager
 def driver_errors(connection: sa.Connection) -> Iterator[None]:
-    """Raises a driver's error as SQLAlchemy does; an `OSError` is what Arrow makes of it."""
+    """Raise a driver's error as SQLAlchemy does; Arrow makes an `OSError` of it."""
     import sqlalchemy as sa
 
     base = connection.dialect.loaded_dbapi.Error
