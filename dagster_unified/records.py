@@ -168,7 +168,7 @@ class RecordType:
         )
 
     def _misfit(self, index: int, values: Sequence[Any], records: Sequence[Any], cause: Exception) -> RecordTypeError:
-        """What Arrow refuses, of values whose types are right: an int beyond 64 bits, text that is not Unicode."""
+        """The error for a value that Arrow refuses although its type is right, such as an int beyond 64 bits."""
         for value, record in zip(values, records, strict=True):
             error = self._beyond(index, value, record)
             if error is not None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.arrow_types import is_number
 from dagster_unified.errors import PipelineError, RecordTypeError
-from dagster_unified.operators.functions.base import FlatMapFunction, Function, ReduceFunction, RuntimeContext
-from dagster_unified.operators.functions.iterations import EpochCollector, EpochContext, IterationListener
+from dagster_unified.operators.functions.base import FlatMapFunction, Function, ReduceFunction, Wrapping
+from dagster_unified.operators.functions.iterations import EmitsEachEpoch, EpochCollector
 from dagster_unified.operators.functions.type_variables import T
 from dagster_unified.operators.keys import key_part
 from dagster_unified.records import RecordType
@@ -61,10 +61,8 @@ _AT_ONCE = 1 << 20
 """Rows that are collected before they are combined."""
 
 
-class CombineColumns(Function, IterationListener[pa.RecordBatch]):
+class CombineColumns(Function, EmitsEachEpoch[pa.RecordBatch]):
     """Combines batches: for each key, every other column becomes its minimum, its maximum or its sum."""
-
-    in_all_rounds = True
 
     def __init__(self, records: RecordType, key: Sequence[str], columns: Mapping[str, Kind], where: str) -> None:
         self._schema, self._key, self._kinds = records.schema, list(key), dict(columns)
@@ -110,15 +108,7 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
             self._rows = 0
         return batch.slice(0, 0)
 
-    def on_epoch_watermark_incremented(
-        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[pa.RecordBatch]
-    ) -> None:
-        self._emit(collector)
-
-    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[pa.RecordBatch]) -> None:
-        self._emit(collector)  # what came when the iteration had ended
-
-    def _emit(self, collector: EpochCollector[pa.RecordBatch]) -> None:
+    def emit(self, collector: EpochCollector[pa.RecordBatch]) -> None:
         batches, self._batches, self._rows = self._batches, [], 0
         if batches:
             collector.collect(self.combined(batches))
@@ -155,28 +145,14 @@ class CombineColumns(Function, IterationListener[pa.RecordBatch]):
             ) from error
 
 
-class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
+class CombineRecords(Wrapping, FlatMapFunction[T, T], EmitsEachEpoch[T]):
     """Combines the records of a key by a function."""
 
-    in_all_rounds = True
-
     def __init__(self, function: Callable[[T, T], T] | ReduceFunction[T], key: Callable[[T], Hashable]) -> None:
-        self.function, self._key = function, key
+        super().__init__(function)
+        self._key = key
         self._reduce = function.reduce if isinstance(function, ReduceFunction) else function
         self._by_key: dict[Hashable, T] = {}
-
-    @property
-    def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's function."""
-        return (self.function,)
-
-    def open(self, runtime_context: RuntimeContext) -> None:
-        if isinstance(self.function, Function):
-            self.function.open(runtime_context)
-
-    def close(self) -> None:
-        if isinstance(self.function, Function):
-            self.function.close()
 
     def flat_map(self, value: T) -> list[T]:
         key = self._key(value)
@@ -188,15 +164,7 @@ class CombineRecords(FlatMapFunction[T, T], IterationListener[T]):
             raise RecordTypeError(f"combine has made a record of key {self._key(combined)!r} of two of key {key!r}")
         return []
 
-    def on_epoch_watermark_incremented(
-        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[T]
-    ) -> None:
-        self._emit(collector)
-
-    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[T]) -> None:
-        self._emit(collector)  # what came when the iteration had ended
-
-    def _emit(self, collector: EpochCollector[T]) -> None:
+    def emit(self, collector: EpochCollector[T]) -> None:
         by_key, self._by_key = self._by_key, {}
         for record in by_key.values():
             collector.collect(record)

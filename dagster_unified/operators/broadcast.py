@@ -75,7 +75,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
     """
 
     def __init__(self, spec: Broadcasting, context: OperatorContext) -> None:
-        function: Any = spec.function  # on_timer is called for timers only, of which a stream without a key has none
+        function: Any = spec.function  # on_timer is never called without a key
         super().__init__(function, context)
         self.broadcast: dict[str, dict[Any, Any]] = {}
         """The current instance's broadcast maps, by name."""

@@ -144,7 +144,7 @@ class Loop:
     """By their numbers."""
 
     inputs: tuple[InputRoute, ...]
-    """What becomes of the records of each input, the variables first."""
+    """The inputs of the body, the variables first."""
 
     replayed: frozenset[int]
     """The inputs whose records come again in every round."""
@@ -246,7 +246,7 @@ class SubtaskEpoch:
     """Whether the iteration ended with the previous epoch: no records come, and functions are called for the end."""
 
     inbox: Inbox
-    """What was sent to the subtask."""
+    """The records sent to the subtask."""
 
     states: States
     clock: Callable[[], int]

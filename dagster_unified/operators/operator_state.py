@@ -40,7 +40,7 @@ KEY, RESTORED = 0, 1
 class CheckpointedOperator(NoTimers, KeyedProcessOperator):
     """Runs a function with operator state."""
 
-    tells_listeners = True  # the copies of its function hear of an epoch when they are opened
+    tells_listeners = True  # the copies of its function are notified when they are opened
 
     def __init__(self, function: Any, context: OperatorContext) -> None:
         super().__init__(function, context)

@@ -37,7 +37,7 @@ class Filter(Clause):
     gives_records = False
 
     def lines(self, call: str, value: str, result: str) -> list[str]:
-        return [f"for keep in ({call}({value}),) if keep or keep is None and no_answer()"]
+        return [f"for passes in ({call}({value}),) if passes or passes is None and no_answer()"]
 
 
 class FlatMap(Clause):
@@ -47,8 +47,8 @@ class FlatMap(Clause):
     iterates = True
 
     def lines(self, call: str, value: str, result: str) -> list[str]:
-        records = "out if out is not None and out.__class__ is not str else no_records(out)"
-        return [f"for out in ({call}({value}),) for {result} in ({records})"]
+        records = "results if results is not None and results.__class__ is not str else no_records(results)"
+        return [f"for results in ({call}({value}),) for {result} in ({records})"]
 
 
 class Assign(Clause):

@@ -133,13 +133,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The iterations to which something came; the state of the operators of unbounded ones is among `operators`."""
 
     handed_on: list[OperatorState] = []
-    """What one query of a STREAMING job has handed on to another behind an iteration, which has not read it yet.
+    """The records that one query of a STREAMING job has sent to another after an iteration, and that it has not read.
 
     Each is a table of records, by the uid of the log between them.
     """
 
     positions: dict[str, Position] = {}
-    """What has been read of each source, by its uid."""
+    """The position of each source, by its uid."""
 
     epochs: dict[str, int] = {}
     """The last epoch that each query of a STREAMING job had committed."""

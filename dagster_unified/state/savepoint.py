@@ -181,7 +181,7 @@ class Savepoint:
 
     @property
     def positions(self) -> Mapping[str, Position]:
-        """What was read of each source, by its uid; `describe()` says it in words."""
+        """The position of each source, by its uid; its `describe()` says it in words."""
         return self.manifest.positions
 
     @property

@@ -79,7 +79,7 @@ class Folder:
         stars = next((place for place, piece in enumerate(pieces) if has_star(piece)), None)
         self.path = path
         self.place = path.with_segments(plain(text)) if stars is None else None
-        """What it reads, if it is no pattern."""
+        """The file or folder that it reads, if it is no pattern."""
 
         begin = len(pieces) - 1 if self.place is not None and self.place.is_file() else stars
         self.root = plain(text if begin is None else "/".join(pieces[:begin]) or "/")

@@ -86,20 +86,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _VALUE, _ROW, _MORE, _CORRUPT = "value", "__row", "__more", "__corrupt"
-"""Columns: a line that Spark scans, a row as it stands in its file, what is there too much, and what is no JSON."""
+"""Columns: a line that Spark scans, a row as it stands in its file, surplus fields, and text that is no JSON."""
 
 _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*:/+")
 _PLAIN = re.compile(r"(?!.*/\.\.?/)[\w./=+:@-]+", re.ASCII)
 """Paths that Spark shows as they are."""
 
 _FIRST_BYTES = 1_000_000
-"""Of a file, in which its first line is looked for."""
+"""Bytes of a file in which its first line is searched."""
 
 _SHOWN = 200
-"""Characters at most of a value that are shown."""
+"""Characters of a value that are shown at most."""
 
 _MOST = 2_000
-"""Files at most whose partitions are looked up in a table of their paths."""
+"""Files whose partitions are looked up in a table of their paths, at most."""
 
 
 Load: TypeAlias = "Callable[[DataFrameReader], DataFrame]"
@@ -109,8 +109,8 @@ Load: TypeAlias = "Callable[[DataFrameReader], DataFrame]"
 class _FileSource(SparkSource[Out]):
     """Files of one format under a path: a file, a folder, or a pattern with `*`; `[*]` is a star, and all else itself.
 
-    Bounded: what is there when the run begins. With `monitor` unbounded, for STREAMING: files are read as they appear,
-    each once, and have to appear at once (by rename), at most `max_files_per_trigger` in one micro-batch.
+    Bounded: the files that are there when the run begins. With `monitor` unbounded, for STREAMING: files are read as
+    they appear, each once, and have to appear at once (by rename), at most `max_files_per_trigger` in one micro-batch.
 
     A run for a partition reads the files that the path names when it is a template, such as
     `flights/{start:%Y-%m-%d}.csv` or `{key}/*.csv`; or the records that a field puts into it (`partitioned_by`).
@@ -121,7 +121,7 @@ class _FileSource(SparkSource[Out]):
 
     @property
     def scanned_as(self) -> str:
-        """The format as which Spark reads the files."""
+        """The format in which Spark reads the files."""
         return self.format
 
     def __init__(
@@ -399,7 +399,7 @@ class _FileSource(SparkSource[Out]):
         return files
 
     def _check_table(self, files: Sequence[UPath]) -> None:
-        """Raises `PipelineError` where files lie in a table, unless the path is that of one of them."""
+        """Raise `PipelineError` where files lie in a table, unless the path is that of one of them."""
         place = Folder(self.path).place
         if place is not None and path_text(place) == path_text(files[0]):
             return
@@ -413,10 +413,10 @@ class _FileSource(SparkSource[Out]):
             )
 
     def _look_at(self, file: UPath) -> None:
-        """Raises `PipelineError` where the first file is not of the format and Spark would not say so."""
+        """Raise `PipelineError` where the first file is not of the format and Spark would not say so."""
 
     def _check_each(self, spark: SparkSession, files: Sequence[UPath]) -> None:
-        """Raises `MalformedInputError` where one of the files that are about to be read is not of the format.
+        """Raise `MalformedInputError` where one of the files to be read is not of the format.
 
         Raises `SourceError` where Spark cannot read it.
         """
@@ -428,7 +428,7 @@ class _FileSource(SparkSource[Out]):
                 )
 
     def _check_folders(self, files: list[UPath]) -> None:
-        """Raises `PipelineError` where files lie in folders of different columns, of which Spark would read some."""
+        """Raise `PipelineError` where files lie in folders of different columns; Spark would read only some of these."""
         folder = Folder(self.path).place
         if folder is None:
             return
@@ -512,7 +512,7 @@ class TextSource(_FileSource[Out]):
     @property
     @abstractmethod
     def rows(self) -> Rows:
-        """What rows look like."""
+        """The form of the rows."""
 
     def _row(self, path_fields: Collection[str]) -> Column:
         """The row as it stands in its file."""
@@ -594,19 +594,19 @@ class TextSource(_FileSource[Out]):
 
 
 _ILLEGAL = "Illegal Parquet type"
-"""In what Spark says of a file that has a column of a type that it does not read, whichever columns it is to read."""
+"""A part of Spark's message for a file with a column that it cannot read, whichever columns are to be read."""
 
 _UNDECODED = "\ufffd"
-"""What Spark makes of bytes that are not UTF-8."""
+"""Spark's replacement of bytes that are not UTF-8."""
 
 _NO_CHARACTER, _NO_DELIMITER = "\uffff", "\ufffe"
 """No characters. One stands before quotes that are escaped by themselves; by default NUL does, and is lost."""
 
 _FILE, _PARSED, _CONVERTED, _FIRST = "__file", "__parsed", "__value", "__first"
-"""Columns: a row's file, what a parser made of it, its fields' values by their places, what is wrong with it first."""
+"""Columns: a row's file, the parsed row, its fields' values by place, and its first problem."""
 
 _SCANNED = "__field"
-"""Columns: what lies between the delimiters of a line, by place, with the quotes that are there."""
+"""Columns: the text between the delimiters of a line, by place, with its quotes."""
 
 _NO_VALUE = f"{_NO_DELIMITER}{_NO_CHARACTER}{_NO_DELIMITER}"
 """Stands for a missing value where none is to be taken for one."""
@@ -695,7 +695,7 @@ class CsvSource(TextSource[Out]):
 
     @property
     def _scans_whole(self) -> bool:
-        """Whether the lines have to be scanned by one task: a header of one column may be the same as a row."""
+        """Whether one task has to scan the lines: a header of one column may look like a row."""
         return not self.multi_line and not self._scans_lines and len(self.records.names) == 1
 
     @property
@@ -766,7 +766,7 @@ class CsvSource(TextSource[Out]):
 
     @property
     def _scans_fields(self) -> bool:
-        """Whether Spark scans what lies between the delimiters of a line."""
+        """Whether Spark scans the text between the delimiters of a line."""
         return not (self.multi_line or self._scans_lines or self._scans_whole)
 
     def _row(self, path_fields: Collection[str]) -> Column:
@@ -888,13 +888,13 @@ class JsonSource(TextSource[Out]):
 
 
 class ParquetSource(_FileSource[Out]):
-    """Parquet files, of which the columns of the record's fields are read, by name.
+    """Parquet files; the columns of the record's fields are read, by name.
 
-    Paths, modes and partitions are as in `CsvSource`; there is an example at `CsvSource`. Folders that are called
-    day=2024-01-01, for example, give a column too. Raises `PipelineError` for a path without files, unless `monitor`,
-    for a column that is missing, and for one whose values could change on their way to the field, such as a double for
-    an int; `MalformedInputError` for a file that lacks a column that others have, unless its field may be None and no
-    other column is new in the file.
+    Paths, modes and partitions are as in `CsvSource`; there is an example at `CsvSource`. Folders with names such as
+    day=2024-01-01 give a column too. Raises `PipelineError` for a path without files, unless `monitor`, for a missing
+    column, and for one whose values could change when they become the field's, such as a double for an int;
+    `MalformedInputError` for a file that lacks a column that others have, unless its field may be None and no other
+    column is new in the file.
     """
 
     format = "parquet"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 Check: TypeAlias = "tuple[str, Callable[[Column], Column]]"
-"""What is wrong, and what says of a value whether it is."""
+"""A problem, and a test of whether a value has it."""
 
 
 def within(field: pa.Field, path: str, checks: Callable[[pa.Field, str], Iterator[Check]]) -> Iterator[Check]:
@@ -55,7 +55,7 @@ def _of_any_value(test: Callable[[Column], Column], mapped: Column) -> Column:
 
 
 SQUEEZED = r"[\s\"]+"
-"""What a line of a file has more or less of than its row written anew, where nothing else differs."""
+"""Characters in which a line of a file may differ from its row written anew."""
 
 _DAY = r"\d{4}-\d\d-\d\d"
 _OFFSET = r"(Z|[+-]\d\d:\d\d)"

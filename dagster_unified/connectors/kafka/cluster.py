@@ -265,7 +265,7 @@ class Cluster:
                 return offsets
             if error.name() not in SETTLING or time.monotonic() > end:
                 raise self._connection.failure(error, self._where, SourceError)
-            self._parts = ()  # what is not there any more is told by the topics
+            self._parts = ()  # listing the topics reports what is gone
             time.sleep(0.1)
 
     def _asked(self, spec: Any) -> tuple[KafkaError | None, dict[str, int]]:

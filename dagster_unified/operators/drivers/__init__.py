@@ -1,1 +1,1 @@
-"""What hands records, keys and watermarks to operators: partitions in BATCH, key groups in STREAMING."""
+"""The drivers pass records, keys and watermarks to operators: partitions in BATCH, key groups in STREAMING."""

@@ -264,7 +264,7 @@ class MicroBatch(NamedTuple):
     """The input that a key group processes together, in this order; the end of the input, if any, comes last."""
 
     ahead: Arrived = NOTHING
-    """What operators upstream emitted for the control event."""
+    """The records that operators upstream emitted for the control event."""
 
     event: ControlEvent | None = None
     behind: Arrived = NOTHING

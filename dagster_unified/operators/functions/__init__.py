@@ -1,1 +1,1 @@
-"""The functions that an author writes, and the contexts that they are given."""
+"""The functions that an author writes, and their contexts."""

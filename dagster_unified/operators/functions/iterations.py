@@ -148,10 +148,26 @@ class TerminateOnMaxIterOrTol(FlatMapFunction[float, int], IterationListener[int
         self.last, self.value = self.value, inf
 
 
-class AllReduce(FlatMapFunction[T, T], IterationListener[T]):
-    """Reduces the records that a subtask gets in a round, and emits the result at the round's end."""
+class EmitsEachEpoch(IterationListener[Out]):
+    """Emits its results at the end of each epoch, and at the end of the iteration those that came since."""
 
     in_all_rounds = True
+
+    @abstractmethod
+    def emit(self, collector: EpochCollector[Out]) -> None:
+        """Emit the results so far, and forget them."""
+
+    def on_epoch_watermark_incremented(
+        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[Out]
+    ) -> None:
+        self.emit(collector)
+
+    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[Out]) -> None:
+        self.emit(collector)
+
+
+class AllReduce(FlatMapFunction[T, T], EmitsEachEpoch[T]):
+    """Reduces the records that a subtask gets in a round, and emits the result at the round's end."""
 
     def __init__(self, function: Callable[[T, T], T]) -> None:
         self.function = function
@@ -166,15 +182,7 @@ class AllReduce(FlatMapFunction[T, T], IterationListener[T]):
         self.reduced = [self.function(self.reduced[0], value)] if self.reduced else [value]
         return []
 
-    def on_epoch_watermark_incremented(
-        self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[T]
-    ) -> None:
-        self._emit(collector)
-
-    def on_iteration_terminated(self, context: EpochContext, collector: EpochCollector[T]) -> None:
-        self._emit(collector)  # what came when the iteration had ended
-
-    def _emit(self, collector: EpochCollector[T]) -> None:
+    def emit(self, collector: EpochCollector[T]) -> None:
         for record in self.reduced:
             collector.collect(record)
         self.reduced = []

@@ -282,7 +282,7 @@ class RunningProgram:
             if child.input is not None:
                 read[child.tag] = child.input
         step = self.program.steps[index]
-        if step.output is None:  # its records are not its own, but those that it was given
+        if step.output is None:  # it passes on the records of others
             read.pop(None, None)
         copies = {tag: self._copier(records) for tag, records in read.items()}
         return {tag: copy for tag, copy in copies.items() if copy is not None}

@@ -305,7 +305,7 @@ class Evicted(Elements):
         return super().add(contents, (record, timestamp), timestamp)
 
     def before(self, contents: Any, window: Any) -> Any:
-        """What the function sees."""
+        """The contents that the function sees."""
         assert self._evictor is not None
         return self._evictor.evict_before(contents, window)
 

@@ -138,7 +138,7 @@ class Trigger(ABC, Generic[In, Win]):
     OnMergeContext: TypeAlias = OnMergeContext
 
     firing: Firing = Firing.UNDECLARED
-    """What decides when it fires."""
+    """What its firing depends on."""
 
     only_registers_end: bool = False
     """Whether `on_element` only registers an event-time timer at a window's end that is still to come.

@@ -407,14 +407,14 @@ def _scalar(kind: mi.Type, avro: str, schema: Mapping[str, Any], where: str) -> 
     if avro == "enum" and isinstance(kind, mi.StrType):
         return one_of(schema["symbols"], f"the Avro enum {schema['name']}")
     if isinstance(kind, mi.EnumType):
-        return _member(kind, avro, logical, schema, where)
+        return _member(kind, avro, schema, where)
     raise ValueError(
         f"{where} is {described(kind)}, which the Avro type {_spelled(schema or avro)} does not hold; change the schema"
         " or the record"
     )
 
 
-def _member(kind: mi.EnumType, avro: str, logical: str, schema: Mapping[str, Any], where: str) -> Convert | None:
+def _member(kind: mi.EnumType, avro: str, schema: Mapping[str, Any], where: str) -> Convert | None:
     """The converter of an enum's member, which is written as its value."""
     if isinstance(next(iter(kind.cls)).value, int):
         return _scalar(mi.IntType(), avro, schema, where)
