@@ -35,7 +35,7 @@ _UNTOLD = 5
 
 @contextmanager
 def watching(spark: SparkSession, observe: Observer) -> Iterator[None]:
-    """Until the end of the context, tell what is lost of the cluster, in a thread.
+    """Report, in a thread until the end of the context, what the cluster loses.
 
     Nothing happens in a session on one machine, nor in one of Spark Connect, whose server alone knows its executors.
     """

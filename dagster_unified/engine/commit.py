@@ -51,7 +51,7 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class WriteContext:
-    """One write: who writes, and what the engine gives along."""
+    """One write: its identity, and what the engine adds."""
 
     identity: WriteIdentity
     stage: str
@@ -243,7 +243,7 @@ _JAVA_CLASS = re.compile(r"^(?:Caused by)?[: ]*(?:[\w$]+\.)+[\w$]+: ")
 
 
 def write(node: SinkNode, commits: SinkCommits[Any], frame: DataFrame, context: WriteContext) -> WriteResult:
-    """Writes rows to a sink, and counts them, also where the sink has them already and takes none."""
+    """Write rows to a sink and count them, also where the sink has them already and takes none."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
@@ -257,7 +257,7 @@ def write(node: SinkNode, commits: SinkCommits[Any], frame: DataFrame, context: 
 
 
 def write_partitions(node: SinkNode, frame: DataFrame, contexts: Sequence[WriteContext]) -> list[WriteResult] | None:
-    """Writes several partitions at once; None where the sink has to write them one by one."""
+    """Write several partitions at once; None where the sink has to write them one by one."""
     pipeline = contexts[0].identity.pipeline
     sink = spark_sink(pipeline, node)
     if not sink.takes_together():
@@ -267,7 +267,7 @@ def write_partitions(node: SinkNode, frame: DataFrame, contexts: Sequence[WriteC
 
 
 def spark_sink(pipeline: str, node: SinkNode) -> SparkSink[Any, Any]:
-    """The sink of a node."""
+    """Return the sink of a node."""
     if not isinstance(node.sink, SparkSink):
         raise PipelineError(f"{pipeline}: sink '{node.name}' is a {type(node.sink).__name__}, which Spark cannot write")
     return node.sink

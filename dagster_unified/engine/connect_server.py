@@ -39,7 +39,7 @@ A step of a run may wait long for others that are no stages.
 
 
 def ensure(port: int, master: str, config: Mapping[str, str], environment: str | None = None) -> str:
-    """The address of the server of `port`, which is started where there is none.
+    """Return the address of the server of `port`, which is started where there is none.
 
     `environment` is a packed one for the workers of a cluster (`environment.py`).
 
@@ -79,7 +79,7 @@ def ensure(port: int, master: str, config: Mapping[str, str], environment: str |
 
 
 def stop(port: int) -> bool:
-    """Ends the server of `port`, and waits for it; False where none was started."""
+    """End the server of `port`, and wait for it; False where none was started."""
     from pyspark.sql.connect.local_server import stop_local_connect_server
 
     _choose(port)

@@ -34,7 +34,7 @@ def main(idle: float | None = None) -> None:
 
 
 def without_zipped_copies(path: list[str]) -> list[str]:
-    """A module search path without `<folder>/pyspark/python/lib/*.zip`, where `<folder>` is on it as well."""
+    """Return a module search path without `<folder>/pyspark/python/lib/*.zip`, where `<folder>` is on it as well."""
     copies = {str(Path(folder) / "pyspark" / "python" / "lib") for folder in path}
     return [entry for entry in path if not (entry.endswith(".zip") and str(Path(entry).parent) in copies)]
 

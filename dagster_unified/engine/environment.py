@@ -33,7 +33,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def shipping(path: str, master: str, remote: str | None, config: Mapping[str, str]) -> dict[str, str]:
-    """The settings by which the executors of a session, or of a Connect server, that is about to start use it.
+    """Return the settings by which the executors of a session, or of a Connect server, that is about to start use it.
 
     Raises `ConfigurationError` for what is no archive, and for a session whose workers Spark does not start on a
     cluster.

@@ -1,6 +1,6 @@
 """What happens while a pipeline runs, as one stream of events that a terminal, Dagster and tests all listen to.
 
-Core code never prints; it reports to an observer.
+Core code never prints; it reports to an observer. `describe` says an event as a line of a log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StageStarted:
 
     stage: str
     number: int
-    of: int
+    total: int
     reason: str = ""
 
 
@@ -34,14 +34,14 @@ class StageFinished:
 
     stage: str
     number: int
-    of: int
+    total: int
     manifest: Manifest
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class SinkHeld:
-    """A sink had the rows of a stage already, by an earlier attempt or run of an execution, and was given none."""
+    """An earlier attempt or run of the execution gave a sink a stage's rows, so the sink was given none."""
 
     stage: str
     sink: str
@@ -49,7 +49,6 @@ class SinkHeld:
     """The run that began it."""
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         return (
             f"stage '{self.stage}': sink '{self.sink}' has the rows that an earlier attempt of the execution"
             f" {self.execution} has committed, and was given none, since it could not replace them; if the code or the"
@@ -72,7 +71,6 @@ class RecordsWait:
     """Milliseconds since the epoch."""
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         counts = [f"{number} {what}" for number, what in ((self.records, "records"), (self.timers, "timers")) if number]
         sources = " and ".join(f"'{name}'" for name in self.sources)
         position = f"at {self.watermark}"
@@ -98,14 +96,13 @@ class Written:
 
 @dataclass(frozen=True)
 class IterationResumed:
-    """A stage was tried again, and its iteration goes on after the last epoch that was committed."""
+    """A stage was tried again, and its iteration goes on after the last committed epoch."""
 
     stage: str
     iteration: str
     epoch: int
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         return f"iteration '{self.iteration}' of stage '{self.stage}' goes on after epoch {self.epoch}"
 
 
@@ -118,7 +115,6 @@ class InputHeldBack:
     most: int
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         return (
             f"iteration '{self.iteration}': {self.feedback:,} records circulate, and new input waits until there are at"
             f" most {self.most:,} (iteration.max-feedback-records)"
@@ -134,7 +130,6 @@ class RoundCommitted:
     epoch: Epoch
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         epoch = self.epoch
         text = f"iteration '{self.iteration}', epoch {epoch.number}: {epoch.feedback:,} records fed back"
         criteria = f", {epoch.criteria:,} of the termination criteria" if epoch.criteria else ""
@@ -167,27 +162,26 @@ class EpochCommitted:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Its counters."""
+        """The counters of its functions."""
         return self.metrics.counters
 
     def written_rows(self) -> str:
-        """The rows that each sink was given, as a line of a log has them."""
+        """Return the rows that each sink was given, as a line of a log has them."""
         return ", ".join(f"{written.rows:,} to {sink}" for sink, written in self.written.items()) or "none written"
 
 
 @dataclass(frozen=True)
 class StartDelayed:
-    """A STREAMING job could not start its queries for want of a Python process, and starts them again after a pause."""
+    """A STREAMING job lacked a Python process to start its queries, and starts them again after a pause."""
 
     reason: str
     attempt: int
-    of: int
+    total: int
     pause: float
     """In seconds."""
 
     def describe(self) -> str:
-        """As a line of a log has it."""
-        return f"{self.reason}; starting again in {self.pause:.0f} s (attempt {self.attempt} of {self.of})"
+        return f"{self.reason}; starting again in {self.pause:.0f} s (attempt {self.attempt} of {self.total})"
 
 
 @dataclass(frozen=True)
@@ -201,7 +195,6 @@ class JobRestarting:
     error: str
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         return (
             f"the job has failed: {self.error}; attempt {self.attempt} to start it again begins in {self.seconds:.1f} s"
         )
@@ -214,13 +207,12 @@ class PhaseBegun:
     phase: str
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         return self.phase
 
 
 @dataclass(frozen=True)
 class QueriesStopped:
-    """A STREAMING job works on no epoch any more, and is about to write a savepoint."""
+    """A STREAMING job works on no more epochs, and is about to write a savepoint."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +225,6 @@ class SavepointTaken:
     error: str = ""
 
     def describe(self) -> str:
-        """What has become of it, as a line of a log has it."""
         if self.error:
             return f"savepoint ({self.reason}) failed: {self.error}"
         return f"savepoint {self.location} taken in {self.seconds:.1f} s ({self.reason})"
@@ -241,14 +232,13 @@ class SavepointTaken:
 
 @dataclass(frozen=True)
 class QueriesTakenOver:
-    """A job goes on with the queries that the one before it has left running on a Spark Connect server."""
+    """A job goes on with the queries that the previous job left running on a Spark Connect server."""
 
     queries: tuple[str, ...]
     server: str
     session: str
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         return (
             f"goes on with {len(self.queries)} {'query' if len(self.queries) == 1 else 'queries'}"
             f" ({', '.join(self.queries)}) that the job before has left running on {self.server}, in session"
@@ -258,7 +248,7 @@ class QueriesTakenOver:
 
 @dataclass(frozen=True)
 class ExecutorLost:
-    """A cluster's executor is gone that nobody asked to go. `reason` is Spark's; `left` says how many there still are.
+    """An executor of the cluster is gone that nobody asked to go. `reason` is Spark's; `remaining` counts the others.
 
     `executor` is its number in the application; empty where Spark does not tell it.
     """
@@ -266,18 +256,17 @@ class ExecutorLost:
     executor: str
     host: str
     reason: str
-    left: int
+    remaining: int
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         name = f"executor {self.executor}" if self.executor else "an executor"
         why = f" ({self.reason})" if self.reason else ""
-        if not self.left:
+        if not self.remaining:
             then = "none is left, and tasks wait until the cluster gives another"
-        elif self.left == 1:
+        elif self.remaining == 1:
             then = "Spark runs its tasks again on the one that is left"
         else:
-            then = f"Spark runs its tasks again on the {self.left} that are left"
+            then = f"Spark runs its tasks again on the {self.remaining} that are left"
         return f"{name} on host {self.host} was lost{why}; {then}"
 
 
@@ -289,7 +278,6 @@ class MasterAway:
     reason: str
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         return (
             f"the Spark master {self.master} cannot be reached ({self.reason}); the executors go on, and there are no"
             " others until it is back"
@@ -303,7 +291,6 @@ class MasterBack:
     master: str
 
     def describe(self) -> str:
-        """As a line of a log has it."""
         return f"the Spark master {self.master} can be reached again"
 
 
@@ -337,14 +324,14 @@ _listeners: list[Observer] = []
 
 
 def report(event: Event) -> None:
-    """Pass an event on to everybody who listens in this process, such as the terminal of `dagster-unified run`."""
+    """Pass an event to every listener in this process, such as the terminal of `dagster-unified run`."""
     for listener in _listeners:
         listener(event)
 
 
 @contextlib.contextmanager
 def listening(observer: Observer) -> Iterator[None]:
-    """Let `observer` hear what happens in this process meanwhile."""
+    """Let `observer` hear this process's events meanwhile."""
     _listeners.append(observer)
     try:
         yield

@@ -116,7 +116,7 @@ _MAY_COME_BACK = ("PATH_NOT_FOUND",)
 
 
 def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) -> errors.UnifiedError:
-    """The error to raise instead of one that came out of Spark."""
+    """Return the error to raise in place of one of Spark's."""
     if isinstance(error, errors.UnifiedError):
         return _of_pipeline(error, plan)
     refused = refusal(error)
@@ -212,7 +212,7 @@ def _too_large(plan: Plan, stage: str) -> errors.RecordTypeError | None:
 
 
 def damaged_file(error: Exception) -> tuple[str, str] | None:
-    """The file that Spark has found to be damaged, and what is wrong with it; None where it has found none."""
+    """Return the file that Spark found damaged, and what is wrong with it; None where it found none."""
     match = _DAMAGED.search(str(error))
     if match is None:
         return None
@@ -308,7 +308,7 @@ def _of_pipeline(error: errors.UnifiedError, plan: Plan) -> errors.UnifiedError:
 
 
 def refusal(error: Exception) -> str | None:
-    """Why Spark does not run a plan at all, which it would not at the next attempt either; None of any other error."""
+    """Return why Spark refuses to run a plan, now and at the next attempt; None for any other error."""
     from pyspark.errors import AnalysisException
 
     if not isinstance(error, AnalysisException) or error.getCondition() in _MAY_COME_BACK:
@@ -322,7 +322,7 @@ def refusal(error: Exception) -> str | None:
 
 @contextmanager
 def naming_operator(pipeline: str, node: Node) -> Iterator[None]:
-    """Names the operator whose expression Spark does not accept."""
+    """Name the operator whose expression Spark does not accept."""
     try:
         yield
     except errors.UnifiedError:

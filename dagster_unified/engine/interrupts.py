@@ -51,13 +51,13 @@ class Interrupts:
         return 128 + (self.signal or 0)
 
     def listen(self) -> None:
-        """Installs the handlers in the main thread, again where something else has installed its own."""
+        """Install the handlers in the main thread, again where something else has installed its own."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._handle)
             signal.signal(signal.SIGTERM, self._handle)
 
     def check(self) -> None:
-        """Raises `CancelledError` where the process was asked to stop. To be called before anything is committed."""
+        """Raise `CancelledError` where the process was asked to stop. To be called before anything is committed."""
         if self.received:
             raise CancelledError(
                 f"the process was asked to stop ({signal.Signals(self.signal or 0).name}); what had not been committed"
@@ -65,21 +65,21 @@ class Interrupts:
             )
 
     def started(self, session: SparkSession) -> SparkSession:
-        """The session in which jobs are cancelled after a signal."""
+        """Return the session in which jobs are cancelled after a signal."""
         self.listen()
         self._session = session
         self.check()
         return session
 
     def stopping(self) -> None:
-        """Notifies the listener, once, that what was running ends because of a signal."""
+        """Notify the listener, once, that what was running ends because of a signal."""
         notify, self.on_stop = self.on_stop, None
         if notify is not None:
             notify()
 
     @contextmanager
     def cancelling(self) -> Iterator[None]:
-        """Meanwhile, whatever Spark runs is cancelled as soon as a signal has come."""
+        """Cancel, meanwhile, whatever Spark runs as soon as a signal has come."""
 
         def watch(done: threading.Event) -> None:
             while not done.wait(POLL):
@@ -91,7 +91,7 @@ class Interrupts:
             yield
 
     def take(self, number: int) -> None:
-        """Remembers a signal; with `at_once` the second one ends the process."""
+        """Remember a signal; with `at_once` the second one ends the process."""
         if self._at_once and self.received:
             os._exit(self.exit_code)
         if self._at_once:
@@ -107,7 +107,7 @@ _current: Interrupts | None = None
 
 @contextmanager
 def listening(at_once: bool = False) -> Iterator[Interrupts]:
-    """Listens for signals until the context ends; an outer context that listens already is used."""
+    """Listen for signals until the context ends; an outer context that listens already is used."""
     global _current
     outer = _current
     mine = outer or Interrupts(at_once)
@@ -143,7 +143,7 @@ def _alone(interrupts: Interrupts) -> Iterator[None]:
 
 @contextmanager
 def meanwhile(work: Callable[[threading.Event], None], name: str) -> Iterator[None]:
-    """Until the end of the context `work` runs in a thread; it ends soon after the event is set that it is given."""
+    """Run `work` in a thread until the end of the context; it ends soon after the event is set that it is given."""
     done = threading.Event()
     thread = threading.Thread(target=work, args=(done,), name=name, daemon=True)
     thread.start()
@@ -161,14 +161,14 @@ class JobTag:
         self._session, self._tag = session, tag
 
     def add(self) -> None:
-        """Gives the tag to the jobs that this thread runs from now on."""
+        """Give the tag to the jobs that this thread runs from now on."""
         if is_connect(self._session):
             self._session.addTag(self._tag)
         else:  # a classic session's own tags are a thread's; those of its context are everyone's
             self._session.sparkContext.addJobTag(self._tag)
 
     def cancel(self) -> None:
-        """Cancels the jobs that have the tag. An error of Spark's is none here: who waits for a job tries again."""
+        """Cancel the jobs that have the tag. Spark's errors do not count: who waits for a job tries again."""
         with suppress(Exception):
             if is_connect(self._session):
                 self._session.interruptTag(self._tag)
@@ -176,7 +176,7 @@ class JobTag:
                 self._session.sparkContext.cancelJobsWithTag(self._tag)
 
     def cancel_until_over(self, thread: threading.Thread) -> None:
-        """Cancels what a thread runs until it has ended: it may not have submitted its job yet."""
+        """Cancel what a thread runs until it has ended: it may not have submitted its job yet."""
         while thread.is_alive():
             self.cancel()
             thread.join(POLL)

@@ -106,12 +106,12 @@ class JobTime:
         return self._latest
 
     def watermark(self) -> int | None:
-        """The smallest watermark of all operators whose input has not ended, or None before the first."""
+        """Return the smallest watermark of all operators whose input has not ended, or None before the first."""
         marks = {uid: mark for uid, mark in self._latest.watermarks.items() if mark > MIN_TIMESTAMP}
         return min((mark for uid, mark in marks.items() if uid not in self._latest.ended), default=None)
 
     def after(self, report: Report, now: int) -> ControlEvent | None:
-        """The control event to emit after a micro-batch, if any."""
+        """Return the control event to emit after a micro-batch, if any."""
         with self._lock:
             if report.metrics.last_event_times:
                 self._asked = now
@@ -130,7 +130,7 @@ class JobTime:
             return self._next(now)
 
     def reached(self, uid: str, watermark: int | None, last_event_time: int | None, idle: bool = False) -> None:
-        """Take what another query has handed on with the records that this one has processed."""
+        """Take the event time that another query has handed on with the records that this one has processed."""
         with self._lock:
             (self._idle.add if idle else self._idle.discard)(uid)
             self._emitted(uid, Mark(watermark))
@@ -138,12 +138,12 @@ class JobTime:
                 self._seen.saw_event_time(uid, last_event_time)
 
     def ended(self, parts: Mapping[str, Collection[str]]) -> None:
-        """Take which parts of some sources have been processed to their end; `ALL` is among them where all has."""
+        """Take the parts of some sources that have been processed to their end; `ALL` is among them where all has."""
         with self._lock:
             self._ended |= parts
 
     def delivered(self, event: ControlEvent) -> None:
-        """Take the event that a micro-batch had, which has been processed."""
+        """Take the event of a micro-batch that has been processed."""
         with self._lock:
             self._closed.update(event.ended)
 
@@ -153,7 +153,7 @@ class JobTime:
         return not self._closed.issuperset(self._latest.ended)
 
     def tick(self, now: int) -> ControlEvent | None:
-        """The control event to emit because time has passed, if any."""
+        """Return the control event to emit because time has passed, if any."""
         with self._lock:
             if self._periodic and self._interval and now - self._asked >= self._interval:
                 self._ask(now)
@@ -168,7 +168,7 @@ class JobTime:
                 self._emitted(uid, mark)
 
     def wake(self) -> None:
-        """Have the next control event come at once: something waits for an epoch."""
+        """Let the next control event come at once: something waits for an epoch."""
         with self._lock:
             self._wake = True
 
@@ -189,7 +189,7 @@ class JobTime:
             return self._latest
 
     def holding_back(self, uid: str, now: int) -> tuple[str, ...]:
-        """The assigners that keep an operator's watermark from going as far as others of them are."""
+        """Return the assigners that keep an operator's watermark behind its other assigners."""
         with self._lock:
             before = self._before[uid]
             waited_for = [
@@ -201,7 +201,7 @@ class JobTime:
             return tuple(assigner for assigner in waited_for if is_behind and marks[assigner] == slowest)
 
     def parts(self, uid: str, now: int) -> tuple[dict[str, int], frozenset[str]]:
-        """The watermark of each part of a source, as an assigner behind it has seen them, and those that are idle."""
+        """Return the watermark of each part of a source, as an assigner behind it has seen it, and the idle parts."""
         bound = self._assigners[uid].max_out_of_orderness_ms or 0
         with self._lock:
             marks = {part: moment - bound - 1 for part, moment in self._parts.get(uid, {}).items()}

@@ -25,7 +25,7 @@ _ZIPPED = "python"
 
 @contextmanager
 def without_zips(master: str, config: Mapping[str, str]) -> Iterator[None]:
-    """Start the JVM of a session, or of a Connect server, in this context, and it has a home without the zips.
+    """Let the JVM of a session, or of a Connect server, that starts in this context have a home without the zips.
 
     Nothing changes where the zips are needed: on YARN, which ships them, with a Spark of one's own in SPARK_HOME, and
     where Spark's Python processes may have another interpreter than this one.
@@ -140,7 +140,7 @@ def start_jvm(settings: Mapping[str, str]) -> None:
 
 
 def ignore_closed(server: BaseServer) -> None:
-    """Print no traceback where the JVM, as it ends, closes the connection by which it tells of accumulators."""
+    """Print no traceback where the ending JVM closes the connection by which it tells of accumulators."""
     print_error = server.handle_error
 
     def handle_error(request: Any, client_address: Any) -> None:
@@ -156,7 +156,7 @@ def _pass_on(reader: int) -> None:
 
 
 def without_noise(lines: Iterable[bytes], write: Callable[[bytes], object]) -> None:
-    """Write the lines that are of use to someone."""
+    """Write the lines that are useful to a person."""
     empty = failed = False  # whether an empty line that follows a note, and the traceback of a worker, are left out
     for line in _without_closed_sources(lines):
         if _NOISE.match(line):

@@ -46,7 +46,7 @@ _TYPES = "file string, line long, content string, reason string"
 
 @dataclass(frozen=True)
 class Diverted:
-    """The rows that one source has set aside. `origin` is what `table` knows them by: a partition, or an epoch."""
+    """The rows that one source has set aside. `origin` is their origin in `table`: a partition, or an epoch."""
 
     source: str
     mode: str
@@ -56,7 +56,7 @@ class Diverted:
     """What rows look like, where they are read from texts."""
 
     def table(self, most: int) -> pa.Table:
-        """The latest rows, at most so many."""
+        """Return the latest rows, at most so many."""
         import pyarrow.parquet as pq
 
         schema = SCHEMA.insert(0, pa.field(self.origin, pa.string()))
@@ -74,7 +74,7 @@ class Diverted:
         return table
 
     def rows(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         import pyarrow.parquet as pq
 
         total = 0
@@ -93,19 +93,19 @@ class Diverted:
 
 
 def diverting(plan: Plan) -> list[SourceNode]:
-    """The sources that set malformed rows aside."""
+    """Return the sources that set malformed rows aside."""
     return [
         node for node in plan.graph.sources if isinstance(node.source, SparkSource) and node.source.keeps_malformed()
     ]
 
 
 def in_batch(store: IntermediateStore, pipeline: str, source: SourceNode) -> Diverted:
-    """The rows that BATCH runs have set aside."""
+    """Return the rows that BATCH runs have set aside."""
     return Diverted(source.name, "BATCH", store.root / pipeline / FOLDER / source.uid, "partition", _kind(source))
 
 
 def in_streaming(directory: CheckpointDirectory, source: SourceNode) -> Diverted:
-    """The rows that the STREAMING job has set aside."""
+    """Return the rows that the STREAMING job has set aside."""
     return Diverted(source.name, "STREAMING", directory.path / "malformed" / source.uid, "epoch", _kind(source))
 
 
@@ -114,7 +114,7 @@ def _kind(source: SourceNode) -> Rows | None:
 
 
 def keep(frame: DataFrame, rows: int, diverted: Diverted, key: str) -> None:
-    """Replaces the malformed rows (file, row, reason) of a partition or an epoch, and finds their lines."""
+    """Replace the malformed rows (file, row, reason) of a partition or an epoch, and find their lines."""
     target = diverted.folder / f"{diverted.origin}={key}"
     if rows:
         with_lines = partial(_with_lines, diverted.kind)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def with_fixed_ranges(plan: Plan, region: Region) -> Plan:
-    """The plan where the sources of a stage of a BATCH run have decided what it reads."""
+    """Return the plan in which the sources of a BATCH stage have decided what it reads."""
     fixed = {}
     for node in (source for source in plan.graph.sources if source.id in region.nodes):
         source = spark_source(plan.name, node)
@@ -45,7 +45,7 @@ def batch_positions(plan: Plan, spark: SparkSession, region: Region) -> dict[str
 
 
 def check_positions(plan: Plan) -> None:
-    """Raises `UnsupportedError` where a STREAMING run over a source cannot tell what it has read."""
+    """Raise `UnsupportedError` where a STREAMING run over a source cannot tell what it has read."""
     for node in plan.graph.sources:
         try:
             spark_source(plan.name, node).stream_position(None, None)
@@ -54,7 +54,7 @@ def check_positions(plan: Plan) -> None:
 
 
 def after(plan: Plan, positions: Mapping[str, Position], ignore_unclaimed: bool) -> Plan:
-    """The plan whose sources read what comes after these positions, which are by uid.
+    """Return the plan whose sources read what comes after these positions, which are by uid.
 
     Raises `StateError` where a position is of no source, unless that is ignored, and where a source cannot go on.
     """

@@ -21,7 +21,7 @@ PREFIX = "restart-strategy."
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed run: when it began and ended, and something that is the run's own, for its jitter."""
+    """A failed run: when it began and ended, and a value of the run's own, for its jitter."""
 
     began: datetime
     ended: datetime
@@ -68,7 +68,7 @@ def is_asked_for(options: Configuration, mode: str) -> bool:
 
 
 def most_failures(options: Configuration) -> int:
-    """How many failures in a row the configured strategy has to see to give up; 0 where it goes by no number."""
+    """Return after how many failures in a row the configured strategy gives up; 0 where it goes by no number."""
     if options["restart-strategy.type"] == "FIXED-DELAY":
         return int(options["restart-strategy.fixed-delay.attempts"]) + 1
     if options["restart-strategy.type"] == "FAILURE-RATE":

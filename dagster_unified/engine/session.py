@@ -42,7 +42,7 @@ _MASTER = re.compile(
 
 
 def checked_master(master: str) -> str:
-    """The master of a classic session; raises `ConfigurationError` where Spark knows none like it."""
+    """Return the master of a classic session; raises `ConfigurationError` where Spark knows none like it."""
     if not _MASTER.fullmatch(master):
         raise ConfigurationError(
             f"'{master}' is not a Spark master, such as {', '.join(_MASTERS)}{nearest(master, _MASTERS)}"
@@ -51,7 +51,7 @@ def checked_master(master: str) -> str:
 
 
 def checked_remote(remote: str) -> str:
-    """The address of a Spark Connect server; raises `ConfigurationError` where it is none."""
+    """Return the address of a Spark Connect server; raises `ConfigurationError` where it is none."""
     try:
         parts = urlsplit(remote)
         named = parts.scheme == "sc" and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -63,7 +63,7 @@ def checked_remote(remote: str) -> str:
 
 
 def reach_master(master: str) -> None:
-    """Raises `UnreachableError` where no master of a standalone cluster can be connected to."""
+    """Raise `UnreachableError` where no master of a standalone cluster can be connected to."""
     if not checked_master(master).startswith("spark://"):
         return
     reason = master_away(master)
@@ -86,7 +86,7 @@ def master_away(master: str) -> str | None:
 
 
 def reach_remote(remote: str, patience: float = PATIENCE) -> None:
-    """Raises `UnreachableError` where no Spark Connect server answers at an address within `patience` seconds."""
+    """Raise `UnreachableError` where no Spark Connect server answers at an address within `patience` seconds."""
     parts = urlsplit(checked_remote(remote))
     reason = _unreachable(parts.hostname or "", parts.port or 15002) or _silent(remote, patience)
     if reason is not None:
@@ -134,7 +134,7 @@ _PROVIDERS = "fs.s3a.aws.credentials.provider"
 
 
 def give(session: SparkSession, store: Store) -> None:
-    """Let Hadoop's connector and the Python workers of a running session use a store, where they do not yet."""
+    """Give a running session's Hadoop connector and Python workers a store that they do not have yet."""
     context = session.sparkContext
     jvm: Any = session._jvm
     java_context: Any = context._jsc
@@ -242,7 +242,7 @@ SESSION_DEFAULTS: dict[str, str] = {k: v for k, v in DEFAULTS.items() if k.start
 
 
 def check_java() -> None:
-    """Raises `MissingRequirementError` where there is no Java, or one that is too old."""
+    """Raise `MissingRequirementError` where there is no Java, or one that is too old."""
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is not None and not os.path.exists(java):
@@ -266,7 +266,7 @@ def check_java() -> None:
 
 
 def defaults(master: str) -> dict[str, str]:
-    """The settings of a session on `master`, or of a server that runs there.
+    """Return the settings of a session on `master`, or of a server that runs there.
 
     On one machine an exchange has two partitions for each core, and not Spark's two hundred; and what was shuffled is
     lost with the driver only, so that no map task runs again for it, and nothing has to be hashed. The executors of a
@@ -282,7 +282,7 @@ def defaults(master: str) -> dict[str, str]:
 
 
 def java_options(master: str) -> str:
-    """The driver's options for Java: its log, and on one machine the parallel collector.
+    """Return the driver's options for Java: its log, and on one machine the parallel collector.
 
     That takes less of the processor than Java's default, by a tenth in a stream on two cores. A collector that the
     environment chooses stays: Java starts with no two.
@@ -294,7 +294,7 @@ def java_options(master: str) -> str:
 
 
 def forking(master: str, daemon: str, config: Mapping[str, str]) -> dict[str, str]:
-    """The settings that make Spark fork Python workers from a daemon of ours, where they run this interpreter."""
+    """Return the settings that make Spark fork Python workers from our daemon, where they run this interpreter."""
     is_this = master.startswith("local") and os.environ.get("PYSPARK_PYTHON") == sys.executable
     return {"spark.python.daemon.module": daemon} if is_this and "spark.pyspark.python" not in config else {}
 
@@ -413,12 +413,12 @@ def _give_up_sooner(session: SparkSession) -> None:
 
 
 def give_up(session: SparkSession) -> None:
-    """Ask a Connect server that has not answered no more: each further call would wait as long."""
+    """Ask a silent Connect server no more: each further call would wait as long."""
     session.client.set_retry_policies([])
 
 
 def in_session(session: SparkSession, session_id: str) -> SparkSession:
-    """The session with this id on the Connect server of another one, for the same user."""
+    """Return the session with this id on the Connect server of another one, for the same user."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     connection: Any = copy.deepcopy(session.client._builder)  # as PySpark's `cloneSession` does
@@ -454,13 +454,13 @@ def _close(client: ref[Any]) -> None:
 
 
 def server_of(session: SparkSession) -> tuple[str, str]:
-    """The address of a session's Connect server, and the session's user there."""
+    """Return the address of a session's Connect server, and the session's user there."""
     connection = session.client._builder  # that of a service's own client may name no address
     return str(getattr(connection, "endpoint", "")), session.client._user_id or ""
 
 
 def prepared(session: SparkSession) -> SparkSession:
-    """Sets what results rely on in a session that may have been started elsewhere, and asks its workers what they have.
+    """Set what results rely on in a session that may have been started elsewhere, and ask its workers what they have.
 
     Where nobody has said into how many partitions an exchange goes, two for each core, and not Spark's two hundred. A
     classic session that was started before this process's object store was known can use it from now on.
@@ -483,14 +483,14 @@ def prepared(session: SparkSession) -> SparkSession:
 
 
 def cores(session: SparkSession) -> int:
-    """How many tasks run at once: as many as Spark makes partitions of a range."""
+    """Return how many tasks run at once: as many as Spark makes partitions of a range."""
     from pyspark.sql import functions as F
 
     return session.range(1 << 12).select(F.spark_partition_id().alias("partition")).distinct().count()
 
 
 def partitions(session: SparkSession) -> int:
-    """How many tasks there are behind an exchange where nobody says."""
+    """Return how many tasks are behind an exchange where no number is given."""
     return int(session.conf.get(PARTITIONS) or 200)
 
 

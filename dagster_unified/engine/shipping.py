@@ -61,7 +61,7 @@ class Shipments:
 
 
 def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that carries its user code along. Called again in the same worker, it is the same object."""
+    """Return a function that carries its user code along. Called again in the same worker, it is the same object."""
     return functools.partial(_call, Payload(by_value_bytes(function), fresh=False))
 
 

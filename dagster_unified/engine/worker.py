@@ -33,7 +33,7 @@ MapInArrow = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def this_subtask() -> Subtask:
-    """The partition that this task works on, and its attempt; the first of both outside of a task."""
+    """Return the partition that this task works on, and its attempt; the first of both outside of a task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -45,13 +45,13 @@ EPOCH = "streaming.sql.batchId"
 
 
 def committed_epoch(log: str) -> int | None:
-    """The latest epoch that was committed before the one that this task works on; None in the first."""
+    """Return the latest committed epoch before the one that this task works on; None in the first."""
     epoch = this_epoch(log)
     return epoch - 1 if epoch > 0 else None
 
 
 def this_epoch(log: str) -> int:
-    """The epoch that this task works on, or -1 before the first; `log` is Spark's log of the query's offsets.
+    """Return the epoch that this task works on, or -1 before the first; `log` is Spark's log of the query's offsets.
 
     Through Connect Spark tells no task, since an epoch's jobs are not started by the query's thread. It logs an epoch
     before it runs, and runs one after another: the epoch is the last one in the log.
@@ -81,7 +81,7 @@ def control_event() -> str | None:
 
 
 def run_partition(payload: bytes, log: str | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Runs the program in `payload` over a partition; in STREAMING `log` is Spark's log of the query's offsets."""
+    """Run the program in `payload` over a partition; in STREAMING `log` is Spark's log of the query's offsets."""
     from pyspark import cloudpickle
 
     program: Program = cloudpickle.loads(payload)
@@ -141,7 +141,7 @@ def _with_files(run: Iterable[Emitted], output: int) -> Iterator[Emitted]:
 
 
 def shipped(program: Program, log: str | None = None) -> MapInArrow:
-    """The program as a function for `mapInArrow`; in STREAMING `log` is Spark's log of the query's offsets.
+    """Return the program as a function for `mapInArrow`; in STREAMING `log` is Spark's log of the query's offsets.
 
     Raises `PipelineError` naming the operator that cannot be sent to workers.
     """

@@ -96,7 +96,7 @@ class ShownProgress:
             self._live.stop()
 
     def show(self, event: Event) -> None:
-        """Shows an event."""
+        """Show an event."""
         if isinstance(event, EpochCommitted):
             text = (
                 f"epoch {event.epoch} of {event.query}: {event.rows_in:,} rows read, {event.written_rows()}, committed"
@@ -107,10 +107,10 @@ class ShownProgress:
         elif not isinstance(event, (StageStarted, StageFinished)):
             text = event.describe()
         elif isinstance(event, StageFinished):
-            place = f"stage {event.number} of {event.of}: {event.stage}"
+            place = f"stage {event.number} of {event.total}: {event.stage}"
             text = f"{place}: {event.manifest.rows:,} rows in {event.manifest.seconds:.1f} s"
         else:
-            place = f"stage {event.number} of {event.of}: {event.stage}"
+            place = f"stage {event.number} of {event.total}: {event.stage}"
             text = place + (f" (recomputing: {event.reason})" if event.reason else "")
         if self._live is None:
             self._console.print(text, highlight=False)
@@ -187,13 +187,13 @@ class Environment:
     """Where intermediates are kept; without it they go with the job."""
 
     def check(self) -> None:
-        """Raises what would keep a session from starting."""
+        """Raise what would keep a session from starting."""
         if self.spark is None:
             reach_master(self.master)
             check_java()
 
     def session(self) -> SparkSession:
-        """The session, started if need be."""
+        """Return the session, started if need be."""
         return self.spark or session.start(self.master)
 
     def has_ended(self) -> bool:
@@ -240,18 +240,18 @@ class JobHandle:
         return self._status
 
     def metrics(self) -> JobMetrics:
-        """The totals that the job has committed so far."""
+        """Return the totals that the job has committed so far."""
         return self._metrics
 
     def cancel(self) -> None:
-        """Asks the job to end, and returns.
+        """Ask the job to end, and return.
 
         In BATCH nothing is committed after it; in STREAMING an epoch that is being committed is finished.
         """
         self._cancelled.set()
 
     def await_termination(self, timeout: timedelta | None = None) -> bool:
-        """Waits until the job has ended, or for so long; says whether it has. Ctrl-C meanwhile cancels the job."""
+        """Wait until the job has ended, or for so long; return whether it has. Ctrl-C meanwhile cancels the job."""
         try:
             self._thread.join(None if timeout is None else timeout.total_seconds())
         except KeyboardInterrupt:
@@ -260,7 +260,7 @@ class JobHandle:
         return not self._thread.is_alive()
 
     def result(self, timeout: timedelta | None = None) -> JobResult:
-        """Waits for the end, and gives what the job did.
+        """Wait for the end, and return what the job did.
 
         Raises what made it fail, `CancelledError` where it was cancelled, and `TimeoutError`.
         """
@@ -424,7 +424,7 @@ def execute(
     progress: bool | None = None,
     daemon: bool = False,
 ) -> JobHandle:
-    """Starts a job in a thread of this process, as `Pipeline.execute` says."""
+    """Start a job in a thread of this process, as `Pipeline.execute` says."""
     configuration = Configuration([Layer("launch", options or {}), *settings.shared_layers()])
     planned = plan(graph, configuration)
     console = Console(stderr=True)
@@ -461,7 +461,7 @@ class CollectedRecords(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Cancels the job where it still runs, and forgets what has not been read."""
+        """Cancel the job where it still runs, and forget what has not been read."""
         self.job.cancel()
         self.job.await_termination()
         self._iterator.close()
@@ -493,7 +493,7 @@ def collect(
     spark: SparkSession | None,
     master: str,
 ) -> CollectedRecords[Any]:
-    """Runs a pipeline with a sink more, which holds the records of a stream until they are read."""
+    """Run a pipeline with a sink more, which holds the records of a stream until they are read."""
     folder = TemporaryDirectory(prefix="dagster-unified-")
     try:
         sink = FileSink(f"{folder.name}/records", name="collected")

@@ -59,7 +59,7 @@ class Parts:
 
 
 def take_apart(where: str, columns: Sequence[object], purpose: Purpose, named: Callable[[Column], str] = repr) -> Parts:
-    """The partial aggregates of some columns; raises `UnsupportedError` naming an aggregate that has none."""
+    """Return the partial aggregates of some columns; raises `UnsupportedError` naming an aggregate that has none."""
     parts = Parts()
     splitting = _Splitting(where, purpose, named, parts)
     parts.results += [splitting.split(column) for column in columns]
@@ -72,7 +72,7 @@ def fields_of(columns: Sequence[object]) -> list[str]:
 
 
 def too_large(where: str, fields: Sequence[str]) -> RecordTypeError:
-    """The error for a number that its column does not hold, such as a sum. `where` names the operator."""
+    """Return the error for a number that its column does not hold, such as a sum. `where` names the operator."""
     shown = ", ".join(f"'{field}'" for field in fields)
     subject = f"field {shown}" if len(fields) == 1 else f"one of the fields {shown}"
     return RecordTypeError(f"{where}: {subject} {TOO_LARGE}")

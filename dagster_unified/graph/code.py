@@ -22,7 +22,7 @@ from dagster_unified.operators.state.descriptors import StateDescriptor
 
 
 def names_used(value: Any) -> set[str]:
-    """The attribute and global names that a function, or the methods of an object's class, refer to.
+    """Return the attribute and global names that a function, or the methods of an object's class, refer to.
 
     That includes what they refer to through the author's helpers.
     """
@@ -44,7 +44,7 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 
 def authors(value: Any) -> Iterator[Any]:
-    """The functions of the author's in one of the library's; one of the author's own is itself."""
+    """Yield the functions of the author's in one of the library's; one of the author's own is itself."""
     wrapped = getattr(value, "wrapped_functions", ())
     for part in wrapped:
         yield from authors(part)
@@ -73,7 +73,7 @@ def values_used(value: Any) -> list[Any]:
 
 
 def classes_used(value: Any) -> list[type]:
-    """A class itself, or the classes that a function refers to."""
+    """Return a class itself, or the classes that a function refers to."""
     if isinstance(value, type):
         return [value]
     values: list[Any] = []
@@ -192,7 +192,7 @@ def _closed_over(function: types.FunctionType) -> Iterator[Any]:
 
 
 def declared_states(function: Any) -> list[dict[str, str]]:
-    """The name and kind of each state, in the order of the code."""
+    """Return the name and kind of each state, in the order of the code."""
     kinds: dict[str, str] = {}
     for _, tree, names in _classes(function):
         for name, kind in _made_in(tree, names):
@@ -208,7 +208,7 @@ _LISTS = {"get_list_state": "operator list", "get_union_list_state": "union list
 
 
 def declared_lists(function: Any) -> list[dict[str, str]]:
-    """The name and kind of each operator state, in the order of the code."""
+    """Return the name and kind of each operator state, in the order of the code."""
     kinds: dict[str, str] = {}
     for part, tree, names in _classes(function):
         for name, kind in _lists_in(tree, {**names, "self": part}):

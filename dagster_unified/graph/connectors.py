@@ -41,7 +41,7 @@ class Dimensions:
     in_time: frozenset[str]
 
     def describe(self) -> str:
-        """The names, for messages."""
+        """Return the names, for messages."""
         return ", ".join(f"'{name}'" for name in self.names if name) or "one dimension without a name"
 
 
@@ -120,7 +120,7 @@ class Capabilities:
         return self.upsert or (self.replaces_partition if partitioned else self.replaces_all)
 
     def describe(self) -> str:
-        """The guarantee in words, and what comes twice nevertheless."""
+        """Return the guarantee in words, and what comes twice nevertheless."""
         promised: str = self.guarantee.value
         if self.guarantee is not Guarantee.EXACTLY_ONCE:
             return promised
@@ -180,7 +180,7 @@ class Source(ABC, Generic[Out]):
 
     @abstractmethod
     def snapshot(self) -> str:
-        """Identifies what would be read now, so that a fingerprint changes when the input does."""
+        """Identify what would be read now, so that a fingerprint changes when the input does."""
 
     def settings(self) -> str:
         """Return what else decides which records are read, and how: part of a stage's fingerprint."""
@@ -191,14 +191,14 @@ class Source(ABC, Generic[Out]):
         return True
 
     def disorder(self, field: str) -> int | None:
-        """The most milliseconds by which a record comes after one whose time in `field` is later.
+        """Return the most milliseconds by which a record comes after one whose time in `field` is later.
 
         0 where records are sorted by it, None where the source does not know.
         """
         return None
 
     def bounded_to(self, slice_: Slice | Dimensions) -> Source[Out]:
-        """The source that reads this partition and nothing else.
+        """Return the source that reads this partition and nothing else.
 
         Dimensions stand for a partition of which nothing else is known yet. Raises `PipelineError` where it does not
         know what belongs to a partition.
@@ -254,7 +254,7 @@ class Sink(ABC, Generic[In]):
 
     @abstractmethod
     def check(self, records: RecordType) -> None:
-        """Raises `PipelineError` when records of this type cannot be written."""
+        """Raise `PipelineError` when records of this type cannot be written."""
 
     def check_partitioned(self) -> None:
-        """Raises `PipelineError` when a run for one partition would replace what those for others have written."""
+        """Raise `PipelineError` when a run for one partition would replace what those for others have written."""

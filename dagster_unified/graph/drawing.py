@@ -44,7 +44,7 @@ class _Place:
 
 
 def as_svg(plan: Plan, highlighted: Region) -> str:
-    """The picture, with one stage highlighted."""
+    """Return the picture, with one stage highlighted."""
     places = {r.id: _Place([r.name, *(_operator(plan.graph.node(n)) for n in r.nodes)]) for r in plan.regions}
     arrows = {(source, r.id): _label(plan, source, r.id) for r in plan.regions for source in r.inputs}
     columns, ways = _columns(plan, places, list(arrows))

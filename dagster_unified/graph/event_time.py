@@ -32,7 +32,7 @@ class Aligned:
 
 
 def aligned(graph: Graph) -> list[Aligned]:
-    """The sources that are aligned; raises `UnsupportedError` where one cannot wait."""
+    """Return the sources that are aligned; raises `UnsupportedError` where one cannot wait."""
     by_source: dict[int, Aligned] = {}
     for node in graph.assigners:
         if node.watermark_group is None:
@@ -105,7 +105,7 @@ def check_generators(graph: Graph) -> None:
 
 
 def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[TimedNode]:
-    """The nearest timestamp assigners upstream of what comes over some edges.
+    """Return the nearest timestamp assigners upstream of what comes over some edges.
 
     A stream that another query hands on stands for those before it.
     """
@@ -126,7 +126,7 @@ def nearest_assigners(graph: Graph, edges: Sequence[Edge]) -> list[TimedNode]:
 
 
 def assigners(graph: Graph, node: Node) -> list[Assigned]:
-    """The nearest assigners upstream of `node` that move its watermark before the end of input."""
+    """Return the nearest assigners upstream of `node` that move its watermark before the end of input."""
     nearest = nearest_assigners(graph, graph.inputs(node.id))
     return [
         Assigned(n.name, n.max_out_of_orderness_ms, _disorder(graph, n))

@@ -36,7 +36,7 @@ from dagster_unified.records import Decoder, RecordType, decoder
 
 
 def step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
-    """The step of one node that runs in Python."""
+    """Return the step of one node that runs in Python."""
     assert node.step is not None
     return node.step(
         name=node.name,
@@ -58,7 +58,7 @@ def _parallelism(plan: Plan, node: g.Node) -> int:
 
 
 def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOptions:
-    """The options of keyed operators."""
+    """Return the options of keyed operators."""
     return KeyedOptions(
         incremental_updates=execution.incremental_updates,
         object_reuse=execution.object_reuse,
@@ -76,13 +76,13 @@ def broadcast_input(plan: Plan, node: g.Node) -> BroadcastInput | None:
 
 
 def keyed_input(node: g.Node, records: RecordType) -> KeyedInput:
-    """How a keyed node's input, of these records, is keyed. A key of no fields is 0 for every record."""
+    """Return how a keyed node's input, of these records, is keyed. A key of no fields is 0 for every record."""
     assert node.key is not None
     return keyed_by(node.key, records)
 
 
 def keyed_by(key: Key, records: RecordType) -> KeyedInput:
-    """How a stream of these records is keyed."""
+    """Return how a stream of these records is keyed."""
     if key == Key():
         return KeyedInput((), int)
     computed = key.computed
@@ -143,7 +143,7 @@ def program(
 
 
 def keys_program(plan: Plan, stage: str, layout: StreamLayout) -> Program:
-    """A program of no operators, which adds the keys that functions compute."""
+    """Return a program of no operators, which adds the keys that functions compute."""
     bare = StreamLayout(layout.records, layout.timestamped)
     return Program(plan.name, stage, bare, (), (Output(-1, layout),))
 
@@ -212,7 +212,7 @@ class ExecutionGraph:
 
     @staticmethod
     def of(plan: Plan, region: Region) -> ExecutionGraph:
-        """The operators of a region."""
+        """Return the operators of a region."""
         return ExecutionGraph(plan, region.name, region.nodes, region.outputs, region.sinks, region.carried)
 
     @cached_property
@@ -303,7 +303,7 @@ def _runs(node: g.Node) -> Runs:
 
 
 def channels(plan: Plan, edge: Edge) -> int:
-    """How many subtasks an exchange chooses from."""
+    """Return how many subtasks an exchange chooses from."""
     node = plan.graph.node(edge.target)
     return plan.subtasks.get(node.id) or chosen_from(plan.graph, edge, node, plan.execution.parallelism)
 
@@ -338,7 +338,7 @@ def route(
     selector: ChannelSelector | None = None,
     everywhere: bool = False,
 ) -> Route:
-    """The route of an edge to `target`, in the columns that are `wanted` there."""
+    """Return the route of an edge to `target`, in the columns that are `wanted` there."""
     emitted = plan.layout(Port.of(edge))
     columns = aligned_columns(emitted, wanted)
     computed = None if edge.partitioning.key is None else edge.partitioning.key.computed
@@ -350,7 +350,7 @@ def route(
 
 
 def aligned_columns(layout: StreamLayout, wanted: StreamLayout) -> list[str | None]:
-    """A stream's columns, without keys, in the order in which an operator that unites several has them."""
+    """Return a stream's columns, without keys, in the order in which an operator that unites several has them."""
     columns: list[str | None] = list(layout.records.names)
     if wanted.timestamped:
         columns.append(TIMESTAMP if layout.timestamped else None)
@@ -358,7 +358,7 @@ def aligned_columns(layout: StreamLayout, wanted: StreamLayout) -> list[str | No
 
 
 def body_plan(plan: Plan, node: g.IterationNode, parallelism: int) -> Plan:
-    """The body of an iteration, with so many subtasks, as a plan of its own."""
+    """Return the body of an iteration, with so many subtasks, as a plan of its own."""
     body = body_on(node, parallelism)
     return Plan(body, plan.execution, tasks(body, enabled=True))
 

@@ -39,7 +39,7 @@ from dagster_unified.operators.routing import Route, RoutedProgram
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """The plan as plain data: tasks, exchanges, regions, state, findings."""
+    """Return the plan as plain data: tasks, exchanges, regions, state, findings."""
     graph, execution = plan.graph, plan.execution
     return {
         "pipeline": plan.name,
@@ -174,7 +174,7 @@ def _life_cycle(node: IterationNode, inside: Node) -> str | None:
 
 
 def as_text(plan: Plan) -> str:
-    """The plan for people, stage by stage."""
+    """Return the plan for people, stage by stage."""
     execution = plan.execution
     lines = [
         f"{plan.name}: {execution.mode} ({execution.boundedness.value})",
@@ -295,7 +295,7 @@ def _exchange_text(plan: Plan, exchange: Exchange) -> str:
 
 
 def as_mermaid(plan: Plan) -> str:
-    """The plan as a Mermaid flowchart: a box per stage, thick arrows for barriers.
+    """Return the plan as a Mermaid flowchart: a box per stage, thick arrows for barriers.
 
     Where STREAMING cuts it into queries, a box for each, and thick arrows for what one hands on to another.
     """
@@ -371,13 +371,13 @@ def dumps(plan: Plan) -> str:
 
 
 def physical(plan: Plan) -> str:
-    """The execution graph as text."""
+    """Return the execution graph as text."""
 
     return as_physical(plan)
 
 
 def as_physical(plan: Plan) -> str:
-    """The execution graph of each stage, or in STREAMING of each query."""
+    """Return the execution graph of each stage, or in STREAMING of each query."""
     shown = _stages(plan) if plan.execution.mode == "BATCH" else _queries_of(plan)
     return "\n".join([f"{plan.name}: {plan.execution.mode}", *shown])
 

@@ -65,13 +65,13 @@ class Column:
         return f"{symbol}{self.target!r}" if symbol else f"{self.target!r}.{self.name}({arguments})"
 
     def replay(self, functions: Any) -> Any:
-        """The same expression, built with `functions` (such as `pyspark.sql.functions`)."""
+        """Return the same expression, built with `functions` (such as `pyspark.sql.functions`)."""
         holder = functions if self.target is None else self.target.replay(functions)
         arguments = [replay(a, functions) for a in self.arguments]
         return getattr(holder, self.name)(*arguments, **{k: replay(v, functions) for k, v in self.options.items()})
 
     def references(self) -> set[str]:
-        """The columns that are read, as far as their names are known."""
+        """Return the columns that are read, as far as their names are known."""
         references = set(self.target.references()) if self.target is not None else set()
         references |= {name.split(".")[0].strip("`") for name in self.names}
         if self.target is None and self.name == "expr" and self.arguments and isinstance(self.arguments[0], str):
@@ -123,7 +123,7 @@ def columns_read(expression: object) -> set[str]:
 
 
 def alias_of(expression: object) -> str | None:
-    """The name that an expression gives its column with `alias` or `AS`, which expressions after it may read."""
+    """Return the name that an expression gives its column with `alias` or `AS`, which expressions after it may read."""
     if isinstance(expression, Column):
         name = expression.arguments[0] if expression.name in ("alias", "name") and expression.arguments else None
         return name if isinstance(name, str) else None
@@ -146,7 +146,7 @@ def is_unnamed(expression: object) -> bool:
 
 
 def read_by_sql(text: str) -> set[str]:
-    """The columns that a SQL expression reads; none where only Spark can parse it."""
+    """Return the columns that a SQL expression reads; none where only Spark can parse it."""
     if text.isidentifier():
         return {text} - _CONSTANTS
     parsed = _parsed(text)

@@ -62,18 +62,18 @@ class Fingerprint:
 
 
 def digest(*parts: object) -> str:
-    """A short, stable hash of some parts."""
+    """Return a short, stable hash of some parts."""
     text = "\x1f".join(map(str, parts))
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def fingerprint(value: Any) -> str:
-    """A hash that changes when what `value` does changes, and is the same in every process."""
+    """Return a hash that changes when what `value` does changes, and is the same in every process."""
     return fingerprint_of(value).value
 
 
 def fingerprint_of(*values: Any) -> Fingerprint:
-    """The fingerprint of some values together, part by part."""
+    """Return the fingerprint of some values together, part by part."""
     walk = _Walk({})
     for value in values:
         walk.value(value, _name_of(value))
@@ -579,7 +579,7 @@ _INSTALLED = tuple(_FOLDERS | {os.path.realpath(folder) for folder in _FOLDERS})
 
 
 def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions in it."""
+    """Yield a function's code, and that of the functions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -604,7 +604,7 @@ _authors: tuple[int, list[types.ModuleType]] = (0, [])
 
 
 def authors_modules() -> list[types.ModuleType]:
-    """The loaded modules that are the author's."""
+    """Return the loaded modules that are the author's."""
     global _authors
     loaded = list(sys.modules.items())  # some under two names, of which cloudpickle knows a module's own
     identity = hash(tuple(id(module) for _, module in loaded))

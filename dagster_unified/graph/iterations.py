@@ -24,13 +24,8 @@ from dagster_unified.graph.regions import resolve_forward
 from dagster_unified.operators.functions.iterations import TerminateOnMaxIter
 
 
-def has_iterations(graph: Graph) -> bool:
-    """Return whether there is an iteration in a graph."""
-    return any(isinstance(node, IterationNode) for node in graph.nodes)
-
-
 def check_iterations(graph: Graph, goes_on: bool) -> None:
-    """Raises `UnsupportedError` where a bounded iteration would wait for ever: for an input that goes on.
+    """Raise `UnsupportedError` where a bounded iteration would wait for ever: for an input that goes on.
 
     `goes_on` says that the end of the data is not the end of the input. A job has one end, that of all its sources.
     """
@@ -50,7 +45,7 @@ def check_iterations(graph: Graph, goes_on: bool) -> None:
 
 
 def check_staleness(where: str, node: IterationNode) -> None:
-    """Raises `UnsupportedError` where a subtask could not go on without the others, and the body has a staleness."""
+    """Raise `UnsupportedError` where a subtask could not go on without the others, and the body has a staleness."""
     body = node.body
     for operator_node in body.nodes:
         operator = f"{where}, operator '{operator_node.name}'"
@@ -79,7 +74,7 @@ def check_staleness(where: str, node: IterationNode) -> None:
 
 
 def body_on(node: IterationNode, parallelism: int) -> Graph:
-    """The body of an iteration with so many subtasks: each operator has all of them, or one.
+    """Return the body of an iteration with so many subtasks: each operator has all of them, or one.
 
     One has an operator behind `global_()`, one that says so with `set_parallelism(1)`, and what is forwarded to it.
     """

@@ -85,7 +85,7 @@ def boundedness(graph: Graph) -> Boundedness:
 
 
 def resolve(graph: Graph, configuration: Configuration) -> Execution:
-    """The mode and what follows from it; raises when the configuration contradicts the graph or the mode."""
+    """Return the mode and what follows from it; raises when the configuration contradicts the graph or the mode."""
     bound = boundedness(graph)
     mode = configuration["execution.runtime-mode"]
     if mode == "AUTOMATIC":

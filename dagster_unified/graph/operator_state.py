@@ -9,7 +9,7 @@ from dagster_unified.operators.functions.checkpoints import checkpointed
 
 
 def check_operator_state(graph: Graph) -> None:
-    """Raises `PipelineError` for a function with operator state where there is none."""
+    """Raise `PipelineError` for a function with operator state where there is none."""
     for node in graph.nodes:
         if node.holds_subtask_state or isinstance(node, IterationNode):  # a body is checked where it is built
             continue
@@ -49,7 +49,7 @@ CHOOSING = (ExchangeKind.GLOBAL, ExchangeKind.BROADCAST, ExchangeKind.CUSTOM)
 
 
 def subtasks(graph: Graph, parallelism: int | None) -> dict[int, int]:
-    """How many subtasks there are, for each operator whose records are in subtasks that an exchange chose.
+    """Return how many subtasks there are, for each operator whose records are in subtasks that an exchange chose.
 
     An operator that Catalyst runs has no subtasks. It is among them only where it forwards its records to one that runs
     in Python.
@@ -78,7 +78,7 @@ def _subtasks_after(graph: Graph, edge: Edge, node: Node, parallelism: int | Non
 
 
 def chosen_from(graph: Graph, edge: Edge, node: Node, parallelism: int | None) -> int:
-    """How many subtasks an exchange before a node chooses from."""
+    """Return how many subtasks an exchange before a node chooses from."""
     count = node.parallelism or parallelism
     if count is None and edge.partitioning.kind is ExchangeKind.CUSTOM:
         raise PipelineError(
@@ -103,7 +103,7 @@ def carrying(graph: Graph, execution: Execution) -> tuple[int, ...]:
 
 
 def check_savepoint(graph: Graph) -> None:
-    """Raises `UnsupportedError` naming an operator whose state no savepoint can hold."""
+    """Raise `UnsupportedError` naming an operator whose state no savepoint can hold."""
     for node in graph.nodes:
         if node.aggregates_natively:
             raise UnsupportedError(

@@ -427,7 +427,7 @@ class Configuration:
 
     @staticmethod
     def of(values: Mapping[str, Any] | None = None) -> Configuration:
-        """A configuration with these values set, as if at launch."""
+        """Return a configuration with these values set, as if at launch."""
         return Configuration([Layer("launch", values or {})])
 
     def __getitem__(self, key: str) -> Any:
@@ -445,7 +445,7 @@ class Configuration:
         return not self._settings[option(key).key].layer.shared
 
     def items(self) -> list[tuple[str, Setting]]:
-        """All options, in their order."""
+        """Return all options, in their order."""
         return list(self._settings.items())
 
 
@@ -459,14 +459,14 @@ def _parsed(known: Option, value: Any, layer: Layer) -> Any:
 
 
 def written(value: Any) -> str:
-    """A value as it is written in configuration."""
+    """Return a value as it is written in configuration."""
     if isinstance(value, timedelta):
         return f"{to_span(value)} ms"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def option(key: str) -> Option:
-    """The option with this key, or with this older spelling of it.
+    """Return the option with this key, or with this older spelling of it.
 
     Raises `ConfigurationError`, which names the nearest one.
     """

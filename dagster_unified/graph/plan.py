@@ -40,7 +40,7 @@ class Port:
 
     @classmethod
     def of(cls, edge: Edge) -> Port:
-        """The stream that comes over an edge."""
+        """Return the stream that comes over an edge."""
         return cls(edge.source, edge.side_output)
 
 
@@ -84,19 +84,19 @@ class Plan:
         return {r.id: r.inputs for r in self.regions}
 
     def region_of(self, node: int) -> Region:
-        """The region that a node runs in."""
+        """Return the region that a node runs in."""
         return next(r for r in self.regions if node in r.nodes)
 
     def region(self, name: str) -> Region:
-        """The region with this name."""
+        """Return the region with this name."""
         return next(r for r in self.regions if r.name == name)
 
     def nodes_of(self, region: Region) -> list[Node]:
-        """The nodes that run in a region."""
+        """Return the nodes that run in a region."""
         return [self.graph.nodes[n] for n in region.nodes]
 
     def upstream(self, *nodes: int) -> set[int]:
-        """Some nodes and everything upstream of them."""
+        """Return some nodes and everything upstream of them."""
         return self.graph.upstream(*nodes)
 
     @cached_property
@@ -125,18 +125,18 @@ class Plan:
         return all(n.source.identifies_input() for n in self.graph.readers if n.id in nodes)
 
     def assigners_before(self, node: int) -> tuple[str, ...]:
-        """The uids of the nearest timestamp assigners upstream of a node.
+        """Return the uids of the nearest timestamp assigners upstream of a node.
 
         Their last event time is the last of the node's input.
         """
         return self.assigners_of(self.graph.inputs(node))
 
     def assigners_of(self, edges: Sequence[Edge]) -> tuple[str, ...]:
-        """The uids of the nearest timestamp assigners of what comes over some edges."""
+        """Return the uids of the nearest timestamp assigners of what comes over some edges."""
         return tuple(n.uid for n in nearest_assigners(self.graph, edges))
 
     def key_columns(self, node: int, tag: str | None) -> tuple[ComputedKey, ...]:
-        """The keys that functions compute for the shuffles that a stream goes into."""
+        """Return the keys that functions compute for the shuffles that a stream goes into."""
         keys: list[ComputedKey] = []
         for edge in self.graph.outputs(node):
             key = edge.partitioning.key
@@ -145,7 +145,7 @@ class Plan:
         return tuple(keys)
 
     def layout(self, port: Port) -> StreamLayout:
-        """The columns of a stream between operators that do not share a Python pass."""
+        """Return the columns of a stream between operators that do not share a Python pass."""
         if port.tag == CARRIED:
             return CARRIED_LAYOUT
         records = self.graph.port_type(port.node, port.tag)
@@ -164,7 +164,7 @@ class Plan:
         return layout
 
     def broadcast_layout(self, node: int) -> StreamLayout:
-        """The columns of a node's broadcast stream."""
+        """Return the columns of a node's broadcast stream."""
         return self._united(self.graph.broadcast_inputs(node))
 
     @cached_property
@@ -178,7 +178,7 @@ class Plan:
 
 
 def plan(graph: Graph, configuration: Configuration | None = None, carry_state: bool = False) -> Plan:
-    """Decides mode, tasks, exchanges and regions; raises where graph and configuration contradict each other.
+    """Decide mode, tasks, exchanges and regions; raises where graph and configuration contradict each other.
 
     With `carry_state` the plan is that of a partition whose keyed state goes on to the next.
     """
@@ -200,7 +200,7 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
 
 
 def plan_in_one(graph: Graph, configuration: Configuration | None = None) -> Plan:
-    """The plan of what runs in one piece: mode and tasks, without regions and what else is only for them."""
+    """Return the plan of what runs in one piece: mode and tasks, without regions and what else is only for them."""
     return _decided(graph, resolve(graph, configuration or Configuration()), False)[0]
 
 

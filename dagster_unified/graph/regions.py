@@ -23,7 +23,7 @@ class Task:
 
 
 def resolve_forward(graph: Graph) -> Graph:
-    """Makes an exchange REBALANCE where parallelism changes and the author named no exchange.
+    """Make an exchange REBALANCE where parallelism changes and the author named no exchange.
 
     An explicit FORWARD is then an error. An operator without a parallelism of its own takes over that of the operator
     whose records are forwarded to it.
@@ -67,7 +67,7 @@ def chainable(graph: Graph, edge: Edge, enabled: bool) -> bool:
 
 
 def tasks(graph: Graph, enabled: bool) -> tuple[Task, ...]:
-    """The graph's tasks, in the order of their heads."""
+    """Return the graph's tasks, in the order of their heads."""
     chained = {e.target: e.source for e in graph.edges if chainable(graph, e, enabled)}
     head = {n.id: n.id for n in graph.nodes}
     for node in graph.nodes:
@@ -100,7 +100,7 @@ class Exchange:
 
 
 def exchanges(graph: Graph, tasks: tuple[Task, ...], shuffle_mode: str) -> tuple[Exchange, ...]:
-    """The edges between tasks, each with the reason why it is a barrier or not."""
+    """Return the edges between tasks, each with the reason why it is a barrier or not."""
     task_of = {operator: task.id for task in tasks for operator in task.operators}
     crossing: list[Exchange] = []
     for edge in graph.edges:
@@ -127,7 +127,7 @@ def _blocking(edge: Edge, shuffle_mode: str) -> tuple[bool, str]:
 
 
 def behind_barriers(edges: Iterable[Exchange], tasks: Set[int]) -> Iterator[Exchange]:
-    """The exchanges, of which those among some tasks are barriers."""
+    """Yield the exchanges; those among some tasks are barriers."""
     for exchange in edges:
         if exchange.source in tasks and exchange.target in tasks and not exchange.blocking:
             reason = "state is handed on by the event time of all that has come, which only a stage before can tell"
@@ -139,7 +139,7 @@ def behind_barriers(edges: Iterable[Exchange], tasks: Set[int]) -> Iterator[Exch
 def regions(
     count: int, pipelined: Iterable[tuple[int, int]], blocking: Iterable[tuple[int, int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Groups tasks 0 … `count` - 1 into regions, in topological order.
+    """Group tasks 0 … `count` - 1 into regions, in topological order.
 
     Each exchange is a (source, target) pair of tasks.
     """
@@ -215,7 +215,7 @@ def _topological(groups: list[tuple[int, ...]], arcs: list[tuple[int, int]]) -> 
 def regions_to_restart(
     failed: int, inputs: Mapping[int, Collection[int]], available: Collection[int]
 ) -> tuple[int, ...]:
-    """The regions to run again, upstream ones first.
+    """Return the regions to run again, upstream ones first.
 
     `inputs` gives for each region the regions that it reads from; `available` are the regions whose intermediates still
     stand.
@@ -235,7 +235,7 @@ def regions_to_restart(
 def regions_to_recompute(
     wanted: int, inputs: Mapping[int, Collection[int]], available: Collection[int]
 ) -> tuple[int, ...]:
-    """The ancestors to recompute before `wanted` can run.
+    """Return the ancestors to recompute before `wanted` can run.
 
     They are the part of `regions_to_restart` that lies upstream, upstream first.
     """
@@ -265,7 +265,7 @@ def _needed(region: int, wanted: int, inputs: Mapping[int, Collection[int]], ava
 
 
 def upstream_first(inputs: Mapping[int, Collection[int]]) -> list[int]:
-    """All regions, producers before consumers."""
+    """Return all regions, producers before consumers."""
     ordered: list[int] = []
     while len(ordered) < len(inputs):
         ordered += [r for r in inputs if r not in ordered and all(p in ordered for p in inputs[r])]
@@ -273,7 +273,7 @@ def upstream_first(inputs: Mapping[int, Collection[int]]) -> list[int]:
 
 
 def releasable(inputs: Mapping[int, Collection[int]], finished: Collection[int]) -> frozenset[int]:
-    """The regions whose intermediates nobody needs any more: finished, with consumers that have all finished.
+    """Return the regions whose intermediates nobody needs any more: finished, with consumers that have all finished.
 
     `inputs` gives for each region the regions that it reads from. A region without consumers has no intermediate.
     """

@@ -23,7 +23,7 @@ MAIN = "main"
 
 
 def query_name(name: str, segment: int) -> str:
-    """The name of a query of a segment: `name` is that of the same query of a plan that is not cut."""
+    """Return the name of a query of a segment: `name` is that of the same query of a plan that is not cut."""
     return f"{name}-{segment}" if segment else name
 
 
@@ -54,7 +54,7 @@ class QueryInput(Source[object]):
 
 
 def segments(plan: Plan) -> tuple[Plan, ...]:
-    """The plan in pieces, each of which reads nothing of those after it; the plan itself where there is one."""
+    """Return the plan in pieces, each of which reads nothing of those after it; the plan itself where there is one."""
     numbers = segment_of(plan.graph)
     last = max(numbers.values(), default=0)
     if not last:
@@ -63,7 +63,7 @@ def segments(plan: Plan) -> tuple[Plan, ...]:
 
 
 def cross_query_streams(plan: Plan) -> list[CrossQueryStream]:
-    """The streams that a plan's segments hand on."""
+    """Return the streams that a plan's segments hand on."""
     numbers = segment_of(plan.graph)
     crossing = ((Port.of(e), numbers[e.source], numbers[e.target]) for e in plan.graph.edges)
     distinct = dict.fromkeys(crossed for crossed in crossing if crossed[1] < crossed[2])

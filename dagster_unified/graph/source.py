@@ -105,7 +105,7 @@ def text_of(module: types.ModuleType) -> ModuleText:
 
 
 def file_digest(name: str) -> tuple[str, str | None] | None:
-    """The file of a module that may not be imported yet, and a digest of its code.
+    """Return the file of a module that may not be imported yet, and a digest of its code.
 
     The digest leaves out layout and remarks. None where there is no such module.
     """
@@ -127,7 +127,7 @@ def file_digest(name: str) -> tuple[str, str | None] | None:
 
 
 def absolute(name: str, level: int, package: str | None) -> str:
-    """The full name of a module that an import statement names."""
+    """Return the full name of a module that an import statement names."""
     if not level:
         return name
     base = (package or "").rsplit(".", level - 1)[0] if level > 1 else package or ""
@@ -176,7 +176,7 @@ def _at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def own_names(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
-    """The names that are a function's own."""
+    """Return the names that are a function's own."""
     arguments = function.args
     local = {
         a.arg

@@ -28,13 +28,13 @@ class Written:
 
 
 def written(graph: Graph, sinks: Collection[int] | None = None) -> list[Written]:
-    """The places that a pipeline writes to, or that some of its sinks do."""
+    """Return the places that a pipeline writes to, or that some of its sinks do."""
     targets = [(node, node.sink.target()) for node in graph.sinks if sinks is None or node.id in sinks]
     return [Written(graph.name, n.name, _described(n), target) for n, target in targets if target is not None]
 
 
 def check_targets(sinks: Iterable[Written]) -> None:
-    """Raises where two sinks would overwrite each other, or one writes into the other's folder."""
+    """Raise where two sinks would overwrite each other, or one writes into the other's folder."""
     for first, second in combinations(sorted(sinks, key=lambda w: w.target.place), 2):
         place, inner = first.target.place, second.target.place
         if place == inner and not (first.target.shared and second.target.shared):

@@ -22,7 +22,7 @@ Code = Mapping[str, Mapping[str, str]]
 
 
 def deployed_code(plan: Plan) -> dict[str, dict[str, str]]:
-    """Everything that a plan's jobs do, part by part."""
+    """Return everything that a plan's jobs do, part by part."""
     code = {
         VERSION: {"": library_version()},
         OPTIONS: {f.name: digest(getattr(plan.execution, f.name)) for f in fields(plan.execution) if f.repr},

@@ -91,7 +91,7 @@ StepInterruptedError.__name__ = DagsterExecutionInterruptedError.__name__
 
 @contextmanager
 def without_warning(subject: str) -> Iterator[None]:
-    """Keeps Dagster from warning about the library's own use of what is in beta or superseded."""
+    """Keep Dagster from warning about the library's own use of what is in beta or superseded."""
     with warnings.catch_warnings():
         for category in (BetaWarning, SupersessionWarning):
             warnings.filterwarnings("ignore", message=rf"\w+ `{subject}`", category=category)

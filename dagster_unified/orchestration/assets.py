@@ -65,7 +65,7 @@ from dagster_unified.orchestration.outcomes import as_failure, beating, interrup
 from dagster_unified.orchestration.partitions import key_after, key_before, partition_before, slice_of
 from dagster_unified.orchestration.producers import Chain, Producers, latest_metadata
 from dagster_unified.orchestration.resources import session_of, store_of
-from dagster_unified.orchestration.savepoints import left
+from dagster_unified.orchestration.savepoints import savepoint_materialization
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -357,7 +357,9 @@ class _Step:
         """Report the savepoint that the run has left."""
         path = self.launched.execution.savepoint.path
         assert path is not None
-        self.context.log_event(left(self.translator.get_savepoint_key(self.launched), path, self.context.log))
+        self.context.log_event(
+            savepoint_materialization(self.translator.get_savepoint_key(self.launched), path, self.context.log)
+        )
 
     def _reusable(self, region: Region) -> "Manifest | None":
         """Return the manifest of the stage's latest materialization, if code, options, input and state are the same.
@@ -479,7 +481,7 @@ Condition = AutomationCondition[AssetKey]
 
 
 def condition_of(condition: Condition, sources: Collection[AssetKey], stage: AssetKey) -> Condition:
-    """The condition of a stage, from the one that its deployment gives.
+    """Return the condition of a stage, from the one that its deployment gives.
 
     It leaves out the assets that stand for `sources`: nobody materializes them, so that a condition that waits for
     them, as `on_cron` and `eager` do, would wait for ever. And what has to be new since a tick is not the stage's own

@@ -93,7 +93,7 @@ class Checks:
 def sink_checks(
     graph: Graph, planned: Plan, checks: Checks, assets: Mapping[str, AssetKey]
 ) -> list[AssetChecksDefinition]:
-    """The checks of a pipeline. `assets` are those of its sinks, by name."""
+    """Return the checks of a pipeline. `assets` are those of its sinks, by name."""
     built: list[AssetChecksDefinition] = []
     if checks.parity is not None and not any(_is_read(node.sink) for node in planned.graph.sinks):
         raise ConfigurationError(
@@ -319,7 +319,7 @@ CHECK = "carried_state"
 
 
 def carried_state_spec(asset: AssetKey) -> AssetCheckSpec:
-    """The check that the runs of a stage report."""
+    """Return the check that the runs of a stage report."""
     return AssetCheckSpec(
         CHECK,
         asset=asset,
@@ -330,7 +330,7 @@ def carried_state_spec(asset: AssetKey) -> AssetCheckSpec:
 def carried_state_result(
     asset: AssetKey, keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]]
 ) -> AssetCheckResult:
-    """Warns of the partitions that a backfill has to run again, by the metadata of all that `keys` name in order.
+    """Warn of the partitions that a backfill has to run again, by the metadata of all that `keys` name in order.
 
     They are not wrong in themselves, so it is a warning.
     """

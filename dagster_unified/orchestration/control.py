@@ -16,7 +16,7 @@ from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of, directory_of
 from dagster_unified.orchestration.outcomes import as_failure
 from dagster_unified.orchestration.resources import session_of
-from dagster_unified.orchestration.savepoints import left
+from dagster_unified.orchestration.savepoints import savepoint_materialization
 
 
 class Action(Enum):
@@ -148,7 +148,7 @@ def _act(
         context.log.info(taken.savepoint.describe())
         if savepoint is not None:
             why = taken.error or without_tables(planned)
-            context.log_event(left(savepoint, taken.tables or taken.location, context.log, why))
+            context.log_event(savepoint_materialization(savepoint, taken.tables or taken.location, context.log, why))
         if taken.error:
             raise StateError(
                 f"{name}: savepoint {taken.savepoint.name} was taken, and can be restored, but its tables could not be"

@@ -131,13 +131,13 @@ class StreamingDeployment:
 
 
 def check_pipeline(pipeline: object, kind: str) -> None:
-    """Raises `ConfigurationError` for what is no pipeline."""
+    """Raise `ConfigurationError` for what is no pipeline."""
     if not isinstance(pipeline, Pipeline):
         raise ConfigurationError(f"a {kind} is of a pipeline, and not of {pipeline!r}; give it the Pipeline itself")
 
 
 def check_types(pipeline: str, arguments: object, **kinds: type[object]) -> None:
-    """Raises `ConfigurationError` where an argument of a deployment is of another type; None says nothing."""
+    """Raise `ConfigurationError` where an argument of a deployment is of another type; None says nothing."""
     for name, kind in kinds.items():
         value = getattr(arguments, name)
         if value is not None and not isinstance(value, kind):
@@ -145,7 +145,7 @@ def check_types(pipeline: str, arguments: object, **kinds: type[object]) -> None
 
 
 def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:
-    """The options of a deployment, in STREAMING.
+    """Return the options of a deployment, in STREAMING.
 
     From the strongest: those set at launch, its own, those of the environment, the file, and the defaults.
     """
@@ -250,7 +250,7 @@ class BatchDeployment:
             object.__setattr__(self, "backfill_policy", self.backfill_policy or BackfillPolicy.single_run())
 
     def configuration(self, *launched: Layer) -> Configuration:
-        """The options of a run: those set at launch, its own, of the environment, the file, and the defaults."""
+        """Return the options of a run: those set at launch, its own, of the environment, the file, and the defaults."""
         return batch_configuration(*launched, Layer("deployment", self.options))
 
     def plan(self, options: Configuration, slice_: Slice | None = None) -> Plan:

@@ -39,13 +39,13 @@ WRITES = "writes to"
 
 
 def targets_metadata(plan: Plan, sinks: Iterable[int]) -> Mapping[str, Any]:
-    """The places that some of a pipeline's sinks write to."""
+    """Return the places that some of a pipeline's sinks write to."""
     places = [asdict(place) for place in written(plan.graph, set(sinks))]
     return {WRITES: MetadataValue.json(places)} if places else {}
 
 
 def check_location(assets: BaseAssetGraph[Any]) -> None:
-    """Raises where two sinks of a code location would overwrite each other."""
+    """Raise where two sinks of a code location would overwrite each other."""
     shown = [assets.get(key).metadata.get(WRITES) for key in assets.get_all_asset_keys()]
     check_targets(
         msgspec.convert(written, Written) for of_asset in shown if of_asset is not None for written in of_asset.data
@@ -77,7 +77,7 @@ Upstream = Mapping[str, CoercibleToAssetDep]
 
 
 def source_specs(plan: Plan, upstream: Upstream, translator: StageTranslator) -> list[AssetSpec]:
-    """The external assets that stand for the sources, where there is no asset of the user's."""
+    """Return the external assets that stand for the sources, where there is no asset of the user's."""
     standing_in = {
         translator.get_source_key(plan, node): node for node in plan.graph.readers if node.source.name not in upstream
     }
@@ -96,7 +96,7 @@ def source_specs(plan: Plan, upstream: Upstream, translator: StageTranslator) ->
 def upstream_deps(
     plan: Plan, readers: Iterable[ReadingNode], upstream: Upstream, translator: StageTranslator
 ) -> list[AssetDep]:
-    """The assets that some nodes read, each once."""
+    """Return the assets that some nodes read, each once."""
     deps: dict[AssetKey, AssetDep] = {}
     for node in readers:
         dep = upstream_dep(plan, node, upstream, translator)
@@ -105,7 +105,7 @@ def upstream_deps(
 
 
 def upstream_dep(plan: Plan, node: ReadingNode, upstream: Upstream, translator: StageTranslator) -> AssetDep:
-    """The asset that a source reads: the user's own, or the one that stands for it."""
+    """Return the asset that a source reads: the user's own, or the one that stands for it."""
     if node.source.name in upstream:
         return AssetDep.from_coercible(upstream[node.source.name])
     return AssetDep(translator.get_source_key(plan, node))
@@ -126,14 +126,14 @@ def check_upstream(plan: Plan, upstream: Upstream) -> None:
 
 
 def malformed_assets(plan: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
-    """The asset of each source that sets malformed rows aside, by the source's uid."""
+    """Return the asset of each source that sets malformed rows aside, by the source's uid."""
     return {node.uid: translator.get_malformed_key(plan, node) for node in diverting(plan)}
 
 
 def malformed_specs(
     plan: Plan, upstream: Upstream, partitions: PartitionsDefinition[str] | None, translator: StageTranslator
 ) -> list[AssetSpec]:
-    """The external assets of the malformed rows."""
+    """Return the external assets of the malformed rows."""
     return [
         AssetSpec(
             translator.get_malformed_key(plan, node),
@@ -181,7 +181,7 @@ def sink_assets(plan: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
 
 
 def sink_specs(plan: Plan, upstream: Upstream, start: AssetKey | None, translator: StageTranslator) -> list[AssetSpec]:
-    """The external assets that stand for the sinks of a pipeline that has no BATCH stages.
+    """Return the external assets that stand for the sinks of a pipeline that has no BATCH stages.
 
     `start` is the asset of the savepoint that the stream starts from.
     """
@@ -209,7 +209,7 @@ def sink_specs(plan: Plan, upstream: Upstream, start: AssetKey | None, translato
 def stage_sink_specs(
     plan: Plan, partitions: PartitionsDefinition[str] | None, translator: StageTranslator
 ) -> list[AssetSpec]:
-    """The external assets of the sinks of all stages that write several."""
+    """Return the external assets of the sinks of all stages that write several."""
     return [
         AssetSpec(
             translator.get_stage_sink_key(plan, node),
@@ -238,7 +238,7 @@ def stage_sink_materializations(
 
 
 def stage_sinks(plan: Plan) -> Iterator[tuple[Region, SinkNode]]:
-    """The sinks of the stages that write several."""
+    """Yield the sinks of the stages that write several."""
     for region in plan.regions:
         if len(region.sinks) > 1:
             yield from ((region, node) for node in plan.graph.sinks if node.id in region.sinks)

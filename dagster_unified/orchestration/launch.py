@@ -53,7 +53,7 @@ class Outcome:
     may_pass: bool = False
 
     def tables(self, planned: Plan, rows: int) -> dict[str, pa.Table]:
-        """The first rows of each result table."""
+        """Return the first rows of each result table."""
         spark = session.start(self.spark.master, self.spark.remote, self.spark.config)
         previews = {}
         for node in planned.graph.sinks:
@@ -67,7 +67,7 @@ class Outcome:
 def launch(
     pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: str | None, storage: str, observe: Observer
 ) -> Outcome:
-    """Runs `<pipeline>_batch` or, where the pipeline resolves to STREAMING, `<pipeline>_streaming` with these options.
+    """Run `<pipeline>_batch` or, where the pipeline resolves to STREAMING, `<pipeline>_streaming` with these options.
 
     The run is executed in a thread of its own, where neither Spark nor Dagster puts a signal handler in place of that
     of the process.

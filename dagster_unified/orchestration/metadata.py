@@ -53,7 +53,7 @@ ROWS = "dagster/row_count"
 
 
 def around(keys: Sequence[str], finished: Collection[str]) -> Sequence[str]:
-    """The partitions in a picture after a run that has `finished` some; `keys` are all, in their order."""
+    """Return the partitions in a picture after a run that has `finished` some; `keys` are all, in their order."""
     last = max((i for i, key in enumerate(keys) if key in finished), default=len(keys) - 1)
     return keys[max(0, last + 1 - SHOWN) :][:SHOWN]
 
@@ -61,7 +61,7 @@ def around(keys: Sequence[str], finished: Collection[str]) -> Sequence[str]:
 def rows_per_partition(
     keys: Sequence[str], shown: Mapping[str, Mapping[str, Any]], finished: Collection[str]
 ) -> MarkdownMetadataValue:
-    """The picture, of the rows that materializations show."""
+    """Return the picture, of the rows that materializations show."""
     counts = {key: _number(shown[key].get(ROWS)) for key in around(keys, finished) if key in shown}
     return picture({key: count for key, count in counts.items() if count is not None}, finished)
 
@@ -72,7 +72,7 @@ def _number(value: Any) -> int | None:
 
 
 def picture(rows: Mapping[str, int], highlighted: Collection[str]) -> MarkdownMetadataValue:
-    """A bar for each partition; the highlighted ones in another colour."""
+    """Return a bar for each partition; the highlighted ones in another colour."""
     from matplotlib.figure import Figure  # of its own, not pyplot's: steps may run in threads
 
     figure = Figure(figsize=(8, 2.2), dpi=90, layout="tight")
@@ -174,7 +174,7 @@ def stage_metadata(
     asset_of: Callable[[Node], AssetKey | None],
     previews: Mapping[str, pa.Table],
 ) -> dict[str, Any]:
-    """A stage's metadata: counts, schema, duration, metrics, job graph, previews, and known column lineage.
+    """Return a stage's metadata: counts, schema, duration, metrics, job graph, previews, and known column lineage.
 
     `asset_of` returns the asset that holds what an operator before the stage produces, None where there is none.
     """
@@ -218,13 +218,13 @@ def stage_metadata(
 
 
 def job_graph(plan: Plan, region: Region) -> MarkdownMetadataValue:
-    """The plan as a picture, with the stage highlighted."""
+    """Return the plan as a picture, with the stage highlighted."""
     drawn = base64.b64encode(as_svg(plan, region).encode()).decode()
     return MetadataValue.md(f"![job graph of {plan.name}](data:image/svg+xml;base64,{drawn})")
 
 
 def output_records(plan: Plan, region: Region) -> RecordType | None:
-    """The record type of a stage's first stream."""
+    """Return the record type of a stage's first stream."""
     if region.outputs:
         return plan.graph.port_type(region.outputs[0].node, region.outputs[0].tag)
     edge = plan.graph.inputs(region.sinks[0])[0]
@@ -232,19 +232,19 @@ def output_records(plan: Plan, region: Region) -> RecordType | None:
 
 
 def columns_metadata(records: RecordType | None) -> Mapping[str, Any]:
-    """The columns of a record type, where it is known, under the name that Dagster shows them by."""
+    """Return the columns of a record type, where it is known, under the name that Dagster shows them by."""
     return {} if records is None else {"dagster/column_schema": table_schema(records.schema)}
 
 
 def table_schema(schema: pa.Schema) -> TableSchema:
-    """An Arrow schema as Dagster's."""
+    """Return an Arrow schema as Dagster's."""
     return TableSchema(
         [TableColumn(f.name, str(f.type), constraints=TableColumnConstraints(nullable=f.nullable)) for f in schema]
     )
 
 
 def preview(table: pa.Table) -> Any:
-    """The first rows of a table."""
+    """Return the first rows of a table."""
     rows = [
         TableRecord(
             {

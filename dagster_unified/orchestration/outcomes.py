@@ -176,7 +176,7 @@ def why_it_failed(instance: DagsterInstance, run_id: str) -> str:
 
 
 def error_of(instance: DagsterInstance, run_id: str) -> str:
-    """The class of the library's error that a run failed with; empty where it was none."""
+    """Return the class of the library's error that a run failed with; empty where it was none."""
     entries = instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE)
     failures = [e.dagster_event.step_failure_data.user_failure_data for e in entries if e.dagster_event is not None]
     return next((str(f.metadata["error"].value) for f in failures if f is not None and "error" in f.metadata), "")
@@ -195,7 +195,7 @@ def log_of(instance: DagsterInstance, run_id: str) -> str:
 
 
 def died(events: Iterable[DagsterEvent]) -> str:
-    """How the process of a run died, as far as Dagster noted it."""
+    """Return how the process of a run died, as far as Dagster noted it."""
     how = next(
         (
             match[0]
@@ -228,7 +228,7 @@ class Beat(msgspec.Struct, frozen=True):
 
 @contextmanager
 def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[None]:
-    """Renews the sign of life while a stage is executed."""
+    """Renew the sign of life while a stage is executed."""
     path = _path(store, pipeline, run_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     stopped = threading.Event()
@@ -253,7 +253,7 @@ def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[No
 
 
 def last_beat(store: IntermediateStore, pipeline: str, run_id: str) -> Beat | None:
-    """The last sign of life of a run that is, or was, in the middle of a stage."""
+    """Return the last sign of life of a run that is, or was, in the middle of a stage."""
     try:
         return msgspec.json.decode(_path(store, pipeline, run_id).read_bytes(), type=Beat)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -283,7 +283,7 @@ def heartbeat_sensor(pipeline: str, ops: set[str]) -> SensorDefinition:
 def fail_dead_runs(
     instance: DagsterInstance, store: IntermediateStore, pipeline: str, ops: set[str], patience: float = PATIENCE
 ) -> list[str]:
-    """Reports dead runs as failed; says which, also those that Dagster has reported meanwhile."""
+    """Report dead runs as failed; return which, also those that Dagster has reported meanwhile."""
     reported = _failed_by_dagster(instance, store, pipeline)
     for run in instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])):
         beat = last_beat(store, pipeline, run.run_id)

@@ -30,7 +30,7 @@ from dagster_unified.operators.time import checked_span
 def in_zone(
     pipeline: str, partitions: PartitionsDefinition[str] | None, timezone: str | None
 ) -> PartitionsDefinition[str] | None:
-    """The partitions, with time windows in the zone of `timezone`.
+    """Return the partitions, with time windows in the zone of `timezone`.
 
     Raises `PipelineError` where they name another zone themselves.
     """
@@ -93,7 +93,7 @@ def dimensions_of(partitions: PartitionsDefinition[str]) -> Dimensions:
 
 
 def check_apart(graph: Graph, partitions: PartitionsDefinition[str], slice_: Slice | None) -> None:
-    """Raises `PipelineError` where a source reads the same for two partitions in time that follow each other.
+    """Raise `PipelineError` where a source reads the same for two partitions in time that follow each other.
 
     Without a partition the first ones are looked at, as far as they are known while the code location loads.
     """
@@ -185,7 +185,7 @@ def _is_skipped(partitions: TimeWindowPartitionsDefinition, key: str, start: pen
 
 
 def key_before(partitions: TimeWindowPartitionsDefinition, key: str) -> str | None:
-    """The partition before this one, or None for the first."""
+    """Return the partition before this one, or None for the first."""
     first, start = partitions.get_first_partition_window(), window_of(partitions, key).start.timestamp()
     if first is None or start <= first.start.timestamp():
         return None
@@ -193,7 +193,7 @@ def key_before(partitions: TimeWindowPartitionsDefinition, key: str) -> str | No
 
 
 def key_after(partitions: TimeWindowPartitionsDefinition, key: str) -> str | None:
-    """The partition after this one, or None for the last of a definition that ends."""
+    """Return the partition after this one, or None for the last of a definition that ends."""
     following = partitions.get_next_partition_window(window_of(partitions, key).end, respect_bounds=False)
     if following is None or (partitions.end is not None and following.end.timestamp() > partitions.end.timestamp()):
         return None
@@ -201,12 +201,12 @@ def key_after(partitions: TimeWindowPartitionsDefinition, key: str) -> str | Non
 
 
 def partition_before(key: AssetKey) -> AssetDep:
-    """An asset's dependency on its own partition before."""
+    """Return an asset's dependency on its own partition before."""
     return AssetDep(key, partition_mapping=TimeWindowPartitionMapping(start_offset=-1, end_offset=-1))
 
 
 def checked_carrying(pipeline: str, partitions: PartitionsDefinition[str] | None) -> None:
-    """Raises where state is to be carried over partitions that have no order in time."""
+    """Raise where state is to be carried over partitions that have no order in time."""
     if not isinstance(partitions, TimeWindowPartitionsDefinition):
         kind = "no partitions" if partitions is None else f"a {type(partitions).__name__}"
         raise PipelineError(
@@ -216,17 +216,17 @@ def checked_carrying(pipeline: str, partitions: PartitionsDefinition[str] | None
 
 
 def now() -> pendulum.DateTime:
-    """The moment that it is, in UTC."""
+    """Return the moment that it is, in UTC."""
     return pendulum.now("UTC")
 
 
 def utc(timestamp: float) -> pendulum.DateTime:
-    """A moment, from seconds since the epoch."""
+    """Return a moment, from seconds since the epoch."""
     return pendulum.from_timestamp(timestamp)
 
 
 def as_text(millis: int) -> str:
-    """A moment as people read it, from milliseconds since the epoch; as its number where no calendar has it."""
+    """Return a moment as people read it, from milliseconds since the epoch; as its number where no calendar has it."""
     try:
         return utc(millis / 1000).replace(microsecond=0).isoformat(sep=" ")
     except (OverflowError, ValueError, OSError):
@@ -234,7 +234,7 @@ def as_text(millis: int) -> str:
 
 
 def check_lengths(where: str, at_least: timedelta | None = None, /, **lengths: timedelta | None) -> None:
-    """Raises `ConfigurationError` where one of these is no length of time, or is too short; None says nothing."""
+    """Raise `ConfigurationError` where one of these is no length of time, or is too short; None says nothing."""
     for name, value in lengths.items():
         if value is None:
             continue
@@ -247,7 +247,7 @@ def check_lengths(where: str, at_least: timedelta | None = None, /, **lengths: t
 
 
 def earlier_on_the_clock(moment: datetime, by: timedelta) -> pendulum.DateTime:
-    """The moment at which the clocks of its zone showed so much less.
+    """Return the moment at which the clocks of its zone showed so much less.
 
     Six hours before six in the morning is midnight, on every day.
     """
@@ -256,6 +256,6 @@ def earlier_on_the_clock(moment: datetime, by: timedelta) -> pendulum.DateTime:
 
 
 def words(length: timedelta) -> str:
-    """A length as people say it: 2 hours 30 minutes."""
+    """Return a length as people say it: 2 hours 30 minutes."""
     seconds = round(length.total_seconds())
     return pendulum.duration(seconds=seconds).in_words() if seconds else "less than a second"

@@ -66,7 +66,7 @@ class Producers:
         return WHOLE if self.slice is None else self.slice.name
 
     def of(self, slice_: Slice) -> Producers:
-        """The same for another partition."""
+        """Return the same for another partition."""
         return replace(self, slice=slice_)
 
     def latest(self, stage: str, key: AssetKey) -> Manifest | None:
@@ -99,7 +99,7 @@ class Producers:
         return self.materialized(stage, key, self.chain.begun)
 
     def materialized(self, stage: str, key: AssetKey, before: float | None = None) -> Manifest | None:
-        """The manifest of a stage's latest materialization, if it still stands.
+        """Return the manifest of a stage's latest materialization, if it still stands.
 
         `before` is a moment in seconds since the epoch.
         """
@@ -114,7 +114,7 @@ class Producers:
         return hits[0].run_id if hits else None
 
     def execution(self, stage: str) -> str:
-        """The identity under which a stage writes to its sinks.
+        """Return the identity under which a stage writes to its sinks.
 
         It is the oldest run of this chain of re-executions in which the stage did not finish.
 
@@ -143,7 +143,7 @@ class Producers:
 
 
 def lineage_of(run: DagsterRun, instance: DagsterInstance) -> Iterator[str]:
-    """A run, the run that it re-executes, and so on."""
+    """Yield a run, the run that it re-executes, and so on."""
     current: DagsterRun | None = run
     seen: set[str] = set()
     while current is not None and current.run_id not in seen:
@@ -159,7 +159,7 @@ _PER_QUERY = 500
 def latest_metadata(
     instance: DagsterInstance, asset: AssetKey, partitions: Iterable[str] | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """The metadata of each partition's latest materialization, by partition key.
+    """Return the metadata of each partition's latest materialization, by partition key.
 
     For all partitions or some, in no order.
     """

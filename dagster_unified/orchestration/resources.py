@@ -108,7 +108,7 @@ class _Execution(ConfigurableResource):  # type: ignore[type-arg]
 
 
 def batch_configuration(*launched: Layer) -> Configuration:
-    """The options of `<pipeline>_batch`.
+    """Return the options of `<pipeline>_batch`.
 
     Its sources and the launch say which mode it runs in. A mode in the environment or the file is for the command line,
     which chooses the job by it.
@@ -145,7 +145,7 @@ _PRELOADED = [
 
 
 def process_executor(max_concurrent: int = 2) -> ExecutorDefinition:
-    """Executes each stage of a run in a process of its own, at most `max_concurrent` at once.
+    """Execute each stage of a run in a process of its own, at most `max_concurrent` at once.
 
     Independent stages run in parallel, and one whose process dies takes no other with it. It needs a session that
     processes can share: `SparkResource(remote=…)` or `SparkResource(connect=…)`.
@@ -197,11 +197,11 @@ class KafkaResource(ConfigurableResource):  # type: ignore[type-arg]
     )
 
     def connection(self) -> KafkaConnection:
-        """The same for sinks and sources."""
+        """Return the same for sinks and sources."""
         return KafkaConnection(self.bootstrap_servers, self.options)
 
     def get_producer(self, config: Mapping[str, Any] | None = None) -> Producer:
-        """A producer of confluent-kafka, for an asset, with further options of librdkafka."""
+        """Return a producer of confluent-kafka, for an asset, with further options of librdkafka."""
         return self.connection().producer(config or {})
 
     def get_consumer(self, group: str, config: Mapping[str, Any] | None = None) -> Consumer:
@@ -229,7 +229,7 @@ class PostgresResource(ConfigurableResource):  # type: ignore[type-arg]
     options: dict[str, str] = Field(default={}, description="Further parameters of libpq, such as sslmode.")
 
     def connection(self) -> PostgresConnection:
-        """The same for sinks and sources."""
+        """Return the same for sinks and sources."""
         return PostgresConnection(
             host=self.host,
             port=self.port,

@@ -44,7 +44,7 @@ def has_savepoints(plan: Plan, batch: BatchDeployment | None, streaming: Streami
 
 
 def savepoint_spec(plan: Plan, upstream: Mapping[str, CoercibleToAssetDep], translator: StageTranslator) -> AssetSpec:
-    """The asset of a pipeline's savepoints: it depends on the keyed stages or, of a stream, on its sources."""
+    """Return the asset of a pipeline's savepoints: it depends on the keyed stages or, of a stream, on its sources."""
     staged = plan.execution.mode == "BATCH"
     keyed = [r for r in plan.regions if any(node.runs_by_key for node in plan.nodes_of(r))]
     stages = [AssetDep(translator.get_asset_key(plan, region)) for region in keyed]
@@ -82,7 +82,7 @@ class Origin:
 
 
 def start_of(deployment: StreamingDeployment, origins: Sequence[Origin]) -> AssetKey | None:
-    """The asset of the savepoint that a stream starts from, where this code location has it."""
+    """Return the asset of the savepoint that a stream starts from, where this code location has it."""
     path: str | None = configuration_of(deployment)[START]
     return None if path is None else next((origin.key for origin in origins if origin.has(path)), None)
 
@@ -98,16 +98,18 @@ def stream_spec(plan: Plan, start: AssetKey, translator: StageTranslator) -> Ass
     )
 
 
-def started(key: AssetKey, path: str) -> AssetObservation:
-    """Report that a stream runs on the state of a savepoint."""
+def start_observation(key: AssetKey, path: str) -> AssetObservation:
+    """Return the observation that a stream runs on the state of a savepoint."""
     return AssetObservation(asset_key=key, metadata={"started from": MetadataValue.path(path)})
 
 
 # What it holds
 
 
-def left(key: AssetKey, path: str, log: logging.Logger, without_tables: str = "") -> AssetMaterialization:
-    """A savepoint that was just left in a folder; `without_tables` says why it has no tables, if it has none."""
+def savepoint_materialization(
+    key: AssetKey, path: str, log: logging.Logger, without_tables: str = ""
+) -> AssetMaterialization:
+    """Return the materialization of a savepoint that was just taken; `without_tables` says why it has no tables."""
     shown: dict[str, Any] = {"path": MetadataValue.path(path)}
     if without_tables:
         return AssetMaterialization(asset_key=key, metadata={**shown, "without tables": without_tables})

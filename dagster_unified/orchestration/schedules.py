@@ -133,7 +133,7 @@ def due(
     instance: DagsterInstance,
     in_order: bool,
 ) -> list[str]:
-    """The partitions to run at a tick, oldest first: the newest complete one, and those missed before it.
+    """Return the partitions to run at a tick, oldest first: the newest complete one, and those missed before it.
 
     With `in_order` all from the first that is missing, and none while one of them is on its way.
     """
@@ -176,7 +176,7 @@ def _has_come(partitions: TimeWindowPartitionsDefinition, now: datetime) -> bool
 
 
 def time_dimension(partitions: PartitionsDefinition[str] | None) -> TimeWindowPartitionsDefinition | None:
-    """The partitions in time, or the dimension of several that is."""
+    """Return the partitions in time, or the dimension of several that is."""
     if isinstance(partitions, MultiPartitionsDefinition):
         return next(
             (

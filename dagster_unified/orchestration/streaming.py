@@ -58,7 +58,7 @@ from dagster_unified.orchestration.external_assets import malformed_observation
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import as_text
 from dagster_unified.orchestration.resources import session_of
-from dagster_unified.orchestration.savepoints import left, started
+from dagster_unified.orchestration.savepoints import savepoint_materialization, start_observation
 from dagster_unified.orchestration.streaming_sensor import LOADED
 
 LOG_EVERY = 5.0
@@ -70,7 +70,7 @@ _DEPLOYMENTS: WeakKeyDictionary[JobDefinition, StreamingDeployment] = WeakKeyDic
 
 
 def deployments_of(definitions: Definitions) -> list[StreamingDeployment]:
-    """The streaming deployments of a code location."""
+    """Return the streaming deployments of a code location."""
     jobs = [job for job in definitions.jobs or () if isinstance(job, JobDefinition)]
     return [_DEPLOYMENTS[job] for job in jobs if job in _DEPLOYMENTS]
 
@@ -149,7 +149,7 @@ def _run(
     outcome = watcher.running.run(lambda: asked.received or watcher.asked_to_stop(), poll=0.2)
     watcher.observe()
     if outcome == "finished" and planned.execution.savepoint.path is not None:
-        context.log_event(left(assets.savepoint, planned.execution.savepoint.path, context.log))
+        context.log_event(savepoint_materialization(assets.savepoint, planned.execution.savepoint.path, context.log))
     if asked.received:
         context.log.info(stopped(directory))
     asked.check()
@@ -174,18 +174,18 @@ class _Watcher:
         context: OpExecutionContext,
         deployment: StreamingDeployment,
         assets: JobAssets,
-        kept: Sequence[tuple[AssetKey, Diverted]],
+        diverted: Sequence[tuple[AssetKey, Diverted]],
         directory: CheckpointDirectory,
     ) -> None:
-        self._context, self._deployment, self._assets, self._kept = context, deployment, assets, kept
+        self._context, self._deployment, self._assets, self._diverted_of = context, deployment, assets, diverted
         self._directory = directory
         self._told_start = False
-        self._left: deque[str] = deque()
+        self._savepoints: deque[str] = deque()
         """The savepoints that the job has taken by itself, and that are not reported yet."""
 
         self._diverted: set[str] = set()
         self._trend = Trend({sink: at for sink, key in assets.sinks.items() if (at := self._last_updated(key))})
-        self._logged = self._told = self._looked = 0.0
+        self._logged = self._heartbeat = self._looked = 0.0
         self._observed_at = time.monotonic()
         self._signs = 0
         self._busy: tuple[int, int] | None = None
@@ -214,7 +214,7 @@ class _Watcher:
             log = self._context.log.warning if event.error else self._context.log.info
             log(event.describe())
             if not event.error and event.reason == INTERVAL:  # who asks for one reports it
-                self._left.append(event.location)
+                self._savepoints.append(event.location)
         if isinstance(event, (IterationResumed, RoundCommitted, InputHeldBack)):
             self._busy = None  # an epoch in which an iteration goes round may take long
             self._write_heartbeat()
@@ -234,8 +234,8 @@ class _Watcher:
     def asked_to_stop(self) -> bool:
         """Return whether the deployment is suspended, or new code waits; also leaves heartbeats."""
         now = time.monotonic()
-        if now - self._told >= 1:
-            self._told = now
+        if now - self._heartbeat >= 1:
+            self._heartbeat = now
             self._write_heartbeat()
             self._report_savepoints()
             desired = read_desired(self._directory)
@@ -264,19 +264,21 @@ class _Watcher:
         start = deployed.start if deployed is not None and self._trend.begun else ""
         if start and not self._told_start and self._assets.stream is not None:
             self._told_start = True
-            self._context.log_event(started(self._assets.stream, start))
+            self._context.log_event(start_observation(self._assets.stream, start))
         for sink, key in self._assets.sinks.items():
             metadata = self._trend.metadata(sink)
             if metadata is not None:
                 self._context.log_event(AssetObservation(asset_key=key, metadata=metadata))
-        for key, diverted in self._kept:
+        for key, diverted in self._diverted_of:
             if diverted.source in self._diverted:
                 self._diverted.discard(diverted.source)
                 self._context.log_event(malformed_observation(key, diverted))
 
     def _report_savepoints(self) -> None:
-        while self._left:
-            self._context.log_event(left(self._assets.savepoint, self._left.popleft(), self._context.log))
+        while self._savepoints:
+            self._context.log_event(
+                savepoint_materialization(self._assets.savepoint, self._savepoints.popleft(), self._context.log)
+            )
 
     def _write_heartbeat(self) -> None:
         running, directory = self.running, self._directory

@@ -19,23 +19,23 @@ class StageTranslator:
         return AssetKey([plan.name, region.name])
 
     def get_source_key(self, plan: Plan, source: ReadingNode) -> AssetKey:
-        """The external asset that stands for a source, or for the table of a lookup."""
+        """Return the external asset that stands for a source, or for the table of a lookup."""
         return AssetKey([plan.name, "sources", _word(source.reads)])
 
     def get_malformed_key(self, plan: Plan, source: SourceNode) -> AssetKey:
-        """The asset that stands for the malformed rows which a source has set aside."""
+        """Return the asset that stands for the malformed rows which a source has set aside."""
         return AssetKey([plan.name, "malformed", _word(source.name)])
 
     def get_sink_key(self, plan: Plan, sink: SinkNode) -> AssetKey:
-        """The asset that stands for a sink which STREAMING alone writes."""
+        """Return the asset that stands for a sink which STREAMING alone writes."""
         return AssetKey([plan.name, _word(sink.name)])
 
     def get_stage_sink_key(self, plan: Plan, sink: SinkNode) -> AssetKey:
-        """The asset of a sink of a BATCH stage that writes several: `<pipeline>/sinks/<sink>`."""
+        """Return the asset of a sink of a BATCH stage that writes several: `<pipeline>/sinks/<sink>`."""
         return AssetKey([plan.name, "sinks", _word(sink.name)])
 
     def get_savepoint_key(self, plan: Plan) -> AssetKey:
-        """The asset that stands for the pipeline's savepoints: `<pipeline>/savepoint`."""
+        """Return the asset that stands for the pipeline's savepoints: `<pipeline>/savepoint`."""
         return AssetKey([plan.name, "savepoint"])
 
     def get_stream_key(self, plan: Plan) -> AssetKey:
@@ -43,7 +43,7 @@ class StageTranslator:
         return AssetKey([plan.name, "stream"])
 
     def get_group_name(self, plan: Plan, region: Region) -> str:
-        """The pipeline's name."""
+        """Return the pipeline's name."""
         return plan.name
 
     def get_tags(self, plan: Plan, region: Region) -> Mapping[str, str]:
@@ -60,7 +60,7 @@ class StageTranslator:
         return kinds
 
     def get_description(self, plan: Plan, region: Region) -> str:
-        """The stage's operators, and why it begins where it does."""
+        """Return the stage's operators, and why it begins where it does."""
         names = " → ".join(node.name for node in plan.nodes_of(region))
         barriers = "; ".join(dict.fromkeys(e.reason for e in plan.exchanges if e.blocking and e.target in region.tasks))
         return f"{names}\n\nStage {region.id + 1} of {len(plan.regions)}." + (

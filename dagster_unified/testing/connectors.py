@@ -85,14 +85,14 @@ class SinkTarget(ABC):
 
     @abstractmethod
     def sink(self) -> SparkSink[Any, Any]:
-        """A sink that writes records with the fields of `Entry` to this place."""
+        """Return a sink that writes records with the fields of `Entry` to this place."""
 
     @abstractmethod
     def rows(self) -> Iterable[tuple[int, int, str]]:
-        """The fields of all entries that a reader sees there now."""
+        """Return the fields of all entries that a reader sees there now."""
 
     def restart(self) -> None:  # noqa: B027 - a file has no server
-        """Restarts the server as a crash would, if there is one. Called while a write runs."""
+        """Restart the server as a crash would, if there is one. Called while a write runs."""
 
 
 @dataclass
@@ -165,7 +165,7 @@ def spark_connect_server(port: int) -> Iterator[str]:
 
 
 def check_epochs(target: SinkTarget, server: str, seed: int, kills: int) -> Faults:
-    """Writes epochs as a STREAMING job does until so many writers were killed, and compares.
+    """Write epochs as a STREAMING job does until so many writers were killed, and compare.
 
     Now and then the deployment goes back to an earlier epoch, on a new timeline. Raises `AssertionError` where rows are
     lost, there twice, or visible though their epoch was undone.
@@ -174,7 +174,7 @@ def check_epochs(target: SinkTarget, server: str, seed: int, kills: int) -> Faul
 
 
 def check_partitions(target: SinkTarget, server: str, seed: int, kills: int) -> Faults:
-    """Writes partitions as BATCH runs do until so many writers were killed, and compares.
+    """Write partitions as BATCH runs do until so many writers were killed, and compare.
 
     Partitions run again, now and then two runs of one partition write at once, and of a sink that can replace what it
     has a run is executed again with other rows. Raises `AssertionError` where rows are lost, there twice, or those of

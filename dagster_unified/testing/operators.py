@@ -58,7 +58,7 @@ class ManualClock(InTheTest):
         return self.now
 
     def advance(self, milliseconds: int) -> None:
-        """Moves the clock forward."""
+        """Move the clock forward."""
         self.now += milliseconds
 
 
@@ -102,39 +102,39 @@ class KeyedHarness:
             pass
 
     def element(self, key: Hashable, value: Any, timestamp: int | None = None) -> list[Any]:
-        """Processes one record; returns what the function emits."""
+        """Process one record; return what the function emits."""
         self._check(key)
         with self._opened() as (grouped, group):
             grouped.process(group, [key], [0], [value], [timestamp])
             return self._taken(grouped, group)
 
     def watermark(self, timestamp: int) -> list[Any]:
-        """Moves event time forward; returns what timers emit."""
+        """Move event time forward; return what timers emit."""
         with self._opened() as (grouped, group):
             grouped.advance(group, timestamp, MIN_TIMESTAMP)
             return self._taken(grouped, group)
 
     def processing_time(self, now: int) -> list[Any]:
-        """Sets the clock; returns what timers emit."""
+        """Set the clock; return what timers emit."""
         self.clock.now = now
         with self._opened() as (grouped, group):
             grouped.advance(group, MIN_TIMESTAMP, now)
             return self._taken(grouped, group)
 
     def end_of_input(self) -> list[Any]:
-        """Ends the input: all timers fire, as configured."""
+        """End the input: all timers fire, as configured."""
         with self._opened() as (grouped, group):
             grouped.end(group, grouped.operator.last_event_time)
             return self._taken(grouped, group)
 
     def state(self, key: Hashable) -> dict[str, Any]:
-        """The raw state of a key, by state name."""
+        """Return the raw state of a key, by state name."""
         with self._opened() as (grouped, _):
             contents = [page.content() for page in grouped.contents(self._store)]
         return next((dict(content.keys[key]) for content in contents if key in content.keys), {})
 
     def close(self) -> None:
-        """Ends the harness. The function has been closed after each call."""
+        """End the harness. The function has been closed after each call."""
         self._store = MemoryStore()
 
     @contextmanager
@@ -369,7 +369,7 @@ class OneInputHarness(_Harness):
         super().__init__(build, (input_type,), side_outputs, clock, options)
 
     def process_element(self, value: Any, timestamp: int | None = None) -> list[Any]:
-        """Processes one record; returns what the operator emits for it."""
+        """Process one record; return what the operator emits for it."""
         return self._run([(value, timestamp)])
 
 
@@ -403,19 +403,19 @@ class TwoInputHarness(_Harness):
         self._either = self._driven.program.input.records.python
 
     def process_element1(self, value: Any, timestamp: int | None = None) -> list[Any]:
-        """Processes one record of the first stream; returns what the operator emits for it."""
+        """Process one record of the first stream; return what the operator emits for it."""
         return self._run([(self._either(1, value, None), timestamp)])
 
     def process_element2(self, value: Any, timestamp: int | None = None) -> list[Any]:
-        """Processes one record of the second stream; returns what the operator emits for it."""
+        """Process one record of the second stream; return what the operator emits for it."""
         return self._run([(self._either(2, None, value), timestamp)])
 
     def process_watermark1(self, timestamp: int) -> list[Any]:
-        """Moves event time of the first stream; the operator's is the smaller of both."""
+        """Move event time of the first stream; the operator's is the smaller of both."""
         return self._moved(timestamp, self._marks[1])
 
     def process_watermark2(self, timestamp: int) -> list[Any]:
-        """Moves event time of the second stream; the operator's is the smaller of both."""
+        """Move event time of the second stream; the operator's is the smaller of both."""
         return self._moved(self._marks[0], timestamp)
 
 
@@ -451,15 +451,15 @@ class BroadcastHarness(_Harness):
         super().__init__(build, (input_type, broadcast_type), side_outputs, clock, options)
 
     def process_element(self, value: Any, timestamp: int | None = None) -> list[Any]:
-        """Processes one record of the stream; returns what the operator emits for it."""
+        """Process one record of the stream; return what the operator emits for it."""
         return self._run([(value, timestamp)])
 
     def process_broadcast_element(self, value: Any, timestamp: int | None = None) -> list[Any]:
-        """Processes one broadcast record; returns what the operator emits for it."""
+        """Process one broadcast record; return what the operator emits for it."""
         return self._run((), broadcast=[(value, timestamp)])
 
     def broadcast_state(self, descriptor: MapStateDescriptor[Any, Any]) -> dict[Any, Any]:
-        """The broadcast map that a descriptor names."""
+        """Return the broadcast map that a descriptor names."""
         codec, data = self._driven.groups.broadcast, self._driven.store.read_page(BROADCAST)
         return {} if codec is None or data is None else codec.decode(data).get(descriptor.name, {})
 

@@ -24,7 +24,7 @@ def assert_same_in_both_modes(
     clock: Callable[[], int] = wall_clock,
     seed: int | None = 0,
 ) -> None:
-    """Runs `pipeline` in both modes, in memory, and compares the final results.
+    """Run `pipeline` in both modes, in memory, and compare the final results.
 
     Raises `AssertionError` with the first differences. A sink with a `key` is compared by its last record per key, and
     so is one right after a rolling operation; any other as a bag of records. `seed` shuffles what comes in no defined
@@ -138,7 +138,7 @@ def collect(
     inputs: Mapping[str, Sequence[Any]] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> list[T]:
-    """Runs a stream's pipeline in memory and returns the stream's records, in the order in which they were emitted.
+    """Run a stream's pipeline in memory and return the stream's records, in the order in which they were emitted.
 
     The pipeline stays as it is, and its sinks write nothing. `inputs` and the rest are `run_pipeline`'s. What a
     function raises comes as a `UserFunctionError`.

@@ -139,12 +139,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Where the stage's sinks wrote: sink name to location."""
 
     def rates(self) -> dict[str, float]:
-        """The events per second that each meter has marked, over the whole run of the stage."""
+        """Return the events per second that each meter has marked, over the whole run of the stage."""
         return {name: meter.count / self.seconds if self.seconds else 0.0 for name, meter in self.meters.items()}
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """An attempt whose data is whole, and whose sinks may not have it; `code` is that which has made it."""
+    """An attempt with complete data, which sinks may not have yet; `code` is the code that made it."""
 
     code: str
     manifest: Manifest
@@ -152,7 +152,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Address:
-    """Where an intermediate is."""
+    """The place of an intermediate."""
 
     pipeline: str
     stage: str
@@ -169,7 +169,7 @@ class IntermediateStore:
         """The version of the manifest that an attempt found, by the folder of its data."""
 
     def folder(self, address: Address) -> UPath:
-        """The folder of one stage of one run; raises where a segment of the address is not safe in a path."""
+        """Return the folder of one stage of one run; raises where a segment of the address is not safe in a path."""
         path = self.root
         for segment in (address.pipeline, address.stage, address.partition, address.run):
             if not _SEGMENT.fullmatch(segment) or segment in (".", ".."):
@@ -180,7 +180,7 @@ class IntermediateStore:
         return path
 
     def new_attempt(self, address: Address) -> UPath:
-        """A folder for one attempt's data: no two share one, so that a worker that outlives its run does no harm."""
+        """Return a folder for one attempt's data. No two share one, so a worker that outlives its run does no harm."""
         path = self.folder(address) / f"data-{uuid4().hex[:12]}"
         self._before[path.name] = self._version(address)
         path.mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ class IntermediateStore:
         return sorted(files, key=lambda f: f.path)
 
     def prepare(self, address: Address, manifest: Manifest, code: str) -> None:
-        """Remember an attempt whose data is whole, before sinks are written from it, for the attempt after this one."""
+        """Record an attempt with complete data before its sinks are written, for the attempt after this one."""
         put(self.folder(address) / PREPARED, msgspec.json.encode(Prepared(code, manifest)))
 
     def prepared(self, address: Address) -> Prepared | None:
@@ -238,7 +238,7 @@ class IntermediateStore:
         return stored and stored.version
 
     def find(self, address: Address) -> Manifest | None:
-        """The manifest, or None where there is none or its data is gone or damaged."""
+        """Return the manifest, or None where there is none or its data is gone or damaged."""
         manifest = self.manifest(address)
         return manifest if manifest is not None and self._stands(manifest) else None
 
@@ -250,11 +250,11 @@ class IntermediateStore:
         return all(stored_bytes.get(f.path) == f.bytes for f in manifest.files)
 
     def manifest(self, address: Address) -> Manifest | None:
-        """The manifest, whether its data stands or not; None where there is none that can be read."""
+        """Return the manifest, whether its data stands or not; None where none can be read."""
         return _decoded(self.folder(address) / MANIFEST, Manifest)
 
     def newest(self, pipeline: str, stage: str, partition: str, fingerprint: str) -> Manifest | None:
-        """The last manifest that any run committed of a stage, of one code and input, and whose data stands."""
+        """Return the last manifest that any run committed of a stage, of one code and input, and whose data stands."""
         return _newest(m for m in self._standing(pipeline, stage, partition) if m.fingerprint == fingerprint)
 
     def newest_holding(self, pipeline: str, partition: str, streams: Set[tuple[str, str | None]]) -> Manifest | None:
@@ -269,17 +269,17 @@ class IntermediateStore:
                 yield manifest
 
     def link(self, address: Address, manifest: Manifest) -> None:
-        """Make another run's intermediate that of this one as well; the data stays where it is."""
+        """Share another run's intermediate with this run; the data stays where it is."""
         folder = self.folder(address)
         folder.mkdir(parents=True, exist_ok=True)
         put(folder / MANIFEST, _encoded(manifest))
 
     def data(self, manifest: Manifest) -> UPath:
-        """The folder that holds a manifest's Parquet files."""
+        """Return the folder that holds a manifest's Parquet files."""
         return self.folder(Address(manifest.pipeline, manifest.stage, manifest.run, manifest.partition)) / manifest.data
 
     def set_aside(self, manifest: Manifest, damaged: str) -> None:
-        """Take a data file away from an intermediate that cannot be read; so it is lost to all runs that share it."""
+        """Move a data file that cannot be read out of its intermediate, which all runs that share it then lack."""
         folder = self.data(manifest)
         for file in manifest.files:
             if damaged.endswith(f"/{manifest.data}/{file.path}"):
@@ -287,7 +287,7 @@ class IntermediateStore:
                 path.rename(path.with_name(f"_damaged-{path.name}"))
 
     def remove(self, address: Address) -> None:
-        """Frees an intermediate: first the manifest, so that no reader finds half of one."""
+        """Free an intermediate: first the manifest, so that no reader finds half of one."""
         folder = self.folder(address)
         if (folder / MANIFEST).exists():
             (folder / MANIFEST).unlink()
@@ -313,7 +313,7 @@ def _encoded(manifest: Manifest) -> bytes:
 
 
 def now() -> float:
-    """Seconds since the epoch."""
+    """Return seconds since the epoch."""
     return time.time()
 
 
@@ -336,7 +336,7 @@ move another file over that of its successor; then the manifest says another siz
 
 
 def write(frame: DataFrame, attempt: UPath) -> None:
-    """Writes one partition into the folder of an attempt."""
+    """Write one partition into the folder of an attempt."""
     options = _COMMITTED_BY_TASKS if is_in_object_store(attempt) else {}
     frame.write.mode("overwrite").options(compression=CODEC, **options).parquet(for_spark(attempt))
 
@@ -367,7 +367,7 @@ _AT_ONCE = 8
 
 
 def _move(files: Mapping[UPath, UPath]) -> None:
-    """Moves files, each by itself: not every file system can move a folder.
+    """Move files, each by itself: not every file system can move a folder.
 
     A store of objects copies them, several at once; what is copied goes with its folder.
     """
@@ -389,7 +389,7 @@ def read(
     layout: StreamLayout,
     further: Sequence[str] = (),
 ) -> DataFrame:
-    """A stream of an intermediate in the columns of its layout, and `further` ones.
+    """Return a stream of an intermediate in the columns of its layout, and `further` ones.
 
     Of several partitions' intermediates, each row has its partition index.
     """
@@ -413,7 +413,7 @@ def read(
 
 
 def indexed(spark: SparkSession, schema: str, folders: Mapping[int, UPath]) -> DataFrame:
-    """The rows of several partitions' folders as they were written, with their partition index.
+    """Return the rows of several partitions' folders, as written, with their partition index.
 
     The name of a row's folder says which it is: no two attempts share one.
     """
@@ -429,7 +429,7 @@ def indexed(spark: SparkSession, schema: str, folders: Mapping[int, UPath]) -> D
 
 
 def counted(rows: DataFrame, partitions: int, streams: int) -> list[list[int]]:
-    """How many rows each stream has in each partition."""
+    """Return how many rows each stream has in each partition."""
     alone = streams == 1
     by = [PARTITION_INDEX] if alone else [PARTITION_INDEX, OUTPUT]
     counts = {

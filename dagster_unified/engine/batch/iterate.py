@@ -86,7 +86,7 @@ class Iterations:
     """What became of them, by name."""
 
     def outputs(self, node: g.IterationNode, inputs: Callable[[], IterationInputs]) -> dict[Port, DataFrame]:
-        """The outputs of an iteration: runs it, from where it was left. Asks for inputs where none were taken in."""
+        """Return an iteration's outputs, running it from where it was left; takes its inputs if it has none yet."""
         folder = text_of(self._folder(node))
         iteration = BatchLoop(self.run, self.region.name, node, folder, self._subtasks_before(node))
 
@@ -132,7 +132,7 @@ class Iterations:
         )
 
     def forget(self) -> None:
-        """Remove all epochs of the stage, once it is committed; also those of code that was fixed since."""
+        """Remove all epochs of the stage once it is committed, also those of code that was fixed since."""
         if any(isinstance(self.run.plan.graph.node(number), g.IterationNode) for number in self.region.nodes):
             stage = self._stage()
             for folder in (stage / name for name in children(stage) if name.startswith(_EPOCHS)):
@@ -140,13 +140,13 @@ class Iterations:
                 forget_copies(text_of(folder))
 
     def _folder(self, node: g.IterationNode) -> UPath:
-        """The iteration's folder, named by code and input so that a retry and a re-execution find it."""
+        """Return the iteration's folder, named by code and input so that a retry and a re-execution find it."""
         read = [self.inputs[number].data for number in self.region.inputs]
         read += [self.before.data] if self.before is not None else []
         return self._stage() / f"{_EPOCHS}{digest(FORMAT, self.region.fingerprint, node.uid, *read)[:16]}"
 
     def _stage(self) -> UPath:
-        """The folder of the epochs of all runs of the execution."""
+        """Return the folder of the epochs of all runs of the execution."""
         run = self.run
         return run.store.folder(Address(run.plan.name, self.region.name, run.execution, run.partition))
 

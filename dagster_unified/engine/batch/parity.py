@@ -69,7 +69,7 @@ def batch_tables(
 
 
 def compare(batch: pa.Table, table: pa.Table, key: Sequence[str] = (), limit: int = 10) -> Comparison:
-    """Row by row: by `key` where there is one, else as bags of rows."""
+    """Compare row by row: by `key` where there is one, else as bags of rows."""
     names = sorted(batch.column_names)
     ours, theirs = _rows(batch, names, key), _rows(table.select(names), names, key)
     different = [

@@ -78,7 +78,7 @@ class RegionFrames(Frames):
         self._carried = None if state is None else CarriedState(self, self._natives, starts, state)
 
     def metrics(self) -> list[Metrics]:
-        """The totals that operators reported, by partition; call it after the region's job has run."""
+        """Return the totals that operators reported, by partition; call it after the region's job has run."""
         by_partition = self.reports.metrics()
         return (
             by_partition
@@ -260,7 +260,7 @@ class LeavingStream:
 
     @staticmethod
     def of_port(plan: Plan, port: Port) -> LeavingStream:
-        """The stream of a port."""
+        """Return the stream of a port."""
         return LeavingStream(plan.graph.node(port.node).uid, port.tag, plan.layout(port), port)
 
     @staticmethod
@@ -281,7 +281,7 @@ class LeavingStream:
 
 
 def leaving_streams(plan: Plan, region: Region, sinks: Sequence[SinkNode]) -> list[LeavingStream]:
-    """The streams that leave a region, to later regions, to the next partition and to these sinks; each once."""
+    """Return the streams that leave a region, to later regions, to the next partition and to these sinks; each once."""
     ports = [LeavingStream.of_port(plan, port) for port in (*region.outputs, *region.carried)]
     written = [LeavingStream.to_sink(plan, region, sink) for sink in sinks]
     return list({(stream.uid, stream.tag): stream for stream in (*ports, *written)}.values())
@@ -296,7 +296,7 @@ class Combined:
 
 
 def combine(frames: RegionFrames, streams: Sequence[LeavingStream]) -> Combined:
-    """The streams in one DataFrame: as the pass combined them that emits them all, or united."""
+    """Return the streams in one DataFrame: as the pass that emits them all combined them, or united."""
     if not streams:
         raise PipelineError(f"{frames.plan.name}: stage '{frames.graph.name}' leads to nothing")
     if len(streams) == 1:
@@ -394,7 +394,7 @@ def manifests_of(
     seen: Metrics,
     positions: Sequence[Mapping[str, Position]],
 ) -> list[Manifest]:
-    """The manifests of the partitions, without what their sinks wrote."""
+    """Return the manifests of the partitions, without what their sinks wrote."""
     manifests = []
     for run, start, attempt, reported, rows, read in zip(
         runs, frames.starts, attempts, materialized.metrics, materialized.rows, positions, strict=True
@@ -461,7 +461,7 @@ def _emitted(plan: Plan, counted: Iterable[tuple[LeavingStream, int]]) -> int:
 
 
 def count_malformed(runs: Sequence[Run], frames: RegionFrames, manifests: Sequence[Manifest]) -> None:
-    """Count the rows that do not fit, in the manifests, and keep those of sources that divert them."""
+    """Count malformed rows in the manifests, and keep those of sources that divert them."""
     for node, frame in frames.malformed:
         axis = frames.axis
         counts = {axis.index_of(row): row["count"] for row in frame.groupBy(*axis.columns).count().collect()}

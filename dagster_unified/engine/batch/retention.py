@@ -57,7 +57,7 @@ class StoredIntermediate:
 
 
 def stored_intermediates(store: IntermediateStore, pipeline: str) -> Iterator[StoredIntermediate]:
-    """Everything that is stored of a pipeline."""
+    """Yield everything that is stored of a pipeline."""
     for stage in (f for f in _folders(store.root / pipeline) if f.name != FOLDER):
         for partition in _folders(stage):
             for run in _folders(partition):
@@ -131,7 +131,7 @@ def _released(plan: Plan, finished: Collection[str]) -> set[str]:
 
 
 def _size(path: UPath) -> int:
-    """The bytes of a file; 0 for anything else, and for one that a run has deleted meanwhile."""
+    """Return the bytes of a file; 0 for anything else, and for one that a run has deleted meanwhile."""
     try:
         return int(path.stat().st_size) if path.is_file() else 0
     except FileNotFoundError:

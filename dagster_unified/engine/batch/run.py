@@ -56,7 +56,7 @@ class Carrying:
     """Whether the state begins empty and goes to a savepoint and nowhere else."""
 
     def manifest(self, plan: Plan, region: Region) -> Manifest | None:
-        """The manifest of the partition before, which a stage without state can do without.
+        """Return the manifest of the partition before, which a stage without state can do without.
 
         Raises `CarriedStateError` where there is none for a stage with state, and for one that ended.
         """
@@ -82,7 +82,7 @@ class Carrying:
 
 @dataclass(frozen=True)
 class Run:
-    """Where and as whom stages run.
+    """The identity and the place of a run of stages.
 
     A run, its retries and its re-executions share one `execution`, in which `number` grows from run to run.
     """
@@ -103,7 +103,7 @@ class Run:
     """Raises where the run is to stop; called before anything is written or committed."""
 
     def address(self, region: Region) -> Address:
-        """Where this run puts a region's intermediate."""
+        """Return the address of a region's intermediate in this run."""
         return Address(self.plan.name, region.name, self.run_id, self.partition)
 
 
@@ -131,15 +131,15 @@ class PartitionStart:
     end: ControlEvent = field(default_factory=ControlEvent)
 
     def over(self, node: g.Node) -> CarryOver:
-        """How one operator begins and ends."""
+        """Return how one operator begins and ends."""
         return CarryOver(self.watermark(node), msgspec.json.encode(self.end))
 
     def watermark(self, node: g.Node) -> int:
-        """An operator's watermark before the partition."""
+        """Return an operator's watermark before the partition."""
         return self.begin.watermarks.get(node.uid, MIN_TIMESTAMP)
 
     def last_watermark(self, node: g.Node) -> int:
-        """An operator's watermark after the partition."""
+        """Return an operator's watermark after the partition."""
         return MAX_TIMESTAMP if self.end.end else self.end.watermarks.get(node.uid, MIN_TIMESTAMP)
 
 
@@ -154,7 +154,7 @@ def seen_before(run: Run, before: Manifest | None) -> Metrics:
 def partition_starts(
     runs: Sequence[Run], region: Region, inputs: Sequence[Mapping[int, Manifest]], seen: Metrics
 ) -> list[PartitionStart]:
-    """Where the partitions start; with carried state, each goes on from what all before it have seen."""
+    """Return where the partitions start; with carried state, each goes on from what all before it have seen."""
     starts = []
     for run, manifests in zip(runs, inputs, strict=True):
         upstream = merge(Metrics(last_event_times=manifests[i].last_event_times) for i in region.inputs)
@@ -167,12 +167,12 @@ def partition_starts(
 
 
 def time_before(plan: Plan, seen: Metrics) -> ControlEvent:
-    """The control event before a partition, after all records of those before it."""
+    """Return the control event before a partition, after all records of those before it."""
     return _at_end(plan, seen, wall_clock(), {uid: first - 1 for uid, (first, _) in _partition_of(plan).items()})[1]
 
 
 def time_after(plan: Plan, seen: Metrics, last: bool = False) -> ControlEvent:
-    """The control event after all records so far: watermarks or, after the last partition, the end of input."""
+    """Return the control event after all records so far: watermarks or, after the last partition, the end of input."""
     now = wall_clock()
     time, event = _at_end(plan, seen, now, _reached(plan))
     return time.end(now) if last else event
@@ -318,7 +318,7 @@ class CarriedState:
         self._aggregates: dict[int, CarriedAggregate] = {}
 
     def records(self, node: g.Node, layout: StreamLayout) -> DataFrame:
-        """A keyed node's records by key group, each group after its state."""
+        """Return a keyed node's records by key group, each group after its state."""
         from pyspark.sql import functions as F
 
         plan, axis, state = self._frames.plan, self._frames.axis, self._before(Port(node.id, CARRIED))
@@ -362,7 +362,7 @@ class CarriedState:
         return self._frames.united(plan.graph.main_inputs(node.id), layout), _group([], subtasks)
 
     def aggregate(self, node: g.Node, port: Port) -> DataFrame:
-        """The aggregates of the keys that a partition has, or of the windows that it closes; or the state after it."""
+        """Return a partition's aggregates, of its keys or of the windows that it closes; or the state after it."""
         merged = self._aggregates.get(node.id)
         if merged is None:
             aggregate = self._merged(node)

@@ -49,9 +49,9 @@ Finished = Callable[[Region], StageManifest | None]
 
 
 def run_all(run: Run, again: bool = False) -> list[StageManifest]:
-    """Run every stage in order, in one process: what a notebook or a benchmark wants.
+    """Run every stage in order, in one process, as a notebook or a benchmark does.
 
-    `again` goes on with a run that was stopped: what is done stays done, as where Dagster re-executes from failure.
+    `again` goes on with a stopped run: what is done stays done, as where Dagster re-executes from failure.
     """
     with naming_store(run.plan.name, run.store.root, "another run starts from the beginning"):
         run = begun(run)
@@ -64,7 +64,7 @@ def run_all(run: Run, again: bool = False) -> list[StageManifest]:
 
 
 def begun(run: Run, known: StartingState | None = None) -> Run:
-    """The run with the state that its options let it start from, and with state that goes on where they say so.
+    """Return the run with the state that its options let it start from, and with state that goes on where they say so.
 
     `known` is what another stage of the run has started from: workers are then not asked again for the state's columns.
     Raises `StateError` where the savepoint does not fit, and where the one that it is to leave is there already.
@@ -107,7 +107,7 @@ def leave_savepoint(run: Run, regions: Sequence[Region], finished: Finished) -> 
 
 
 def later_savepoint(run: Run) -> Manifest | None:
-    """The savepoint after a later partition that stays where this run would leave its own."""
+    """Return the savepoint after a later partition that stays where this run would leave its own."""
     path = run.plan.execution.savepoint.path
     if path is None or not run.plan.execution.goes_on or run.partition_end is None:
         return None

@@ -152,7 +152,7 @@ def _committed_since(begun: float, run: Run, region: Region) -> Manifest | None:
 
 
 def check_mode(plan: Plan) -> None:
-    """Raises `UnsupportedError` for a plan that does not run in BATCH."""
+    """Raise `UnsupportedError` for a plan that does not run in BATCH."""
     if plan.execution.mode != "BATCH":
         raise UnsupportedError(
             f"{plan.name}: this job runs BATCH stages, and the pipeline resolves to {plan.execution.mode}; leave"

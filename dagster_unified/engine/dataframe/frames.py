@@ -43,10 +43,10 @@ class Inputs(ABC):
 
     @abstractmethod
     def port(self, port: Port) -> DataFrame:
-        """A stream of the graph or from outside of it, in the columns of its layout."""
+        """Return a stream of the graph or from outside of it, in the columns of its layout."""
 
     def input_of(self, node_id: int) -> DataFrame:
-        """A node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""
+        """Return a node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""
         node = self.plan.graph.node(node_id)
         layout = self.plan.input_layout(node_id)
         edges = self.plan.graph.main_inputs(node_id)
@@ -89,12 +89,12 @@ class Inputs(ABC):
         return columns
 
     def inputs_of_iteration(self, node: g.IterationNode) -> list[DataFrame]:
-        """The inputs of an iteration, the variables first."""
+        """Return the inputs of an iteration, the variables first."""
         edges = node.by_input(self.plan.graph.inputs(node.id))
         return [self.united(edges_of_head, head.layout) for edges_of_head, head in zip(edges, node.heads, strict=True)]
 
     def united(self, edges: Sequence[Edge], layout: StreamLayout) -> DataFrame:
-        """The streams that come over some edges, in the columns of one layout."""
+        """Return the streams that come over some edges, in the columns of one layout."""
         frame = self._aligned(edges[0], layout)
         for edge in edges[1:]:
             frame = frame.unionByName(self._aligned(edge, layout))
@@ -117,7 +117,7 @@ class Inputs(ABC):
     # Exchanges
 
     def parallelism(self, node: g.Node) -> int | None:
-        """How many tasks a node is to have, or None where Spark decides."""
+        """Return how many tasks a node is to have, or None where Spark decides."""
         return node.parallelism or self.plan.execution.parallelism
 
     def _exchanged(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout) -> DataFrame:
@@ -202,14 +202,14 @@ class Inputs(ABC):
 
 
 def key_columns(edge: Edge) -> list[str]:
-    """The columns of the key by which an exchange partitions."""
+    """Return the columns of the key by which an exchange partitions."""
     key = edge.partitioning.key
     assert key is not None
     return [key_column(0)] if key.computed is not None else list(key.fields)
 
 
 def spark_source(pipeline: str, node: g.SourceNode) -> SparkSource[Any]:
-    """The source of a node; raises `PipelineError` where Spark cannot read it."""
+    """Return the source of a node; raises `PipelineError` where Spark cannot read it."""
     if not isinstance(node.source, SparkSource):
         raise PipelineError(
             f"{pipeline}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read"
@@ -248,16 +248,16 @@ class Frames(Inputs):
 
     @abstractmethod
     def run_natively(self, node: g.Node, port: Port) -> DataFrame:
-        """The stream of an operator that does not run in Python."""
+        """Return the stream of an operator that does not run in Python."""
 
     def run_vertex(self, vertex: Vertex) -> DataFrame:
-        """The combined DataFrame of a vertex of Python."""
+        """Return the combined DataFrame of a vertex of Python."""
         program = self.graph.program(vertex)
         frame = self.input_of(vertex.head).select(*program.input.schema.names, *self.axis.columns)
         return self.persisted(vertex, self.run_program(frame, program, vertex.members))
 
     def run_program(self, frame: DataFrame, program: Program, place: Hashable) -> DataFrame:
-        """Rows through a program, whose reports are observed; `place` identifies it in the plan."""
+        """Run rows through a program, whose reports are observed; `place` identifies it in the plan."""
         return self.reports.taken_from(mapped(frame, program, self.shipments, place, self.axis, self.log))
 
     def persisted(self, vertex: Vertex, combined: DataFrame) -> DataFrame:
@@ -265,7 +265,7 @@ class Frames(Inputs):
         return self.persist(combined) if self.graph.is_computed_again(vertex) else combined
 
     def persist(self, frame: DataFrame) -> DataFrame:
-        """A DataFrame that is computed once, until `release`."""
+        """Return a DataFrame that is computed once, until `release`."""
         self._persisted.append(frame.persist())
         return self._persisted[-1]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def spark_column(expression: object) -> Column:
-    """An expression as Spark's Column: a recorded one, SQL text, or a Column already."""
+    """Return an expression as Spark's Column: a recorded one, SQL text, or a Column already."""
     from pyspark.sql import functions as F
 
     if isinstance(expression, Recorded):
@@ -79,7 +79,7 @@ _LOWER = (1 << 32) - 1
 
 
 def all_set(names: Sequence[str]) -> Column:
-    """True for a row in which none of these columns is null."""
+    """Return true for a row in which none of these columns is null."""
     from pyspark.sql import functions as F
 
     condition = F.col(names[0]).isNotNull()
@@ -157,7 +157,7 @@ class CarriedAggregate:
         )
 
     def state(self) -> DataFrame:
-        """The state after each partition, in the columns of `CARRIED_LAYOUT`."""
+        """Return the state after each partition, in the columns of `CARRIED_LAYOUT`."""
         from pyspark.sql import functions as F
 
         first = F.greatest(F.col(PARTITION_INDEX), F.lit(0))
@@ -231,7 +231,7 @@ WINDOW = "__window"
 
 @dataclass(frozen=True)
 class Span:
-    """The watermark that partitions with carried state begin with, and those that each of them ends with."""
+    """The watermark with which a partition with carried state begins, and those with which each of them ends."""
 
     begin: int
     ends: Sequence[int]
@@ -270,11 +270,11 @@ class Natives:
     def carried(
         self, node: g.Node, frame: DataFrame, before: DataFrame | None, time: Span, axis: PartitionAxis
     ) -> CarriedAggregate:
-        """The aggregates of a node that start from the state `before` the first partition."""
+        """Return the aggregates of a node that start from the state `before` the first partition."""
         return _carried(node, self, frame, before, time, axis)
 
     def finished(self, node: g.Node, aggregate: CarriedAggregate) -> DataFrame:
-        """The aggregates of the keys that a partition has, or of the windows that it closes."""
+        """Return the aggregates of the keys that a partition has, or of the windows that it closes."""
         return _finished(node, self, aggregate)
 
     def aggregate(self, node: g.AggregateNode, frame: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
@@ -285,9 +285,7 @@ class Natives:
         return self.typed(node, aggregated, pass_through)
 
     def windows(self, node: g.WindowAggregateNode, moments: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
-        """Column aggregates per key and window, of rows with their `moments`.
-
-        There is one result for each value of the pass-through columns as well.
+        """Return column aggregates per key, window and value of the pass-through columns, of rows with their `moments`.
 
         A result has the window's last moment as its event time.
         """
@@ -320,7 +318,7 @@ class Natives:
         return self.typed(node, timed, [TIMESTAMP, *pass_through])
 
     def looked_up(self, node: g.LookupNode, frame: DataFrame, others: Column | None) -> DataFrame:
-        """A broadcast join with the table of a lookup."""
+        """Return a broadcast join with the table of a lookup."""
         from pyspark.sql import functions as F
 
         if not isinstance(node.source, SparkSource):
@@ -344,7 +342,7 @@ class Natives:
         return joined.withColumns({name: F.col(f"__value{i}") for i, (name, _) in enumerate(node.found)})
 
     def keyed(self, node: g.KeyedNode, frame: DataFrame) -> DataFrame:
-        """The rows; evaluating one whose key is None, or NaN, raises."""
+        """Return the rows; evaluating one whose key is None or NaN raises."""
         from pyspark.sql import functions as F
 
         missing = self.raised(node, "a key is None; filter such records out before key_by").cast("boolean")
@@ -501,7 +499,6 @@ def _carried_windows(
     time: Span,
     axis: PartitionAxis,
 ) -> CarriedAggregate:
-    """Windows may stay open from partition to partition."""
     from pyspark.sql import functions as F
 
     rows = natives.moments(node, frame).withColumn(WINDOW, _window(node.assigner))

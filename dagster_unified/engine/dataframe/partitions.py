@@ -39,11 +39,11 @@ class PartitionAxis:
         return F.col(PARTITION_INDEX) if self.enabled else F.lit(0)
 
     def index_of(self, row: Row) -> int:
-        """The partition index of a collected row."""
+        """Return the partition index of a collected row."""
         return int(row[PARTITION_INDEX]) if self.enabled else 0
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
-        """A schema with the pass-through columns."""
+        """Return a schema with the pass-through columns."""
         return schema.append(PARTITION_INDEX_FIELD) if self.enabled else schema
 
     def in_order(self, frame: DataFrame) -> DataFrame:
@@ -51,7 +51,7 @@ class PartitionAxis:
         return frame.sortWithinPartitions(*self.columns) if self.enabled else frame
 
     def timed(self, program: Program, last_event_times: Mapping[int, int] | None = None) -> Program:
-        """A program that knows the last event time of each partition, as far as there is one."""
+        """Return a program that knows the last event time of each partition, as far as there is one."""
         known = last_event_times or {}
         times: Sequence[int | None] = [known.get(index) for index in range(self.count)]
         if self.enabled:
@@ -59,7 +59,7 @@ class PartitionAxis:
         return replace(program, options=replace(program.options, last_event_time=times[0]))
 
     def rows_of(self, frame: DataFrame, index: int) -> DataFrame:
-        """The rows of one partition, without the pass-through columns."""
+        """Return the rows of one partition, without the pass-through columns."""
         if not self.enabled:
             return frame
         return frame.where(f"{PARTITION_INDEX} = {index}").drop(PARTITION_INDEX)

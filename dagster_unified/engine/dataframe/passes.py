@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def observed(observation: Observation) -> dict[str, Any]:
-    """The metrics that a finished job observed.
+    """Return the metrics that a finished job observed.
 
     Empty where the optimizer removed the observed node, as it does over input that it knows to be empty.
     """
@@ -45,7 +45,7 @@ def mapped(
     axis: PartitionAxis,
     log: str | None = None,
 ) -> DataFrame:
-    """Rows through a program: its streams combined, and its reports in rows of their own.
+    """Run rows through a program: its streams combined, and its reports in rows of their own.
 
     In STREAMING `log` is Spark's log of the query's offsets.
     """
@@ -73,7 +73,7 @@ def stream_of(
 
 
 def without_reports(frame: DataFrame) -> DataFrame:
-    """A pass's streams without its reports."""
+    """Return a pass's streams without its reports."""
     from pyspark.sql import functions as F
 
     return frame.where(F.col(METRICS).isNull()).drop(METRICS)
@@ -87,7 +87,7 @@ class Reports:
     _observations: list[Observation] = field(default_factory=list)
 
     def taken_from(self, frame: DataFrame) -> DataFrame:
-        """A pass's streams; its reports are observed and dropped."""
+        """Return a pass's streams; its reports are observed and dropped."""
         from pyspark.sql import functions as F
 
         report = F.struct(self.axis.index.alias("partition"), F.col(METRICS).alias("report"))
@@ -113,7 +113,7 @@ class Reports:
         return found, taken.metrics
 
     def metrics(self) -> list[Metrics]:
-        """The totals of each partition; call it after the job has run."""
+        """Return the totals of each partition; call it after the job has run."""
         reports = [r for o in self._observations for r in observed(o).get("reports") or []]
         return [merge(r["report"] for r in reports if r["partition"] == index) for index in range(self.axis.count)]
 
@@ -126,7 +126,7 @@ UNLIMITED = str((1 << 31) - 1)
 
 @contextmanager
 def small_rows(spark: SparkSession) -> Iterator[None]:
-    """Spark does not measure batches. Nothing changes where the session's configuration sets the limit of bytes."""
+    """Keep Spark from measuring batches. Nothing changes where the session's configuration sets the limit of bytes."""
     if spark.conf.get(MAX_BYTES, None) is not None:
         yield
         return

@@ -40,7 +40,7 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 class StoredState(msgspec.Struct, frozen=True, array_like=True):
-    """Where the state of a subtask in a level is, and the files that hold it."""
+    """The place of a subtask's state in a level, and the files that hold it."""
 
     level: int
     subtask: int
@@ -49,7 +49,7 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """An epoch that is committed."""
+    """A committed epoch."""
 
     number: int
     feedback: int
@@ -76,7 +76,7 @@ class Epoch(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(ended: EndedEpoch[StoredMessage], states: list[StoredState], seconds: float, parallelism: int) -> Epoch:
-        """An epoch that has ended, and left its state there."""
+        """Return an ended epoch with the state that it left."""
         return Epoch(
             number=ended.number,
             feedback=ended.feedback,
@@ -105,7 +105,7 @@ class Epoch(msgspec.Struct, frozen=True):
         return [state.index for state in self.states] + pages + [message.block for message in coming]
 
     def files(self) -> set[str]:
-        """The files that the next epochs read."""
+        """Return the files that the next epochs read."""
         return {block.file for block in self.needs()}
 
     def gives(self) -> list[Block]:
@@ -122,7 +122,7 @@ class Input(msgspec.Struct, frozen=True):
     """What the operators before have measured."""
 
     def files(self) -> set[str]:
-        """The files that they are in."""
+        """Return the files that they are in."""
         return {message.block.file for message in (*self.once, *self.replayed)}
 
 
@@ -143,7 +143,7 @@ class Begun(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(loop: Loop, bounded: bool) -> Begun:
-        """An iteration that runs this loop."""
+        """Return what must not change of an iteration that runs this loop."""
         passes = sorted(
             (body_pass for level in loop.levels for body_pass in level.passes), key=lambda body_pass: body_pass.number
         )
@@ -202,11 +202,11 @@ class Manifests(Generic[M]):
         self._name = re.compile(rf"{kind}-(-?\d+)\.json")
 
     def numbers(self, names: Iterable[str]) -> list[int]:
-        """The numbers of those among some files, in their order."""
+        """Return the numbers of those among some files, in their order."""
         return sorted(int(match[1]) for match in map(self._name.fullmatch, names) if match)
 
     def name(self, number: int) -> str:
-        """The name of a manifest."""
+        """Return the name of a manifest."""
         return f"{self._kind}-{number:010d}.json"
 
     def read(self, number: int) -> M | None:
@@ -255,10 +255,10 @@ class EpochLog:
         """What came in, by micro-batch."""
 
         self._check_input(sizes, can_run_again)
-        self._kept = {block.file for epoch in self.epochs for block in epoch.gives()}
+        self._retained = {block.file for epoch in self.epochs for block in epoch.gives()}
         for input_ in self.inputs.values():
             self._keep_replayed(input_)
-        self._alive = {name for name in sizes if not name.endswith(".json")} - self._kept
+        self._alive = {name for name in sizes if not name.endswith(".json")} - self._retained
 
     @property
     def last(self) -> Epoch | None:
@@ -279,14 +279,14 @@ class EpochLog:
             self.begun = begun
 
     def take(self, micro_batch: int, input_: Input) -> None:
-        """Commit what a micro-batch brought."""
+        """Commit a micro-batch's input."""
         self._input_manifests.write(micro_batch, input_)
         self.inputs = dict(sorted([*self.inputs.items(), (micro_batch, input_)]))
         self._keep_replayed(input_)
-        self._alive |= input_.files() - self._kept
+        self._alive |= input_.files() - self._retained
 
     def commit(self, epoch: Epoch, written: Iterable[str]) -> None:
-        """Commit an epoch, in which these files were written, and delete what is not needed any more."""
+        """Commit an epoch, in which these files were written, and delete files that nothing needs any more."""
         self._epochs.create(epoch.number, epoch)
         last = self.last
         needed = epoch.files() | (last.files() if last is not None else set())
@@ -297,15 +297,15 @@ class EpochLog:
                 self.epochs = [last]
             self.epochs[-1] = bare(last)
         self.epochs.append(epoch)
-        self._kept |= {block.file for block in epoch.gives()}
-        self._alive -= self._kept
+        self._retained |= {block.file for block in epoch.gives()}
+        self._alive -= self._retained
         for name in self._alive - needed:
             self._folder.remove(name)
         self._alive &= needed
 
     def start(self, before: Epoch, written: Iterable[str]) -> None:
-        """Commit what a savepoint or another run has left, as the epoch before all others."""
-        self._alive |= self._kept
+        """Commit the state of a savepoint or another run, as the epoch before all others."""
+        self._alive |= self._retained
         self._reset()
         self.commit(before, written)
 
@@ -314,7 +314,7 @@ class EpochLog:
         self._folder.write(_ENDED, Ended(states, parallelism))
 
     def left(self) -> Ended:
-        """The state that the last epoch has left, or the end of the iteration."""
+        """Return the state that the last epoch, or the end of the iteration, has left."""
         ended = self._folder.read(_ENDED, Ended)
         if ended is not None:
             return ended
@@ -325,7 +325,7 @@ class EpochLog:
         return micro_batch in self.inputs or bool(self.of(micro_batch))
 
     def of(self, micro_batch: int) -> list[Epoch]:
-        """The epochs of a micro-batch."""
+        """Return the epochs of a micro-batch."""
         return [epoch for epoch in self.epochs if epoch.micro_batch == micro_batch]
 
     def _forget(self, epochs: Iterable[Epoch], micro_batch: int) -> None:
@@ -333,7 +333,7 @@ class EpochLog:
         for epoch in epochs:
             self._epochs.remove(epoch.number)
             released = {block.file for block in epoch.gives()}
-            self._kept -= released
+            self._retained -= released
             self._alive |= released
         for number, input_ in list(self.inputs.items()):
             if number < micro_batch and not input_.replayed:
@@ -341,7 +341,7 @@ class EpochLog:
                 del self.inputs[number]
 
     def _keep_replayed(self, input_: Input) -> None:
-        self._kept |= {message.block.file for message in input_.replayed}
+        self._retained |= {message.block.file for message in input_.replayed}
 
     def _standing(self, sizes: dict[str, int], can_run_again: bool) -> list[Epoch]:
         """Return the epochs up to the last that one can go on after; delete later ones where they can run again."""
@@ -390,14 +390,14 @@ class EpochLog:
             self._epochs.remove(epoch.number)
         for number in self.inputs:
             self._input_manifests.remove(number)
-        self.epochs, self.inputs, self._kept = [], {}, set()
+        self.epochs, self.inputs, self._retained = [], {}, set()
 
     def _error(self, what: str) -> StateError:
         return StateError(f"{self._where}: {what}")
 
 
 def bare(epoch: Epoch) -> Epoch:
-    """An epoch without what others go on with, which is in its manifest."""
+    """Return an epoch without what others go on with, which is in its manifest."""
     return msgspec.structs.replace(epoch, fed_back=[], later=[], states=[])
 
 

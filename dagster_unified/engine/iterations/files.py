@@ -50,7 +50,7 @@ class IterationFolder:
             os.makedirs(self.here, exist_ok=True)
 
     def path(self, name: str, epoch: int) -> str:
-        """Where a file is mapped that an epoch reads; it is copied here where it is not.
+        """Return where a file that an epoch reads is mapped from; it is copied here first where it is not local.
 
         Raises `FileNotFoundError` where there is none.
         """
@@ -66,13 +66,13 @@ class IterationFolder:
         return path
 
     def publish(self, name: str) -> None:
-        """Make a file that was written here one that all workers reach."""
+        """Make a file that was written here reachable for all workers."""
         if not self.is_shared:
             with open(os.path.join(self.here, name), "rb") as copy, open_output(f"{self.folder}/{name}") as target:
                 shutil.copyfileobj(copy, target, 1 << 20)
 
     def sizes(self) -> dict[str, int]:
-        """The files that there are, with their bytes."""
+        """Return the files that there are, with their bytes."""
         if self.is_shared:
             with os.scandir(self.here) as entries:
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
@@ -132,12 +132,12 @@ class IterationFolder:
 
 
 def text_of(folder: UPath) -> str:
-    """A folder as it goes to workers."""
+    """Return a folder as it goes to workers."""
     return path_text(folder) if is_local(folder) else str(folder)
 
 
 def forget_copies(folder: str) -> None:
-    """Removes the copies that this process has of an iteration that has ended."""
+    """Remove this process's copies of an iteration that has ended."""
     place = IterationFolder(folder)
     if not place.is_shared:
         shutil.rmtree(place.here, ignore_errors=True)
@@ -165,7 +165,7 @@ _MOST_FILES = 64
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Where some bytes are."""
+    """The place of some bytes."""
 
     file: str
     offset: int
@@ -208,7 +208,7 @@ class EpochFile:
             self._folder.used(self.name, self._epoch)
 
     def put(self, data: bytes | pa.Buffer) -> Block:
-        """Writes a block."""
+        """Write a block."""
         size = len(data)
         block = Block(self.name, self.size, size)
         self._file.write(data)
@@ -218,7 +218,7 @@ class EpochFile:
         return block
 
     def send(self, sent: Iterable[Message]) -> list[StoredMessage]:
-        """Writes records, those that go to one place together."""
+        """Write records, those for one place together."""
         waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         for slot, target, batch in sent:
             if batch.num_rows:
@@ -243,7 +243,7 @@ class MappedFiles:
         self._mapped: dict[str, pa.Buffer] = {}
 
     def bytes_of(self, block: Block) -> pa.Buffer:
-        """A block; raises `IntermediateLostError` where it is not there."""
+        """Return a block; raises `IntermediateLostError` where it is not there."""
         whole = self._mapped.get(block.file) or self._mapped.setdefault(block.file, self._map(block.file))
         if whole.size < block.offset + block.size:
             raise _lost(self.folder.folder, block.file)
@@ -257,13 +257,13 @@ class MappedFiles:
             raise _lost(self.folder.folder, file) from error
 
     def batch_of(self, message: StoredMessage, schema: pa.Schema) -> pa.RecordBatch:
-        """The records of a message."""
+        """Return the records of a message."""
         return pa.ipc.read_record_batch(self.bytes_of(message.block), schema)
 
     def by_slot(
         self, messages: Iterable[StoredMessage], buffers: Sequence[InputBuffer]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """The records of messages, by slot."""
+        """Return the records of messages, by slot."""
         batches: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for message in messages:
             batches.setdefault(message.slot, []).append(
@@ -308,24 +308,24 @@ class PagedStates:
             stored = msgspec.msgpack.decode(files.bytes_of(committed).to_pybytes(), type=StoredPages)
             self._pages = {(pass_number, group, page): block for pass_number, group, page, block in stored}
 
-    def group(self, one: int, group: int) -> GroupStore:
-        return _Group(self, one, group)
+    def group(self, pass_number: int, group: int) -> GroupStore:
+        return _Group(self, pass_number, group)
 
-    def groups(self, one: int) -> Sequence[int]:
-        return sorted({group for number, group, _ in (*self._pages, *self._new) if number == one})
+    def groups(self, pass_number: int) -> Sequence[int]:
+        return sorted({group for number, group, _ in (*self._pages, *self._new) if number == pass_number})
 
-    def stores(self, one: int) -> Iterator[tuple[int, MemoryStore]]:
-        """All pages of each group of a pass, one group after another."""
+    def stores(self, pass_number: int) -> Iterator[tuple[int, MemoryStore]]:
+        """Yield all pages of each group of a pass, one group after another."""
         by_group: dict[int, list[int]] = {}
         for number, group, page in (*self._pages, *self._new):
-            if number == one:
+            if number == pass_number:
                 by_group.setdefault(group, []).append(page)
         for group in sorted(by_group):
-            found = {page: self.read((one, group, page)) for page in by_group[group]}
-            yield group, MemoryStore({page: data for page, data in found.items() if data is not None})
+            pages = {page: self.read((pass_number, group, page)) for page in by_group[group]}
+            yield group, MemoryStore({page: data for page, data in pages.items() if data is not None})
 
     def read(self, place: tuple[int, int, int]) -> bytes | None:
-        """A page."""
+        """Return a page."""
         new = self._new.get(place)
         if new is not None:
             return new
@@ -333,17 +333,17 @@ class PagedStates:
         return None if block is None else self._files.bytes_of(block).to_pybytes()
 
     def write(self, place: tuple[int, int, int], data: bytes) -> None:
-        """Replaces a page, when the epoch is committed."""
+        """Replace a page when the epoch is committed."""
         self._new[place] = data
         self.changed = True
 
     def remove(self, place: tuple[int, int, int]) -> None:
-        """Removes a page, when the epoch is committed."""
+        """Remove a page when the epoch is committed."""
         self._new.pop(place, None)
         self.changed = self._pages.pop(place, None) is not None or self.changed
 
     def save(self, file: EpochFile) -> tuple[Block, list[str]]:
-        """Writes what is new, and where everything is: that block, and the files that hold pages."""
+        """Write new pages, and an index of all: return its block, and the files that hold pages."""
         for place in list(self._pages) if self._is_scattered() else ():
             if place not in self._new:
                 self._pages[place] = file.put(self._files.bytes_of(self._pages[place]))
@@ -375,8 +375,8 @@ def _size(folder: str, file: str) -> int:
 
 
 class _Group:
-    def __init__(self, states: PagedStates, one: int, group: int) -> None:
-        self._states, self._one, self._group = states, one, group
+    def __init__(self, states: PagedStates, pass_number: int, group: int) -> None:
+        self._states, self._pass_number, self._group = states, pass_number, group
 
     def read_index(self) -> bytes | None:
         return self.read_page(INDEX)
@@ -385,10 +385,10 @@ class _Group:
         self.write_page(INDEX, data)
 
     def read_page(self, number: int) -> bytes | None:
-        return self._states.read((self._one, self._group, number))
+        return self._states.read((self._pass_number, self._group, number))
 
     def write_page(self, number: int, data: bytes) -> None:
-        self._states.write((self._one, self._group, number), data)
+        self._states.write((self._pass_number, self._group, number), data)
 
     def remove_page(self, number: int) -> None:
-        self._states.remove((self._one, self._group, number))
+        self._states.remove((self._pass_number, self._group, number))

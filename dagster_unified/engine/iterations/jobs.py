@@ -35,7 +35,7 @@ class SeparateJobs:
         self._threads: dict[int, Thread] = {}
 
     def give(self, number: int, order: bytes) -> None:
-        """Has an order carried out."""
+        """Start an order."""
         from pyspark import InheritableThread
 
         self._threads[number] = InheritableThread(
@@ -51,14 +51,14 @@ class SeparateJobs:
             self._ended.put((number, error))
 
     def answered(self) -> tuple[int, bytes]:
-        """Waits for the next order that is carried out: its number, and the answer. Raises what its job fails with."""
+        """Wait for the next finished order; return its number and the answer. Raises what its job fails with."""
         number, answer = self._ended.get()
         if isinstance(answer, BaseException):
             raise answer
         return number, answer
 
     def close(self, failed: bool = False) -> None:
-        """Waits for the jobs that still run; they are cancelled where something has `failed`."""
+        """Wait for the jobs that still run; they are cancelled where something has `failed`."""
         for thread in self._threads.values():
             if failed:
                 self._tag.cancel_until_over(thread)
@@ -100,12 +100,12 @@ class ResidentTasks:
         self._job: _Job | None = None
 
     def give(self, number: int, order: bytes) -> None:
-        """Has an order carried out: by the task that had the last one of this number, if it has nothing to do."""
+        """Start an order: in the task that had the last one of this number, if that is idle."""
         self._waiting[number] = order
         self._hand_out()
 
     def answered(self) -> tuple[int, bytes]:
-        """Waits for the next order that is carried out: its number, and the answer.
+        """Wait for the next finished order; return its number and the answer.
 
         Raises what the tasks' job fails with.
         """
@@ -127,7 +127,7 @@ class ResidentTasks:
             self._job.hand_out(self._waiting)
 
     def close(self, failed: bool = False) -> None:
-        """Lets the tasks end; those that still work are killed where something has `failed`."""
+        """Let the tasks end; those that still work are killed where something has `failed`."""
         job, self._job = self._job, None
         if job is not None:
             job.close(failed)

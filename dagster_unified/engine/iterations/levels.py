@@ -111,7 +111,7 @@ class SparkLevels:
         inbox: Sequence[StoredMessage],
         replayed: Sequence[StoredMessage],
     ) -> None:
-        """Start an epoch of a subtask, which goes on with what it has left in the one before."""
+        """Start an epoch of a subtask, from the state that it left in the one before."""
         self._check()
         before = self._unsettled.get(epoch - 1, {}).get(subtask)
         state = self._states.get((0, subtask)) if before is None else next(iter(before.states), None)
@@ -129,7 +129,7 @@ class SparkLevels:
         return subtask, _result(report)
 
     def settle(self, epoch: int) -> None:
-        """All subtasks have ended an epoch: what it has left is what is committed next."""
+        """Commit next what all subtasks have left: they have ended an epoch."""
         for report in self._unsettled.pop(epoch).values():
             self._take(report)
 
@@ -187,7 +187,7 @@ class SparkLevels:
         return shares
 
     def taken(self, inputs: Sequence[DataFrame]) -> tuple[list[StoredMessage], list[StoredMessage]]:
-        """Writes the records of the inputs to where they are read: those that come once, and the replayed ones."""
+        """Write the records of the inputs to where they are read: those that come once, and the replayed ones."""
         once: list[StoredMessage] = []
         replayed: list[StoredMessage] = []
         for number, frame in enumerate(inputs):
@@ -198,28 +198,28 @@ class SparkLevels:
         return once, replayed
 
     def pages(self, level: int, pass_number: int, states: Iterable[StoredState]) -> DataFrame:
-        """The pages of a pass in some states, in the columns of `CARRIED_LAYOUT`."""
+        """Return the pages of a pass in some states, in the columns of `CARRIED_LAYOUT`."""
         encoded = tuple(msgspec.msgpack.encode(state) for state in states if state.level == level)
         reading = functools.partial(read_pages, self.folder, pass_number, encoded)
         numbers = self.spark.range(0, len(encoded), 1, max(len(encoded), 1))
         return numbers.mapInArrow(reading, spark_schema(CARRIED_LAYOUT.schema))
 
     def store(self, level: int, pass_number: int, pages: DataFrame) -> list[StoredState]:
-        """Stores such pages, of whichever subtasks they are."""
+        """Store such pages, of whichever subtasks they are."""
         storing = functools.partial(store_pages, self.folder, level, pass_number)
         reports = collected(pages.mapInArrow(storing, self._report))
         self.files += [file for report in reports for file in report.files]
         return [state for report in reports for state in report.states]
 
     def send_again(self, slot: int, savepoint: str, table: OperatorState) -> list[StoredMessage]:
-        """Sends the records of a savepoint's table to a slot: those of a file keep their order."""
+        """Send the records of a savepoint's table to a slot; those of a file keep their order."""
         sending = functools.partial(send_again, self._shipped.payload, self.folder, slot, savepoint, table)
         reports = collected(self._rows(len(table.files)).mapInArrow(sending, self._report)) if table.files else []
         self.files += [file for report in reports for file in report.files]
         return [message for report in reports for message in report.sent]
 
     def frames(self, node: g.IterationNode, outputs: Sequence[StoredMessage]) -> dict[Port, DataFrame]:
-        """The outputs of an iteration as DataFrames."""
+        """Return the outputs of an iteration as DataFrames."""
         return {
             Port(node.id, g.output_tag(tail.number)): self._frame(tail, slot.number, outputs, node.timestamped)
             for tail, slot in zip(node.outputs, self.loop.outputs, strict=True)

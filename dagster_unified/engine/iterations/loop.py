@@ -14,7 +14,7 @@ from dagster_unified.operators.metrics import Metrics
 
 
 class Addressed(Protocol):
-    """A message: records that were sent to a slot, and of it to a key group or subtask, or to all."""
+    """A message: records for a slot, and for one of its key groups or subtasks, or for all."""
 
     @property
     def slot(self) -> int:
@@ -43,7 +43,7 @@ class LevelResult(Generic[R]):
     metrics: Metrics = field(default_factory=Metrics)
 
     def add(self, other: LevelResult[R]) -> None:
-        """Add what came of another one."""
+        """Add another result."""
         self.sent += other.sent
         self.fed_back += other.fed_back
         self.late += other.late
@@ -74,10 +74,10 @@ class Levels(Protocol[R]):
         """Start an epoch of a subtask, which has ended the one before."""
 
     def ended(self) -> tuple[int, LevelResult[R]]:
-        """Wait for a subtask to end its epoch; return which it is, and what came of that."""
+        """Wait for a subtask to end its epoch; return which it is, and its result."""
 
     def settle(self, epoch: int) -> None:
-        """All subtasks have ended an epoch: from now on their state is what it left."""
+        """Take the state that an epoch left: all subtasks have ended it."""
 
 
 class EndedEpoch(NamedTuple, Generic[R]):
@@ -239,7 +239,7 @@ def terminate(loop: Loop, levels: Levels[R], epoch: int) -> LevelResult[R]:
 
 
 def outputs_of(loop: Loop, sent: Iterable[R]) -> list[R]:
-    """The messages that leave the iteration."""
+    """Return the messages that leave the iteration."""
     leaving = {slot.number for slot in loop.outputs}
     return [message for message in sent if message.slot in leaving]
 
@@ -279,7 +279,7 @@ R_co = TypeVar("R_co", bound=Addressed, covariant=True)
 
 
 class Committed(Protocol[R_co]):
-    """The last epoch that was committed."""
+    """The last committed epoch."""
 
     @property
     def number(self) -> int:
@@ -322,11 +322,11 @@ class IterationLoop(ABC, Generic[R]):
     @property
     @abstractmethod
     def last(self) -> Committed[R] | None:
-        """The last epoch that was committed."""
+        """The last committed epoch."""
 
     @abstractmethod
     def arrived(self) -> Arrived[R]:
-        """The input that has come in."""
+        """Return the input that has come in."""
 
     @abstractmethod
     def commit(self, ended: EndedEpoch[R]) -> None:
@@ -337,7 +337,7 @@ class IterationLoop(ABC, Generic[R]):
         return True
 
     def run(self, micro_batch: int, ends: bool) -> LevelResult[R]:
-        """Run the epochs of a micro-batch that were not run yet; `ends` says that it brings the end of the input.
+        """Run a micro-batch's remaining epochs; `ends` says that it brings the end of the input.
 
         Returns what operators emit when they hear that the iteration has ended.
         """

@@ -43,9 +43,9 @@ Page = tuple[int, int, int, Block]
 def rescaled(
     states: Iterable[StoredState], loop: Loop, folder: str, divided: Mapping[int, list[StoredState]] | None = None
 ) -> tuple[list[StoredState], list[str]]:
-    """The state of an epoch for the subtasks of `loop`, and the files that were written.
+    """Return an epoch's state for the subtasks of `loop`, and the files that were written.
 
-    Operator state is that of subtasks: `divided` has it, by pass, for as many as there are now.
+    Operator state belongs to subtasks: `divided` has it, by pass, for the present number of them.
     """
     divided = divided or {}
     files = MappedFiles(folder)
@@ -288,16 +288,17 @@ def _shown(schema: pa.Schema) -> str:
 def divided(
     plan: Plan, node: g.IterationNode, levels: SparkLevels, before: Loop, states: list[StoredState]
 ) -> Mapping[int, list[StoredState]]:
-    """The operator state of a loop that had other subtasks `before`, by pass, for those that it has now."""
+    """Return the operator state of a loop that had other subtasks `before`, by pass, for its present subtasks."""
     passes, former = by_uid(node, levels.loop), by_uid(node, before)
     states_of_pass: dict[int, list[StoredState]] = {}
-    kept = [one for one in stateful_in_body(plan, node, levels.loop.parallelism) if one.subtasks is not None]
-    for table in operator_tables(plan, levels.spark, kept, {}):
-        level, one = passes[table.operator.uid]
+    operators = stateful_in_body(plan, node, levels.loop.parallelism)
+    with_operator_state = [operator for operator in operators if operator.subtasks is not None]
+    for table in operator_tables(plan, levels.spark, with_operator_state, {}):
+        level, body_pass = passes[table.operator.uid]
         count = former[table.operator.uid][1].subtasks
-        if count != one.subtasks:
-            pages = table.divided(levels.pages(level, one.number, states), count, one.subtasks)
-            states_of_pass[one.number] = levels.store(level, one.number, pages)
+        if count != body_pass.subtasks:
+            pages = table.divided(levels.pages(level, body_pass.number, states), count, body_pass.subtasks)
+            states_of_pass[body_pass.number] = levels.store(level, body_pass.number, pages)
     return states_of_pass
 
 
@@ -342,11 +343,11 @@ def left_by(plan: Plan, node: g.IterationNode, levels: SparkLevels) -> DataFrame
     return pages
 
 
-def epoch_before(plan: Plan, node: g.IterationNode, levels: SparkLevels, left: DataFrame, number: int) -> Epoch:
+def epoch_before(plan: Plan, node: g.IterationNode, levels: SparkLevels, pages: DataFrame, number: int) -> Epoch:
     """Return another run's epoch `number`, after which an iteration goes on with the state that it left."""
     stored: list[StoredState] = []
     for _, share in _shares(plan, node, levels.loop):
-        stored += levels.store(share.level, share.body_pass.number, share.taken_from(left))
+        stored += levels.store(share.level, share.body_pass.number, share.taken_from(pages))
     states, files = rescaled(stored, levels.loop, levels.folder)
     levels.files += files
     return Epoch(
@@ -358,7 +359,7 @@ def write_left(
     plan: Plan,
     node: g.IterationNode,
     spark: SparkSession,
-    left: DataFrame,
+    pages: DataFrame,
     parallelism: int,
     folder: UPath,
     attempt: str,
@@ -366,6 +367,6 @@ def write_left(
     """Write into a savepoint the state that an iteration of so many subtasks left."""
     shares = dict(_shares(plan, node, compiled(plan, node, parallelism)))
     return [
-        write_table(table, partial(table.files, shares[table.operator.uid].taken_from(left)), folder, attempt)
+        write_table(table, partial(table.files, shares[table.operator.uid].taken_from(pages)), folder, attempt)
         for table in operator_tables(plan, spark, stateful_in_body(plan, node, parallelism), {})
     ]

@@ -35,7 +35,7 @@ class IterationInputs(NamedTuple):
 
 
 class SparkLoop(IterationLoop[StoredMessage]):
-    """The loop of one iteration; `stage` says in events where it is."""
+    """The loop of one iteration; `stage` is its place in events."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class SparkLoop(IterationLoop[StoredMessage]):
         return self.log.last
 
     def start(self, before: Epoch) -> None:
-        """Go on after an epoch that a savepoint or another run has left."""
+        """Go on after an epoch of a savepoint or another run."""
         self.log.start(before, self.levels.files)
         self.levels.files = []
         self._take_states()
 
     def outputs(self, micro_batch: int, ends: bool, inputs: Callable[[], IterationInputs]) -> dict[Port, DataFrame]:
-        """The outputs of a micro-batch; asks for its input where that was not taken in."""
+        """Return a micro-batch's outputs; asks for its input where that was not taken in."""
         done = self.log.of(micro_batch)
         if done and (self.is_bounded or self.runs_once):
             self.observe(IterationResumed(self.stage, self.node.name, done[-1].number))
@@ -146,5 +146,5 @@ class SparkLoop(IterationLoop[StoredMessage]):
         self.committed(epoch)
 
     def committed(self, epoch: Epoch) -> None:
-        """Say that an epoch is committed."""
+        """Announce a committed epoch."""
         self.observe(RoundCommitted(self.stage, self.node.name, epoch))

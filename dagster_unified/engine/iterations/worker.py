@@ -95,7 +95,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
 
 
 def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Takes the records of an input into the iteration: each goes to where it is read."""
+    """Take the records of an input into the iteration: each goes to where it is read."""
     loop: Loop = payload.load()
     input_route, sender = loop.inputs[number], Sender(this_subtask().number)
     kind = INPUT if number in loop.replayed else "once-"
@@ -123,7 +123,7 @@ def _send_all(
 def run_subtasks(
     shipped: Shipped, orders: Sequence[bytes], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Carries out the order of the subtask that this task is."""
+    """Carry out the order of the subtask that this task is."""
     places = [place for batch in batches for place in batch.column(EXECUTOR).to_pylist()]
     spare_the_garbage_collector()
     number, attempt = this_subtask()
@@ -132,7 +132,7 @@ def run_subtasks(
 
 
 def stay(address: str, answer: Answer, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Carries out orders that come through a socket, until the driver has no more."""
+    """Carry out orders that come through a socket, until the driver has no more."""
     for _ in batches:
         pass
     spare_the_garbage_collector()
@@ -161,7 +161,7 @@ def _next(driver: Connection) -> bytes | None:
 
 
 def answered(shipped: Shipped, order: bytes, attempt: int) -> bytes:
-    """Carries out an order, with what was shipped; returns the report as `decode_answer` reads it."""
+    """Carry out an order, with what was shipped; return the report as `decode_answer` reads it."""
     return msgspec.msgpack.encode(_carried_out(msgspec.msgpack.decode(order, type=Order), shipped, attempt))
 
 
@@ -203,7 +203,7 @@ def read_output(
     emitted: Sequence[bytes],
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    """The records that some subtasks `emitted`, which rows name; they are held in other columns than are wanted."""
+    """Yield the records that some subtasks `emitted`, which rows name, in the `wanted` columns."""
     files = MappedFiles(folder)
     names = tuple(name if name in emitted_columns.names else None for name in wanted.names)
     for batch in batches:
@@ -215,7 +215,7 @@ def read_output(
 def read_pages(
     folder: str, pass_number: int, states: Sequence[bytes], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The pages of a pass in some `states`, which rows name, in the columns of `CARRIED_LAYOUT`."""
+    """Yield the pages of a pass in some `states`, which rows name, in the columns of `CARRIED_LAYOUT`."""
     files = MappedFiles(folder)
     for batch in batches:
         for number in batch.column("id").to_pylist():
@@ -227,7 +227,7 @@ def read_pages(
 def store_pages(
     folder: str, level: int, pass_number: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Stores such pages as the state of a pass, of whichever subtasks it is."""
+    """Store such pages as the state of a pass, of whichever subtasks it is."""
     report, stored = Report(), StoredPages()
     with EpochFile(folder, f"restored-{level}") as file:
         for batch in batches:
@@ -243,7 +243,7 @@ def store_pages(
 def send_again(
     payload: Payload, folder: str, slot: int, savepoint: str, table: OperatorState, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Sends the records of a savepoint's table to a slot, those of the files whose numbers are in the column `id`."""
+    """Send the records of a savepoint's table to a slot, those of the files whose numbers are in the column `id`."""
     loop: Loop = payload.load()
     input_route, route = loop.route_to(slot)
     for number in chain.from_iterable(batch.column("id").to_pylist() for batch in batches):
@@ -281,12 +281,12 @@ def write_output_again(
 
 
 def decode_report(text: str) -> Report:
-    """The inverse of how a task reports."""
+    """Decode a task's report."""
     return msgspec.json.decode(text, type=Report)
 
 
 def decode_answer(answer: bytes) -> Report:
-    """The inverse of how an order is answered."""
+    """Decode the answer to an order."""
     return msgspec.msgpack.decode(answer, type=Report)
 
 

@@ -19,7 +19,7 @@ _warned: set[str] = set()
 
 
 def check_version(version: str) -> None:
-    """Warn once where Spark is of another version than what was tested: parts of its inside may have changed."""
+    """Warn once where Spark has another version than the tested ones: its internals may have changed."""
     if version.startswith(f"{TESTED}.") or version in _warned:
         return
     _warned.add(version)

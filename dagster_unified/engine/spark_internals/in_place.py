@@ -65,7 +65,10 @@ def options(session: SparkSession, folder: UPath) -> dict[str, str]:
 
 
 def take(folder: UPath) -> dict[str, int]:
-    """The data files that tasks have written into a folder, in either way, with their bytes; the marks go."""
+    """Return the data files that tasks have written into a folder, in either way, with their bytes.
+
+    The marks are removed.
+    """
     files = sizes(folder)
     marks = [f"{folder.path.rstrip('/')}/{path}" for path in files if path.rpartition("/")[2] == COMMITTED]
     if marks:

@@ -32,7 +32,7 @@ class JavaClass:
         """The applications whose executors have the class; the JVM has it for as long as it runs."""
 
     def install(self, session: SparkSession) -> None:
-        """See that the JVM of a classic session has the class, which stays for as long as the JVM runs."""
+        """Load the class into the JVM of a classic session, where it stays for as long as the JVM runs."""
         from py4j import java_gateway
 
         jvm: Any = session._jvm
@@ -55,7 +55,7 @@ class JavaClass:
             self._shipped.add(context.applicationId)
 
     def bytecodes(self, jvm: Any) -> dict[str, bytes]:
-        """The compiled class, and those within it, by name."""
+        """Return the compiled class, and those within it, by name."""
         if not self._bytecodes:
             compiler = jvm.org.codehaus.janino.SimpleCompiler()
             compiler.setParentClassLoader(jvm.org.apache.spark.util.Utils.getSparkClassLoader())

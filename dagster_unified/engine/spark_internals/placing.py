@@ -62,7 +62,7 @@ class Placing:
 
 
 def within_share(places: Mapping[int, str], executors: int) -> dict[int, str]:
-    """The places of subtasks, without those by which an executor would have more than its share of them."""
+    """Return the places of subtasks, without those by which an executor would exceed its share."""
     share = math.ceil(len(places) / max(executors, 1))
     taken: Counter[str] = Counter()
     within = {}

@@ -45,7 +45,7 @@ class Reader(NamedTuple):
 
 
 def offset_of(text: str | None) -> int:
-    """The id in an offset, -1 where there is none; raises `StateError` where it is not of a file source."""
+    """Return the id in an offset, -1 where there is none; raises `StateError` where it is not of a file source."""
     if text is None or text.strip() == "-":
         return -1
     try:
@@ -80,7 +80,7 @@ def newest(log: UPath) -> list[Found]:
 
 
 def query_id(checkpoint: UPath) -> str | None:
-    """The id of the query that a checkpoint is of."""
+    """Return the id of the query that a checkpoint is of."""
     try:
         return str(msgspec.json.decode(read_whole(checkpoint / "metadata"))["id"])
     except FileNotFoundError:
@@ -88,13 +88,13 @@ def query_id(checkpoint: UPath) -> str | None:
 
 
 def offsets_of_sources(entry: Path | UPath) -> list[str]:
-    """The offset of each source in an epoch's entry in a query's log of offsets, in the order of the sources."""
+    """Return the offset of each source in an epoch's entry in a query's log of offsets, in the order of the sources."""
     text = entry.read_text() if isinstance(entry, Path) else read_whole(entry).decode()
     return text.splitlines()[2:]  # after the log's version and the epoch's own settings
 
 
 def readers(checkpoint: UPath) -> list[Reader]:
-    """The file sources of a query, and what Spark has logged of them."""
+    """Return the file sources of a query, and what Spark has logged of them."""
     folder, offsets = checkpoint / "sources", checkpoint / "offsets"
     names = [name for name in children(folder) if name.isdigit()]
     if not names:
@@ -113,7 +113,7 @@ def readers(checkpoint: UPath) -> list[Reader]:
 
 
 def forget_unlogged(reader: Reader) -> None:
-    """Take back what the source has found for a micro-batch that Spark did not come to log.
+    """Forget what the source has found for a micro-batch that Spark did not come to log.
 
     Spark would read it together with what the source finds next.
     """
@@ -128,7 +128,7 @@ def forget_unlogged(reader: Reader) -> None:
 
 
 def path_of(url: str) -> str:
-    """The path of a file, without its scheme, as Spark's log has it."""
+    """Return the path of a file, without its scheme, as Spark's log has it."""
     return unquote(re.sub(r"^[a-z][a-z0-9+.-]*:/+", "/" if url.startswith("file:") else "", url))
 
 
@@ -140,7 +140,7 @@ def _files(folder: UPath) -> dict[int, str]:
 
 
 def entries(file: UPath) -> list[Found]:
-    """The entries of one file of a log, of a file source or of a file sink."""
+    """Return the entries of one file of a log, of a file source or of a file sink."""
     lines = read_whole(file).splitlines()
     try:
         entries = [msgspec.json.decode(line, type=Found) for line in lines[1:]]

@@ -36,7 +36,7 @@ class WriteBehindClient(StatefulProcessorApiClient):
 
     @classmethod
     def of(cls, handle: Any) -> WriteBehindClient:
-        """The client of a processor's handle, which every state of the handle uses too."""
+        """Return the client of a processor's handle, which every state of the handle uses too."""
         client = handle._statefulProcessorApiClient
         client.__class__ = cls
         client._unanswered, client._defers = 0, False
@@ -45,7 +45,7 @@ class WriteBehindClient(StatefulProcessorApiClient):
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """In here, requests only write: each seems to succeed, and the next that reads raises what went wrong."""
+        """Only write in this context: each request seems to succeed, and the next read raises what went wrong."""
         self._defers = True
         try:
             yield

@@ -64,7 +64,7 @@ class OperatorTable:
     schema: pa.Schema
 
     def files(self, pages: DataFrame, folder: UPath) -> DataFrame:
-        """The files with its rows that tasks write into a folder, from pages in the columns of `CARRIED_LAYOUT`."""
+        """Return the files of its rows, which tasks write into a folder, from pages as in `CARRIED_LAYOUT`."""
         return self.files_of_groups(pages.repartition("group").sortWithinPartitions("group", "page"), folder)
 
     def files_of_groups(self, pages: DataFrame, folder: UPath) -> DataFrame:
@@ -72,7 +72,7 @@ class OperatorTable:
         return pages.mapInArrow(worker.to_file(self.payload, self.schema, str(folder)), spark_schema(worker.WRITTEN))
 
     def files_left(self, pages: DataFrame, folder: UPath) -> DataFrame:
-        """As `files`, of files that are made already: each is the state of a row in the columns of `CARRIED_LAYOUT`."""
+        """As `files`, of finished files: each is the state of a row in the columns of `CARRIED_LAYOUT`."""
         return pages.mapInArrow(worker.files_left(str(folder)), spark_schema(worker.WRITTEN))
 
     def pages(self, spark: SparkSession, folder: UPath, state: OperatorState, groups: int, watermark: int) -> DataFrame:
@@ -112,7 +112,7 @@ class OperatorTable:
         return numbers.mapInArrow(reading, spark_schema(CARRIED_LAYOUT.schema))
 
     def divided(self, pages: DataFrame, before: int, count: int) -> DataFrame:
-        """The pages of `count` subtasks with operator state, from those of the subtasks before."""
+        """Return the pages of `count` subtasks with operator state, from those of the subtasks before."""
         rows = pages.coalesce(1).sortWithinPartitions("group", "page")
         rows = rows.mapInArrow(worker.to_rows(self.payload), spark_schema(self.schema))
         divided = worker.to_subtasks(self.payload, self.schema, before, count)
@@ -131,7 +131,7 @@ def _numbers(spark: SparkSession, file_splits: Sequence[Split]) -> DataFrame:
 def operator_tables(
     plan: Plan, spark: SparkSession, operators: Sequence[Stateful], stored: Mapping[str, pa.Schema]
 ) -> list[OperatorTable]:
-    """The tables of some operators, which are opened in a worker to say what their state is.
+    """Return the tables of some operators, which a worker opens to learn their state.
 
     `stored` are the columns that a savepoint has of an operator, by its uid. Raises `StateError` where an operator's
     state does not fit them.
@@ -153,15 +153,15 @@ def operator_tables(
 
 
 def stateful(plan: Plan) -> list[Stateful]:
-    """The operators of a plan whose state a savepoint holds, but for those in the bodies of iterations."""
+    """Return the operators of a plan whose state a savepoint holds, without those in the bodies of iterations."""
     nodes = [node for node in plan.graph.nodes if node.runs_by_key]
     return [Stateful(plan, node, node.uid, plan.subtasks_with_state(node)) for node in nodes]
 
 
 def stateful_in_body(plan: Plan, node: g.IterationNode, parallelism: int) -> list[Stateful]:
-    """The operators of an unbounded iteration, on so many subtasks, whose state a savepoint holds.
+    """Return the operators of an unbounded iteration, on so many subtasks, whose state a savepoint holds.
 
-    Those of a bounded one have no state before it goes round, and none behind it.
+    Those of a bounded one have no state before it runs, and none behind it.
     """
     if not node.takes_input_in_all_rounds:
         return []
@@ -181,7 +181,7 @@ def uid_in(iteration: g.IterationNode, uid: str) -> str:
 
 
 def stateful_in_all(plan: Plan, spark: SparkSession) -> list[Stateful]:
-    """The operators whose state a savepoint holds, in the bodies of iterations as well.
+    """Return the operators whose state a savepoint holds, in the bodies of iterations as well.
 
     Raises `StateError` where two of them would have one uid.
     """
@@ -215,13 +215,13 @@ def write_table(
 
 
 def described(uid: str, name: str, schema: pa.Schema, attempt: str, kind: str = "") -> OperatorState:
-    """A table that an attempt is about to write; `kind` tells it from the state of the operator."""
+    """Return a table that an attempt is about to write; `kind` distinguishes it from the state of the operator."""
     place = f"{attempt}/{manifests.folder_of(uid)}{kind}"
     return OperatorState(uid, name, place, columns_of(schema), to_spark(schema), 0, 0, [])
 
 
 def write_files(state: OperatorState, files: Callable[[UPath], DataFrame], folder: UPath) -> OperatorState:
-    """Write a table into the folder of a savepoint; `files` are those that tasks write into the table's own."""
+    """Write a table into a savepoint's folder; `files` are those that tasks write into the table's own."""
     name = state.folder
     table_folder = folder / name
     table_folder.mkdir(parents=True, exist_ok=True)
@@ -241,7 +241,7 @@ def write_files(state: OperatorState, files: Callable[[UPath], DataFrame], folde
 
 
 def record_columns(schema: pa.Schema) -> pa.Schema:
-    """The columns of a table of records, as they are on their way: the records', and their event time."""
+    """Return the columns of a table of records that wait: the records', and their event time."""
     role = {ROLE: b"record"}
     return pa.schema([field if field.name == TIMESTAMP else field.with_metadata(role) for field in schema])
 
@@ -254,7 +254,7 @@ def write_records(
     tasks: int,
     folder: UPath,
 ) -> OperatorState:
-    """Write a table of records on their way, with the columns `schema`: a file for each task that has some.
+    """Write a table of records that wait, with the columns `schema`: a file for each task that has some.
 
     `reading` gives the records of the tasks whose numbers are in the column `id`.
     """
@@ -277,7 +277,7 @@ class StartingState:
     tables: Mapping[str, OperatorTable]
 
     def pages(self, uid: str, groups: int, group: Callable[[], SparkColumn] | None = None) -> DataFrame | None:
-        """An operator's state as pages of key groups; None where the savepoint has none of it.
+        """Return an operator's state as pages of key groups; None where the savepoint has none of it.
 
         By default a key's group is that of a STREAMING job.
         """
@@ -292,7 +292,7 @@ class StartingState:
         return table.pages_in_groups(self.spark, self.folder, state, groups, watermark, group())
 
     def pages_in_body(self, uid: str, groups: int) -> DataFrame | None:
-        """As `pages`, for an operator of an iteration, which has so many key groups or, of operator state, subtasks."""
+        """As `pages`, for an operator of an iteration with so many key groups or, of operator state, subtasks."""
         state, table = self.manifest.operator(uid), self.tables.get(uid)
         if state is None or table is None:
             return None
@@ -302,10 +302,10 @@ class StartingState:
 
 
 def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed: bool) -> StartingState:
-    """The state that a savepoint has for the operators of a plan.
+    """Return a savepoint's state for the operators of a plan.
 
-    Raises `StateError` where the savepoint is not whole, where it has state that no operator claims, unless that is
-    ignored, and where an operator's state does not fit what the savepoint has.
+    Raises `StateError` where the savepoint is not complete, where it has state that no operator claims, unless that is
+    ignored, and where an operator's state does not fit the savepoint's.
     """
     folder, manifest = manifests.read(path)
     operators = stateful_in_all(plan, spark)

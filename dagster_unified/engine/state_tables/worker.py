@@ -71,7 +71,7 @@ def payload_of(program: Program) -> Payload:
 
 
 def describe(payloads: list[Payload], stored: list[bytes | None]) -> Mapped:
-    """For rows of operators' numbers, the columns of each one's table.
+    """Describe the columns of the tables of operators, whose numbers come in rows.
 
     `stored` are the columns that a savepoint has; `StateError` is raised where they do not fit.
     """
@@ -79,12 +79,12 @@ def describe(payloads: list[Payload], stored: list[bytes | None]) -> Mapped:
 
 
 def to_rows(payload: Payload) -> Mapped:
-    """Pages, sorted by group, as rows of the operator's table."""
+    """Turn pages, sorted by group, into rows of the operator's table."""
     return functools.partial(_to_rows, payload)
 
 
 def to_file(payload: Payload, schema: pa.Schema, folder: str) -> Mapped:
-    """Pages, sorted by group, as rows of the operator's table, which a task writes into a file of its own.
+    """Write pages, sorted by group, as rows of the operator's table into a file of the task's own.
 
     Gives the file, in the columns of `WRITTEN`. The folder has to be there.
     """
@@ -92,12 +92,12 @@ def to_file(payload: Payload, schema: pa.Schema, folder: str) -> Mapped:
 
 
 def files_left(folder: str) -> Mapped:
-    """Files with rows of a table, as `engine/worker.py` makes them, which a task writes under names of its own."""
+    """Write files with rows of a table, as `engine/worker.py` makes them, under names of the task's own."""
     return functools.partial(_files_left, folder)
 
 
 def rows_to_file(rows: Mapped, schema: pa.Schema, folder: str) -> Mapped:
-    """Rows of a table, which a task computes and writes into a file of its own, as `to_file` does."""
+    """Write rows of a table, which a task computes, into a file of its own, as `to_file` does."""
     return functools.partial(_rows_to_file, rows, schema.serialize().to_pybytes(), folder)
 
 
@@ -110,35 +110,35 @@ def to_slices(payload: Payload, groups: int, chosen: bool) -> Mapped:
 
 
 def read_slices(payload: Payload, groups: int, folder: str, state: OperatorState, splits: Sequence[Split]) -> Mapped:
-    """For rows of splits' numbers, the rows of a savepoint's table as slices, of the key groups of a STREAMING job."""
+    """Read the rows of splits, whose numbers come, as slices of the key groups of a STREAMING job."""
     return functools.partial(_read_slices, payload, groups, folder, state, splits)
 
 
 def read_keys(folder: str, state: OperatorState, splits: Sequence[Split], names: Sequence[str]) -> Mapped:
-    """For rows of splits' numbers, the key of each row of a savepoint's table, and the number of its split."""
+    """Read the key of each row of splits, whose numbers come, next to the number of the split."""
     return functools.partial(_read_keys, folder, state, splits, names)
 
 
 def slices_in_groups(
     payload: Payload, groups: int, folder: str, state: OperatorState, splits: Sequence[Split]
 ) -> Mapped:
-    """For what became of `read_keys`, in its order and with a key group for each row, the rows as slices."""
+    """Slice the rows of `read_keys`, in its order, by the key group that comes for each."""
     return functools.partial(_slices_in_groups, payload, groups, folder, state, splits)
 
 
 def read_subtasks(payload: Payload, folder: str, state: OperatorState, splits: Sequence[Split], count: int) -> Mapped:
-    """For the numbers of all splits of operator state, its rows as `to_subtasks` gives them."""
+    """Read all splits of operator state, whose numbers come, as `to_subtasks` gives its rows."""
     return functools.partial(_read_subtasks, payload, folder, state, splits, count)
 
 
 def to_pages(payload: Payload, stored: pa.Schema, watermark: int) -> Mapped:
-    """Slices of a table with the columns `stored`, sorted by group, as pages of groups that have seen `watermark`."""
+    """Turn slices of a table with the columns `stored`, sorted by group, into pages of groups that saw `watermark`."""
     sliced = stored.append(HASH_FIELD)
     return functools.partial(_to_pages, payload, sliced.serialize().to_pybytes(), watermark)
 
 
 def to_subtasks(payload: Payload, stored: pa.Schema, before: int, count: int) -> Mapped:
-    """All rows of operator state, with the columns `stored`, as pages of `count` subtasks; they were of `before`."""
+    """Turn all rows of operator state, with the columns `stored`, from `before` subtasks into pages of `count`."""
     return functools.partial(_to_subtasks, payload, stored.serialize().to_pybytes(), before, count)
 
 

@@ -43,16 +43,16 @@ class AlternatingFiles(Generic[T]):
         self._versions: list[str | None] | None = None
 
     def read(self) -> T | None:
-        """The record as it is now, whoever wrote it."""
+        """Return the present record, whoever wrote it."""
         return read_latest(self._folder, self._kind, self._number)
 
     def open(self) -> T | None:
-        """The record as it is now: from now on nobody else may write it."""
+        """Return the present record; from now on nobody else may write it."""
         self._versions = [stored and stored.version for stored in map(conditional.read, self._paths)]
         return self.read()
 
     def claim(self, token: int) -> None:
-        """Make both files other than what earlier writers wrote, who so fail if they are late."""
+        """Change both files, so that late writes of earlier writers fail."""
         self._versions = []
         for path in self._paths:
             stored = conditional.read(path)
@@ -72,7 +72,7 @@ class AlternatingFiles(Generic[T]):
 
 
 def read_latest(folder: UPath, kind: type[T], number: Callable[[T], int]) -> T | None:
-    """Of the two files, the readable one with the greater number."""
+    """Return the readable one of the two files with the greater number."""
     records = []
     for slot in (0, 1):
         try:

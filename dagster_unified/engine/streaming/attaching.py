@@ -67,7 +67,7 @@ class Running(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Found:
-    """Queries that run, and the session that they are in."""
+    """Running queries, and their session."""
 
     running: Running
     spark: SparkSession
@@ -75,7 +75,7 @@ class Found:
 
 
 def running(directory: CheckpointDirectory) -> Running | None:
-    """The record of the queries that a server runs; None where no job has left any."""
+    """Return the record of the queries that a server runs; None where no job has left any."""
     try:
         return msgspec.json.decode(read_whole(directory.path / FILE), type=Running)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -99,7 +99,7 @@ def record(directory: CheckpointDirectory, current: Running) -> None:
 
 
 def settings_of(spark: SparkSession) -> str:
-    """A digest of what is set in a session of a server."""
+    """Return a digest of the settings of a server's session."""
     settings = spark.conf.getAll
     return digest(*(f"{name}={value}" for name, value in sorted(settings.items()) if name not in _SET_BY_QUERIES))
 
@@ -107,7 +107,7 @@ def settings_of(spark: SparkSession) -> str:
 def find(
     directory: CheckpointDirectory, spark: SparkSession, deployed: Deployed | None, names: Collection[str]
 ) -> Found | None:
-    """The queries that the job before has left, if all of them run, and are what this job would start.
+    """Return the queries that the previous job left, if all of them run, and are what this job would start.
 
     `spark` is the session of the job, set up as for its queries, and `deployed` the record that it has found.
     """

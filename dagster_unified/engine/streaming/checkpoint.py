@@ -160,7 +160,7 @@ class CheckpointDirectory:
         """The version of the file that says that a job runs, as this object wrote it."""
 
     def deployed(self) -> Deployed | None:
-        """The record of the deployment, or None."""
+        """Return the record of the deployment, or None."""
         folder = self.path / "deployment"
         record = self._deployment.read()
         written = record or read_latest(folder, _Written, lambda record: record.format)
@@ -237,7 +237,7 @@ class CheckpointDirectory:
             ) from error
 
     def go_back(self, record: Deployed, since: int) -> None:
-        """Record that a savepoint was restored, which was taken of `record` at the moment `since`."""
+        """Record the restore of a savepoint, which was taken of `record` at the moment `since`."""
         self._deployment.open()
         deployed = self.deployed() or record
         undone = [*deployed.undone, (since, wall_clock())]
@@ -263,7 +263,7 @@ class CheckpointDirectory:
         self._mine = record
 
     def last_epoch(self, query: str) -> int | None:
-        """The last epoch that Spark has logged as committed of a query; None before the first."""
+        """Return the last epoch that Spark has logged as committed of a query; None before the first."""
         return last_number(self.path / "spark" / query / "commits")
 
     def has_epoch(self) -> bool:
@@ -271,7 +271,7 @@ class CheckpointDirectory:
         return any(self.last_epoch(query) is not None for query in children(self.path / "spark"))
 
     def begin_after(self, positions: Mapping[str, Position]) -> None:
-        """Record what had been read of each source in the savepoint that the state begins with."""
+        """Record the position in each source of the savepoint that the state begins with."""
         write_atomically(self.path / START, msgspec.json.encode(positions))
 
     def positions(self) -> dict[str, Position]:
@@ -288,7 +288,7 @@ class CheckpointDirectory:
             return False
 
     def settle(self, settled: bool) -> None:
-        """Record whether this is so; raises `FileExistsError` where another job runs, whose sinks are elsewhere."""
+        """Record whether the sinks are settled; raises `FileExistsError` where another job runs, with other sinks."""
         path = self.path / SETTLED
         before = conditional.read(path)
         version = self._unsettled if settled and self._unsettled else before and before.version
@@ -298,11 +298,11 @@ class CheckpointDirectory:
     # The lease
 
     def holder(self) -> Lease | None:
-        """The lease with the greatest token."""
+        """Return the lease with the greatest token."""
         return _last(self._leases())
 
     def greatest(self) -> int:
-        """The greatest fencing token so far."""
+        """Return the greatest fencing token so far."""
         return max((int(p.stem) for p in self._leases()), default=0)
 
     def check_lease(self, token: int) -> None:
@@ -320,7 +320,7 @@ class CheckpointDirectory:
             raise self.deleted()
 
     def deleted(self) -> StateError:
-        """The error for a directory that is gone while a job runs."""
+        """Return the error for a directory that is gone while a job runs."""
         return StateError(
             f"{self.path.name}: the checkpoint directory {self.path} was deleted while the job ran; the job stops, and"
             " its state is gone. Suspend a job before you delete its checkpoints"
@@ -377,7 +377,7 @@ class CheckpointDirectory:
 
 
 class HeldLease:
-    """A lease that is kept alive in the background until it is released."""
+    """A lease that a thread keeps alive until it is released."""
 
     def __init__(self, directory: CheckpointDirectory, lease: Lease, beat: float) -> None:
         self._directory, self._lease = directory, lease
@@ -419,7 +419,7 @@ class HeldLease:
 
 
 def wait_for(directory: CheckpointDirectory, owner: str, patience: float, stopped: Callable[[], bool]) -> HeldLease:
-    """Take the lease; wait for one to expire whose holder was killed, and raise where the holder stays alive."""
+    """Take the lease; wait for a killed holder's to expire, and raise where the holder stays alive."""
     begun = time.monotonic()
     while True:
         try:
@@ -431,7 +431,7 @@ def wait_for(directory: CheckpointDirectory, owner: str, patience: float, stoppe
 
 
 def last_number(log: UPath) -> int | None:
-    """The last number in one of Spark's logs, `offsets` or `commits`; None where it is empty."""
+    """Return the last number in one of Spark's logs, `offsets` or `commits`; None where it is empty."""
     return max((int(name) for name in children(log) if name.isdigit()), default=None)
 
 
@@ -484,7 +484,7 @@ def _check(deployed: Deployed, wanted: Deployed) -> None:
 
 
 def check_sources(deployed: Deployed, sources: Mapping[str, Sequence[str]]) -> None:
-    """Raises `StateError` where queries read other sources than those whose positions Spark's checkpoint has.
+    """Raise `StateError` where queries read other sources than those whose positions Spark's checkpoint has.
 
     Spark finds a position by the place of its source in the query, and would read on from another one's.
     """
@@ -503,7 +503,7 @@ def _shown(levels: dict[str, list[list[str]]]) -> str:
 
 
 def check_not_drained(directory: CheckpointDirectory, plan: Plan) -> None:
-    """Raises where the input of an unbounded job was ended: begun anew, the job would read all of it once more."""
+    """Raise where the input of an unbounded job was ended: begun anew, the job would read all of it once more."""
     deployed, start = directory.deployed(), plan.execution.starts_from or ""
     if (
         deployed is None

@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class ControlFile:
-    """Where the latest event is kept. Safe for several threads of the driver, whose events may overtake each other."""
+    """The file of the latest event. Safe for several threads of the driver, whose events may overtake."""
 
     def __init__(self, folder: str) -> None:
         self.folder = storage_path(folder, "checkpoint directory")
@@ -51,16 +51,16 @@ class ControlFile:
         self._publish: Callable[[str, str], None] | None = None
 
     def read(self) -> ControlEvent | None:
-        """The latest event, or None before the first."""
+        """Return the latest event, or None before the first."""
         return self._files.read()
 
     def claim(self, token: int) -> None:
-        """Refuse from now on what jobs with smaller tokens write late."""
+        """Refuse late writes of jobs with smaller tokens from now on."""
         with _fenced(self.folder):
             self._files.claim(token)
 
     def write(self, event: ControlEvent) -> None:
-        """Makes `event` the latest, unless a later one is; the one before it stays readable meanwhile."""
+        """Make `event` the latest, unless a later one is; the one before it stays readable meanwhile."""
         with self._lock:
             if event.number > self._written:
                 with _fenced(self.folder):
@@ -69,7 +69,7 @@ class ControlFile:
                 self._tell(event)
 
     def stream(self, spark: SparkSession) -> DataFrame:
-        """The control stream: a row with the latest event, in each micro-batch before which there is another one."""
+        """Return the control stream: a row with the latest event, in each micro-batch with a new one."""
         if not is_connect(spark) and self._begins_to_tell(spark):
             return spark.readStream.format(_CLASS.name).option("path", str(self.folder)).load()
         spark.dataSource.register(ControlSource)
@@ -119,7 +119,7 @@ def _fenced(folder: UPath) -> Iterator[None]:
 
 
 def event_of(entry: UPath) -> ControlEvent:
-    """The latest control event that an epoch had, by its entry in Spark's log of offsets."""
+    """Return an epoch's latest control event, by its entry in Spark's log of offsets."""
     for line in offsets_of_sources(entry):
         with contextlib.suppress(msgspec.DecodeError):  # another source's
             return msgspec.json.decode(msgspec.json.decode(line, type=_Sent).event, type=ControlEvent)

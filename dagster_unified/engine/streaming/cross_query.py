@@ -86,11 +86,11 @@ class CrossQueryLog:
         return self._folder.is_shared
 
     def epochs(self) -> list[int]:
-        """The epochs in the log."""
+        """Return the epochs in the log."""
         return self._manifests.numbers(children(self._folder.root))
 
     def read(self, epoch: int) -> LoggedOutput | None:
-        """The output of an epoch; None where it is not in the log."""
+        """Return the output of an epoch; None where it is not in the log."""
         return self._manifests.read(epoch)
 
     def commit(self, epoch: int, output: LoggedOutput) -> None:
@@ -98,13 +98,13 @@ class CrossQueryLog:
         self._manifests.create(epoch, output)
 
     def forget(self, before: int) -> None:
-        """Delete what is before an epoch, but keep the last entry, which says how far the log is."""
+        """Delete what is before an epoch, except the last entry, which says how far the log is."""
         for epoch in self.epochs()[:-1]:
             if epoch < before:
                 self._forget(epoch)
 
     def forget_unfinished(self, needed: Sequence[StoredMessage] = ()) -> None:
-        """Delete files that a killed job wrote and did not add to the log, except those that are `needed`."""
+        """Delete files that a killed job wrote and did not log, except those that are `needed`."""
         logged = [self.read(epoch) for epoch in self.epochs()]
         files = {message.block.file for output in logged if output is not None for message in output.messages}
         files.update(message.block.file for message in needed)
@@ -121,7 +121,7 @@ class CrossQueryLog:
 
 @dataclass
 class QueryOutputs:
-    """The outputs of a query that other queries read. A process that is sent one calls `begin` itself."""
+    """The outputs of a query that other queries read. A process that receives it calls `begin` itself."""
 
     plan: Plan
     ends: tuple[int, ...]
@@ -145,7 +145,7 @@ class QueryOutputs:
         return {**self.__dict__, "_logs": {}, "_last": {}}
 
     def begin(self, start: StartingState | None) -> None:
-        """Go on with the logs of the job before, or with what the savepoint has from which the query starts."""
+        """Go on with the previous job's logs, or with the output in the savepoint from which the query starts."""
         if start is not None:
             self._ended_before = start.manifest.event.ended
         for node in self._nodes:
@@ -166,7 +166,7 @@ class QueryOutputs:
         return [node for node in map(self.plan.graph.node, self.ends) if isinstance(node, QueryOutputNode)]
 
     def event_of(self, epoch: int) -> ControlEvent:
-        """The latest control event that an epoch had."""
+        """Return the latest control event that an epoch had."""
         return event_of(self.offsets / str(epoch))
 
     def ended_by(self, epoch: int, ends: bool) -> Callable[[str], bool]:
@@ -179,11 +179,11 @@ class QueryOutputs:
         return lambda uid: (ends or uid in ended) and uid not in before
 
     def read(self, node: QueryOutputNode, epoch: int) -> LoggedOutput | None:
-        """The output of an epoch that runs again; None where it is not in the log."""
+        """Return the output of an epoch that runs again; None where it is not in the log."""
         return self._logs[node.id].read(epoch)
 
     def write(self, node: QueryOutputNode, epoch: int, frame: DataFrame) -> list[StoredMessage]:
-        """Write records where nobody reads them yet."""
+        """Write records to where nobody reads them yet."""
         writing = functools.partial(write_output, self._logs[node.id].folder, _columns(node), epoch)
         reports = collected(frame.mapInArrow(writing, spark_schema(REPORT)))
         return [message for report in reports for message in report.sent]
@@ -222,7 +222,7 @@ class QueryOutputs:
 def write_unread_input(
     node: QueryInputNode, spark: SparkSession, log: str, offset: str | None, folder: UPath, attempt: str
 ) -> OperatorState:
-    """Write the table of what a log has from an offset on; nobody writes to the log meanwhile."""
+    """Write the table of a log's output from an offset on; nobody writes to the log meanwhile."""
     schema = _columns(node)
     first = 0 if offset is None else msgspec.json.decode(offset, type=dict[str, int])[_ALL]
     source_log = CrossQueryLog(log)
@@ -378,13 +378,13 @@ class QueryInputPosition:
         """The epoch of the log up to which the query has read."""
 
     def logged(self) -> int:
-        """The epoch up to which the log has output."""
+        """Return the epoch up to which the log has output."""
         return max(self._log.epochs(), default=-1) + 1
 
     def reached(self, offset: str) -> LoggedOutput | None:
         """Note the offset up to which an epoch has read; return the last output before it, if there is any.
 
-        What the epoch before has read is deleted: Spark has logged it.
+        It deletes what the epoch before has read: Spark has logged that.
         """
         try:
             next_ = msgspec.json.decode(offset, type=dict[str, int])[_ALL]
@@ -398,7 +398,7 @@ class QueryInputPosition:
 
 
 def bound(plan: Plan, folder: UPath) -> Plan:
-    """The plan of a segment whose sources know where its input is."""
+    """Return the plan of a segment whose sources know where their input is."""
     nodes = []
     for node in plan.graph.nodes:
         if isinstance(node, QueryInputNode):

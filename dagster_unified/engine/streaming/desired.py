@@ -46,7 +46,7 @@ class Status(msgspec.Struct, frozen=True):
 
 
 def read_desired(directory: CheckpointDirectory) -> Desired:
-    """The desired state now."""
+    """Return the present desired state."""
     return _desired(directory).read() or Desired()
 
 
@@ -73,7 +73,7 @@ def ask(
 
 
 def read_status(directory: CheckpointDirectory) -> Status | None:
-    """The last status of the last job."""
+    """Return the last status of the last job."""
     return _status(directory).read()
 
 

@@ -83,7 +83,7 @@ _POLL = 0.05
 
 
 class End(Enum):
-    """Where a query ends."""
+    """The end of a query."""
 
     DATA = "data"
     """Where its data ends: open windows and pending timers stay in the state."""
@@ -93,7 +93,7 @@ class End(Enum):
 
 
 class Drained(Protocol):
-    """A query (`query.Query`), as far as draining asks it."""
+    """A query (`query.Query`), as far as draining needs it."""
 
     name: str
     folder: UPath
@@ -108,7 +108,7 @@ class Drained(Protocol):
 
 
 class Draining(Thread):
-    """Drains one query. It goes on until the query has come to its end, or has stopped."""
+    """Drains one query, until that has come to its end or has stopped."""
 
     def __init__(self, query: Drained, running: StreamingQuery, end: End, bounded: bool) -> None:
         """`bounded` says that the query's sources end, so that it will have nothing to do."""
@@ -189,7 +189,7 @@ def _never() -> bool:
 
 
 def tell_of_last_epoch(plan: Plan, nodes: Iterable[int], epoch: int, spark: SparkSession) -> None:
-    """Open an instance of each of these operators that listens, and tell it that an epoch is committed."""
+    """Tell a new instance of each of these operators that listens that an epoch is committed."""
     for node in map(plan.graph.node, sorted(nodes)):
         if node.step is None or next(iter(listeners(node.user_function)), None) is None:
             continue

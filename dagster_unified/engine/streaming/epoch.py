@@ -120,13 +120,13 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class EpochRunner(ABC):
-    """Runs the epochs of one query: takes its rows to the sinks. It may be sent to another process, which begins it."""
+    """Runs the epochs of one query: takes its rows to the sinks. Another process that receives it calls `begin`."""
 
     def __init__(self, writer: EpochWriter) -> None:
         self.writer = writer
 
     def begin(self, host: Host, start: StartingState | None = None) -> None:
-        """Go on in this process with what the job before has left, or with what a savepoint has."""
+        """Go on in this process with the state of the previous job, or of a savepoint."""
         self.writer.check = host.check
 
     @abstractmethod

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Host:
-    """The session, and what epochs ask and tell the job."""
+    """The session, and the questions and reports of epochs to the job."""
 
     spark: SparkSession
     check: Callable[[], None]
@@ -65,7 +65,7 @@ class IterationContext:
 
 
 class StreamIterations:
-    """The iterations of one query: those among some operators. Another process that they are sent to begins them."""
+    """The iterations of one query, among some operators. Another process that receives them calls `begin`."""
 
     def __init__(self, plan: Plan, nodes: Sequence[int]) -> None:
         self._nodes = [node for node in map(plan.graph.node, nodes) if isinstance(node, g.IterationNode)]
@@ -75,7 +75,7 @@ class StreamIterations:
         return {**self.__dict__, "_loops": {}}
 
     def begin(self, context: IterationContext) -> None:
-        """Find what the job before has left of them."""
+        """Find the state that the previous job left of them."""
         for node in self._nodes:
             self._loops[node.id] = StreamLoop(context, node)
 
@@ -89,7 +89,7 @@ class StreamIterations:
 
     @property
     def subtasks(self) -> tuple[int, ...]:
-        """How many there are of each."""
+        """Return the number of subtasks of each."""
         return tuple(loop.loop.parallelism for loop in self._loops.values())
 
     def have(self, epoch: int) -> bool:
@@ -97,7 +97,7 @@ class StreamIterations:
         return any(loop.log.has(epoch) for loop in self._loops.values())
 
     def of(self, node: g.IterationNode) -> StreamLoop:
-        """One of them."""
+        """Return the loop of one of them."""
         return self._loops[node.id]
 
 
@@ -116,7 +116,7 @@ class IterationsInEpoch:
     def outputs(
         self, node: g.IterationNode, inputs: Sequence[DataFrame], reported: Callable[[], Metrics]
     ) -> tuple[dict[Port, DataFrame], Metrics]:
-        """The outputs of an iteration, and what its operators, and those before it, have measured.
+        """Return the outputs of an iteration, and what its operators, and those before it, have measured.
 
         `reported` gives what operators before it have measured, once the inputs have been computed.
         """
@@ -196,7 +196,7 @@ class StreamLoop(SparkLoop):
             self._guard.check(ended.feedback)
 
     def committed(self, epoch: Epoch) -> None:
-        """Say that a bounded iteration has committed an epoch, or that an epoch of the query takes long."""
+        """Announce that a bounded iteration has committed an epoch, or that an epoch of the query takes long."""
         now = time.monotonic()
         if self.is_bounded:
             super().committed(epoch)

@@ -157,7 +157,7 @@ class StreamingJob:
         """Those that were told."""
 
     def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Takes the lease and starts all queries; waits for a job that was killed to be given up."""
+        """Take the lease and start all queries; wait until a killed job's lease expires."""
         self._lease = self._lease or wait_for(self.directory, self.start_as.owner, self.start_as.patience, stopped)
         try:
             before = self.directory.deployed()
@@ -298,7 +298,7 @@ class StreamingJob:
         )
 
     def run(self, stopped: Callable[[], bool] = lambda: False, poll: float = 0.1) -> str:
-        """Runs until the input has ended ("finished") or `stopped` says so ("stopped").
+        """Run until the input has ended ("finished") or `stopped` says so ("stopped").
 
         Raises what made a query fail.
         """
@@ -462,7 +462,7 @@ class StreamingJob:
         self._end = End.INPUT
 
     def stop(self) -> None:
-        """Stops all queries, after the epochs that are being committed, and lets others write."""
+        """Stop all queries, after the epochs that are being committed, and let others write."""
         if self._saving is not None:
             self._saving.give_up()
         try:
@@ -514,11 +514,11 @@ class StreamingJob:
         return self._lease.token if self._lease is not None else None
 
     def activity(self) -> tuple[int, bool]:
-        """How many epochs have been committed, and whether one is being worked on."""
+        """Return how many epochs have been committed, and whether one is being worked on."""
         return sum(query.epochs for query in self._queries), any(query.busy() for query in self._queries)
 
     def may_write(self) -> None:
-        """Raises where another job has taken over."""
+        """Raise where another job has taken over."""
         if self._lease is not None:
             self._lease.check()
 

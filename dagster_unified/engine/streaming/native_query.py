@@ -131,7 +131,7 @@ def _no_stream(port: Port) -> DataFrame:
 
 
 class NativeRunner(EpochRunner):
-    """Takes what an aggregate emits to the sinks."""
+    """Takes an aggregate's output to the sinks."""
 
     def run(self, frame: DataFrame, epoch: int, ends: bool) -> Outcome:
         return Outcome(*self.writer.commit(frame, epoch, lambda rows, port: rows))

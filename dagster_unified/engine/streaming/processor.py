@@ -45,7 +45,7 @@ class KeyGroupProcessor(StatefulProcessor):
         return self._task.run(lane, group, rows)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802 - Spark's names
-        """Takes a page of the state that the query starts from, or its index."""
+        """Take a page of the state that the query starts from, or its index."""
         with self._client.writing():
             self._pages.updateValue((initialState["number"],), (initialState["data"],))
 

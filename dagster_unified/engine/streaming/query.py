@@ -136,15 +136,15 @@ class Query(ABC):
 
     @abstractmethod
     def frame(self) -> DataFrame:
-        """The query's rows."""
+        """Return the query's rows."""
 
     @abstractmethod
     def committed(self, outcome: Outcome, epoch: int, started: float) -> EpochCommitted:
-        """An epoch that was started then is committed: do what follows from it before Spark logs it."""
+        """Do what follows from a committed epoch, which was started then, before Spark logs it."""
 
     @abstractmethod
     def end(self) -> bool:
-        """The input is drained: emit the end of input to operators that wait for it; says whether there are any."""
+        """Send the end of the drained input to operators that wait for it; return whether there are any."""
 
     def host(self) -> Host:
         """Return this process's functions for epochs."""
@@ -155,7 +155,7 @@ class Query(ABC):
         return lambda: True
 
     def ends_alignment(self) -> bool:
-        """The input is drained: let no source wait for another from now on; says whether any may have waited."""
+        """Let no source wait for another from now on: the input is drained. Return whether any may have waited."""
         return False
 
     def tick(self) -> None:
@@ -183,7 +183,7 @@ class Query(ABC):
         return logged is not None and self._last_needed is not None and logged >= self._last_needed
 
     def goes_on_at_end(self) -> None:
-        """The job before has sent the end of the input: nothing is read after the epoch that brings it."""
+        """Read nothing after the epoch that brings the end of the input, which the previous job has sent."""
         self._end_sent = True
         committed = self.directory.last_epoch(self.name)
         if committed is not None:
@@ -222,7 +222,7 @@ class Query(ABC):
         return self._elsewhere.running
 
     def attach(self, running: StreamingQuery, started: int) -> None:
-        """Go on with a query that a job before has started, with the token `started`, and that a server runs."""
+        """Go on with a query that a previous job started, with the token `started`, and that a server runs."""
         self.tables.go_on_with(started)
         self.frame()  # its sources and tables are listed, received and aligned by this process from now on
         calls = self.folder / "calls" / self.name
@@ -239,15 +239,15 @@ class Query(ABC):
         self._elsewhere.go_on(self._epoch, self._end_epoch, begun)
 
     def pause(self, pause: Pause) -> None:
-        """Have the query held between two epochs; one that is running ends first."""
+        """Hold the query between two epochs; one that is running ends first."""
         self._pause = pause
 
     def brake(self, brake: Brake) -> None:
-        """Have the query end no epoch that is too far ahead."""
+        """Let the query end no epoch that is too far ahead."""
         self._brake = brake
 
     def advance(self, end: End | None) -> bool:
-        """Do what is due, and say whether the query goes on; without an `end` it does. Raises what made it fail."""
+        """Do what is due, and return whether the query goes on; without an `end` it does. Raises what made it fail."""
         if self.query is None:  # its input had ended before the job was started
             self._hold_ended()
             return False
@@ -265,7 +265,7 @@ class Query(ABC):
         return self._advance_to(end, self.query)
 
     def send_end(self) -> bool:
-        """Send the end of the input to operators that wait for it; says whether that was to be done."""
+        """Send the end of the input to operators that wait for it; return whether that was to be done."""
         with self._committing:
             # A query that is stopped has nothing available either, and its input has not ended.
             sends = not self._stopping and self.query is not None and self.query.isActive and not self.has_end
@@ -274,7 +274,7 @@ class Query(ABC):
             return sends
 
     def halt(self) -> bool:
-        """Begin no further epoch; says whether the one that was running has ended."""
+        """Begin no further epoch; return whether the one that was running has ended."""
         self._stopping = True
         if not self._committing.acquire(blocking=False):
             return False
@@ -290,7 +290,7 @@ class Query(ABC):
         return self.last == self.directory.last_epoch(self.name)
 
     def leave(self) -> None:
-        """Do nothing more with a query with which another job goes on."""
+        """Leave a query alone with which another job goes on."""
         self._cancelled = self._stopping = True
         if self._elsewhere is not None:
             self._elsewhere.leave()

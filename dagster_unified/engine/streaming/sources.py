@@ -45,7 +45,7 @@ class Alignment:
         return self._files.get(source)
 
     def ended(self, parts: Mapping[int, Collection[str]]) -> None:
-        """Note which parts of the sources the query has read to their end: nobody waits for these."""
+        """Note the parts of the sources that the query has read to their end: nobody waits for these."""
         with self._lock:
             self._ended |= parts
 
@@ -64,7 +64,7 @@ class Alignment:
                 self._write(member, msgspec.structs.replace(watermarks[member.source], others=slowest))
 
     def end(self) -> None:
-        """Let nobody wait any more: what there is, is read."""
+        """Let nobody wait any more: all of the input is read."""
         with self._lock:
             self._over = True
             for member in self._members:
@@ -112,7 +112,7 @@ class Splits:
         """How many tasks ran at once when the query started, through Spark Connect, which does not tell it later."""
 
     def begin(self) -> None:
-        """Set what the epoch that runs first is split by: what it was split by, if it was begun before."""
+        """Set the settings of the epoch that runs first: those that it had, if it was begun before."""
         self._own_settings = {
             name: value for name in SETTINGS if (value := self._spark.conf.get(name, None)) is not None
         }
@@ -128,7 +128,7 @@ class Splits:
             self.look(first)
 
     def look(self, epoch: int) -> None:
-        """Let `epoch`, which is about to run, and those after it be split by what there is now."""
+        """Let `epoch`, which is about to run, and those after it be split by the present settings."""
         if self._own_settings is None:
             return
         now = {CORES: str(self._cores()), **self._own_settings}
@@ -177,7 +177,7 @@ class LookupTables:
         self._goes_on = False
 
     def go_on_with(self, started: int) -> None:
-        """The query was started by the job with that token, which has made the views."""
+        """Take the views of the job with that token, which started the query."""
         self._started, self._goes_on = started, True
 
     def __call__(self, table: DataFrame) -> DataFrame:

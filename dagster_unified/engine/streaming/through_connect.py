@@ -162,7 +162,7 @@ class Mailbox(Generic[T]):
         write_atomically(self._path, msgspec.json.encode((self._number, self.token, message)))
 
     def receive(self) -> T | None:
-        """The next message, if it is there."""
+        """Return the next message, if it is there."""
         try:
             number, token, message = msgspec.json.decode(
                 read_whole(self._path),
@@ -188,7 +188,7 @@ def _of_job(folder: UPath, token: int) -> Mailbox[FromJob]:
 
 
 class EpochsElsewhere:
-    """The job's side: has a query's epochs run in the server's process."""
+    """The job's side: lets a query's epochs run in the server's process."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class EpochsElsewhere:
         """Why this side could not go on."""
 
     def function(self, runner: EpochRunner) -> Callable[[DataFrame, int], None]:
-        """The function that Spark calls with each micro-batch. It is sent by value, with the author's code."""
+        """Return the function that Spark calls with each micro-batch. It is sent by value, with the author's code."""
         try:
             payload = by_value_bytes(runner)
         except Exception as error:
@@ -232,14 +232,14 @@ class EpochsElsewhere:
         return EpochsHere(payload, self._query, self._folder, self._directory, self._token)
 
     def serve(self, run_epoch: RunEpoch) -> None:
-        """Have `run_epoch` called with every epoch that Spark has, and what runs it, in a thread."""
+        """Call `run_epoch`, in a thread, with every epoch that Spark has, and what runs it."""
         with contextlib.suppress(OSError):  # the query of a job that was killed may still write there
             remove_tree(self._all)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._start(run_epoch)
 
     def go_on(self, run_epoch: RunEpoch, end_epoch: EndEpoch, begun: int | None) -> None:
-        """The same for a query that another job has started, which may have `begun` an epoch that is not logged yet."""
+        """As `serve`, for a query that another job started, which may have `begun` an epoch that is not logged yet."""
         self._start(run_epoch, end_epoch, begun)
 
     def close(self) -> None:

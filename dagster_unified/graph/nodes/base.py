@@ -248,7 +248,7 @@ class Node:
         return {}
 
     def windows_of(self, record: Any, timestamp: int | None) -> Sequence[Any]:
-        """The windows in which Catalyst collects a record."""
+        """Return the windows in which Catalyst collects a record."""
         return ()
 
     def code(self) -> tuple[Any, ...]:
@@ -269,7 +269,7 @@ class Node:
         return ""
 
     def state(self) -> list[dict[str, str]]:
-        """The state that it holds, as far as its code shows it: name and kind of each."""
+        """Return the state that it holds, as far as its code shows it: name and kind of each."""
         return []
 
     def disorder(self, field: str | int) -> int | None:
@@ -284,7 +284,7 @@ class Node:
         return before if self.keeps_records else None
 
     def parity(self) -> list[Finding]:
-        """How its result differs by mode, beyond what the lint finds out for all operators."""
+        """Return how its result differs by mode, beyond what the lint finds out for all operators."""
         return []
 
     def warning(self, rule: str, message: str) -> Finding:

@@ -97,7 +97,7 @@ class Graph:
         return replace(self, nodes=tuple(bounded.get(n.id, n) for n in self.nodes))
 
     def node(self, node_id: int) -> Node:
-        """The node with this id."""
+        """Return the node with this id."""
         return self.nodes[node_id]
 
     def emitter(self, node_id: int, tag: str | None) -> tuple[int, str | None]:
@@ -108,26 +108,26 @@ class Graph:
         return node_id, tag
 
     def inputs(self, node_id: int) -> list[Edge]:
-        """The edges that lead to a node."""
+        """Return the edges that lead to a node."""
         return [e for e in self.edges if e.target == node_id]
 
     def main_inputs(self, node_id: int) -> list[Edge]:
-        """The edges that lead to a node, without those of a broadcast stream."""
+        """Return the edges that lead to a node, without those of a broadcast stream."""
         broadcast = self.broadcast_inputs(node_id)
         return [e for e in self.inputs(node_id) if e not in broadcast]
 
     def broadcast_inputs(self, node_id: int) -> list[Edge]:
-        """The edges of a node's broadcast stream, where it has one."""
+        """Return the edges of a node's broadcast stream, where it has one."""
         if not self.node(node_id).has_broadcast_input:
             return []
         return [e for e in self.inputs(node_id) if e.partitioning.kind is ExchangeKind.BROADCAST]
 
     def outputs(self, node_id: int) -> list[Edge]:
-        """The edges that leave a node."""
+        """Return the edges that leave a node."""
         return [e for e in self.edges if e.source == node_id]
 
     def upstream(self, *nodes: int) -> set[int]:
-        """Some nodes and everything upstream of them."""
+        """Return some nodes and everything upstream of them."""
         seen, pending = set(nodes), list(nodes)
         while pending:
             for edge in self.inputs(pending.pop()):
@@ -137,18 +137,18 @@ class Graph:
         return seen
 
     def records_of(self, edge: Edge) -> RecordType | None:
-        """The record type of what comes over an edge."""
+        """Return the record type of what comes over an edge."""
         return self.port_type(edge.source, edge.side_output)
 
     def written_to(self, sink: int) -> RecordType:
-        """The record type of what a sink is given."""
+        """Return the record type of what a sink is given."""
         edge = self.inputs(sink)[0]
         records = self.records_of(edge)
         assert records is not None
         return records
 
     def port_type(self, node_id: int, tag: str | None) -> RecordType | None:
-        """The record type of a node's output or side output."""
+        """Return the record type of a node's output or side output."""
         if tag is None:
             return self.node(node_id).records
         edge = next(e for e in self.outputs(node_id) if e.tag is not None and e.tag.name == tag)

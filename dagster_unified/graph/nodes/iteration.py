@@ -73,7 +73,7 @@ class TailNode(EndNode):
 
 
 def output_tag(number: int) -> str:
-    """The side output that is an iteration's output of this number."""
+    """Return the side output that is an iteration's output of this number."""
     return f"output-{number}"
 
 

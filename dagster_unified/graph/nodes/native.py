@@ -121,7 +121,7 @@ _OVER = re.compile(r"\bover\b", re.IGNORECASE)
 
 
 def _lineage_of(before: Lineage, keys: Lineage, columns: tuple[object, ...], names: tuple[str, ...]) -> Lineage | None:
-    """The lineage of some columns, next to that of the keys."""
+    """Return the lineage of some columns, next to that of the keys."""
     lineage = dict(keys)
     for name, column in zip(names, columns, strict=True):
         read = _columns_read(column, before)

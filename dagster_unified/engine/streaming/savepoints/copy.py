@@ -69,7 +69,7 @@ class Savepoint(msgspec.Struct, frozen=True):
     """Whether the input had come to its end, and all timers had fired."""
 
     def describe(self) -> str:
-        """The savepoint in words."""
+        """Return the savepoint in words."""
         reached = (
             ", ".join(f"epoch {epoch} of {query}" for query, epoch in sorted(self.epochs.items()))
             or "before the first epoch"
@@ -83,7 +83,7 @@ class Savepoint(msgspec.Struct, frozen=True):
 
 
 def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
-    """The savepoints of a deployment, the oldest first."""
+    """Return the savepoints of a deployment, the oldest first."""
     whole = []
     for path in _folders(directory.path / "savepoints"):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
@@ -93,7 +93,7 @@ def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
 
 @dataclass(frozen=True)
 class Begun:
-    """A savepoint that is being made: its files are known, and not all are copied yet."""
+    """A savepoint in the making: its files are known, and not all are copied yet."""
 
     savepoint: Savepoint
     folder: UPath
@@ -110,10 +110,10 @@ class Begun:
         return not self._rest
 
     def complete(self) -> Savepoint:
-        """Copy what is left, and make the savepoint whole.
+        """Copy what is left, and complete the savepoint.
 
-        The job may go on meanwhile, but has to keep all that the savepoint's epoch needs. What it no longer kept for
-        that epoch may go. What is copied is removed where not all can be.
+        The job may go on meanwhile, but has to keep all that the savepoint's epoch needs; what it no longer kept for it
+        may go. Where not all can be copied, the copies are removed.
         """
         try:
             self._copy_rest()
@@ -126,7 +126,7 @@ class Begun:
         return self.commit()
 
     def commit(self) -> Savepoint:
-        """Make the savepoint whole, without copies."""
+        """Complete the savepoint without copies."""
         self._check()
         _complete(self.folder / MANIFEST, self.savepoint, self._mark)
         return self.savepoint
@@ -240,7 +240,7 @@ def _utc(milliseconds: int) -> datetime:
 
 
 def retain(directory: CheckpointDirectory, count: int, starts: Collection[str]) -> None:
-    """Remove what an interval made, but for the last `count`. What a job `starts` from stays."""
+    """Remove an interval's savepoints, except the last `count`. One that a job `starts` from stays."""
     periodic = [savepoint for savepoint in savepoints(directory) if savepoint.periodic]
     for savepoint in periodic[: max(0, len(periodic) - count)]:
         _remove(directory.path / "savepoints" / savepoint.name, starts)
@@ -346,7 +346,7 @@ def _in_history(savepoint: Savepoint, present: Deployed) -> bool:
 
 
 def forget_interrupted(directory: CheckpointDirectory) -> None:
-    """Forget that restoring was interrupted, once the state was started anew."""
+    """Forget that a restore was interrupted, once the state was started anew."""
     (directory.path / RESTORING).unlink(missing_ok=True)
 
 

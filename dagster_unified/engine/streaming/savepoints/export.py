@@ -64,7 +64,10 @@ class FrozenCheckpoint:
 
 
 def stopped(place: UPath, sources: UPath, names: Iterable[str]) -> FrozenCheckpoint:
-    """That of a stopped job at its last epochs; raises `StateError` where there is none, or one was begun."""
+    """Return the checkpoint of a stopped job at its last epochs.
+
+    Raises `StateError` where there is none, or an epoch was begun.
+    """
     epochs = {}
     for name in names:
         folder = place / "spark" / name
@@ -104,7 +107,7 @@ class _Query:
         return self.place / "spark" / self.spec.name
 
     def event(self) -> ControlEvent:
-        """The event time that it has reached."""
+        """Return the event time that it has reached."""
         return ControlFile(str(self.place / "control" / self.spec.name)).read() or ControlEvent()
 
     def sources(self) -> list[tuple[g.SourceNode, UPath, str | None]]:
@@ -337,7 +340,7 @@ class _State:
 
 
 def without_tables(plan: Plan) -> str:
-    """Why a savepoint of a STREAMING job has no tables; empty where it has."""
+    """Return why a savepoint of a STREAMING job has no tables; empty where it has."""
     aggregates = [plan.graph.node(query.aggregate).name for query in queries(plan) if query.aggregate is not None]
     if not aggregates:
         return ""

@@ -49,7 +49,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Taken(NamedTuple):
-    """A savepoint, where it is, and where its tables are."""
+    """A savepoint: where it is, and where its tables are."""
 
     savepoint: Savepoint
     location: str
@@ -191,7 +191,7 @@ class _StoppedJob:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A savepoint is wanted of the job that holds the lease `token`, and why. Milliseconds since the epoch."""
+    """A request for a savepoint of the job with the lease `token`, and why. Milliseconds since the epoch."""
 
     id: str
     token: int
@@ -227,20 +227,20 @@ def request(
 
 
 def pending(directory: CheckpointDirectory, token: int) -> list[Request]:
-    """The requests to the job that holds the lease `token`, the oldest first."""
+    """Return the requests to the job that holds the lease `token`, the oldest first."""
     requests = [record for _, record in _all(directory, _REQUESTS, Request) if record.token == token]
     return sorted(requests, key=lambda r: (r.asked, r.id))
 
 
 def answer(directory: CheckpointDirectory, wanted: Request, location: str = "", error: str = "") -> None:
-    """Say what became of a request."""
+    """Answer a request."""
     record = Answer(wanted.id, wall_clock(), location, error)
     write_atomically(_file(directory, _ANSWERS, wanted), msgspec.json.encode(record))
     _file(directory, _REQUESTS, wanted).unlink(missing_ok=True)
 
 
 def await_answer(directory: CheckpointDirectory, wanted: Request, poll: float = 0.2) -> Answer | None:
-    """Wait until the job has answered; None where it has ended without. Who stops waiting withdraws the request."""
+    """Wait for the job's answer; None where it has ended without. Who stops waiting withdraws the request."""
     try:
         while True:
             has_ended = not _serves(directory, wanted)
@@ -254,7 +254,7 @@ def await_answer(directory: CheckpointDirectory, wanted: Request, poll: float = 
 
 
 def forget(directory: CheckpointDirectory, token: int) -> None:
-    """Remove what was asked of earlier jobs than the one that holds the lease `token`, and old answers."""
+    """Remove the requests to earlier jobs than the one with the lease `token`, and old answers."""
     requests = [path for path, record in _all(directory, _REQUESTS, Request) if record.token < token]
     answers = [path for path, record in _all(directory, _ANSWERS, Answer) if record.at < wall_clock() - KEPT]
     for path in (*requests, *answers):
@@ -286,14 +286,14 @@ def _read(path: UPath, kind: type[T]) -> T | None:
 
 
 class Brake:
-    """Holds back each query behind the last epoch that it may end, until it is let go."""
+    """Holds each query back behind the last epoch that it may end, until it is released."""
 
     def __init__(self, last: Mapping[str, int]) -> None:
         self._last = last
         self._let_go = Event()
 
     def wait(self, query: str, epoch: int) -> None:
-        """Wait where a query is about to end an epoch that is too far."""
+        """Wait where a query is about to end an epoch that is too far ahead."""
         if epoch > self._last[query]:
             self._let_go.wait()
 
@@ -331,7 +331,7 @@ class Pause:
                     self._let_go()
 
     def give_up(self) -> None:
-        """Let all queries go on; ends what is being done first."""
+        """Let all queries go on; end what is being done first."""
         with self._lock:
             if not self._is_over:
                 self._let_go()

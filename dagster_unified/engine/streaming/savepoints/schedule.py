@@ -104,7 +104,7 @@ class SavepointSchedule:
     _writing: Thread | None = field(default=None, repr=False)
 
     def begin(self, deployed: Deployed) -> None:
-        """Go on where the job before has ended: remove what it left half done, and count from its last savepoint."""
+        """Go on where the previous job has ended: remove what it left half done, and count from its last savepoint."""
         starts = (deployed.start, self.plan.execution.starts_from)
         self._starts = frozenset(start for start in starts if start)
         remove_halves(self.directory, self._starts)
@@ -153,29 +153,29 @@ class SavepointSchedule:
             self._due = moment + to_span(self._interval)
 
     def give_up(self) -> None:
-        """Let the queries go on that are held; who has asked asks again once the job has stopped."""
+        """Release the queries that are held; who has asked asks again once the job has stopped."""
         if self._pause is not None:
             self._pause.give_up()
         self._release()
 
     def wait(self) -> None:
-        """Wait until the tables that are being written are written."""
+        """Wait until all tables in progress are written."""
         if self._writing is not None:
             self._writing.join()
 
     def at_stop(self) -> list[Request]:
-        """The requests for a savepoint where the job stops."""
+        """Return the requests for a savepoint where the job stops."""
         return [request for request in self._pending() if request.stop]
 
     def at_end(self) -> list[Request]:
-        """The requests for a savepoint where the job's input ends."""
+        """Return the requests for a savepoint where the job's input ends."""
         return [request for request in self._pending() if request.drain]
 
     def _pending(self) -> list[Request]:
         return pending(self.directory, self.lease.token)
 
     def take_stopped(self, requests: Sequence[Request]) -> None:
-        """Take savepoints of the queries that have stopped, for the ones who have asked for them."""
+        """Take the savepoints that were requested of the queries, which have stopped."""
         self.wait()
         for request in requests:
             begun = self._begin(request, self.last_epochs())
@@ -183,7 +183,7 @@ class SavepointSchedule:
                 self._write(begun)
 
     def last_epochs(self) -> Epochs:
-        """The last epoch that each query has committed."""
+        """Return the last epoch that each query has committed."""
         return {query.name: self.directory.last_epoch(query.name) for query in self.queries}
 
     def take_drained(self, requests: Sequence[Request]) -> bool:
@@ -291,7 +291,7 @@ class SavepointSchedule:
     def write_tables(
         self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str, beside_epochs: bool = False
     ) -> None:
-        """Write the tables of a checkpoint; `beside_epochs`, half of the cores are left to the job that goes on."""
+        """Write the tables of a checkpoint; with `beside_epochs` half of the cores are left to the job that goes on."""
         tasks = max(1, cores(self.spark) // 2) if beside_epochs else None
         write_tables(self.plan, self.spark, deployed, self.queries, checkpoint, path, reason, tasks)
 
