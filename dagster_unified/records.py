@@ -69,7 +69,7 @@ class RecordType:
     shape: str
     schema: pa.Schema
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """The column names, in order."""
         return tuple(self.schema.names)
@@ -249,6 +249,7 @@ class RecordType:
             record, owner = record[record.side], type_name(type(record[record.side]))
         return f"field '{path}' of {owner}", f" in {shorten(record)}"
 
+    @cached_property
     def copier(self) -> Copy | None:
         """A function that copies a record so that changes of one do not change the other; None for immutable records.
 

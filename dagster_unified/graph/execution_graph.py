@@ -207,9 +207,6 @@ class ExecutionGraph:
     carried: tuple[Port, ...] = ()
     """The state that goes on to the next partition."""
 
-    state_alone: bool = False
-    """Whether an operator with state is a vertex alone, as in a STREAMING query."""
-
     @staticmethod
     def of(plan: Plan, region: Region) -> ExecutionGraph:
         """Return the operators of a region."""
@@ -249,8 +246,7 @@ class ExecutionGraph:
 
     def _goes_on(self, head: int) -> bool:
         """Return whether operators may follow a head in its vertex."""
-        node = self.plan.graph.node(head)
-        return node.needs_worker and not (self.state_alone and node.runs_by_key)
+        return self.plan.graph.node(head).needs_worker
 
     def _leaving(self, group: Sequence[int]) -> tuple[Port, ...]:
         ports = [Port.of(e) for e in self.plan.graph.edges if e.source in group and e.target not in group]

@@ -250,14 +250,18 @@ def runs(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, where: 
 
     Without key columns it is one run, of the key 0.
     """
-    columns = key_columns(batch, keyed, layout, where)
+    return _runs(key_columns(batch, keyed, layout, where), batch.num_rows, keyed, where)
+
+
+def _runs(columns: Sequence[pa.Array], size: int, keyed: KeyedInput, where: str) -> tuple[list[Any], list[int]]:
+    """As `runs`, of the columns of the key."""
     if not columns:
         return [0], [0]
     if any(pa.types.is_nested(column.type) for column in columns):
         values = list(zip(*[c.to_pylist() for c in columns], strict=True))
         starts = [i for i in range(len(values)) if i == 0 or values[i] != values[i - 1]]
     else:
-        starts = _boundaries(columns, batch.num_rows)
+        starts = _boundaries(columns, size)
     firsts = pa.array(starts, pa.int64())
     picked = [python_values(column.take(firsts)) for column in columns]
     return decoded(keyed, picked[0] if len(columns) == 1 else list(zip(*picked, strict=True)), where), starts
@@ -285,10 +289,11 @@ def sorted_runs(
     """
     columns = key_columns(batch, keyed, layout, where)
     if not columns or batch.num_rows < 2:
-        return batch, *runs(batch, keyed, layout, where)
+        return batch, *_runs(columns, batch.num_rows, keyed, where)
     if any(pa.types.is_nested(column.type) for column in columns):
-        batch = _sorted_in_python(batch, columns)
-        return batch, *runs(batch, keyed, layout, where)
+        order = _order_in_python(columns)
+        columns = [column.take(order) for column in columns]
+        return batch.take(order), *_runs(columns, batch.num_rows, keyed, where)
 
     import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
@@ -307,10 +312,10 @@ def sorted_runs(
     return batch, decoded(keyed, list(zip(*picked, strict=True)), where), starts
 
 
-def _sorted_in_python(batch: pa.RecordBatch, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Sort nested keys, which Arrow does not sort; any order works that brings equal keys together."""
+def _order_in_python(columns: Sequence[pa.Array]) -> pa.Array:
+    """The order of nested keys, which Arrow does not sort; any order works that brings equal keys together."""
     texts = [repr(values) for values in zip(*[column.to_pylist() for column in columns], strict=True)]
-    return batch.take(pa.array(sorted(range(len(texts)), key=texts.__getitem__), pa.int64()))
+    return pa.array(sorted(range(len(texts)), key=texts.__getitem__), pa.int64())
 
 
 def stretches(batch: pa.RecordBatch, column: str) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -447,7 +452,7 @@ def _group(value: Any, keyed: KeyedInput, count: int, known: dict[Any, int], whe
     return group
 
 
-def _boundaries(columns: list[pa.Array], size: int) -> list[int]:
+def _boundaries(columns: Sequence[pa.Array], size: int) -> list[int]:
     import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
     changed = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -227,7 +227,7 @@ class StreamLayout:
     timestamped: bool = False
     keys: tuple[ComputedKey, ...] = ()
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The Arrow schema."""
         fields = list(self.records.schema)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -179,7 +180,14 @@ class Route:
 
     def aligned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch of the output, in the columns that `split` takes."""
+        if self._keeps_columns and batch.schema.equals(self.schema):
+            return batch
         return in_columns(batch, self.columns, self.schema if self.key is None else self.schema.append(self.key))
+
+    @cached_property
+    def _keeps_columns(self) -> bool:
+        """Whether the columns that travel are those of the output."""
+        return self.key is None and list(self.columns) == self.schema.names
 
     def split(self, aligned: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
         """An aligned batch by channel, in the columns that travel."""

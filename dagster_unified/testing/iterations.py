@@ -135,7 +135,7 @@ class InMemory:
         self._states.subtask, self._states.subtasks = subtask, own.subtasks
         given, is_stale = _for(own, subtask, inbox), self._loop.staleness > 0
         work = SubtaskEpoch(
-            self._levels[level](), Subtask(subtask), epoch, terminated, given, self._states, self._clock, is_stale
+            self._levels[level].load(), Subtask(subtask), epoch, terminated, given, self._states, self._clock, is_stale
         )
         out = run_subtask(work)
         return LevelResult(out.sent, out.fed_back, out.late, out.feedback, out.criteria, out.metrics)

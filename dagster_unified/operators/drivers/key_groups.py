@@ -405,7 +405,8 @@ class KeyGroups:
         self._take(group, micro_batch.ahead, micro_batch)
         if event is not None:
             self.grouped.advance(group, event.watermarks.get(uid, MIN_TIMESTAMP), event.now)
-        self.running.drain()
+        if event is not None or any(micro_batch.ahead):
+            self.running.drain()
         self.ahead = False
         self._take(group, micro_batch.behind, micro_batch)
         if event is not None and event.ends(uid):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.watermarks import Mark, slowest
 
 
@@ -45,6 +45,16 @@ class Report(msgspec.Struct):
         """Note the marks of more watermark generators."""
         self.marks = {uid: slowest(m[uid] for m in (self.marks, marks) if uid in m) for uid in {**self.marks, **marks}}
 
+    def add(self, other: Report) -> None:
+        """Add the report of another partition."""
+        self.metrics.add(other.metrics)
+        self.due = min((due for due in (self.due, other.due) if due is not None), default=None)
+        self.rows += other.rows
+        self.mark(other.marks)
+        for uid, times in other.parts.items():
+            for part, moment in times.items():
+                self.saw_part(part, {uid: moment})
+
     def empty(self) -> bool:
         """Whether there is nothing to report."""
         return self.due is None and not self.rows and not self.marks and self.metrics.empty()
@@ -56,17 +66,9 @@ class Report(msgspec.Struct):
 
 def merge_reports(reports: Iterable[bytes]) -> Report:
     """The totals over several reports."""
-    decoded = [msgspec.json.decode(r, type=Report) for r in reports]
-    merged = Report(
-        merge([r.metrics for r in decoded]),
-        min((r.due for r in decoded if r.due is not None), default=None),
-        sum(r.rows for r in decoded),
-    )
-    for report in decoded:
-        merged.mark(report.marks)
-        for uid, times in report.parts.items():
-            for part, moment in times.items():
-                merged.saw_part(part, {uid: moment})
+    merged = Report()
+    for report in reports:
+        merged.add(msgspec.json.decode(report, type=Report))
     return merged
 
 

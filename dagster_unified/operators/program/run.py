@@ -273,7 +273,7 @@ class RunningProgram:
         return self.program.steps[index].tag == tag
 
     def _copier(self, records: RecordType) -> Copy | None:
-        return None if self.program.options.object_reuse else records.copier()
+        return None if self.program.options.object_reuse else records.copier
 
     def _copies(self, index: int) -> Copies:
         """Copiers for the records that a step emits, for the outputs that are read."""

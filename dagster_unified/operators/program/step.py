@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -205,7 +206,7 @@ class Program:
         """The number of the output with the exported state."""
         return next(number for number, output in enumerate(self.outputs) if output.tag == CARRIED)
 
-    @property
+    @cached_property
     def counts_epochs(self) -> bool:
         """Whether a function is notified of committed epochs, or saves operator state, and so needs the epoch."""
         functions = [step.function for step in self.steps]

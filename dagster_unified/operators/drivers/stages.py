@@ -1,0 +1,195 @@
+"""The stages of a STREAMING query in one task: a pass through programs, and a level of keyed operators.
+
+An engine gives a stage the records of a micro-batch by lane and group, and takes what leaves it along routes. It also
+says what the stage asks of the epoch. Knows no engine: Spark's workers bring packed rows, the harness brings batches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeVar
+
+import pyarrow as pa
+
+from dagster_unified.operators.drivers.group import GroupStore
+from dagster_unified.operators.drivers.key_groups import KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.functions.base import Subtask
+from dagster_unified.operators.program.blocks import close_each
+from dagster_unified.operators.program.run import RunningProgram
+from dagster_unified.operators.routing import Route, RoutedProgram
+from dagster_unified.operators.state.pages import KEYS_PER_PAGE
+from dagster_unified.operators.watermarks import Kept
+
+HEAD = 0
+"""What stands for the lane of a source's rows, which have none yet."""
+
+Leave = Callable[[Route, pa.RecordBatch, bool, "int | None"], None]
+"""Takes a batch that goes along a route, ahead of the micro-batch's control event or behind it.
+
+It comes from a group, or from None where an exchange did not choose one.
+"""
+
+
+Value = TypeVar("Value", covariant=True)
+
+
+class Shipped(Protocol[Value]):
+    """Something that was shipped to where it runs."""
+
+    def load(self) -> Value:
+        """Return it; what an author's function may keep is in no other that was loaded."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs of a stage, by lane."""
+
+    shared: Mapping[int, RoutedProgram] = field(default_factory=dict)
+    """Those of which a task has one instance."""
+
+    in_subtasks: Mapping[int, Shipped[RoutedProgram]] = field(default_factory=dict)
+    """Those of which each subtask that an exchange chose has an instance, with functions of its own."""
+
+    def __contains__(self, lane: int) -> bool:
+        return lane in self.shared or lane in self.in_subtasks
+
+    def load(self, lane: int) -> RoutedProgram:
+        """The program of a lane."""
+        return self.shared[lane] if lane in self.shared else self.in_subtasks[lane].load()
+
+
+class Epoch(Protocol):
+    """What a stage asks about the epoch that it works on."""
+
+    @property
+    def subtask(self) -> Subtask:
+        """The task."""
+
+    def clock(self) -> int:
+        """The processing time, in milliseconds since the epoch of Unix."""
+
+    def committed(self) -> int | None:
+        """The epoch that was committed last; None before the first."""
+
+    def remembered(self) -> Mapping[str, Kept]:
+        """What watermark generators kept in the micro-batch before."""
+
+    def watermark(self, uid: str, ahead: bool) -> int:
+        """How far event time is for an operator; `ahead` of the control event, how far it was before that."""
+
+
+Instance = TypeVar("Instance", RunningProgram, KeyGroups)
+
+
+class _Stage(ABC, Generic[Instance]):
+    """The instances of a stage's programs, each opened where it is first asked for."""
+
+    def __init__(self, programs: Programs, epoch: Epoch, leave: Leave) -> None:
+        self.programs, self._epoch, self._leave = programs, epoch, leave
+        self._instances: dict[tuple[int, int | None], Instance] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.close(error)
+
+    def close(self, failure: BaseException | None = None) -> None:
+        """Closes the author's functions, also after a failure."""
+        close_each(self._instances.values(), failure)
+
+    def open(self) -> None:
+        """Opens the programs that do not wait for the records of a subtask."""
+        for lane in self.programs.shared:
+            self.of(lane)
+
+    def of(self, lane: int, group: int = 0) -> Instance:
+        """The instance of a lane's program; where subtasks have one each, that of the subtask `group`."""
+        subtask = group if lane in self.programs.in_subtasks else None
+        found = self._instances.get((lane, subtask))
+        if found is None:
+            own = self._epoch.subtask if subtask is None else self._epoch.subtask._replace(number=subtask)
+            found = self._instances[lane, subtask] = self._opened(self.programs.load(lane), subtask, own)
+        return found
+
+    @abstractmethod
+    def _opened(self, routed: RoutedProgram, subtask: int | None, own: Subtask) -> Instance:
+        """An instance of a program."""
+
+    def _notify(self, running: RunningProgram) -> None:
+        """Tells the functions that need it which epoch was committed last."""
+        if running.program.counts_epochs and (committed := self._epoch.committed()) is not None:
+            running.notify(committed)
+
+
+class Pass(_Stage[RunningProgram]):
+    """Programs without a key, through which the records of a micro-batch pass."""
+
+    def __init__(self, programs: Programs, epoch: Epoch, leave: Leave) -> None:
+        super().__init__(programs, epoch, leave)
+        self._ahead = False
+        self.report = Report()
+
+    def push(self, lane: int, group: int, batch: pa.RecordBatch, ahead: bool = False) -> None:
+        """Runs a batch through the program of its lane."""
+        if ahead is not self._ahead:
+            self._flush()
+            self._ahead = ahead
+        self.of(lane, group).push(batch)
+
+    def finish(self, part: str | None = None) -> Report:
+        """Ends the micro-batch, and returns its report; `part` is that of the source behind which the pass is."""
+        self._flush()
+        for running in self._instances.values():
+            metrics = running.report()
+            if part is not None:
+                self.report.saw_part(part, metrics.last_event_times)
+            self.report.metrics.add(metrics)
+            self.report.mark(running.end_of_batch())
+        return self.report
+
+    def _flush(self) -> None:
+        """Emits what operators hold."""
+        for running in self._instances.values():
+            running.flush()
+
+    def _opened(self, routed: RoutedProgram, subtask: int | None, own: Subtask) -> RunningProgram:
+        def emit(number: int, batch: pa.RecordBatch) -> None:
+            for route in routed.routes[number]:
+                self._leave(route, batch, self._ahead, subtask)
+
+        def watermark(uid: str) -> int:
+            return self._epoch.watermark(uid, self._ahead)
+
+        remembered = self._epoch.remembered() if any(step.remembers for step in routed.program.steps) else None
+        running = RunningProgram(routed.program, emit, self._epoch.clock, own, True, remembered, watermark)
+        self._notify(running)
+        return running
+
+
+class Level(_Stage[KeyGroups]):
+    """Keyed operators, each over one key group after another."""
+
+    def __init__(self, programs: Programs, epoch: Epoch, leave: Leave, keys_per_page: int = KEYS_PER_PAGE) -> None:
+        super().__init__(programs, epoch, leave)
+        self._keys_per_page = keys_per_page
+        self._group = 0
+
+    def run(self, lane: int, group: int, store: GroupStore, given: MicroBatch) -> Report:
+        """Runs a micro-batch of one key group of a lane, and returns its report."""
+        groups, self._group = self.of(lane, group), group
+        groups.running.enter(group)
+        due = groups.run(store, given)
+        return Report(groups.running.report(), due)
+
+    def _opened(self, routed: RoutedProgram, subtask: int | None, own: Subtask) -> KeyGroups:
+        def emit(number: int, batch: pa.RecordBatch) -> None:
+            for route in routed.routes[number]:
+                self._leave(route, batch, groups.ahead, self._group)
+
+        groups = KeyGroups(routed.program, emit, self._epoch.clock, own, self._keys_per_page)
+        self._notify(groups.running)
+        return groups

@@ -1,0 +1,454 @@
+"""Runs a whole pipeline in memory in STREAMING semantics, through the stages that its queries have on Spark.
+
+Queries run one after another. Each takes micro-batches, behind the control event (the watermark has moved, the clock
+has) that the ones before led to, and at last the end of input. A micro-batch goes from stage to stage as on Spark, with
+batches in memory for packed rows, and what leaves the last stage goes to the operators behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from dagster_unified.connectors.protocol.positions import ALL
+from dagster_unified.engine.job_time import JobTime
+from dagster_unified.graph import nodes as g
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.execution_graph import ExecutionGraph
+from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.segments import segments
+from dagster_unified.graph.topology import TAIL, Exchanged, Lanes, Native, QuerySpec, Topology, laid_out
+from dagster_unified.operators.drivers.group import MemoryStore
+from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, MicroBatch
+from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.drivers.stages import HEAD, Level, Pass
+from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.program.step import Program
+from dagster_unified.operators.routing import EVERYWHERE, BatchOrder, Route, RoutedProgram, Sender
+from dagster_unified.operators.time import MIN_TIMESTAMP
+from dagster_unified.testing.driving import KEYS_PER_PAGE, InMemoryEpoch, Stage, Timed, to_batch, to_timed
+from dagster_unified.testing.native import run_native
+from dagster_unified.testing.vertices import Order, Streams, Vertices, check_keys
+
+
+class Pace(NamedTuple):
+    """How micro-batches come."""
+
+    clock: Callable[[], int]
+    order: Order
+    watermark_interval: int | None
+    """After how many records time moves; None for only at the end of input."""
+
+    micro_batch: int | None
+    """How many records of a source come together; None for all of all sources."""
+
+
+class _Logged(NamedTuple):
+    """What a micro-batch of one query hands on to another, and how far event time is."""
+
+    records: list[pa.RecordBatch]
+    watermark: int | None
+    last_event_time: int | None
+    ended: bool
+    """Whether nothing comes after it."""
+
+
+@dataclass
+class _Handed:
+    """What the queries of a job share: what sources hold and what one has handed on to another, by uid."""
+
+    inputs: Mapping[str, pa.RecordBatch]
+    log: dict[str, list[_Logged]] = field(default_factory=dict)
+
+
+def run_streaming(
+    plan: Plan, inputs: Mapping[str, pa.RecordBatch], pace: Pace
+) -> tuple[dict[str, list[pa.RecordBatch]], Metrics]:
+    """Run the queries of a plan, and return what reaches its sinks, by name, and the metrics."""
+    plans = segments(plan)
+    handed = _Handed(inputs)
+    written: dict[str, list[pa.RecordBatch]] = {node.name: [] for node in plan.graph.sinks}
+    metrics = Metrics()
+    for spec, stages in laid_out(plan, Lanes(), plans).items():
+        query = _Query(plans[spec.segment], spec, stages, handed, pace)
+        query.run()
+        for name, batches in query.written.items():
+            written[name] += batches
+        metrics.add(query.metrics())
+    return written, metrics
+
+
+class _Query:
+    """One query: micro-batch after micro-batch."""
+
+    def __init__(self, plan: Plan, spec: QuerySpec, stages: Topology | None, handed: _Handed, pace: Pace) -> None:
+        self.plan, self.pace, self.handed = plan, pace, handed
+        nodes = plan.upstream(*spec.sinks)
+        self.sources = [node for node in plan.graph.sources if node.id in nodes]
+        self.logs = {node.id: handed.log[node.uid] for node in self.sources if isinstance(node, g.QueryInputNode)}
+        """What was handed on to it, by source."""
+
+        self.records = {node.id: handed.inputs[node.uid] for node in self.sources if node.id not in self.logs}
+        self.bounded = [n for n in self.sources if n.id in self.records and n.source.boundedness is Boundedness.BOUNDED]
+        self.read = dict.fromkeys(self.records, 0)
+        """How many records of each source have been processed."""
+
+        self.ends = {node.id: node for node in plan.graph.ends if node.id in spec.sinks}
+        self.written: dict[str, list[pa.RecordBatch]] = {
+            node.name: [] for node in self.ends.values() if isinstance(node, g.SinkNode)
+        }
+        self.time = JobTime(plan, None, pace.clock(), native_windows=True)
+        self.epoch = InMemoryEpoch(pace.clock)
+        self.report = Report()
+        """What was measured since time was last taken."""
+
+        self.measured = Metrics()
+        tables = {n.id: _records_of(n, handed.inputs[n.uid]) for n in plan.graph.readers if n not in plan.graph.sources}
+        self.line: _Line | None = None
+        if stages is not None:
+            self.line = _Line(plan, stages, self.epoch, pace.order, tables)
+            self.behind = Vertices(stages.tail, pace.order, pace.clock, tables)
+        else:
+            graph = ExecutionGraph(plan, TAIL, tuple(sorted(nodes)), sinks=spec.sinks)
+            self.behind = _UntilTheEnd(graph, pace, tables, self.time)
+
+    def run(self) -> None:
+        """Run it to the end of its input."""
+        for node in self.ends.values():
+            if isinstance(node, g.QueryOutputNode):
+                self.handed.log[node.uid] = []
+        event, waiting = None, 0
+        self._end_sources()
+        for arriving in self._micro_batches():
+            self._micro_batch(arriving, event)
+            waiting += sum(batch.num_rows for batch in arriving.values())
+            self._take_time(arriving)
+            self._end_sources(arriving)
+            event = None
+            if self.pace.watermark_interval is not None and waiting >= self.pace.watermark_interval:
+                event, waiting = self._after(), 0
+        event = event or self._after()
+        if event is not None:
+            self._micro_batch({}, event)
+            self._after()
+        self._micro_batch({}, self.time.end(self.pace.clock()))
+        if self.line is not None:
+            self.line.tell_of_the_last_epoch()
+        self.behind.tell_of_the_last_epoch(self.epoch.committed())
+
+    def metrics(self) -> Metrics:
+        """What it has measured."""
+        for loop in self.behind.loops.values():
+            self.measured.add(loop.metrics)
+        return self.measured
+
+    def _micro_batches(self) -> Iterator[dict[int, pa.RecordBatch]]:
+        """One source after another, a micro-batch's number of records at a time; with no number, everything at once.
+
+        What another query handed on comes as it did, all streams together.
+        """
+        size = self.pace.micro_batch
+        if size is None:
+            together = {n: self.pace.order.united([batch], any_order=True) for n, batch in self.records.items()}
+            handed = {n: [batch for one in log for batch in one.records] for n, log in self.logs.items()}
+            yield together | {n: pa.concat_batches(batches) for n, batches in handed.items() if batches}
+            return
+        for number in range(max(map(len, self.logs.values()), default=0)):
+            logged = {n: log[number].records for n, log in self.logs.items() if number < len(log)}
+            yield {n: pa.concat_batches(batches) for n, batches in logged.items() if batches}
+        for n, batch in self.records.items():
+            for start in range(0, batch.num_rows, size):
+                yield {n: self.pace.order.united([batch.slice(start, size)], any_order=True)}
+
+    def _take_time(self, arriving: Mapping[int, object]) -> None:
+        """Takes the event time that was handed on with records that have been processed."""
+        for n, log in self.logs.items():
+            passed = log if self.pace.micro_batch is None else log[: self.epoch.number]
+            if passed:
+                last = passed[-1]
+                uid = self.plan.graph.node(n).uid
+                self.time.reached(uid, last.watermark, last.last_event_time)
+                if last.ended:
+                    self.time.ended({uid: {ALL}})
+
+    def _end_sources(self, arrived: Mapping[int, pa.RecordBatch] = {}) -> None:
+        """Says which of the bounded sources have given their last record."""
+        for n in arrived.keys() & self.read.keys():
+            self.read[n] += arrived[n].num_rows
+        self.time.ended({n.uid: {ALL} for n in self.bounded if self.read[n.id] == self.records[n.id].num_rows})
+
+    def _after(self) -> ControlEvent | None:
+        report, self.report = self.report, Report()
+        return self.time.after(report, self.pace.clock())
+
+    def _micro_batch(self, arriving: Mapping[int, pa.RecordBatch], event: ControlEvent | None) -> None:
+        before = self.epoch.event
+        self.epoch.begin(event)
+        latest, report = self.epoch.event, Report()
+
+        def ends(uid: str) -> bool:
+            return latest.ends(uid) and uid not in before.ended
+
+        if self.line is not None:
+            streams, report = self.line.run(arriving, event)
+        else:
+            streams = {Port(n): {0: [self.behind.inputs.keyed(Port(n), batch)]} for n, batch in arriving.items()}
+        for n, batches in self.behind.run(streams, ends, self.epoch.committed()).items():
+            node = self.ends[n]
+            if isinstance(node, g.QueryOutputNode):
+                self._hand_on(node, batches)
+            else:
+                self.written[node.name] += batches
+        self.report.add(report)
+        if self.line is None:
+            self.report.metrics.add(self.behind.metrics)
+        report.metrics.add(self.behind.metrics)
+        self.measured.add_later(report.metrics)
+        self.epoch.end(report.marks)
+        self.time.delivered(latest)
+
+    def _hand_on(self, node: g.QueryOutputNode, batches: list[pa.RecordBatch]) -> None:
+        log, event = self.handed.log[node.uid], self.epoch.event
+        watermark = log[-1].watermark if log else None
+        loops = [self.behind.loops[n] for n in self.plan.upstream(node.id) if n in self.behind.loops]
+        if not node.waits_for_end and not any(loop.circulates for loop in loops):
+            watermark = event.watermarks.get(node.uid, watermark)
+        ended = event.ends(node.uid)
+        last_event_time = event.last_event_times.get(node.uid) if ended else None
+        log.append(_Logged(batches, watermark, last_event_time, ended))
+
+
+def _records_of(node: Any, batch: pa.RecordBatch) -> list[Any]:
+    found: list[Any] = node.source.records.from_batch(batch)
+    return found
+
+
+class _UntilTheEnd(Vertices):
+    """The operators of a query of a native aggregate, of which the harness emits the results at the end of input."""
+
+    def __init__(self, graph: ExecutionGraph, pace: Pace, tables: Mapping[int, Sequence[Any]], time: JobTime) -> None:
+        super().__init__(graph, pace.order, pace.clock, tables)
+        self._time = time
+        self._kept: dict[int, list[tuple[Timed, int]]] = {}
+        """For a native aggregate, what has come, and the watermark at which it did."""
+
+    def _native(self, node: g.Node, streams: Streams) -> None:
+        if not node.aggregates_natively:
+            super()._native(node, streams)
+            return
+        latest, layout = self._time.latest, self.inputs.layouts[node.id]
+        mark, kept = latest.watermarks.get(node.uid, MIN_TIMESTAMP), self._kept.setdefault(node.id, [])
+        for batch in self.inputs.of(node.id, streams).values():
+            check_keys(self.plan, node, layout, batch)
+            for record, time in to_timed(layout, batch):
+                windows = node.windows_of(record, time)
+                if windows and all(w.max_timestamp() <= mark for w in windows):
+                    self.metrics.count("late records")
+                else:
+                    kept.append(((record, time), mark))
+        if latest.end:
+            timed, marks = [timed for timed, _ in kept], [mark for _, mark in kept]
+            self._emit(streams, Port(node.id), run_native(self.plan.name, node, layout, timed, marks=marks))
+
+
+_Taken = list[tuple[int, int, bool, pa.RecordBatch]]
+"""Batches for a pass: the lane and the group of each, and whether it is ahead of the control event."""
+
+
+class _Rows:
+    """The records of a micro-batch between two stages, by lane, group and place."""
+
+    def __init__(self, order: Order, in_one: frozenset[int]) -> None:
+        """`in_one` are the lanes whose key groups are one."""
+        self._order, self._in_one = order, in_one
+        self._waiting: dict[tuple[int, int], dict[BatchOrder, dict[tuple[int, int], list[pa.RecordBatch]]]] = {}
+        """By lane and group, by place, and by the route and the subtask that they come from."""
+
+        self._senders: dict[int, Sender] = {}
+
+    def add(self, route: Route, batch: pa.RecordBatch, ahead: bool, subtask: int | None) -> None:
+        """Takes a batch of a route's output: see `Leave`."""
+        if not batch.num_rows:
+            return
+        aligned, number = route.aligned(batch), subtask or 0
+        if route.everywhere:
+            place = BatchOrder.BROADCAST_AHEAD if ahead else BatchOrder.BROADCAST
+        else:
+            place = BatchOrder.AHEAD if ahead else BatchOrder.BEHIND
+        if route.target in self._in_one and not route.everywhere:
+            parts = [(0, aligned if route.key is None else aligned.select(route.schema.names))]
+        else:
+            parts = list(route.split(aligned, self._senders.setdefault(number, Sender(number))))
+        for group, part in parts:
+            places = self._waiting.setdefault((route.target, group), {})
+            places.setdefault(place, {}).setdefault((id(route), number), []).append(part)
+
+    def groups(self, lane: int) -> list[int]:
+        """The groups of a lane that something has come to."""
+        return sorted(group for one, group in self._waiting if one == lane)
+
+    def at(self, lane: int, group: int, place: BatchOrder) -> list[pa.RecordBatch]:
+        """What has come to a group at a place, in one batch; each sender's records in their order."""
+        senders = self._waiting.get((lane, group), {}).get(place)
+        return [] if senders is None else [self._order.united([pa.concat_batches(own) for own in senders.values()])]
+
+    def taken(self, lanes: Mapping[int, object]) -> _Taken:
+        """What has come to some lanes: first what is ahead of the control event."""
+        return [
+            (lane, group, place is BatchOrder.AHEAD, batch)
+            for place in (BatchOrder.AHEAD, BatchOrder.BEHIND)
+            for lane in lanes
+            for group in self.groups(lane)
+            for batch in self.at(lane, group, place)
+        ]
+
+
+class _Line:
+    """The stages of one query."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        epoch: InMemoryEpoch,
+        order: Order,
+        tables: Mapping[int, Sequence[Any]],
+    ) -> None:
+        self.plan, self.topology, self.epoch, self.order, self._tables = plan, topology, epoch, order, tables
+        self.heads = [(head, self._stage({HEAD: head.routed})) for head in topology.heads]
+        self.between = [[self._inner(one) for one in stages] for stages in topology.between]
+        self.levels = [self._stage(programs) for programs in topology.levels]
+        self.passes = [self._stage(programs) for programs in topology.passes]
+        nodes = {node.uid: node for node in plan.graph.nodes}
+        self.groups = {
+            lane: self._groups(nodes[program.steps[0].uid], program)
+            for level in self.levels
+            for lane, program in level.programs.items()
+        }
+        """The groups of each lane of a level that there are in any case."""
+
+        self.in_one = frozenset(lane for lane, groups in self.groups.items() if list(groups) == [0])
+        self.stores: dict[int, dict[int, MemoryStore]] = {
+            lane: {group: MemoryStore() for group in groups} for lane, groups in self.groups.items()
+        }
+        """The state of each lane's key groups."""
+
+        self.report = Report()
+
+    def run(self, arriving: Mapping[int, pa.RecordBatch], event: ControlEvent | None) -> tuple[Streams, Report]:
+        """Run a micro-batch of the sources, and return what leaves the last stage and what was measured."""
+        self.report = Report()
+        rows = _Rows(self.order, self.in_one)
+        for head, stage in self.heads:
+            batch = self._natively(head.native, arriving.get(head.source))
+            self._pass(stage, rows, [] if batch is None else [(HEAD, 0, False, batch)], part="")
+        self._through(self.between[0], rows)
+        for level, onward, between in zip(self.levels, self.passes, self.between[1:], strict=True):
+            self._level(level, rows, event)
+            self._pass(onward, rows, rows.taken(onward.programs))
+            self._through(between, rows)
+        leaving = {port: rows.taken({lane: port}) for port, lane in self.topology.tail_lanes.items()}
+        return {port: {0: [one[3] for one in taken]} for port, taken in leaving.items() if taken}, self.report
+
+    def tell_of_the_last_epoch(self) -> None:
+        """The last epoch is committed, and no record comes any more."""
+        rows = _Rows(self.order, self.in_one)
+        passes = [stage for _, stage in self.heads] + self.passes
+        passes += [stage for stages in self.between for _, stage in stages]
+        for stage in passes:
+            if stage.listens:
+                with Pass(stage.load(), self.epoch, rows.add) as running:
+                    running.open()
+        for stage in self.levels:
+            if stage.listens:
+                with Level(stage.load(), self.epoch, rows.add, KEYS_PER_PAGE) as level:
+                    self._open(stage, level)
+
+    def _stage(self, programs: Mapping[int, RoutedProgram]) -> Stage:
+        return Stage(programs, self.plan.name)
+
+    def _inner(self, stage: Native | Exchanged) -> tuple[tuple[int, ...], Stage]:
+        """A stage between two levels: the native operators before its programs, and these."""
+        if isinstance(stage, Native):
+            return stage.nodes, self._stage({stage.lane: stage.routed})
+        return (), self._stage(stage.programs)
+
+    def _groups(self, node: g.Node, program: Program) -> Sequence[int]:
+        """The groups of a keyed operator that there are in any case.
+
+        All of its key groups are one here. Where each has its own copy of broadcast state, those that records have come
+        to are apart, and there is one more, which has no records.
+        """
+        if node.id in self.plan.subtasks:
+            return range(self.plan.subtasks[node.id])
+        return [EVERYWHERE] if program.broadcast is not None and node.key != g.Key() else [0]
+
+    def _opens(self, stage: Stage) -> bool:
+        """Whether programs are opened where no record comes: in the first epoch, and to hear of committed ones."""
+        return stage.listens or not self.epoch.number
+
+    def _through(self, stages: Sequence[tuple[tuple[int, ...], Stage]], rows: _Rows) -> None:
+        for nodes, stage in stages:
+            taken = rows.taken(stage.programs)
+            if nodes:
+                found = [(*one[:3], self._natively(nodes, one[3])) for one in taken]
+                taken = [(lane, group, ahead, batch) for lane, group, ahead, batch in found if batch is not None]
+            self._pass(stage, rows, taken)
+
+    def _pass(self, stage: Stage, rows: _Rows, taken: _Taken, part: str | None = None) -> None:
+        if not stage.programs or not (taken or self._opens(stage)):
+            return
+        with Pass(stage.load(), self.epoch, rows.add) as running:
+            if self._opens(stage):
+                running.open()
+            for lane, group, ahead, batch in taken:
+                running.push(lane, group, batch, ahead)
+            self.report.add(running.finish(part))
+
+    def _level(self, stage: Stage, rows: _Rows, event: ControlEvent | None) -> None:
+        work = [one for lane in stage.programs for one in self._micro_batches(lane, rows, event)]
+        if not (work or self._opens(stage)):
+            return
+        with Level(stage.load(), self.epoch, rows.add, KEYS_PER_PAGE) as level:
+            if self._opens(stage):
+                self._open(stage, level)
+            for lane, group, given in work:
+                self.report.add(level.run(lane, max(group, 0), self.stores[lane][group], given))
+
+    def _open(self, stage: Stage, level: Level) -> None:
+        for lane in stage.programs:
+            for group in self.groups[lane]:
+                level.of(lane, max(group, 0))
+
+    def _micro_batches(
+        self, lane: int, rows: _Rows, event: ControlEvent | None
+    ) -> Iterator[tuple[int, int, MicroBatch]]:
+        """What the groups of a lane have to do."""
+        stores = self.stores[lane]
+        around = [rows.at(lane, EVERYWHERE, place) for place in (BatchOrder.BROADCAST_AHEAD, BatchOrder.BROADCAST)]
+        told = event if lane in self.topology.timed else None
+        for group in rows.groups(lane):
+            if group not in stores and group != EVERYWHERE:
+                stores[group] = MemoryStore(stores[EVERYWHERE].pages)
+        leader = min(stores)
+        for group in sorted(stores):
+            own = [rows.at(lane, group, place) for place in (BatchOrder.AHEAD, BatchOrder.BEHIND)]
+            if any((*own, *around)) or told is not None:
+                ahead, behind = (Arrived(*side) for side in zip(own, around, strict=True))
+                yield lane, group, MicroBatch(ahead, told, behind, leads=group == leader)
+
+    def _natively(self, nodes: Sequence[int], batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
+        """A batch through native operators; None where nothing is left of it."""
+        for number in nodes if batch is not None else ():
+            node, layout = self.plan.graph.node(number), self.plan.input_layout(number)
+            timed = to_timed(layout, batch)
+            found = run_native(self.plan.name, node, layout, timed, self._tables.get(number, ()))
+            if not found:
+                return None
+            full = self.plan.layout(Port(number))
+            batch = to_batch(self.plan.name, StreamLayout(full.records, full.timestamped), found)
+        return batch
