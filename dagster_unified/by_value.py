@@ -52,7 +52,6 @@ def sent(programs: Iterable[Program], pickle: Callable[[], T], where: str) -> T:
 
 
 def _unpicklable(programs: Iterable[Program]) -> Iterator[str]:
-    """The operators that cannot be pickled."""
     for program in programs:
         for step in program.steps:
             try:

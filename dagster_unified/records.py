@@ -122,7 +122,7 @@ class RecordType:
     def _check_shape(self, records: Sequence[Any]) -> None:
         if self.shape == "value":
             return
-        shape = _shape(self.python)
+        shape = _shape_check(self.python)
         self._check_remade(shape, records)
         if operator.countOf(map(type, records), self.python) == len(records):
             return
@@ -205,7 +205,7 @@ class RecordType:
     @cached_property
     def fit(self) -> Fit:
         """The check that a record is of this type; it also makes the normal form."""
-        return _columns(self.python)[0].fit if self.shape == "value" else _shape(self.python)
+        return _columns(self.python)[0].fit if self.shape == "value" else _shape_check(self.python)
 
     def normal(self, record: Any) -> Any:
         """The normal form of a record, which it has once it was in columns. Raises `RecordTypeError` as `check`."""
@@ -259,7 +259,7 @@ class RecordType:
 
     def check_members(self, batch: pa.RecordBatch) -> None:
         """Raise `RecordTypeError` for a value in an enum's column that no member has."""
-        for i, (info, decode) in enumerate(zip(_column_types(self.python), _decoders(self.python), strict=True)):
+        for i, (info, decode) in enumerate(zip(_inspected_columns(self.python), _decoders(self.python), strict=True)):
             if decode is not None and holds(info, mi.EnumType):
                 column = batch.column(i)
                 self._decoded(i, decode, (column if pa.types.is_nested(column.type) else column.unique()).to_pylist())
@@ -267,12 +267,12 @@ class RecordType:
     @property
     def types(self) -> tuple[mi.Type, ...]:
         """The inspected type of each column."""
-        return _column_types(self.python)
+        return _inspected_columns(self.python)
 
     def members(self) -> dict[str, type[Enum]]:
         """The enum of each column that holds one."""
-        columns = zip(self.names, _column_types(self.python), strict=True)
-        return {name: enum for name, info in columns if (enum := _enum(info)) is not None}
+        columns = zip(self.names, _inspected_columns(self.python), strict=True)
+        return {name: enum for name, info in columns if (enum := _enum_of(info)) is not None}
 
     def _decoded(self, index: int, decode: Decoder, values: list[Any]) -> list[Any]:
         try:
@@ -374,7 +374,7 @@ def _has_moments(column: pa.Array) -> bool:
 
 @lru_cache(maxsize=1024)
 def _columns(python: Any) -> tuple[_Column, ...]:
-    return tuple(map(_column, _column_types(python)))
+    return tuple(map(_column, _inspected_columns(python)))
 
 
 def _column(info: mi.Type) -> _Column:
@@ -385,8 +385,7 @@ def _column(info: mi.Type) -> _Column:
 
 
 @lru_cache(maxsize=1024)
-def _shape(python: Any) -> RecordFit:
-    """The check that a record has a record type's fields."""
+def _shape_check(python: Any) -> RecordFit:
     fit = fit_of(mi.type_info(python), _through_arrow, widens=True)
     assert isinstance(fit, RecordFit)
     return fit
@@ -397,8 +396,7 @@ def _through_arrow(info: mi.Type, values: list[Any]) -> list[Any]:
 
 
 @lru_cache(maxsize=1024)
-def _column_types(python: Any) -> tuple[mi.Type, ...]:
-    """The inspected type of each column of a record type."""
+def _inspected_columns(python: Any) -> tuple[mi.Type, ...]:
     info = mi.type_info(python)
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
         return tuple(f.type for f in info.fields)
@@ -408,14 +406,14 @@ def _column_types(python: Any) -> tuple[mi.Type, ...]:
 @lru_cache(maxsize=1024)
 def _required(python: Any) -> tuple[tuple[int, mi.Type], ...]:
     """The columns that hold no null, or values of which a part holds none."""
-    fields = zip(record_type(python).schema, _column_types(python), strict=True)
+    fields = zip(record_type(python).schema, _inspected_columns(python), strict=True)
     return tuple((i, info) for i, (f, info) in enumerate(fields) if not f.nullable or pa.types.is_nested(f.type))
 
 
 @lru_cache(maxsize=1024)
 def _decoders(python: Any) -> tuple[Decoder | None, ...]:
     """One function per column from Arrow's value to the annotation's; None where they are the same."""
-    return tuple(map(_decoder, _column_types(python)))
+    return tuple(map(_decoder, _inspected_columns(python)))
 
 
 def _encoder(info: mi.Type) -> Decoder | None:
@@ -702,10 +700,10 @@ def arrow_type(info: mi.Type, where: str) -> pa.DataType:
     raise RecordTypeError(f"{where}: no column type for {described(info)}; use one of {', '.join(SUPPORTED)}")
 
 
-def _enum(info: mi.Type) -> type[Enum] | None:
+def _enum_of(info: mi.Type) -> type[Enum] | None:
     """The enum that a type is, which may be None as well."""
     if isinstance(info, mi.UnionType):
-        return _enum(next(t for t in info.types if not isinstance(t, mi.NoneType)))
+        return _enum_of(next(t for t in info.types if not isinstance(t, mi.NoneType)))
     return info.cls if isinstance(info, mi.EnumType) else None
 
 
@@ -729,8 +727,6 @@ def _inner(info: mi.Type) -> tuple[mi.Type, ...]:
 
 
 class _Members(dict[Any, Enum]):
-    """The members of an enum by value."""
-
     def __init__(self, cls: type[Enum]) -> None:
         super().__init__((member.value, member) for member in cls)
         self._cls = cls

@@ -808,7 +808,6 @@ def _shallow(kind: type) -> Callable[[Any], Any]:
 
 
 def _set(record: Any, name: str, value: Any) -> None:
-    """Set a field, also of a frozen record."""
     if isinstance(record, Struct):
         force_setattr(record, name, value)
     else:
@@ -816,8 +815,6 @@ def _set(record: Any, name: str, value: Any) -> None:
 
 
 class _ChoiceFit(Fit):
-    """One of several types."""
-
     def __init__(self, name: str, nullable: bool, members: list[Fit]) -> None:
         super().__init__(name, nullable, chain.from_iterable(m.exact for m in members))
         self._members = members

@@ -144,11 +144,11 @@ class WrittenAheadSource(SplitSource[Out]):
         failed = log / "failed"
         if failed.exists():
             raise StageError(f"source '{self.name}': {self.describe()} has failed: {failed.read_text()}")
-        return {file.stem: _last(file)[0] for file in sorted(log.glob("*.index"))}
+        return {file.stem: _last_entry(file)[0] for file in sorted(log.glob("*.index"))}
 
     def oldest(self) -> Offsets:
         indices = sorted(self._folder().glob("*.index"))
-        return {file.stem: 0 if file.with_suffix(".log").exists() else _last(file)[0] for file in indices}
+        return {file.stem: 0 if file.with_suffix(".log").exists() else _last_entry(file)[0] for file in indices}
 
     def available(self, since: Offsets) -> dict[str, int]:
         available = super().available(since)
@@ -329,12 +329,12 @@ def delete_unneeded(log: Path, job: Path, writing: str) -> None:
     positions = chain.from_iterable(_oldest_positions(state) for state in states)
     read = [position for position in positions if not position or known & position.keys()]
     for index, file in files.items():
-        if file.exists() and all(position.get(index.stem, -1) >= _last(index)[0] for position in read):
+        if file.exists() and all(position.get(index.stem, -1) >= _last_entry(index)[0] for position in read):
             _delete(file, index)
 
 
 def _delete(file: Path, index: Path) -> None:
-    last = _ENTRY.pack(*_last(index))
+    last = _ENTRY.pack(*_last_entry(index))
     file.unlink()
     staged = index.with_suffix(".last")
     staged.write_bytes(last)
@@ -508,8 +508,7 @@ def _whole(index: Path) -> int:
     return size - size % _ENTRY.size
 
 
-def _last(index: Path) -> tuple[int, int]:
-    """The last entry of an index."""
+def _last_entry(index: Path) -> tuple[int, int]:
     end = _whole(index)
     if not end:
         return 0, 0

@@ -189,7 +189,7 @@ class KeyedBatchOperator(KeyedProcessOperator):
             shown = f"timer at {timestamp} of key {self.key!r}"
             raise user_failure(error, self.where, function.on_timer, shown) from error
         if returned is not None:
-            self.emit(returned, None, self._moment())
+            self.emit(returned, None, self._timer_time())
 
     def emit(self, returned: object, timestamps: Sequence[int | None] | None = None, moment: int | None = None) -> None:
         """Collect a batch for the main output, with the event times of its rows, or a timer's moment."""
@@ -208,13 +208,13 @@ class KeyedBatchOperator(KeyedProcessOperator):
         batch, times = checked(emitted, records, self._times, where)
         if times is None and TIMESTAMP in emitted.schema.names:
             times = emitted.column(TIMESTAMP).to_pylist()
-        self.out.emit_batch(tag.name, batch, records, times or [self._moment()] * batch.num_rows)
+        self.out.emit_batch(tag.name, batch, records, times or [self._timer_time()] * batch.num_rows)
 
     def _call(self, batch: pa.RecordBatch) -> object:
         function: Any = self.function
         return function.process_batch(batch, self._for_function)
 
-    def _moment(self) -> int | None:
+    def _timer_time(self) -> int | None:
         """The event time of a timer's results."""
         return self._timestamp if self._domain is TimeDomain.EVENT_TIME else None
 

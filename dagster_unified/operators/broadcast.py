@@ -125,7 +125,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
     def _emit_with_keys(self, record: Any, context: _BroadcastContext, leads: bool) -> None:
         """Emit what an instance with keys emitted for a record; unless it leads, without what all emit."""
         alike = self._without_keys(record, context)
-        own_only, missing = _besides(context.out, alike)
+        own_only, missing = _beyond_common(context.out, alike)
         if missing and _differ(alike, self._without_keys(record, context)):
             raise UnsupportedError(
                 f"{self.where}: what process_broadcast_element emits for {shorten(record)} differs from call to call,"
@@ -142,7 +142,7 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
             self.out.take(context.out)
 
     def _without_keys(self, record: Any, original: _BroadcastContext) -> Collector:
-        """What an instance without keys emits for a record; changes nothing here."""
+        """The emissions of an instance without keys for a record; nothing changes here."""
         function: Any = self.function
         after, keys, measured = self.broadcast, self.keys, self._metrics.take()
         self.broadcast, self.keys = original.broadcast_before(), tuple
@@ -269,8 +269,8 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         operator.measure(applied)
 
 
-def _besides(emitted: Collector, alike: Collector) -> tuple[Collector, bool]:
-    """What was emitted besides what all emit alike, and whether some of the latter is missing."""
+def _beyond_common(emitted: Collector, alike: Collector) -> tuple[Collector, bool]:
+    """The emissions beyond those that all instances share, and whether some of the shared ones are missing."""
     besides = Collector()
     besides.records, besides.timestamps, is_missing = _without(emitted.records, emitted.timestamps, alike.records)
     for tag in {**emitted.side, **alike.side}:
@@ -303,7 +303,7 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def _differ(first: Collector, second: Collector) -> bool:
-    return _besides(first, second)[1] or _besides(second, first)[1]
+    return _beyond_common(first, second)[1] or _beyond_common(second, first)[1]
 
 
 _NO_KEY = NoKey(

@@ -278,11 +278,11 @@ def run_subtask(work: SubtaskEpoch) -> Outcome:
     """Run one epoch of a subtask in one level."""
     out = _SubtaskRun(work).run()
     if work.is_stale:
-        out.fed_back, out.late = _apart(work, out.fed_back)
+        out.fed_back, out.late = _split_feedback(work, out.fed_back)
     return out
 
 
-def _apart(work: SubtaskEpoch, fed_back: Iterable[Message]) -> tuple[list[Message], list[Message]]:
+def _split_feedback(work: SubtaskEpoch, fed_back: Iterable[Message]) -> tuple[list[Message], list[Message]]:
     """Split what was fed back into what goes to the subtask itself and what goes to others."""
     to_itself: list[Message] = []
     to_others: list[Message] = []

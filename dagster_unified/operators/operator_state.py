@@ -195,8 +195,6 @@ def redistributed(
 
 
 class _Store(OperatorStateStore):
-    """The lists of the current subtask."""
-
     def __init__(self, where: str, state: KeyedStateBackend, kinds: dict[str, str]) -> None:
         self._where, self._state, self._kinds = where, state, kinds
 

@@ -171,14 +171,12 @@ class _PendingPartials:
             self._partials = []
 
     def _aggregated(self) -> pa.Table:
-        """The partials of the records so far."""
         table = pa.Table.from_batches(self._batches)
         if self._step.panes is not None:
             table = table.append_column(PANE, _panes(table.column(TIMESTAMP), *self._step.panes))
         return self._grouped(table, [(partial, partial.column, partial.kind) for partial in self._step.partials])
 
     def _merged(self) -> pa.Table:
-        """The partials of partials."""
         merging = [(p, p.name, "sum" if p.kind == "count" else p.kind) for p in self._step.partials]
         return self._grouped(pa.concat_tables(self._partials), merging)
 

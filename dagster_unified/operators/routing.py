@@ -73,7 +73,7 @@ class ByKey(ChannelSelector):
 
     def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
         known = sender.known(self.keyed.columns, self.count)
-        return _apart(batch, key_groups(batch, self.keyed, self.layout, self.where, self.count, known))
+        return _by_number(batch, key_groups(batch, self.keyed, self.layout, self.where, self.count, known))
 
     def describe(self) -> str:
         return f"by key over {self.count}"
@@ -116,7 +116,9 @@ class ByPartitioner(ChannelSelector):
     where: str
 
     def split(self, batch: pa.RecordBatch, sender: Sender) -> Iterator[tuple[int, pa.RecordBatch]]:
-        return _apart(batch, pa.array(self.subtasks([batch.column(name) for name in self.keyed.columns]), pa.int32()))
+        return _by_number(
+            batch, pa.array(self.subtasks([batch.column(name) for name in self.keyed.columns]), pa.int32())
+        )
 
     def describe(self) -> str:
         return f"by a partitioner over {self.count}"
@@ -141,8 +143,8 @@ class ByPartitioner(ChannelSelector):
         )
 
 
-def _apart(batch: pa.RecordBatch, numbers: pa.Array) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each number, in their order."""
+def _by_number(batch: pa.RecordBatch, numbers: pa.Array) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each number, in order."""
     order = pc.sort_indices(numbers)
     batch, numbers = batch.take(order), numbers.take(order)
     start = 0

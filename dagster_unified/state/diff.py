@@ -124,9 +124,11 @@ def _of_operator(a: Savepoint, b: Savepoint, uid: str, name: str, examples: int)
         a.operator(uid)  # raises
     key = (a if has_operator[0] else b).operator(uid).key
     result = OperatorDiff(uid, name)
-    before = {hashable(key_row): _digest(row) for key_row, row in _rows(a, uid, key)} if has_operator[0] else {}
+    before = (
+        {hashable(key_row): _digest(row) for key_row, row in _columns_by_key(a, uid, key)} if has_operator[0] else {}
+    )
     changed: dict[Any, Row] = {}
-    for key_row, row in _rows(b, uid, key) if has_operator[1] else ():
+    for key_row, row in _columns_by_key(b, uid, key) if has_operator[1] else ():
         old = before.pop(hashable(key_row), None)
         if old is None:
             result.only_b += 1
@@ -139,7 +141,7 @@ def _of_operator(a: Savepoint, b: Savepoint, uid: str, name: str, examples: int)
                 changed[hashable(key_row)] = row
     result.only_a = len(before)
     if before or changed:
-        for key_row, row in _rows(a, uid, key):
+        for key_row, row in _columns_by_key(a, uid, key):
             place = hashable(key_row)
             if place in before:
                 _first(result.first_only_a, key_row, examples)
@@ -159,8 +161,7 @@ def _only(row: Row, columns: Sequence[str]) -> Row:
     return {name: row[name] for name in columns if name in row}
 
 
-def _rows(savepoint: Savepoint, uid: str, key: Sequence[str]) -> Iterator[tuple[Row, Row]]:
-    """The key of each row, and its other columns."""
+def _columns_by_key(savepoint: Savepoint, uid: str, key: Sequence[str]) -> Iterator[tuple[Row, Row]]:
     for row in savepoint.rows(uid):
         key_row = {name: row.pop(name, None) for name in key}
         times = timer_times(row)

@@ -516,7 +516,7 @@ def _timers_of(batch: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
     tables = []
     for domain, column in (("event", EVENT_TIMERS), ("processing", PROCESSING_TIMERS)):
         if column in batch.schema.names:
-            owners, timers = _flat(batch, column, key)
+            owners, timers = _keyed_elements(batch, column, key)
             domains = pa.array([domain] * len(timers), pa.string())
             columns = {**owners, "domain": domains}
             tables.append(pa.table(columns | {n: timers.field(n) for n in ("timestamp", "generation")}))
@@ -531,7 +531,7 @@ def _held_back_of(batch: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
     encoded = _encoded_elements(batch, key)
     if HELD not in batch.schema.names:
         return encoded
-    owners, elements = _flat(batch, HELD, key)
+    owners, elements = _keyed_elements(batch, HELD, key)
     typed = pa.table({**owners, "timestamp": elements.field("timestamp"), "record": elements.field("record")})
     return pa.concat_tables([typed, encoded], promote_options="default") if encoded.num_rows else typed
 
@@ -554,7 +554,9 @@ def _encoded_elements(batch: pa.RecordBatch, key: Sequence[str]) -> pa.Table:
     return pa.table({**owners, "timestamp": pa.array(times, pa.int64()), "encoded": pa.array(records, pa.binary())})
 
 
-def _flat(batch: pa.RecordBatch, column: str, key: Sequence[str]) -> tuple[dict[str, pa.Array], pa.StructArray]:
+def _keyed_elements(
+    batch: pa.RecordBatch, column: str, key: Sequence[str]
+) -> tuple[dict[str, pa.Array], pa.StructArray]:
     """The elements of a column of lists, and the key of each."""
     import pyarrow.compute as pc  # slow to load
 

@@ -207,7 +207,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         try:
             table = opened()
         except TableNotFoundError:
-            _create(path, schema, partition_by, storage_options)
+            _create_if_missing(path, schema, partition_by, storage_options)
             table = opened()
         committer = cls(table, path, mode, key, partition_by, sink, schema)
         committer._check_table()
@@ -352,7 +352,6 @@ class DeltaCommitter(Committer[DeltaFile]):
         return any(row["path"].startswith(f"{folder}/") for row in active_files(self._table))
 
     def _update(self) -> None:
-        """Read the table's log as it is now."""
         ask_store(self._path, self._table.update_incremental)
         self._log = self._log_end()
 
@@ -384,7 +383,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         return appends
 
     def _has_to_be_committed(self, commit: Commit[DeltaFile]) -> bool:
-        """Whether a write changes the table, or must be remembered though it does not."""
+        """Whether a write changes the table, or must be recorded although it does not."""
         epoch = commit.identity.epoch
         first = commit.goes_back or (epoch == 0 and self._mode == "overwrite")
         return epoch is None or first or bool(commit.committables)
@@ -491,10 +490,9 @@ def _unmet_requirement(table: DeltaTable, mode: str) -> str | None:
     return None
 
 
-def _create(
+def _create_if_missing(
     path: UPath, schema: pa.Schema, partition_by: tuple[str, ...], storage_options: dict[str, str] | None
 ) -> None:
-    """Create an empty table, unless there is one by now."""
     from deltalake import DeltaTable
     from deltalake.exceptions import CommitFailedError
 
@@ -546,7 +544,7 @@ def staged_files(table: UPath, folder: UPath) -> list[DeltaFile]:
             metadata = pq.read_metadata(opened)
         if metadata.num_rows:
             path = file.relative_to(table).as_posix()
-            nulls = tuple(sorted(_columns_with_nulls(metadata) | _null_folders(path)))
+            nulls = tuple(sorted(_columns_with_nulls(metadata) | _null_partition_columns(path)))
             files.append(DeltaFile(path=path, rows=metadata.num_rows, bytes=size, nulls=nulls))
     if not files:
         remove_tree(folder)
@@ -567,8 +565,7 @@ def _columns_with_nulls(metadata: pq.FileMetaData) -> set[str]:
     return columns
 
 
-def _null_folders(path: str) -> set[str]:
-    """The table's partition columns that are null in a file."""
+def _null_partition_columns(path: str) -> set[str]:
     folders = (folder.partition("=") for folder in path.split("/")[:-1])
     return {name for name, _, value in folders if value == NO_PARTITION}
 

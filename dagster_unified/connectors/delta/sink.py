@@ -210,7 +210,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         if EMITTED not in order:
             frame = frame.selectExpr("*", f"monotonically_increasing_id() AS {EMITTED}")
             order.append(EMITTED)
-        row = F.expr(f"max_by(struct({_quoted(names)}), struct({_quoted(order)})) AS __row")
+        row = F.expr(f"max_by(struct({_quoted_names(names)}), struct({_quoted_names(order)})) AS __row")
         return frame.groupBy(*self.key).agg(row).select("__row.*")
 
     def elsewhere(self, path: str) -> Self:
@@ -275,14 +275,12 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         return str(self.path)
 
     def _open(self) -> DeltaTable:
-        """The table as it is now."""
         from deltalake import DeltaTable
 
         return ask_store(self.path, lambda: DeltaTable(self._uri(), storage_options=self.storage_options))
 
 
-def _quoted(names: Sequence[str]) -> str:
-    """Column names, quoted for SQL."""
+def _quoted_names(names: Sequence[str]) -> str:
     return ", ".join(f"`{name.replace('`', '``')}`" for name in names)
 
 

@@ -70,7 +70,6 @@ def _local_tail(file: UPath, size: int) -> bytes:
 
 
 def _footer_size(tail: bytes) -> int:
-    """The bytes of the footer, with its length and the magic at the end of the file."""
     return int.from_bytes(tail[-8:-4], "little") + 8 if tail.endswith(b"PAR1") else 0
 
 

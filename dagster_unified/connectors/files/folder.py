@@ -142,7 +142,7 @@ class Folder:
         return load_pattern(reader, self.path)
 
     def _remote_file(self, name: str, info: Mapping[str, Any]) -> File:
-        return File(name, int(info.get("size") or 0), _changed(info))
+        return File(name, int(info.get("size") or 0), _change_time(info))
 
     def _local_file(self, name: str) -> File | None:
         try:
@@ -183,7 +183,7 @@ class Folder:
             else {self.root: {"type": "directory"}}
         )
         for match, info in matches.items():
-            files_of_match = _below(files, match) if info["type"] == "directory" else {match: info}
+            files_of_match = _files_below(files, match) if info["type"] == "directory" else {match: info}
             for path, details in files_of_match.items():
                 name = path.removeprefix(f"{self.root}/")
                 *folders, last = path.removeprefix(match).strip("/").split("/") if path != match else [name]
@@ -204,8 +204,7 @@ def _is_of(name: str, pattern: tuple[str, ...], is_file: bool) -> bool:
     return fnmatchcase(name, pattern[0]) and not name.startswith(".")
 
 
-def _below(files: Any, folder: str) -> Mapping[str, Mapping[str, Any]]:
-    """The files below a folder of a store, by their paths."""
+def _files_below(files: Any, folder: str) -> Mapping[str, Mapping[str, Any]]:
     try:
         listing: Mapping[str, Mapping[str, Any]] = files.find(folder, detail=True)
     except FileNotFoundError:
@@ -217,8 +216,8 @@ def _is_hidden(name: str) -> bool:
     return (name.startswith("_") and "=" not in name) or name.startswith(".") or name.endswith("._COPYING_")
 
 
-def _changed(info: Mapping[str, Any]) -> int:
-    """When a file of a bucket was changed; each kind of store has its own word for it."""
+def _change_time(info: Mapping[str, Any]) -> int:
+    """The time of the last change of a file in a bucket; each kind of store names it differently."""
     words = ("LastModified", "mtime", "last_modified", "updated", "created")
     changed = next((info[word] for word in words if word in info), 0)
     if isinstance(changed, str):

@@ -217,7 +217,7 @@ class Listing:
         return self._took <= _BRIEF
 
     def _look(self) -> None:
-        new = self._new()
+        new = self._unlisted()
         if self._check is not None:
             self._check([file.name for file in new])
         self._waiting = new
@@ -235,8 +235,8 @@ class Listing:
         if added or not self._chunks.are_shown():
             self._chunks.show(self._shown)
 
-    def _new(self) -> list[File]:
-        """The files that were not listed before, the oldest first."""
+    def _unlisted(self) -> list[File]:
+        """The files that were not listed before, oldest first."""
         names = self.files.new(self._known)
         return sorted((f for f in names if not self._skip(f.name)), key=lambda file: (file.changed, file.name))
 
@@ -260,7 +260,7 @@ class Chunks:
         number = self._last() + 1
         chunk = self._chunk(number)
         put(chunk / _GUARD, b"Spark reads one chunk at a time.")
-        log = _log(_status(url_of(file.name), file.size, file.changed) for file in files)
+        log = _log(_sink_log_entry(url_of(file.name), file.size, file.changed) for file in files)
         try:
             conditional.write(_log_of(chunk), log, None)
         except FileExistsError:
@@ -290,7 +290,7 @@ class Chunks:
         log = self._log
         files = log.iterdir() if log.exists() else ()
         versions = sorted(int(path.stem) for path in files if path.suffix == ".compact")
-        entries = [_status(url(for_spark(self._chunk(number))), 0, number) for number in numbers]
+        entries = [_sink_log_entry(url(for_spark(self._chunk(number))), 0, number) for number in numbers]
         # a number that ends in 9 is Spark's for a file that stands for all before it
         put(log / f"{(versions[-1] if versions else -1) + 10}.compact", _log(entries))
         for version in versions[:-2]:
@@ -384,8 +384,7 @@ def _log(entries: Iterable[str]) -> bytes:
     return "\n".join(["v1", *entries]).encode()
 
 
-def _status(url: str, size: int, changed: int) -> str:
-    """An entry of the log of a file sink."""
+def _sink_log_entry(url: str, size: int, changed: int) -> str:
     status = {
         "path": url,
         "size": size,

@@ -115,7 +115,6 @@ class PathTemplate:
             return f"the path template '{self.path}' has %{unknown.args[0]}, which cannot be read back from a path"
 
     def _filled(self, value: Callable[[str, str], str]) -> str:
-        """The path, with each field replaced."""
         return "".join(text + (value(name, form) if name is not None else "") for text, name, form in self._pieces)
 
     def _value(self, name: str, form: str, slice_: Slice) -> str:

@@ -273,7 +273,6 @@ class _FileCommitter(Committer[StagedFolder]):
         return (deployment, int(timeline)) if known else ("", 0)
 
     def _has_rows(self, file: UPath) -> bool:
-        """Whether a file has more than its schema or header."""
         with file.open("rb") as opened:
             if self._format == "csv":
                 return len(opened.read(1 << 20).splitlines()) > 1

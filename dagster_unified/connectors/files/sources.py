@@ -428,7 +428,7 @@ class _FileSource(SparkSource[Out]):
                 )
 
     def _check_folders(self, files: list[UPath]) -> None:
-        """Raise `PipelineError` where files lie in folders of different columns; Spark would read only some of these."""
+        """Raise `PipelineError` where files lie in folders of different columns; Spark would read only some."""
         folder = Folder(self.path).place
         if folder is None:
             return
@@ -480,17 +480,16 @@ class TextSource(_FileSource[Out]):
 
     def _scanned(self, path_fields: Collection[str]) -> tuple[StructType, dict[str, Any]]:
         """The columns and options with which Spark scans the files; by default only for their lines."""
-        return self._texts([_VALUE], path_fields), {}
+        return self._text_columns([_VALUE], path_fields), {}
 
-    def _texts(self, names: Iterable[str], path_fields: Collection[str]) -> StructType:
-        """Text columns: these, and those of the fields that folder names give."""
+    def _text_columns(self, names: Iterable[str], path_fields: Collection[str]) -> StructType:
+        """Columns with these names, and those of the fields that folder names give, all of texts."""
         from pyspark.sql.types import StringType, StructField, StructType
 
         in_path = [name for name in self.records.names if name in path_fields]
         return StructType([StructField(name, StringType()) for name in [*names, *in_path]])
 
     def _file_fields(self, path_fields: Collection[str]) -> pa.Schema:
-        """The fields that the files have."""
         return pa.schema([field for field in self.records.schema if field.name not in path_fields])
 
     @abstractmethod
@@ -503,7 +502,7 @@ class TextSource(_FileSource[Out]):
 
     @abstractmethod
     def _misfits(self, field: pa.Field, value: Column) -> Iterator[Check]:
-        """What may be wrong with a field's column, except a missing value; `value` is what `_value` returned."""
+        """The checks of a field's column, except for a missing value; `value` is what `_value` returned."""
 
     @abstractmethod
     def _value(self, field: pa.Field) -> Column:
@@ -715,7 +714,7 @@ class CsvSource(TextSource[Out]):
             return super()._scanned(path_fields)
         if self._scans_whole:
             lines = {"sep": _NO_DELIMITER, "quote": _NO_CHARACTER, "header": True, "multiLine": True}
-            return self._texts([_VALUE], path_fields), lines
+            return self._text_columns([_VALUE], path_fields), lines
         names = self._file_fields(path_fields).names
         options = {
             "mode": "PERMISSIVE",
@@ -725,9 +724,9 @@ class CsvSource(TextSource[Out]):
             "multiLine": self.multi_line,
         }
         if self.multi_line:
-            return self._texts([*names, _MORE, _ROW], path_fields), {**self._dialect(), **options}
+            return self._text_columns([*names, _MORE, _ROW], path_fields), {**self._dialect(), **options}
         plain = {"sep": self.delimiter, "quote": _NO_CHARACTER, "escape": _NO_CHARACTER, "nullValue": _NO_VALUE}
-        return self._texts([*_scanned_columns(names), _ROW], path_fields), {**plain, **options}
+        return self._text_columns([*_scanned_columns(names), _ROW], path_fields), {**plain, **options}
 
     def _parsed(self, frame: DataFrame, path_fields: Collection[str]) -> DataFrame:
         from pyspark.sql import functions as F
@@ -900,7 +899,7 @@ class ParquetSource(_FileSource[Out]):
     format = "parquet"
 
     _files: FileColumns | None = None
-    """What is known of the files that are read."""
+    """The columns of the files that were looked at."""
 
     def lacking(self) -> Mapping[str, str]:
         return {} if self._files is None else self._files.lacking()
@@ -908,7 +907,7 @@ class ParquetSource(_FileSource[Out]):
     def _read(self, spark: SparkSession, files: Sequence[UPath], load: Load, path_fields: Collection[str]) -> DataFrame:
         self._check_each(spark, files)
         reader = spark.read.format(self.format).options(**self._rooted(path_fields))
-        columns = self._columns(spark, self._known(files), files[0], path_fields)
+        columns = self._columns(spark, self._columns_known(files), files[0], path_fields)
         return self._typed(self._in_folders(load(reader.schema(columns)), path_fields), path_fields)
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
@@ -936,10 +935,10 @@ class ParquetSource(_FileSource[Out]):
     def _check_each(self, spark: SparkSession, files: Sequence[UPath]) -> None:
         super()._check_each(spark, files)
         if files:
-            self._known(files).add(files)
+            self._columns_known(files).add(files)
 
-    def _known(self, files: Sequence[UPath]) -> FileColumns:
-        """What is known of the files that are read, to which these belong."""
+    def _columns_known(self, files: Sequence[UPath]) -> FileColumns:
+        """The columns of the files that were looked at; begins anew with these where none were."""
         if self._files is None:
             self._files = self._columns_of_none(self._path_fields(files[0]))
         return self._files
@@ -949,7 +948,6 @@ class ParquetSource(_FileSource[Out]):
         return FileColumns(file_schema, f"source '{self.name}'", str(self.path))
 
     def _typed(self, frame: DataFrame, path_fields: Collection[str]) -> DataFrame:
-        """The columns of the record's fields, in their types."""
         from pyspark.sql import functions as F
 
         raised = "dagster_unified.errors.MalformedInputError: "

@@ -103,7 +103,7 @@ def misfits_of_text(field: pa.Field, value: Column) -> Iterator[Check]:
 
 
 def expected(kind: pa.DataType) -> str:
-    """What a value of a type is, in words."""
+    """How messages describe a value of a type."""
     if pa.types.is_integer(kind):
         return "a whole number of 64 bits"
     if pa.types.is_floating(kind):
@@ -129,7 +129,7 @@ def _is_none(kind: pa.DataType, value: Column, text: Column) -> Column:
 
 
 def has_half_surrogates(json: Column) -> Column:
-    """Whether a text of JSON escapes half a surrogate pair, which is no character."""
+    """Whether a text of JSON escapes half a surrogate pair, which is not a character."""
     from pyspark.sql import functions as F
 
     escapes = F.regexp_replace(json, r"\\\\", "")  # a backslash that is escaped escapes nothing
@@ -138,7 +138,7 @@ def has_half_surrogates(json: Column) -> Column:
 
 
 def is_overflow(value: Column, text: Column) -> Column:
-    """Whether a float is infinite, and what it was read from does not say so."""
+    """Whether a float is infinite although the text that it was read from is not."""
     from pyspark.sql import functions as F
 
     return (F.abs(value) == float("inf")) & ~F.lower(text).contains("inf")
@@ -211,12 +211,12 @@ def _is_unfit(kind: pa.DataType, value: Column | None, text: Column) -> Column:
 
     value = text.try_cast(_spark_type(kind)) if value is None else value
     if pa.types.is_decimal(kind):
-        kept = [
+        exact_casts = [
             finer == value.try_cast(f"decimal(38,{digits})")
             for digits in _FINER
             for finer in [text.try_cast(f"decimal(38,{digits})")]
         ]
-        fits = F.coalesce(*kept, F.lit(True))
+        fits = F.coalesce(*exact_casts, F.lit(True))
     else:
         fits = text.rlike(_DATE if pa.types.is_date(kind) else _TIME) & value.between(*map(F.expr, _bounds(kind)))
         if pa.types.is_timestamp(kind) and kind.tz is None:
@@ -229,43 +229,43 @@ def _spark_type(kind: pa.DataType) -> DataType:
 
 
 UNREADABLE = "cannot be read as"
-"""How the reason begins of a row that is none, whatever its values are."""
+"""The reason begins with this where a text is not a row at all, whatever its values are."""
 
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 class Rows(Protocol):
-    """What the rows of a source's files look like."""
+    """The form of the rows of a source's files."""
 
     def explain(self, file: str, row: str) -> str | None:
-        """Why a text of a file is no row: the field, what was found and what was expected; None if unknown."""
+        """Why a text of a file is not a row: the field, what was found and what was expected; None if unknown."""
 
 
 def explained(rows: Rows, file: str, row: str, reason: str) -> str:
-    """The reason why a row is malformed, with what is wrong with one that is none."""
+    """The reason why a row is malformed, with details where the text is not a row at all."""
     problem = rows.explain(file, row) if reason.startswith(UNREADABLE) else None
     return reason if problem is None else f"{reason}: {problem}"
 
 
 @dataclass(frozen=True)
 class CsvRows(Rows):
-    """What rows of CSV look like; its patterns are those of Python and of Java alike."""
+    """The form of rows of CSV; its patterns work in Python and in Java."""
 
     names: tuple[str, ...]
     delimiter: str
     escape: str
 
     def beside(self, file: str) -> CsvRows:
-        """The rows of a file, without the fields that the names of its folders tell."""
+        """The rows of a file, without the fields that the names of its folders give."""
         return replace(self, names=tuple(name for name in self.names if f"/{name}=" not in file))
 
     @property
     def _field(self) -> str:
         """A field in quotes, which close before the next delimiter; or one that begins with no quote."""
-        apart, escape = re.escape(self.delimiter), re.escape(self.escape)
-        inside = r'[^"]*+(?:""[^"]*+)*+' if self.escape == '"' else rf'(?:[^"{escape}]|{escape}(?s:.))*+'
-        plain = rf"[^{apart}\n]*+" if len(self.delimiter) == 1 else rf"(?:(?!{apart})[^\n])*+"
-        return rf'"{inside}"(?:(?!{apart})[\x00-\x09\x0b\x0c\x0e-\x20])*+|(?!"){plain}'
+        delimiter, escape = re.escape(self.delimiter), re.escape(self.escape)
+        quoted = r'[^"]*+(?:""[^"]*+)*+' if self.escape == '"' else rf'(?:[^"{escape}]|{escape}(?s:.))*+'
+        plain = rf"[^{delimiter}\n]*+" if len(self.delimiter) == 1 else rf"(?:(?!{delimiter})[^\n])*+"
+        return rf'"{quoted}"(?:(?!{delimiter})[\x00-\x09\x0b\x0c\x0e-\x20])*+|(?!"){plain}'
 
     @property
     def row(self) -> str:
@@ -297,7 +297,7 @@ class CsvRows(Rows):
 
 @dataclass(frozen=True)
 class JsonRows(Rows):
-    """What rows of JSON look like, by the Arrow schema of their fields."""
+    """The form of rows of JSON, by the Arrow schema of their fields."""
 
     schema: pa.Schema
 
@@ -312,9 +312,9 @@ class JsonRows(Rows):
 
     def _misfits(self, row: dict[str, Any]) -> Iterator[str]:
         for field in self.schema:
-            for path, found, wanted in _within(row.get(field.name), field.type, field.name):
+            for path, found, wanted in _misfits_within(row.get(field.name), field.type, field.name):
                 yield f"field '{path}' is {_shown(found)}, not {wanted}"
-        for path, text in _halves(row):
+        for path, text in _half_surrogates(row):
             yield f"field '{path}' is {_shown(text)}, with half a character of two surrogates, not a text"
 
 
@@ -327,19 +327,19 @@ _PLAIN: dict[Callable[[pa.DataType], bool], Callable[[Any], bool]] = {
 }
 
 
-def _within(value: Any, kind: pa.DataType, path: str) -> Iterator[Misfit]:
-    """What does not fit a type in a plain value."""
+def _misfits_within(value: Any, kind: pa.DataType, path: str) -> Iterator[Misfit]:
+    """The parts of a plain value that do not fit a type."""
     if value is None:
         return
     if pa.types.is_struct(kind) and isinstance(value, dict):
         for field in kind:
-            yield from _within(value.get(field.name), field.type, f"{path}.{field.name}")
+            yield from _misfits_within(value.get(field.name), field.type, f"{path}.{field.name}")
     elif pa.types.is_map(kind) and isinstance(value, dict):
         for name, item in value.items():
-            yield from _within(item, kind.item_type, f"{path}[{name!r}]")
+            yield from _misfits_within(item, kind.item_type, f"{path}[{name!r}]")
     elif pa.types.is_list(kind) and isinstance(value, list):
         for place, item in enumerate(value):
-            yield from _within(item, kind.value_type, f"{path}[{place}]")
+            yield from _misfits_within(item, kind.value_type, f"{path}[{place}]")
     elif pa.types.is_nested(kind):
         yield path, value, expected(kind)
     else:
@@ -348,7 +348,7 @@ def _within(value: Any, kind: pa.DataType, path: str) -> Iterator[Misfit]:
             yield path, value, expected(kind)
 
 
-def _halves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _half_surrogates(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """The texts with half a surrogate pair in a plain value."""
     if isinstance(value, str) and _HALF.search(value):
         yield path, value
@@ -356,10 +356,10 @@ def _halves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for name, item in value.items():
             if _HALF.search(name):
                 yield path, name
-            yield from _halves(item, f"{path}.{name}" if path else name)
+            yield from _half_surrogates(item, f"{path}.{name}" if path else name)
     elif isinstance(value, list):
         for place, item in enumerate(value):
-            yield from _halves(item, f"{path}[{place}]")
+            yield from _half_surrogates(item, f"{path}[{place}]")
 
 
 def _shown(value: Any) -> str:

@@ -58,9 +58,9 @@ class Publisher:
         """Send messages, which are not acknowledged yet; raises what the cluster has refused so far."""
         produce, topic = self.producer.produce, self._topic
         keys = messages.keys if messages.keys is not None else [None] * len(messages)
-        further = self._further(messages)
+        all_arguments = self._produce_arguments(messages)
         for number, (key, value) in enumerate(zip(keys, messages.values, strict=True)):
-            arguments = further[number] if further else {}
+            arguments = all_arguments[number] if all_arguments else {}
             while True:
                 try:
                     produce(topic, value, key, **arguments)
@@ -132,8 +132,7 @@ class Publisher:
         if error is not None and error.code() not in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
             self._refused.append(error)
 
-    def _further(self, messages: Messages) -> list[dict[str, Any]]:
-        """The further arguments of `produce` for each message, if there are any."""
+    def _produce_arguments(self, messages: Messages) -> list[dict[str, Any]]:
         columns: dict[str, Sequence[Any]] = {}
         if messages.headers is not None:
             columns["headers"] = messages.headers
@@ -240,7 +239,7 @@ class _TransactionalProducer:
         try:
             publisher.producer.begin_transaction()
             for name, marked in commit.marks.items():
-                member = self._group(name).consumer_group_metadata()
+                member = self._marked_member(name).consumer_group_metadata()
                 publisher.producer.send_offsets_to_transaction([self._place(marked + 1)], member, ANSWER)
             for messages in staged_messages(commit.committables):
                 publisher.publish(messages)
@@ -286,7 +285,7 @@ class _TransactionalProducer:
     def _asked(self, publisher: Publisher, name: str) -> int | None:
         (committed,) = committed_offsets(
             self._topic.connection,
-            self._group(name),
+            self._marked_member(name),
             name,
             [self._place()],
             lambda error: self._failure(publisher, error),
@@ -357,7 +356,7 @@ class _TransactionalProducer:
             " transaction.state.log.min.isr replicas in sync"
         )
 
-    def _group(self, name: str) -> Consumer:
+    def _marked_member(self, name: str) -> Consumer:
         """A member of the group that holds a mark."""
         if name not in self._groups:
             self._groups[name] = group_member(self._topic.connection, name)

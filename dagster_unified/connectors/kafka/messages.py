@@ -203,7 +203,6 @@ class MessageEncoder:
             )
 
     def _part(self, part: FieldOr, columns: Mapping[str, list[Any]], records: Sequence[Any]) -> list[Any]:
-        """The value of a field or a function for each record."""
         if isinstance(part, str):
             return columns[part]
         results: list[Any] = []

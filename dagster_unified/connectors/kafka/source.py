@@ -125,12 +125,12 @@ class KafkaSource(SplitSource[Out]):
     ) -> None:
         self.connection = KafkaConnection.of(connection)
         self.topics = _topics(topics)
-        self.name = name or _name(self.topics)
+        self.name = name or _path_safe(self.topics)
         where = f"source '{self.name}'"
         _check(self.topics, on_malformed, isolation_level, max_records_per_trigger, where)
         self.records = record_type(record, where)
         self.value_format = value_format or JsonFormat()
-        self.metadata = _metadata(record, self.records, metadata or {}, where)
+        self.metadata = _metadata_columns(record, self.records, metadata or {}, where)
         value_fields = [field for field in self.records.names if field not in self.metadata]
         self.value_fields = tuple(value_fields)
         if value_fields:
@@ -423,8 +423,7 @@ def _topics(topics: str | Sequence[str] | re.Pattern[str]) -> Topics:
     return (topics,) if isinstance(topics, str) else tuple(topics)
 
 
-def _name(topics: Topics) -> str:
-    """A name that may be part of a path."""
+def _path_safe(topics: Topics) -> str:
     text = topics.pattern if isinstance(topics, re.Pattern) else "_".join(topics)
     return re.sub(r"[^\w.-]+", "_", text).strip("_.") or "kafka"
 
@@ -445,8 +444,8 @@ def _check(topics: Topics, on_malformed: str, isolation: str, most: int | None, 
         check_count(f"{where}: max_records_per_trigger", most)
 
 
-def _metadata(record: Any, records: RecordType, metadata: Mapping[str, str], where: str) -> dict[str, str]:
-    """What each metadata field holds; raises `PipelineError` where it cannot."""
+def _metadata_columns(record: Any, records: RecordType, metadata: Mapping[str, str], where: str) -> dict[str, str]:
+    """The message's column for each metadata field; raises `PipelineError` where the field cannot hold it."""
     if record is KafkaMessage:
         metadata = {**{name: name for name in METADATA}, **metadata}
     if metadata and records.shape != "class":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 OnMalformed = Literal["fail", "drop", "divert"]
-"""What to do with rows that do not fit the records."""
+"""How rows that do not fit the records are treated."""
 
 PART = "__part"
 """A column of a stream with the part of the source that a row belongs to, such as a partition of a topic.

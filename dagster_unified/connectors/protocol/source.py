@@ -48,7 +48,7 @@ class SparkSource(Source[Out]):
     """A source that Spark reads."""
 
     on_malformed: OnMalformed = "fail"
-    """What to do with rows that do not fit the records."""
+    """How rows that do not fit the records are treated."""
 
     partition_columns: Mapping[str, str] = {}
     """The fields that say a record's partition, by dimension."""

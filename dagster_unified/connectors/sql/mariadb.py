@@ -56,13 +56,13 @@ class MySql(Dialect):
     has_zones = False
 
     def is_lasting(self, error: BaseException | None, said: str) -> bool:
-        number = _number(error)  # PyMySQL calls everything operational that it does not know
+        number = _error_number(error)  # PyMySQL calls everything operational that it does not know
         if number is None:
             return super().is_lasting(error, said)
         return not 2000 <= number < 3000 and number not in _PASSING
 
     def said(self, error: BaseException | None) -> object:
-        return error if error is None or _number(error) is None else error.args[1]
+        return error if error is None or _error_number(error) is None else error.args[1]
 
     def is_coarse(self, stored_type: Any) -> bool:
         return getattr(stored_type, "fsp", None) != 6
@@ -137,8 +137,7 @@ class MariaDb(MySql):
         return inserting.on_duplicate_key_update({name: inserting.inserted[name] for name in replaced})
 
 
-def _number(error: BaseException | None) -> int | None:
-    """The error number of PyMySQL."""
+def _error_number(error: BaseException | None) -> int | None:
     return error.args[0] if error is not None and len(error.args) == 2 and isinstance(error.args[0], int) else None
 
 

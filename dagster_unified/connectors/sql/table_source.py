@@ -199,13 +199,12 @@ def converted(
             for half in (slice(None, size // 2), slice(size // 2, None)):
                 yield from converted([c[half] for c in columns], fields, place, refused and refused[half])
         else:
-            yield Malformed(place, _content(columns, fields), str(error))
+            yield Malformed(place, _as_json(columns, fields), str(error))
     else:
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema([field.field for field in fields]))
 
 
-def _content(columns: Sequence[Column], fields: Sequence[ReadField]) -> str:
-    """A row, as JSON."""
+def _as_json(columns: Sequence[Column], fields: Sequence[ReadField]) -> str:
     row = {field.field.name: first(column) for field, column in zip(fields, columns, strict=True)}
     row = {
         name: ascii(value) if isinstance(value, str) and not _is_utf8(value) else value for name, value in row.items()

@@ -217,7 +217,6 @@ class Group:
         return contents
 
     def _leave_column(self) -> None:
-        """Give each key its dict."""
         column, self.column = self.column, None
         if column is None:
             return
@@ -306,7 +305,7 @@ class Group:
         return pages
 
     def _pages_for(self, keys: int) -> int:
-        """How many pages a group of this many keys has."""
+        """How many pages a group with this many keys has."""
         count = len(self.index.pages)
         while keys > self.keys_per_page * count or (count < self.index.wanted and keys > self.keys_per_block * count):
             count *= 2
@@ -382,7 +381,7 @@ class Group:
         return contents
 
     def _blocks_for(self, keys: int) -> int:
-        """How many blocks a page of this many keys has."""
+        """How many blocks a page with this many keys has."""
         count = 1
         while keys > self.keys_per_block * count:
             count *= 2

@@ -178,7 +178,6 @@ class GroupedOperator:
         return Group(store, self.codec, self.keys_per_page).contents()
 
     def _load(self, group: Group, contents: Iterable[Content]) -> None:
-        """Register the timers of blocks that were read."""
         self.operator.state.column = group.column
         for content in contents:
             for timestamp, key, generation in content.event_timers:
@@ -475,7 +474,6 @@ class KeyGroups:
             self.grouped.process(group, [key], [0], records[start:end], timestamps[start:end])
 
     def _read(self, batch: pa.RecordBatch) -> tuple[Sequence[Any], Sequence[int | None]]:
-        """The records of a batch and their event times."""
         layout = self.program.input
         with placed(self.operator.where):
             records = self.operator.read(batch, layout)

@@ -112,7 +112,6 @@ class State:
         self._backend.current[self._name] = self._wrap(value)
 
     def _put(self, value: Any) -> None:
-        """Replace the value with the normal form of `value`."""
         self._set(self._written_last(value))
 
     def merge(self, entries: Sequence[Any]) -> None:
@@ -131,7 +130,6 @@ class Collection(State):
     """A state of many entries, each with its own time to live; a large one is a list or map in chunks."""
 
     def _live(self, entries: Any) -> Any:
-        """The entries that have not expired."""
         raise NotImplementedError
 
     def forget_expired(self) -> None:

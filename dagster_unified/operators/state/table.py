@@ -114,7 +114,7 @@ class StateTable:
             yield self.rows(content)
         except _TooLargeError as error:
             content = content.content()
-            halves = _halves(content)
+            halves = _split_keys(content)
             if halves is None:
                 raise StateError(
                     f"{error.what} of key {shorten(next(iter(_all_keys(content))))} is too large for a savepoint, which"
@@ -184,12 +184,12 @@ class StateTable:
         return self._batch(arrays, 1)
 
     def _batch(self, arrays: Mapping[str, pa.Array], size: int) -> pa.RecordBatch:
-        columns = [arrays[f.name] if f.name in arrays else _nulls(size, f.type) for f in self.schema]
+        columns = [arrays[f.name] if f.name in arrays else _null_array(size, f.type) for f in self.schema]
         if sum(column.nbytes for column in columns) > LARGEST:
-            raise _TooLargeError(self._shown(max(arrays, key=lambda name: arrays[name].nbytes)))
+            raise _TooLargeError(self._name_in_errors(max(arrays, key=lambda name: arrays[name].nbytes)))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
-    def _shown(self, name: str) -> str:
+    def _name_in_errors(self, name: str) -> str:
         """How errors name a column's content."""
         what = {column: kind.what for column, kind, _ in self._columns()}
         what |= {HELD: f"{self.where}: what is held back", ENCODED: f"{self.where}: state"}
@@ -426,7 +426,7 @@ def _whole(value: Any) -> Any:
     return list(value) if isinstance(value, SpilledList) else dict(value.items())  # type: ignore[attr-defined]
 
 
-def _nulls(size: int, kind: pa.DataType) -> pa.Array:
+def _null_array(size: int, kind: pa.DataType) -> pa.Array:
     """This many nulls. The structs of `pa.nulls` are null in their fields too, which Parquet may refuse."""
     return pa.array([None] * size, kind) if pa.types.is_struct(kind) else pa.nulls(size, kind)
 
@@ -452,7 +452,7 @@ def _all_keys(content: Content) -> dict[Hashable, None]:
     return keys | {key: None for entries in others for _, key, _ in entries}
 
 
-def _halves(content: Content) -> tuple[Content, Content] | None:
+def _split_keys(content: Content) -> tuple[Content, Content] | None:
     """The content of half of the keys, and of the other half; None for the content of one key."""
     keys = list(_all_keys(content))
     if len(keys) < 2:
@@ -474,7 +474,6 @@ def _of_keys(content: Content, chosen: Callable[[Hashable], bool]) -> Content:
 def _keys_without_state(
     content: Block, with_state: Sequence[Hashable], held_back: Mapping[Hashable, object]
 ) -> set[Hashable]:
-    """The keys that have only timers or held-back elements."""
     owners = [[key for _, key, _ in timers] for timers in (content.event_timers, content.processing_timers)]
     others = [some for some in (*owners, list(held_back)) if some and some != with_state]
     return set().union(*others).difference(with_state) if others else set()

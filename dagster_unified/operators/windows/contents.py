@@ -117,7 +117,7 @@ class Contents(ABC):
     """How elements are added to a window, and what its function gets."""
 
     stored_type: Any
-    """What one window holds."""
+    """The contents of one window."""
 
     starts_from_nothing: ClassVar[bool] = False
     """Whether no elements have a result, too."""

@@ -138,7 +138,7 @@ class Trigger(ABC, Generic[In, Win]):
     OnMergeContext: TypeAlias = OnMergeContext
 
     firing: Firing = Firing.UNDECLARED
-    """What its firing depends on."""
+    """The condition of its firing."""
 
     only_registers_end: bool = False
     """Whether `on_element` only registers an event-time timer at a window's end that is still to come.
@@ -326,8 +326,6 @@ class ContinuousProcessingTimeTrigger(_Continuous):
 
 
 class _Counting(QuietTrigger):
-    """Counts the elements of a window."""
-
     _count = ReducingStateDescriptor("count", lambda a, b: a + b, int)
 
     def clear(self, window: Window, ctx: TriggerContext) -> None:

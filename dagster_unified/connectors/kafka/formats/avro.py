@@ -130,7 +130,7 @@ class AvroFormat(ValueFormat):
         fields = columns(kind)
         if kind.shape == "class":
             names = [field.encoded for field in fields]
-            by_name = _record([(field.encoded, field.type) for field in fields], schema, named, "")
+            by_name = _field_converters([(field.encoded, field.type) for field in fields], schema, named, "")
             converts = [by_name[name] for name in names]
             return lambda arrays: _written(
                 [dict(zip(names, row, strict=True)) for row in zip(*converted(arrays, names, converts), strict=True)],
@@ -299,7 +299,9 @@ def _writer(info: mi.Type, schema: Any, named: Mapping[str, Any], where: str) ->
         )
     avro = _avro(schema)
     if isinstance(kind, mi.StructType) and avro in ("record", "error"):
-        return members(_record([(field.encode_name, field.type) for field in kind.fields], schema, named, where))
+        return members(
+            _field_converters([(field.encode_name, field.type) for field in kind.fields], schema, named, where)
+        )
     if isinstance(kind, (mi.ListType, mi.VarTupleType)) and avro == "array":
         item = _writer(kind.item_type, schema["items"], named, inside(where, "[]"))
         return item and each(item)
@@ -313,14 +315,12 @@ def _writer(info: mi.Type, schema: Any, named: Mapping[str, Any], where: str) ->
 
 
 def _resolved(schema: Any, named: Mapping[str, Any]) -> Any:
-    """A schema, looked up where only its name is given."""
     return named.get(schema, schema) if isinstance(schema, str) else schema
 
 
-def _record(
+def _field_converters(
     fields: Sequence[tuple[str, mi.Type]], schema: Any, named: Mapping[str, Any], where: str
 ) -> dict[str, Convert | None]:
-    """A converter for each field of a record."""
     if not isinstance(schema, dict) or schema["type"] not in ("record", "error"):
         raise ValueError(f"the record has fields, and the Avro schema is no record ({_spelled(schema)})")
 

@@ -184,7 +184,6 @@ def _message(described_files: Sequence[bytes], message: str) -> tuple[Descriptor
 
 
 def _value_field(field: FieldDescriptor) -> FieldDescriptor | None:
-    """The field of a map's values, where a field is a map."""
     kind = field.message_type
     return kind.fields_by_name["value"] if kind is not None and kind.GetOptions().map_entry else None
 

@@ -69,7 +69,7 @@ MARKS = "dagster_unified_commits"
 
 @dataclass(frozen=True)
 class WritePlan:
-    """What a sink commits, and how."""
+    """The tables and options of a sink's commits."""
 
     database: Database
     table: str

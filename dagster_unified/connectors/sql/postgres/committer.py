@@ -52,7 +52,7 @@ WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname LIKE 'staged\\_%%' AND pg
 
 @dataclass(frozen=True)
 class WritePlan:
-    """What a sink commits, and how."""
+    """The tables and options of a sink's commits."""
 
     staging: Staging
     wanted: Wanted
@@ -260,11 +260,11 @@ class PostgresCommitter(Committer[PostgresCommittable]):
         self._plan = plan
         self._connected: Client | None = None
         self._locked_tags: set[str] = set()
-        self._target = self._asked(self._prepare)
+        self._target = self._with_live_connection(self._prepare)
 
     def last_version(self, name: str) -> int | None:
         statement = f"SELECT version FROM {self._plan.marks} WHERE writer = %s".encode()
-        row = self._asked(lambda client: client.execute(statement, (name,)).fetchone())
+        row = self._with_live_connection(lambda client: client.execute(statement, (name,)).fetchone())
         return None if row is None else int(row[0])
 
     def begin(self, attempts: Sequence[WriteAttempt]) -> None:
@@ -278,7 +278,7 @@ class PostgresCommitter(Committer[PostgresCommittable]):
                 self._locked_tags.add(tag)
             self._sweep(client, writers)
 
-        self._asked(started)
+        self._with_live_connection(started)
 
     def commit(self, commits: Sequence[Commit[PostgresCommittable]]) -> None:
         client = self._open()
@@ -312,7 +312,7 @@ class PostgresCommitter(Committer[PostgresCommittable]):
                 client.execute("SELECT pg_advisory_unlock(%s)", (lock_of(tag),))
             self._locked_tags -= tags
 
-        self._asked(cleaned)
+        self._with_live_connection(cleaned)
 
     def close(self) -> None:
         self._forget()
@@ -367,8 +367,8 @@ class PostgresCommitter(Committer[PostgresCommittable]):
 
     # The connection
 
-    def _asked(self, ask: Callable[[Client], R]) -> R:
-        """Ask the server; ask again where the connection turns out to be dead."""
+    def _with_live_connection(self, ask: Callable[[Client], R]) -> R:
+        """Run `ask`; run it again where the connection turns out to be dead."""
         plan = self._plan
         was_connected = self._connected is not None
         with errors_of(plan.staging.connection, plan.where):
