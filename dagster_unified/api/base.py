@@ -43,7 +43,7 @@ class BaseStream(ABC, Generic[T]):
     """A stream of a pipeline, or of the body of an iteration."""
 
     _key_selector: Key | None = None
-    """What it is keyed by."""
+    """The key, if the stream is keyed."""
 
     def __init__(self, pipeline: GraphBuilder, node: int | None, upstream: tuple[Upstream, ...] = ()) -> None:
         self._pipeline = pipeline

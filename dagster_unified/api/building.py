@@ -92,7 +92,7 @@ class GraphBuilder:
     """A graph that is being built: the operators so far, and the mistakes found in them."""
 
     identified_by = ("name",)
-    """What a fingerprint takes of it, where a function mentions it."""
+    """The part of it that a fingerprint takes, where a function mentions it."""
 
     is_body = False
     """Whether it is the body of an iteration."""

@@ -378,7 +378,7 @@ _INSTEAD = {
         "iterations cannot be nested; put one behind the other, or make one body of both",
     ),
 }
-"""What cannot stand in a body, and what to do instead."""
+"""Operators that a body cannot have, and what to do instead."""
 
 
 class _BodyBuilder(GraphBuilder):

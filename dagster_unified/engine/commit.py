@@ -239,7 +239,7 @@ _CLOSED_IN_JAVA = re.compile(
 )
 
 _JAVA_CLASS = re.compile(r"^(?:Caused by)?[: ]*(?:[\w$]+\.)+[\w$]+: ")
-"""What precedes an exception's own words where Java prints it."""
+"""The text that Java prints before an exception's own words."""
 
 
 def write(node: SinkNode, commits: SinkCommits[Any], frame: DataFrame, context: WriteContext) -> WriteResult:

@@ -158,7 +158,7 @@ class EpochCommitted:
     """Malformed rows that were set aside, by source."""
 
     backlog: Mapping[str, int] = field(default_factory=dict)
-    """What waits to be read after the micro-batch before, by source: of those that tell it."""
+    """The records that wait to be read after the micro-batch before, by source, of those that tell it."""
 
     @property
     def counters(self) -> Mapping[str, int]:

@@ -43,41 +43,41 @@ CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
 """Errors of a path that no further attempt fixes, unlike a full disk or a lost connection."""
 
 _STATE = re.compile(r"\s*SQLSTATE: [0-9A-Z]{5}$")
-"""What Spark puts behind a message."""
+"""The text that Spark puts behind a message."""
 
 
 _DETAIL = re.compile(r'"(source|file|reason|row)":"((?:[^"\\]|\\.)*)')
 """A member of the JSON in which an expression says of a row that it is malformed; the last may be cut short."""
 
 _COLON = re.compile(r"while reading file (\S+?)\. .*?URISyntaxException: Relative path in absolute URI", re.DOTALL)
-"""What Hadoop says of a file on a disk whose name has a colon."""
+"""Hadoop's message about a file on a disk whose name has a colon."""
 
 _OF_PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)")
 
 _ENDED_EARLY = re.compile(r"Error from python worker:\n((?:[ \t].*\n)+)PYTHONPATH was:\n")
-"""What a process of Spark's wrote that ended before it was a worker, which Spark indents."""
+"""The output, which Spark indents, of a process that ended before it was a worker."""
 
 _AWAY = {
     "botocore": ("ConnectionError", "HTTPClientError"),
     "aiohttp": ("ClientConnectionError", "ClientPayloadError"),
 }
-"""What the clients that fsspec uses raise where nobody answers, by the first part of their module's name."""
+"""The errors that fsspec's clients raise where nobody answers, by the first part of their module's name."""
 
 _AWAY_IN_JAVA = re.compile(r"(?:(s3a://\S+): \S+ )?Unable to execute HTTP request: ([^\n(]*)")
 _AWAY_IN_RUST = re.compile(
     r"Error performing (\w+ \S+) in (?:(?!\n\s+at |\n\n).)*error sending request(.*?)(?=\n\s+at |\n\n|\Z)", re.DOTALL
 )
-"""What Hadoop's connector and deltalake say of it."""
+"""The messages of Hadoop's connector and deltalake for it."""
 
 _ARROW = "\u21b3\x1b[0m"
-"""What deltalake puts before each cause, in colour."""
+"""The text that deltalake puts before each cause, in colour."""
 
 _NO_CREDENTIALS = re.compile(r"NoAuthWithAWSException|No AWS Credentials|Unable to load credentials from any")
 
 _BUSY = (errno.EBUSY, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET)
 
 _SILENT_SERVER = re.compile(r'StatusCode\.UNAVAILABLE\s+details = "([^"]*)"')
-"""What the client of Spark Connect says once it has asked often enough."""
+"""The message of Spark Connect's client once it has asked often enough."""
 
 _REAPED = 2.0
 """Seconds within which a process has ended whose connections have."""
@@ -95,24 +95,24 @@ _DAMAGED = re.compile(
     r"(Checksum error|is not a Parquet file)",
     re.DOTALL,
 )
-"""What Spark says of a file whose bytes are not those that were written."""
+"""Spark's message about a file whose bytes are not those that were written."""
 
 _OTHER_TYPE = re.compile(
     r"\[FAILED_READ_FILE[.\w]*\] Encountered error while reading file (\S+?)\. [^\n]*?reading Parquet column \[(.+?)\]"
     r"\. Expected Spark type (\w+), actual Parquet type (\w+)"
 )
-"""What Spark says of a column that it cannot read as what it is in another file."""
+"""Spark's message about a column that it cannot read with the type that it has in another file."""
 
 _SLOW_START = re.compile(
     r"Python worker failed to connect back|Python daemon failed to launch worker|\[CANNOT_OPEN_SOCKET\][^\n]*timed out"
 )
-"""What Spark says where a Python process, or this one, took longer to connect than Spark waits."""
+"""Spark's message where a Python process, or this one, took longer to connect than Spark waits."""
 
 _GONE = re.compile(r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] Encountered error while reading file (\S+?)\. ")
-"""What Spark says of a file that was there when it was listed."""
+"""Spark's message about a file that is gone since it was listed."""
 
 _MAY_COME_BACK = ("PATH_NOT_FOUND",)
-"""What Spark finds while it analyses a plan, and may not find at the next attempt."""
+"""Errors that Spark finds while it analyses a plan, and may not find at the next attempt."""
 
 
 def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) -> errors.UnifiedError:

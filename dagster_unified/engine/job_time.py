@@ -74,7 +74,7 @@ class JobTime:
 
         waits = {n.id for n in graph.nodes if _waits_for_end(n)}
         self._ending = [n.uid for n in graph.nodes if n.id in emitting and not upstream[n.id] & waits]
-        """What is told of the end of its input before the job's has come."""
+        """The operators, by uid, that are told of the end of their input before the job's has come."""
 
         self._loops = {n.uid for n in graph.nodes if _goes_round(n)}
 

@@ -53,7 +53,7 @@ class Diverted:
     folder: UPath
     origin: str
     kind: Rows | None
-    """What rows look like, where they are read from texts."""
+    """The layout of rows that are read from texts."""
 
     def table(self, most: int) -> pa.Table:
         """Return the latest rows, at most so many."""

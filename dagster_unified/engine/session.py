@@ -202,7 +202,7 @@ LOCAL = "local[*]"
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
 DAEMON, SERVER_DAEMON = "dagster_unified.engine.daemon", "dagster_unified.engine.server_daemon"
-"""What Python workers on this machine are forked from, those of a session and those of a Connect server."""
+"""The daemons that Python workers on this machine are forked from, of a session and of a Connect server."""
 
 DEFAULTS: dict[str, str] = {
     "spark.ui.enabled": "false",
@@ -218,7 +218,7 @@ DEFAULTS: dict[str, str] = {
     # 15 seconds are not enough on a machine that is busy, and PySpark then fails with an error of its own.
     "spark.python.authenticate.socketTimeout": "120s",
 }
-"""What a local session is given unless the configuration says otherwise: nothing listens beyond loopback."""
+"""The settings of a local session unless the configuration says otherwise: nothing listens beyond loopback."""
 
 LOOPBACK = ("spark.driver.host", "spark.driver.bindAddress")
 

@@ -41,7 +41,7 @@ def this_subtask() -> Subtask:
 
 
 EPOCH = "streaming.sql.batchId"
-"""What Spark calls the number of a micro-batch, which all jobs of its query know."""
+"""Spark's property for the number of a micro-batch, which all jobs of its query know."""
 
 
 def committed_epoch(log: str) -> int | None:
@@ -69,7 +69,7 @@ def this_epoch(log: str) -> int:
 
 
 CONTROL = "dagster_unified.control"
-"""What the control stream calls the event of a micro-batch, for all jobs of its query."""
+"""The control stream's property for the event of a micro-batch, for all jobs of its query."""
 
 
 def control_event() -> str | None:

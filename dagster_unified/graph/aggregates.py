@@ -39,10 +39,10 @@ class Purpose:
     """Why aggregates are taken apart, as errors name it."""
 
     name: str
-    """What asks for it, such as `carry_state`."""
+    """The option that asks for it, such as `carry_state`."""
 
     refusal: str
-    """What it cannot do with an aggregate; `{}` stands for the aggregate."""
+    """The words for what it cannot do with an aggregate; `{}` stands for the aggregate."""
 
     merged_by: Mapping[str, str]
     """The aggregates that have partials, each with the one that merges its results over subsets."""
@@ -248,7 +248,7 @@ class _Apart:
         self.types: dict[str, Any] = {}
         self.partials = [self._partial(name, *part) for name, part in self.parts.partials.items()]
         self.plain = {name: _plain(python) for name, python in self.types.items()}
-        """What the partials are, without None."""
+        """The types of the partials, without None."""
 
         if isinstance(node, WindowAggregateNode):
             self.partials = list(map(self._with_carry, self.partials))
@@ -482,7 +482,7 @@ _GIVES: dict[str, Any] = {
     **dict.fromkeys(("sqrt", "exp", "ln", "log10", "pow", "power", "radians", "degrees"), float),
     **dict.fromkeys(("upper", "lower", "trim", "ltrim", "rtrim", "concat_ws", "substring", "substr"), str),
 }  # fmt: skip
-"""What some functions give, whatever they are given."""
+"""The types of functions whose result does not depend on their arguments."""
 
 _CASTS: dict[str, Any] = {
     **dict.fromkeys(("tinyint", "byte", "smallint", "short", "int", "integer", "bigint", "long"), int),

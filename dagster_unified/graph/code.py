@@ -204,7 +204,7 @@ def declared_states(function: Any) -> list[dict[str, str]]:
 
 
 _LISTS = {"get_list_state": "operator list", "get_union_list_state": "union list"}
-"""What gives a function operator state, and what kind of state it is."""
+"""The methods that give a function operator state, and its kind."""
 
 
 def declared_lists(function: Any) -> list[dict[str, str]]:

@@ -164,7 +164,7 @@ class Source(ABC, Generic[Out]):
 
     name: str
     kind: str = ""
-    """What people call the system or the format, such as `csv`: a tag of stages in Dagster."""
+    """The common name of the system or the format, such as `csv`: a tag of stages in Dagster."""
 
     records: RecordType
     boundedness: Boundedness = Boundedness.BOUNDED
@@ -214,7 +214,7 @@ class Sink(ABC, Generic[In]):
 
     name: str
     kind: str = ""
-    """What people call the system, such as `deltalake`: a tag of stages in Dagster."""
+    """The common name of the system, such as `deltalake`: a tag of stages in Dagster."""
 
     named: bool = True
     """Whether the name says what is written: the author gave it, or it is the table's."""
@@ -227,7 +227,7 @@ class Sink(ABC, Generic[In]):
     """The fields that identify a row of a table that it upserts; none where it has no table."""
 
     records: RecordType
-    """What it is given; set on the copy that `bound_to` returns."""
+    """The type of its records; set on the copy that `bound_to` returns."""
 
     def bound_to(self, records: RecordType) -> Self:
         """This sink for a stream of such records, as a copy, so that one object serves several streams.

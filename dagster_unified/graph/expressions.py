@@ -170,7 +170,7 @@ _CONSTANTS = {
     "user",
     "*",
 }
-"""What is written as a name and is none."""
+"""Words that are written as names and are none."""
 
 
 def _parsed(text: str) -> Expr | None:

@@ -307,10 +307,10 @@ def _unused(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, s
 
 
 _BEFORE: tuple[Rule, ...] = (_counts_updates, _clock, _watermark)
-"""What is asked of every operator, before what its node says itself."""
+"""The rules for every operator, before its node's own findings."""
 
 _AFTER: tuple[Rule, ...] = (_broadcast, _late_records, _expiry, _order, _null_key, _left_out, _attributes, _unused)
-"""The same, after it."""
+"""The rules for every operator, after them."""
 
 _IN_BODIES: tuple[Rule, ...] = (
     _broadcast,
@@ -322,4 +322,4 @@ _IN_BODIES: tuple[Rule, ...] = (
     _null_key,
     _attributes_in_body,
 )
-"""What is asked of the operators of an iteration's body; the iteration answers for their code and their results."""
+"""The rules for the operators of an iteration's body; the iteration answers for their code and their results."""

@@ -55,7 +55,7 @@ class Region:
     inputs: tuple[int, ...]
     """The regions whose intermediates it reads."""
     outputs: tuple[Port, ...]
-    """What later regions read of it, in the order in which the intermediate holds it."""
+    """The streams that later regions read, in the order in which the intermediate holds them."""
     sinks: tuple[int, ...]
     fingerprint: str
     carried: tuple[Port, ...] = ()

@@ -154,10 +154,10 @@ def _check_run(instance: DagsterInstance, run_id: str) -> None:
 
 
 _CRASHED = re.compile(r"(?:was terminated by signal \d+ \(\w+\)|unexpectedly exited with code -?\d+)")
-"""What Dagster notes of the process that executed a run."""
+"""Dagster's note about the process that executed a run."""
 
 _FROM_OUTSIDE = "from outside the execution context"
-"""What Dagster says of a run whose process could no longer say anything."""
+"""Dagster's words about a run whose process could no longer say anything."""
 
 
 def why_it_failed(instance: DagsterInstance, run_id: str) -> str:

@@ -141,7 +141,7 @@ _PRELOADED = [
     "pyspark.sql.connect.functions",
     "pyspark.sql.connect.session",
 ]
-"""What every step needs; importing it takes longer than most steps. What is not there is left out."""
+"""Modules that every step needs, and that take longer to import than most steps run. Missing ones are left out."""
 
 
 def process_executor(max_concurrent: int = 2) -> ExecutorDefinition:

@@ -190,7 +190,7 @@ class _Watcher:
         self._signs = 0
         self._busy: tuple[int, int] | None = None
         self._lost = ("", 0)
-        """What was lost last of the cluster, and when."""
+        """The cluster's last loss, and when it was."""
 
         self.reason = ""
 
@@ -312,7 +312,7 @@ class _Watcher:
 
 KEPT = 60
 UPDATED = "dagster/last_updated_timestamp"
-"""What Dagster's freshness checks look at."""
+"""The metadata that Dagster's freshness checks look at."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 

@@ -110,7 +110,7 @@ class Seen:
     may_start: bool = True
     patience: float = 20.0
     code: Code = field(default_factory=dict)
-    """What the fingerprint consists of."""
+    """The parts of the fingerprint."""
 
     loaded: str = ""
     """Which loading of the code location the sensor is of."""

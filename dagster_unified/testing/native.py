@@ -90,7 +90,7 @@ _KINDS = (
     ("a float", pa.types.is_floating),
     ("a time", lambda kind: pa.types.is_date(kind) or pa.types.is_timestamp(kind)),
 )
-"""What Spark tells apart and DuckDB as well; how wide a number is they see differently."""
+"""Kinds that both Spark and DuckDB distinguish; they differ on the width of numbers."""
 
 
 def _typed(where: str, field: pa.Field, column: pa.Array) -> pa.Array:

@@ -207,7 +207,7 @@ class _Harness:
             built.get_side_output(tag).print(f"side output {tag.name}")
         self.clock = clock or ManualClock()
         self.timed_output: list[Timed] = []
-        """What the operator has emitted so far, with event times."""
+        """The operator's output so far, with event times."""
 
         self._side: dict[str, list[Any]] = {tag.name: [] for tag in side_outputs}
         self._plan = planned(pipeline.graph(), "STREAMING", options)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 PREPARED = "prepared.json"
-"""What an attempt has prepared for its sinks."""
+"""The file with what an attempt has prepared for its sinks."""
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_.=+:%~-]+")
 
@@ -127,10 +127,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The malformed rows that each source has set aside, by its uid; 0 where all rows fit."""
 
     positions: dict[str, Position] = {}
-    """What was read of each of the stage's sources, by uid, where the run leaves a savepoint."""
+    """The position in each of the stage's sources, by uid, where the run leaves a savepoint."""
 
     iterations: dict[str, IterationSummary] = {}
-    """What became of the stage's iterations, by name."""
+    """The outcomes of the stage's iterations, by name."""
 
     lacking: dict[str, str] = {}
     """How many files of a source lack a column, and which, by both: it is None in their rows."""

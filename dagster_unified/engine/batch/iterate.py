@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _EPOCHS = "iteration-"
-"""What the folder of an iteration's epochs begins with."""
+"""The prefix of the folders of iterations' epochs."""
 
 _ONLY = 0
 """The micro-batch that all input of a stage is in."""
@@ -73,17 +73,17 @@ class Iterations:
     """The intermediates that the stage reads."""
 
     before: Manifest | None = None
-    """What the stage has left for the partition before, where state is carried."""
+    """The manifest of the partition before, where state is carried."""
 
     state: StateBefore | None = None
-    """What operators have left for it."""
+    """The state that operators left in it."""
 
     subtasks: dict[str, int] = field(default_factory=dict)
     """In how many subtasks those are that leave state, by uid."""
 
     metrics: list[Metrics] = field(default_factory=list)
     summaries: dict[str, IterationSummary] = field(default_factory=dict)
-    """What became of them, by name."""
+    """Their outcomes, by name."""
 
     def outputs(self, node: g.IterationNode, inputs: Callable[[], IterationInputs]) -> dict[Port, DataFrame]:
         """Return an iteration's outputs, running it from where it was left; takes its inputs if it has none yet."""

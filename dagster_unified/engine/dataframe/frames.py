@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _WITHOUT_FUNCTIONS = (g.SourceNode, g.NativeNode, g.AssignTimestampsNode)
-"""What lets records pass that nobody has decoded."""
+"""The nodes that let records pass which nobody has decoded."""
 
 
 class Inputs(ABC):

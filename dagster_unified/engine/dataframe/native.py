@@ -256,7 +256,7 @@ class Natives:
     """Wraps a lookup's table, as in a view whose files can be listed again."""
 
     before_windows: Callable[[g.Node, DataFrame], DataFrame] = _as_they_are
-    """What is done to rows with their moments before they go into windows."""
+    """Prepares rows with their moments before they go into windows."""
 
     def run(
         self, node: g.Node, frame: DataFrame, pass_through: Sequence[str] = (), others: Column | None = None

@@ -121,7 +121,7 @@ class Reports:
 MAX_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 MAX_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 UNLIMITED = str((1 << 31) - 1)
-"""What Spark takes for no limit of bytes."""
+"""Spark's value for no limit of bytes."""
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class Epoch(msgspec.Struct, frozen=True):
     """Why there is no other epoch; empty where there is one."""
 
     later: list[list[StoredMessage]] = []
-    """What comes in the epochs after the next one, for each of them."""
+    """The input of each of the epochs after the next one."""
 
     micro_batch: int = 0
     """The micro-batch in which it ran."""
@@ -119,7 +119,7 @@ class Input(msgspec.Struct, frozen=True):
     once: list[StoredMessage]
     replayed: list[StoredMessage]
     metrics: str = "{}"
-    """What the operators before have measured."""
+    """The metrics of the operators before."""
 
     def files(self) -> set[str]:
         """Return the files that they are in."""
@@ -248,11 +248,11 @@ class EpochLog:
                 " with a savepoint by the version that wrote it, and start from that"
             )
         self.epochs = self._standing(sizes, can_run_again or (self.begun is not None and self.begun.bounded))
-        """Those that stay; only the last one has what others go on with."""
+        """The epochs that stay; only the last one has what others go on with."""
 
         inputs = {number: self._input_manifests.read(number) for number in self._input_manifests.numbers(sizes)}
         self.inputs = {number: input_ for number, input_ in inputs.items() if input_ is not None}
-        """What came in, by micro-batch."""
+        """The input, by micro-batch."""
 
         self._check_input(sizes, can_run_again)
         self._retained = {block.file for epoch in self.epochs for block in epoch.gives()}

@@ -231,7 +231,7 @@ class EpochFile:
 
 
 INPUT = "input-"
-"""How the names of files begin that are read in each epoch."""
+"""The prefix of files that are read in each epoch."""
 
 
 class MappedFiles:

@@ -94,7 +94,7 @@ class ResidentTasks:
         self._spark, self._answer = spark, answer
         self._tasks = min(tasks, spark.sparkContext.defaultParallelism)
         self._waiting: dict[int, bytes] = {}
-        """What no task has been given yet, by number."""
+        """The orders that no task has yet, by number."""
 
         self._answered: deque[tuple[int, bytes]] = deque()
         self._job: _Job | None = None
@@ -150,7 +150,7 @@ class _Job:
         self._idle: list[Connection] = []
         self._busy: dict[Connection, tuple[int, bytes]] = {}
         self._lost: dict[int, bytes] = {}
-        """What tasks had that are gone."""
+        """The orders of tasks that are gone."""
 
         self._had: dict[int, Connection] = {}
         """Which task had the last order of a number."""

@@ -58,20 +58,20 @@ class SparkLevels:
     def __init__(self, spark: SparkSession, loop: Loop, folder: str, check: Callable[[], None]) -> None:
         self.spark, self.loop, self.folder, self._check = spark, loop, folder, check
         self.files: list[str] = []
-        """What tasks have written since somebody took it."""
+        """The files that tasks have written since the last look."""
 
         self._states: dict[tuple[int, int], StoredState] = {}
         self._shipped = Shipped(_pickled(loop), folder)
         self._report = spark_schema(REPORT)
         self._placing = Placing(spark, copies=not IterationFolder(folder).is_shared)
         self._tasks: ResidentTasks | SeparateJobs | None = None
-        """What carries out orders while there are many epochs; None where each level has a job."""
+        """Carries out orders while there are many epochs; None where each level has a job."""
 
         self._started: dict[int, int] = {}
         """The epoch that each subtask has started last, where they run apart."""
 
         self._unsettled: dict[int, dict[int, Report]] = {}
-        """What subtasks have done in epochs that not all have ended."""
+        """The results of subtasks in epochs that not all have ended."""
 
     @property
     def states(self) -> list[StoredState]:

@@ -89,17 +89,17 @@ class EndedEpoch(NamedTuple, Generic[R]):
     feedback: int
     criteria: int
     fed_back: Sequence[R]
-    """What the next epoch begins with."""
+    """The input that the next epoch begins with."""
 
     outputs: Sequence[R]
-    """What left the iteration in this epoch."""
+    """The messages that left the iteration in this epoch."""
 
     metrics: Metrics
     reason: str
     """Why there is no other; empty where there is one."""
 
     later: Sequence[Sequence[R]] = ()
-    """What comes in the epochs after the next one, for each of them."""
+    """The input of each of the epochs after the next one."""
 
     micro_batch: int = 0
     closes: bool = False
@@ -114,13 +114,13 @@ class Coming(Generic[R]):
     """The number of the next epoch."""
 
     begin: Sequence[R]
-    """What it begins with."""
+    """The input that it begins with."""
 
     replayed: Sequence[R] = ()
-    """What comes in every epoch."""
+    """The input of every epoch."""
 
     later: Sequence[Sequence[R]] = ()
-    """What comes in the epochs after the next one, for each of them."""
+    """The input of each of the epochs after the next one."""
 
 
 def run_epochs(loop: Loop, levels: Levels[R], coming: Coming[R]) -> Iterator[EndedEpoch[R]]:
@@ -155,10 +155,10 @@ class _SubtasksApart(Generic[R]):
         self._next = [coming.number] * count
         self._working: set[int] = set()
         self._to_itself: list[Sequence[R]] = [()] * count
-        """What each has fed back to itself in its last epoch."""
+        """The messages that each has fed back to itself in its last epoch."""
 
         self._results: dict[int, dict[int, LevelResult[R]]] = {}
-        """What came of epochs that not all have ended, by subtask."""
+        """The results of epochs that not all have ended, by subtask."""
 
     def run(self) -> Iterator[EndedEpoch[R]]:
         """Run the subtasks, and yield each epoch that all have ended."""

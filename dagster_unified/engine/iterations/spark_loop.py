@@ -31,7 +31,7 @@ class IterationInputs(NamedTuple):
 
     frames: Sequence[DataFrame]
     reported: Callable[[], Metrics]
-    """What operators before it have measured, once the frames have been computed."""
+    """The metrics of the operators before it, once the frames have been computed."""
 
 
 class SparkLoop(IterationLoop[StoredMessage]):
@@ -62,7 +62,7 @@ class SparkLoop(IterationLoop[StoredMessage]):
         self.levels = SparkLevels(spark, loop, folder, self.check)
         super().__init__(loop, self.levels, is_bounded, goes_on)
         self.metrics = Metrics()
-        """What operators have measured in the micro-batch that ran last."""
+        """The metrics of the operators in the micro-batch that ran last."""
 
         self._epoch_began = 0.0
         self._take_states()

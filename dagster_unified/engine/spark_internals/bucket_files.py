@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CLASS = JavaClass("dagster_unified.BucketFiles", FOLDER / "BucketFiles.java")
 _CONDITIONAL = "fs.option.create.conditional.overwrite"
-"""What a Hadoop file system says that it is capable of if the store compares and writes in one."""
+"""The capability that a Hadoop file system names if the store compares and writes in one."""
 
 _log = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ class Stateful(NamedTuple):
 
     node: g.Node
     uid: str
-    """What a savepoint knows it by."""
+    """Its uid in a savepoint."""
 
     subtasks: int | None = None
     """By how many subtasks it keeps operator state; None for keyed state."""

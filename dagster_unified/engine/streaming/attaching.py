@@ -39,7 +39,7 @@ ENDS_WITHIN = 20.0
 _log = logging.getLogger(__name__)
 
 _SET_BY_QUERIES = ("spark.sql.streaming.statefulOperator.allowMultiple", *SETTINGS)
-"""What a job sets anew for each query that it starts."""
+"""The settings that a job sets anew for each query that it starts."""
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Running(msgspec.Struct, frozen=True):
     """The fencing token of the job that they obey."""
 
     started: int
-    """That of the job that started them."""
+    """The token of the job that started them."""
 
     version: int = 0
     """Of the record of the deployment that they run: each start and whatever changes the state writes another."""

@@ -133,7 +133,7 @@ class QueryOutputs:
     """Whether a stream went idle in an epoch with records: a further epoch must announce it."""
 
     _before: dict[int, list[StoredMessage]] = field(default_factory=dict)
-    """What that savepoint has of each stream: it goes into the log with the first records."""
+    """The savepoint's records of each stream, which go into the log with the first records."""
 
     _ended_before: list[str] = field(default_factory=list)
     """The operators that had been told of the end of their input in the savepoint from which the query starts."""

@@ -40,7 +40,7 @@ class Status(msgspec.Struct, frozen=True):
     busy_since: int | None = None
     watermark: int | None = None
     lost: str = ""
-    """What was lost last of the cluster that the job runs on, and `lost_at` when."""
+    """The job's cluster's last loss, and `lost_at` when."""
 
     lost_at: int = 0
 

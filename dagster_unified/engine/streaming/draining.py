@@ -115,7 +115,7 @@ class Draining(Thread):
         super().__init__(daemon=True, name=f"drain {query.name}")
         self.end = end
         self.error: Exception | None = None
-        """What went wrong."""
+        """The error, if there was one."""
 
         self._query, self._running, self._bounded = query, running, bounded
 

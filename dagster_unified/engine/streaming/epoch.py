@@ -90,7 +90,7 @@ Keep = Callable[["DataFrame", int], None]
 
 
 _STAGED = "epoch-"
-"""What the name of the folder of an epoch's rows begins with."""
+"""The prefix of the folders of epochs' rows."""
 
 
 class StoppedError(UnifiedError):

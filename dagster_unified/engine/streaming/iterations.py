@@ -47,7 +47,7 @@ TELL_EVERY = 10.0
 """Seconds between two events that say that an epoch goes on."""
 
 SINKS = "sinks"
-"""What events call the part of a query in which iterations are."""
+"""The name, in events, of the part of a query with iterations."""
 
 FED_BACK = "records fed back"
 """The counter of metrics."""

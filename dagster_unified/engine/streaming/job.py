@@ -154,7 +154,7 @@ class StreamingJob:
 
         self._saving: SavepointSchedule | None = None
         self._phases: set[str] = set()
-        """Those that were told."""
+        """The phases that were announced."""
 
     def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Take the lease and start all queries; wait until a killed job's lease expires."""

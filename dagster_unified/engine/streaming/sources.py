@@ -85,7 +85,7 @@ SETTINGS = (
     "spark.sql.files.minPartitionNum",
     "spark.sql.files.maxPartitionNum",
 )
-"""What decides how many tasks read some files."""
+"""The settings that decide how many tasks read some files."""
 
 KEPT = 3
 """Epochs in the record: the one that Spark has logged, and those that it may not have."""

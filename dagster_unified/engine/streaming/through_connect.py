@@ -120,7 +120,7 @@ _EVENTS: dict[str, tuple[type[JobEvent], tuple[Any, ...]]] = {
     InputHeldBack.__name__: (InputHeldBack, (str, int, int)),
     IterationResumed.__name__: (IterationResumed, (str, str, int)),
 }
-"""What iterations say while an epoch runs, and the types of the fields."""
+"""The events of iterations while an epoch runs, and the types of their fields."""
 
 _KEPT = 32
 """How many of the latest events each message repeats: the other side may not have read the one before."""

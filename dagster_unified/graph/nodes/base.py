@@ -57,7 +57,7 @@ class Naming(IntEnum):
     LIBRARY = 0
     """The library's word for the operator, such as `map`."""
     SOURCE = 1
-    """What a source is called: it says what is read."""
+    """The name of a source: it says what is read."""
     FUNCTION = 2
     """The name of the operator's function or class."""
     AUTHOR = 3
@@ -132,7 +132,7 @@ class Node:
     # Who runs it
 
     step: ClassVar[type[Step] | None] = None
-    """What it becomes in a program, if it runs in Python."""
+    """Its step in a program, if it runs in Python."""
 
     native: ClassVar[bool] = False
     """Whether Catalyst runs it, on columns."""

@@ -29,7 +29,7 @@ class AssignTimestampsNode(Node):
     max_out_of_orderness_ms: int | None
     idleness_ms: int | None = None
     generator: Supplier | None = None
-    """What creates a watermark generator, instead of a bound."""
+    """Creates a watermark generator, which replaces a bound."""
 
     watermark_group: str | None = None
     """The group of sources whose parts wait for the slowest of it, in STREAMING."""

@@ -22,7 +22,7 @@ from dagster_unified.operators.functions.base import OutputTag
 from dagster_unified.records import UNITED, RecordType
 
 TimedNode: TypeAlias = AssignTimestampsNode | QueryInputNode
-"""What event times, and watermarks, come from."""
+"""The nodes that event times, and watermarks, come from."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class KeyedNode(Node):
     key: Key = field()
 
     operator: ClassVar[type[KeyedOperator]]
-    """What its step creates."""
+    """The operator that its step creates."""
 
     def operator_arguments(self) -> dict[str, Any]:
         """What its operator is created with, beyond what all are."""

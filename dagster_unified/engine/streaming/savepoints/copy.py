@@ -98,11 +98,11 @@ class Begun:
     savepoint: Savepoint
     folder: UPath
     _mark: str
-    """What stands in the place of its manifest."""
+    """The mark in the place of its manifest."""
 
     _check: Callable[[], None]
     _rest: Sequence[str] = ()
-    """What is still to be copied, as paths from the deployment's folder."""
+    """The files to copy, as paths from the deployment's folder."""
 
     @property
     def is_copied(self) -> bool:

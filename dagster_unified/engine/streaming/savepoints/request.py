@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Then: TypeAlias = Literal["running", "suspended", "drained"]
-"""What becomes of the job of which a savepoint is taken."""
+"""The fate of the job whose savepoint is taken."""
 
 KEPT = 3_600_000
 """Milliseconds for which an answer is kept that nobody has read."""

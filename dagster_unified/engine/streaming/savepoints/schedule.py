@@ -71,10 +71,10 @@ class SavepointSchedule:
     directory: CheckpointDirectory
     lease: HeldLease
     queries: Sequence[PackedSpec]
-    """Those of everything but native aggregates."""
+    """The specs of all queries except those of native aggregates."""
 
     running: Sequence[Query]
-    """Those of them that run."""
+    """The queries of these specs that run."""
 
     observe: Observer
     _starts: frozenset[str] = frozenset()
@@ -96,10 +96,10 @@ class SavepointSchedule:
     """Whether one is waiting for the end of its epoch, or being written."""
 
     _pause: Pause | None = None
-    """What holds the queries for the last one that was taken while they ran."""
+    """The pause for the last savepoint that was taken while the queries ran."""
 
     _brake: Brake | None = None
-    """What holds them while its checkpoint is copied."""
+    """The brake that holds them while its checkpoint is copied."""
 
     _writing: Thread | None = field(default=None, repr=False)
 
