@@ -109,7 +109,7 @@ class Connected(Generic[A, B]):
 
     @property
     def _keyed_side(self) -> int:
-        """Return the side that is keyed; 0 where both are, or neither is."""
+        """The side that is keyed; 0 where both are, or neither is."""
         return 0 if (self._keys[0] is None) == (self._keys[1] is None) else 1 if self._keys[1] is None else 2
 
     def _apply(

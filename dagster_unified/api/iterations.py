@@ -398,7 +398,7 @@ class _BodyBuilder(GraphBuilder):
 
     def _add(self, kind: type[Any], upstream: list[Upstream], name: str, **attributes: Any) -> Any:
         where = f"{self.name}: iteration '{self.iteration}', operator '{name}'"
-        what, instead = next((said for refused, said in _INSTEAD.items() if issubclass(kind, refused)), ("", ""))
+        what, instead = next((refusal for refused, refusal in _INSTEAD.items() if issubclass(kind, refused)), ("", ""))
         if instead:
             raise PipelineError(f"{where}: a body cannot have {what} in it; {instead}")
         if kind.native:

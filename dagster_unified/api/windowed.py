@@ -109,7 +109,7 @@ class Windows(Generic[T, W]):
 
     def _aggregates(self, columns: tuple[str | Column, ...], output_type: Any) -> Node:
         assigner, where = self._assigner, self._where("agg")
-        said = [
+        unusable = [
             (self._alone, "a key: call key_by(field).window(...)"),
             (self._trigger is not None, "no trigger"),
             (self._evictor is not None, "no evictor"),
@@ -127,7 +127,7 @@ class Windows(Generic[T, W]):
                 "a slide that is not longer than the window",
             ),
         ]
-        for wrong, needed in said:
+        for wrong, needed in unusable:
             if wrong:
                 raise UnsupportedError(
                     f"{where}: a native window needs {needed}; or use aggregate(...), reduce(...) or process(...)"

@@ -58,9 +58,9 @@ class _Watch:
 
     def __init__(self, spark: SparkSession, observe: Observer) -> None:
         self._spark, self._observe = spark, observe
-        self._there: set[str] = set()
+        self._executors_there: set[str] = set()
         with suppress(Exception):  # whoever runs on it says that the session has ended
-            self._there = self._executors()
+            self._executors_there = self._executors()
         self._untold: dict[str, int] = {}
         """Executors that are gone, and for how many looks Spark's records have said nothing of them."""
 
@@ -78,8 +78,8 @@ class _Watch:
 
     def _look_for_executors(self, last: bool) -> None:
         now = self._executors()
-        self._untold |= dict.fromkeys(self._there - now, 0)
-        self._there = now
+        self._untold |= dict.fromkeys(self._executors_there - now, 0)
+        self._executors_there = now
         if not self._untold:
             return
         removed = self._removed(set(self._untold))

@@ -262,12 +262,12 @@ class ExecutorLost:
         name = f"executor {self.executor}" if self.executor else "an executor"
         why = f" ({self.reason})" if self.reason else ""
         if not self.remaining:
-            then = "none is left, and tasks wait until the cluster gives another"
+            consequence = "none is left, and tasks wait until the cluster gives another"
         elif self.remaining == 1:
-            then = "Spark runs its tasks again on the one that is left"
+            consequence = "Spark runs its tasks again on the one that is left"
         else:
-            then = f"Spark runs its tasks again on the {self.remaining} that are left"
-        return f"{name} on host {self.host} was lost{why}; {then}"
+            consequence = f"Spark runs its tasks again on the {self.remaining} that are left"
+        return f"{name} on host {self.host} was lost{why}; {consequence}"
 
 
 @dataclass(frozen=True)

@@ -129,11 +129,11 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
             f"{plan.name}: stage '{stage}': the name of {unquote(colon.group(1)).removeprefix('file://')} has a colon,"
             " which Hadoop does not read on a disk; rename the file"
         )
-    gone = _GONE.search(text)
-    if gone is not None:
+    missing = _GONE.search(text)
+    if missing is not None:
         return errors.StageError(
-            f"{plan.name}: stage '{stage}': {unquote(gone.group(1)).removeprefix('file://')} is gone, which was there"
-            " when it was listed; put it back, and the next attempt reads it"
+            f"{plan.name}: stage '{stage}': {unquote(missing.group(1)).removeprefix('file://')} is gone, which was"
+            " there when it was listed; put it back, and the next attempt reads it"
         )
     unfit = _unfit_file(error, plan)
     if unfit is not None:
@@ -313,9 +313,9 @@ def refusal(error: Exception) -> str | None:
 
     if not isinstance(error, AnalysisException) or error.getCondition() in _MAY_COME_BACK:
         return None
-    said = " ".join(re.split(r";\s*\n|\n\n|\nJVM stacktrace", str(error))[0].split())
+    reason = " ".join(re.split(r";\s*\n|\n\n|\nJVM stacktrace", str(error))[0].split())
     return (
-        f"Spark does not accept an expression of it: {re.sub(r' ?SQLSTATE: [0-9A-Z]+', '', said)[:500]}; correct the"
+        f"Spark does not accept an expression of it: {re.sub(r' ?SQLSTATE: [0-9A-Z]+', '', reason)[:500]}; correct the"
         " names and types that it uses"
     )
 
@@ -349,10 +349,10 @@ def _sentence(error: Exception, text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
     if not lines[0].startswith("An error occurred while calling"):
         return f"{type(error).__name__}: {lines[0]}"
-    said = [line.removeprefix(": ") for line in lines[1:2]] + [
+    messages = [line.removeprefix(": ") for line in lines[1:2]] + [
         line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")
     ][-1:]
-    return "; ".join(re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", line) for line in dict.fromkeys(said)) or lines[0]
+    return "; ".join(re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", line) for line in dict.fromkeys(messages)) or lines[0]
 
 
 def _unfit_file(error: Exception, plan: Plan) -> errors.UnifiedError | None:

@@ -260,7 +260,7 @@ class JobTime:
 
     @property
     def _leaves_end_to_job(self) -> bool:
-        """Return whether no input ends by itself: a run goes on behind it, or the whole job is at its end."""
+        """Whether no input ends by itself: a run goes on behind it, or the whole job is at its end."""
         return self._goes_on or self._are_read(self._last)
 
     def _has_ended(self, uid: str) -> bool:

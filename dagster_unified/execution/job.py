@@ -279,9 +279,9 @@ class JobHandle:
         try:
             with self._shown or nullcontext(), tempfile.TemporaryDirectory(prefix="dagster-unified-") as folder:
                 store = IntermediateStore(self._environment.storage or folder)
-                outcome = self._attempt(store, again=False)
+                outcome = self._attempt(store, resumes=False)
                 while outcome is None:
-                    outcome = self._attempt(store, again=True)
+                    outcome = self._attempt(store, resumes=True)
                 ended = outcome
         except UnifiedError as error:
             ended, self._error = ("CANCELED", None) if self._cancelled.is_set() else ("FAILED", error)
@@ -294,12 +294,14 @@ class JobHandle:
             self._status = ended
             _running.discard(self)
 
-    def _attempt(self, store: IntermediateStore, again: bool) -> JobStatus | None:
+    def _attempt(self, store: IntermediateStore, resumes: bool) -> JobStatus | None:
         """Run the job; None where it failed, and its restart strategy starts it again after a wait that is over."""
         begun = datetime.now(timezone.utc)
         try:
             spark = self._environment.session()
-            return self._stream(spark) if self.plan.execution.mode == "STREAMING" else self._stages(spark, store, again)
+            return (
+                self._stream(spark) if self.plan.execution.mode == "STREAMING" else self._stages(spark, store, resumes)
+            )
         except UnifiedError as error:
             if not error.retryable or self._cancelled.is_set() or self._environment.has_ended():
                 raise
@@ -327,7 +329,7 @@ class JobHandle:
         ended = StreamingJob(self.plan, spark, Start(self.job_id), self._tell).run(self._cancelled.is_set)
         return "FINISHED" if ended == "finished" else "CANCELED"
 
-    def _stages(self, spark: SparkSession, store: IntermediateStore, again: bool) -> JobStatus:
+    def _stages(self, spark: SparkSession, store: IntermediateStore, resumes: bool) -> JobStatus:
         tag = JobTag(spark, self.job_id)
         tag.add()
 
@@ -338,7 +340,7 @@ class JobHandle:
 
         with meanwhile(cancel, "cancelling"):
             run = Run(self.plan, spark, store, self.job_id, self.job_id, observe=self._tell, check=self._check)
-            run_all(run, again)
+            run_all(run, resumes)
         return "FINISHED"
 
     def _check(self) -> None:

@@ -312,8 +312,8 @@ class _Apart:
             partials = {p.name: self.types[p.name] for p in self.partials}
             records = self._record("Windowed", {**self._key_types(), **fields, **partials})
             kinds = {name: self.result.schema.field(name).type for name in bounds}
-            said = [(n, pa.types.is_timestamp(k), getattr(k, "tz", None) is not None) for n, k in kinds.items()]
-            function = WindowResult(records.python, merged.names, len(self.keys), said, sums)
+            bounds_of = [(n, pa.types.is_timestamp(k), getattr(k, "tz", None) is not None) for n, k in kinds.items()]
+            function = WindowResult(records.python, merged.names, len(self.keys), bounds_of, sums)
         trigger = node.assigner.get_default_trigger()
         spec = Windowing(node.assigner, trigger, merged.python, reduce=merge, function=function)
         return MergeWindowsNode(**same, records=records, function=spec, timestamped=True)

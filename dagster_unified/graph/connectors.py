@@ -110,7 +110,7 @@ class Capabilities:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Return what a repeated or retried write does to the target."""
+        """What a repeated or retried write does to the target."""
         if self.upsert:
             return Guarantee.UPSERT
         return Guarantee.EXACTLY_ONCE if self.transactional else Guarantee.AT_LEAST_ONCE
@@ -129,8 +129,8 @@ class Capabilities:
             cases.append("running a partition again")
         if not self.undoes:
             cases.append("going back to a savepoint")
-        again = f", but {' or '.join(cases)} writes rows again" if cases else ""
-        return promised + again + (", and running a partition again is refused" if self.refuses_repeats else "")
+        repeats = f", but {' or '.join(cases)} writes rows again" if cases else ""
+        return promised + repeats + (", and running a partition again is refused" if self.refuses_repeats else "")
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ class Sink(ABC, Generic[In]):
 
     @property
     def guarantee(self) -> Guarantee:
-        """Return the promise when a run is repeated or retried."""
+        """The promise when a run is repeated or retried."""
         return self.capabilities.guarantee
 
     @abstractmethod

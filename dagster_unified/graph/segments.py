@@ -111,11 +111,11 @@ def _before_state(graph: Graph, loops: set[int]) -> set[int]:
 def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
     """Return one segment, whose nodes have numbers of their own."""
     graph = plan.graph
-    came: dict[Port, int] = {}
+    query_inputs: dict[Port, int] = {}
     nodes: list[Node] = []
     for edge in graph.edges:
-        if numbers[edge.source] < number == numbers[edge.target] and Port.of(edge) not in came:
-            came[Port.of(edge)] = len(nodes)
+        if numbers[edge.source] < number == numbers[edge.target] and Port.of(edge) not in query_inputs:
+            query_inputs[Port.of(edge)] = len(nodes)
             nodes.append(_query_input(plan, Port.of(edge), len(nodes), number))
     ids: dict[int, int] = {}
     for node in graph.nodes:
@@ -129,7 +129,7 @@ def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
         if target == number and edge.source in ids:
             edges.append(replace(edge, source=ids[edge.source], target=ids[edge.target]))
         elif target == number:
-            edges.append(replace(edge, source=came[port], target=ids[edge.target], tag=None))
+            edges.append(replace(edge, source=query_inputs[port], target=ids[edge.target], tag=None))
         elif edge.source in ids and (port, target) not in handed:
             handed.add((port, target))
             edges.append(Edge(ids[edge.source], len(nodes), tag=edge.tag))
@@ -162,13 +162,13 @@ def _query_output(plan: Plan, port: Port, id_: int, numbers: dict[int, int], tar
     node, records = plan.graph.node(port.node), plan.graph.port_type(port.node, port.tag)
     assert records is not None
     before = (plan.graph.node(n) for n in sorted(plan.graph.upstream(port.node)))
-    here = [n for n in before if isinstance(n, IterationNode) and numbers[n.id] == numbers[port.node]]
+    iterations = [n for n in before if isinstance(n, IterationNode) and numbers[n.id] == numbers[port.node]]
     return QueryOutputNode(
         id=id_,
         name=f"{node.name} handed on",
         uid=_uid(plan, port, target),
         records=records,
         timestamped=node.timestamped,
-        after_iteration=bool(here),
-        waits_for_end=any(not n.takes_input_in_all_rounds for n in here),
+        after_iteration=bool(iterations),
+        waits_for_end=any(not n.takes_input_in_all_rounds for n in iterations),
     )

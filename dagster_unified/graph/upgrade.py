@@ -58,6 +58,6 @@ def changes(before: Code, now: Code) -> list[str]:
             places = dict.fromkeys(
                 place.partition(" (input ")[0] for place in sorted({*old, *new}) if old.get(place) != new.get(place)
             )
-            said = [place for place in places if place and uid != VERSION]
-            changed.append(f"{subject} ({', '.join(said)})" if said else subject)
+            changed_places = [place for place in places if place and uid != VERSION]
+            changed.append(f"{subject} ({', '.join(changed_places)})" if changed_places else subject)
     return changed

@@ -141,16 +141,16 @@ def _schema(
     def check() -> AssetCheckResult:
         if not sink.exists():
             return _nothing(planned, node)
-        there = {f.name: f.dataType.simpleString() for f in spark_schema(sink.dataset(records).schema)}
-        wanted = {f.name: f.dataType.simpleString() for f in spark_schema(sink.schema_of(records))}
+        actual = {f.name: f.dataType.simpleString() for f in spark_schema(sink.dataset(records).schema)}
+        declared = {f.name: f.dataType.simpleString() for f in spark_schema(sink.schema_of(records))}
         wrong = [
-            f"'{n}' is {there.get(n, 'missing')}, and should be {t}" for n, t in wanted.items() if there.get(n) != t
+            f"'{n}' is {actual.get(n, 'missing')}, and should be {t}" for n, t in declared.items() if actual.get(n) != t
         ]
-        more = sorted(set(there) - set(wanted))
+        more = sorted(set(actual) - set(declared))
         return AssetCheckResult(
             passed=not wrong,
             description="; ".join(wrong) or "as declared",
-            metadata={"columns": str(there), "further columns": str(more)},
+            metadata={"columns": str(actual), "further columns": str(more)},
         )
 
     return check

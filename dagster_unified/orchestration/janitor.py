@@ -182,7 +182,7 @@ class Readers:
 
     @cached_property
     def _living(self) -> list[DagsterRun]:
-        """Return unfinished runs, which may read what earlier ones wrote; the janitor's and streams do not."""
+        """Unfinished runs, which may read what earlier ones wrote; the janitor's and streams do not."""
         runs = self.instance.get_runs(RunsFilter(statuses=_UNFINISHED))
         return [r for r in runs if not r.job_name.endswith("_janitor") and not r.job_name.endswith("_streaming")]
 
@@ -196,7 +196,7 @@ class Readers:
 
     @cached_property
     def _to_be_re_executed(self) -> set[str]:
-        """Return failed runs that nobody has re-executed with success, and the runs that they continued."""
+        """Failed runs that nobody has re-executed with success, and the runs that they continued."""
         needed: set[str] = set()
         for run_id in {s.address.run for s in self.stored}:
             run = self._run(run_id)
@@ -233,7 +233,7 @@ class Readers:
 
     @cached_property
     def _last_partition(self) -> dict[str, str]:
-        """Return the last partition in time of each stage, where state is carried.
+        """The last partition in time of each stage, where state is carried.
 
         What a run without partitions wrote is not among them.
         """

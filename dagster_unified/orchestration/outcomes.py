@@ -171,8 +171,8 @@ def why_it_failed(instance: DagsterInstance, run_id: str) -> str:
                 return str(data.user_failure_data.description)[:300]
             if data.error is not None:
                 return str(data.error.message).strip()[:300]
-    said = next((str(e.message) for e in events if e.event_type is DagsterEventType.RUN_FAILURE and e.message), "")
-    return died(events) if _FROM_OUTSIDE in said else said[:300]
+    failure = next((str(e.message) for e in events if e.event_type is DagsterEventType.RUN_FAILURE and e.message), "")
+    return died(events) if _FROM_OUTSIDE in failure else failure[:300]
 
 
 def error_of(instance: DagsterInstance, run_id: str) -> str:
@@ -311,13 +311,13 @@ def _failed_by_dagster(instance: DagsterInstance, store: IntermediateStore, pipe
             continue
         path.unlink(missing_ok=True)
         if run.status is DagsterRunStatus.FAILURE:
-            again = run.tags.get(WILL_RETRY_TAG) == "true"
-            then = (
+            will_retry = run.tags.get(WILL_RETRY_TAG) == "true"
+            advice = (
                 "Dagster executes it again from where it was"
-                if again
+                if will_retry
                 else "Re-execute it from failure: it goes on from where it was"
             )
-            message = f"{why_it_failed(instance, run.run_id)}. {then}"
+            message = f"{why_it_failed(instance, run.run_id)}. {advice}"
             instance.report_engine_event(message, run)
             reported.append(f"run {run.run_id[:8]}: {message}")
     return reported

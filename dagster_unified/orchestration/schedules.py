@@ -156,11 +156,13 @@ def due(
         return [statuses_of.get(key) in statuses for statuses_of in known]
 
     on_the_way = {key for key in (*missed, *newest) if any(is_at(key, AssetPartitionStatus.IN_PROGRESS))}
-    there = {key for key in missed if all(is_at(key, AssetPartitionStatus.MATERIALIZED))}
+    materialized = {key for key in missed if all(is_at(key, AssetPartitionStatus.MATERIALIZED))}
     if in_order:
-        wanted = [key for key in (*missed, *newest) if key not in there]
+        wanted = [key for key in (*missed, *newest) if key not in materialized]
         return [] if on_the_way else [*missed, *newest][[*missed, *newest].index(wanted[0]) :] if wanted else []
-    return [key for key in missed if key not in on_the_way | there] + [key for key in newest if key not in on_the_way]
+    return [key for key in missed if key not in on_the_way | materialized] + [
+        key for key in newest if key not in on_the_way
+    ]
 
 
 def _has_come(partitions: TimeWindowPartitionsDefinition, now: datetime) -> bool:

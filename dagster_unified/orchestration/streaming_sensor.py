@@ -171,15 +171,15 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
     changed = seen.changed and not seen.exhausted
     last = seen.runs[0] if seen.runs else None
     resumed = utc(seen.desired.at / 1000) if seen.desired.state == "running" else None
-    again = resumed is not None and last is not None and resumed > (last.ended or last.created)
+    resumed_since = resumed is not None and last is not None and resumed > (last.ended or last.created)
     finished = seen.deployed is not None and seen.deployed.finished
-    if finished and not seen.bounded and not again:
+    if finished and not seen.bounded and not resumed_since:
         return Decision(f"{name} was drained, and has come to the end of its input")
-    if finished and not again:
+    if finished and not resumed_since:
         begun_anew = f"; its code is another now: {resume} to run it on all its input once more" if changed else ""
         return Decision(f"{name} has come to the end of its input{begun_anew}")
     key = f"{name}/{last.run_id if last else 'first'}/{seen.fingerprint}"
-    if last is not None and last.status == "CANCELED" and not again:
+    if last is not None and last.status == "CANCELED" and not resumed_since:
         return Decision(f"run {last.run_id[:8]} was terminated by hand; {resume} to start {name} again")
     failures = [f for f in _failures(seen) if resumed is None or f.ended > resumed]
     if failures:
@@ -193,7 +193,7 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
         if seen.now < verdict.at:
             return Decision(f"{why}; attempt {verdict.attempt} begins at {verdict.at:%H:%M:%S} UTC")
         return Decision(f"{why}; attempt {verdict.attempt}", launch=key)
-    if not seen.may_start and not again and not changed:
+    if not seen.may_start and not resumed_since and not changed:
         return Decision(f"{name} waits for what start_when asks for")
     return Decision(f"starting {name}" + (f" with new code: {seen.what_changed()}" if changed else ""), launch=key)
 

@@ -218,12 +218,12 @@ class _Harness:
 
     @property
     def output(self) -> list[Any]:
-        """Return what the operator has emitted so far."""
+        """What the operator has emitted so far."""
         return [record for record, _ in self.timed_output]
 
     @property
     def metrics(self) -> Metrics:
-        """Return what the operator has measured, and its gauges as they were after the last call."""
+        """What the operator has measured, and its gauges as they were after the last call."""
         return self._driven.metrics
 
     def side_output(self, tag: OutputTag[Any]) -> list[Any]:

@@ -171,8 +171,10 @@ def _inputs(runs: Sequence[Run], region: Region, finds: Sequence[Lookup]) -> lis
         for is_lost, indexes in groupby(range(len(runs)), key=lambda index: ancestor.id in lost[index]):
             if is_lost:
                 some = list(indexes)
-                again = _run_together([runs[i] for i in some], ancestor.id, [by_partition[i] for i in some], reason)
-                for index, manifest in zip(some, again, strict=True):
+                recomputed = _run_together(
+                    [runs[i] for i in some], ancestor.id, [by_partition[i] for i in some], reason
+                )
+                for index, manifest in zip(some, recomputed, strict=True):
                     by_partition[index][ancestor.id] = manifest
     return by_partition
 

@@ -197,9 +197,9 @@ class _Job:
             if key.fileobj is self._over:
                 raise self._failure or RuntimeError("the tasks of an iteration have ended by themselves")
             if key.fileobj is self._server:
-                came, _ = self._server.accept()
-                came.settimeout(None)
-                self._take_in(Connection(came.detach()))
+                accepted, _ = self._server.accept()
+                accepted.settimeout(None)
+                self._take_in(Connection(accepted.detach()))
             else:
                 assert isinstance(key.fileobj, Connection)
                 answers += self._answer_of(key.fileobj)

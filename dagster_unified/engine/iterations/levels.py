@@ -167,7 +167,7 @@ class SparkLevels:
 
     @property
     def run_apart(self) -> bool:
-        """Return whether subtasks need not wait for each other in each epoch, among many epochs."""
+        """Whether subtasks need not wait for each other in each epoch, among many epochs."""
         return self._tasks is not None and self.loop.staleness > 0 and self.loop.levels[0].subtasks > 1
 
     def _tasks_of_many_epochs(self) -> ResidentTasks | SeparateJobs | None:

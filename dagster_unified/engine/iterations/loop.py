@@ -57,7 +57,7 @@ class Levels(Protocol[R]):
 
     @property
     def run_apart(self) -> bool:
-        """Return whether subtasks need not wait for each other in each epoch."""
+        """Whether subtasks need not wait for each other in each epoch."""
 
     def many_epochs(self) -> AbstractContextManager[None]:
         """Keep meanwhile what is needed from epoch to epoch."""
@@ -184,11 +184,11 @@ class _SubtasksApart(Generic[R]):
             ahead = epoch - self._epoch
             if ahead > self._loop.staleness or (ahead and not self._goes_on(subtask, epoch, coming[ahead:])):
                 continue
-            came = self._for(subtask, coming[ahead] if ahead < len(coming) else ())
+            inbox = self._for(subtask, coming[ahead] if ahead < len(coming) else ())
             if ahead:  # else what it has fed back to itself is among what the epoch begins with
-                came += self._to_itself[subtask]
+                inbox += self._to_itself[subtask]
             self._working.add(subtask)
-            self._levels.give(subtask, epoch, came, self._replayed[subtask])
+            self._levels.give(subtask, epoch, inbox, self._replayed[subtask])
 
     def _goes_on(self, subtask: int, epoch: int, coming: Sequence[Sequence[R]]) -> bool:
         """Return whether it is known that the iteration has an epoch; the subtask has ended the one before.
@@ -265,10 +265,10 @@ def _through(
     whole: LevelResult[R] = LevelResult()
     for number, level in enumerate(loop.levels):
         buffers = level.buffers
-        here = [message for message in (*inbox, *whole.sent) if message.slot in buffers]
-        again = [message for message in replayed if message.slot in buffers]
-        if here or again or terminated or any(body_pass.listens for body_pass in level.passes):
-            whole.add(levels.run(number, epoch, terminated, here, again))
+        messages = [message for message in (*inbox, *whole.sent) if message.slot in buffers]
+        replayed_messages = [message for message in replayed if message.slot in buffers]
+        if messages or replayed_messages or terminated or any(body_pass.listens for body_pass in level.passes):
+            whole.add(levels.run(number, epoch, terminated, messages, replayed_messages))
     return whole
 
 

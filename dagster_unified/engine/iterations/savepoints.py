@@ -135,11 +135,14 @@ def _write_input(
     assert log.begun is not None
     levels = SparkLevels(spark, compiled(plan, node, log.begun.parallelism, log.begun.groups), log.folder, _nothing)
     taken = [input_ for micro_batch, input_ in log.inputs.items() if micro_batch <= epoch]
-    came = {False: [p for input_ in taken for p in input_.once], True: [p for input_ in taken for p in input_.replayed]}
+    arrived = {
+        False: [p for input_ in taken for p in input_.once],
+        True: [p for input_ in taken for p in input_.replayed],
+    }
     waiting = [
         _write_waiting(node, levels, buffer, messages, replayed, folder, attempt)
-        for replayed, messages_in in came.items()
-        for buffer, messages in _by_buffer(levels.loop, messages_in)
+        for replayed, messages_of_kind in arrived.items()
+        for buffer, messages in _by_buffer(levels.loop, messages_of_kind)
     ]
     return Written([], IterationState(node.uid, node.name, BEFORE, waiting, bounded=True)) if waiting else None
 
@@ -250,10 +253,10 @@ def start_input(start: StartingState, node: g.IterationNode, levels: SparkLevels
     stored = _stored_iteration(start, node, bounded=True)
     if stored is None:
         return None
-    came: dict[bool, list[StoredMessage]] = {False: [], True: []}
+    arrived: dict[bool, list[StoredMessage]] = {False: [], True: []}
     for feedback in stored.feedback:
-        came[feedback.replayed] += _sent_again(start, node, levels, feedback)
-    return Input(came[False], came[True])
+        arrived[feedback.replayed] += _sent_again(start, node, levels, feedback)
+    return Input(arrived[False], arrived[True])
 
 
 def _sent_again(

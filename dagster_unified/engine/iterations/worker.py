@@ -137,13 +137,13 @@ def stay(address: str, answer: Answer, batches: Iterable[pa.RecordBatch]) -> Ite
         pass
     spare_the_garbage_collector()
     attempt = this_subtask().attempt
-    came = socket.socket(socket.AF_UNIX)
-    came.settimeout(None)  # whatever a function has made the default of this process
+    connected = socket.socket(socket.AF_UNIX)
+    connected.settimeout(None)  # whatever a function has made the default of this process
     try:
-        came.connect(address)
+        connected.connect(address)
     except (FileNotFoundError, ConnectionRefusedError):  # the driver has ended without this task
         return
-    with Connection(came.detach()) as driver:
+    with Connection(connected.detach()) as driver:
         carried_out = 0
         while (order := _next(driver)) is not None:
             driver.send_bytes(answer(order, attempt))

@@ -322,22 +322,23 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
     streams = plan.execution.mode == "STREAMING"
     loops = {(node.uid, not node.takes_input_in_all_rounds) for node in nodes if streams or node.carries_state}
     waiting = [iteration for iteration in manifest.iterations if any(f.table.rows for f in iteration.feedback)]
-    gone = next((iteration for iteration in waiting if (iteration.uid, iteration.bounded) not in loops), None)
-    if gone is not None and not ignore_unclaimed:
+    iteration_gone = next((iteration for iteration in waiting if (iteration.uid, iteration.bounded) not in loops), None)
+    if iteration_gone is not None and not ignore_unclaimed:
         why = "BATCH begins a bounded iteration anew; start from it in STREAMING"
         if streams:
-            why = f"no {gone.kind} iteration has that uid; give it its uid again"
+            why = f"no {iteration_gone.kind} iteration has that uid; give it its uid again"
         raise StateError(
-            f"{plan.name}: the savepoint in {folder} has records that wait in the {gone.kind} iteration '{gone.name}'"
-            f" (uid '{gone.uid}'), and {why}, or drop them with execution.savepoint.ignore-unclaimed-state=true"
+            f"{plan.name}: the savepoint in {folder} has records that wait in the {iteration_gone.kind} iteration"
+            f" '{iteration_gone.name}' (uid '{iteration_gone.uid}'), and {why}, or drop them with"
+            " execution.savepoint.ignore-unclaimed-state=true"
         )
     logs = {stream.relay for stream in cross_query_streams(plan) if streams}
-    lost = next((stream for stream in manifest.handed_on if stream.rows and stream.uid not in logs), None)
-    if lost is not None and not ignore_unclaimed:
+    stream_gone = next((stream for stream in manifest.handed_on if stream.rows and stream.uid not in logs), None)
+    if stream_gone is not None and not ignore_unclaimed:
         raise StateError(
-            f"{plan.name}: the savepoint in {folder} has {lost.rows:,} records that '{lost.name}' has handed on behind"
-            " an iteration, and it hands on nothing there now; keep the uids of the operators before and behind"
-            " iterations, or drop the records with execution.savepoint.ignore-unclaimed-state=true"
+            f"{plan.name}: the savepoint in {folder} has {stream_gone.rows:,} records that '{stream_gone.name}' has"
+            " handed on behind an iteration, and it hands on nothing there now; keep the uids of the operators before"
+            " and behind iterations, or drop the records with execution.savepoint.ignore-unclaimed-state=true"
         )
     claimed = [operator for operator in operators if manifest.operator(operator.uid) is not None]
     roles = ("key",) if ignore_unclaimed else ROLES  # a state without a role need not be declared

@@ -89,7 +89,7 @@ class StreamIterations:
 
     @property
     def subtasks(self) -> tuple[int, ...]:
-        """Return the number of subtasks of each."""
+        """The number of subtasks of each."""
         return tuple(loop.loop.parallelism for loop in self._loops.values())
 
     def have(self, epoch: int) -> bool:
@@ -148,9 +148,9 @@ class StreamLoop(SparkLoop):
     def _start_from(self, start: StartingState) -> None:
         """Go on with a savepoint's state."""
         if self.is_bounded:
-            came = start_input(start, self.node, self.levels)
-            if came is not None:
-                self.log.take(BEFORE, came)
+            stored_input = start_input(start, self.node, self.levels)
+            if stored_input is not None:
+                self.log.take(BEFORE, stored_input)
         else:
             before = start_iteration(start, self.node, self.levels)
             if before is not None:

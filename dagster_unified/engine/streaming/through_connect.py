@@ -292,7 +292,7 @@ class EpochsElsewhere:
             return False
 
         try:
-            said = self._next(_IDLE, is_logged)
+            message = self._next(_IDLE, is_logged)
         except Exception as error:
             raised = error
 
@@ -301,25 +301,25 @@ class EpochsElsewhere:
 
             self._answer(end_epoch, failed, epoch)  # or whoever waits for the epoch would wait for ever
             raise
-        if isinstance(said, EpochRequested) and said.epoch > epoch:  # so the one before is logged
-            self._next_epoch = said
+        if isinstance(message, EpochRequested) and message.epoch > epoch:  # so the one before is logged
+            self._next_epoch = message
             end_epoch(None, epoch)
-        elif said is None and is_logged():
+        elif message is None and is_logged():
             end_epoch(None, epoch)
         else:
-            run = self._run if isinstance(said, EpochRequested) else lambda _: self._outcome(said)
+            run = self._run if isinstance(message, EpochRequested) else lambda _: self._outcome(message)
             answer = self._answer(end_epoch, run, epoch)
-            if said is not None:
+            if message is not None:
                 self._mine.send(answer)
 
     def _run(self, ends: bool) -> Outcome:
         """Let the server run the epoch that it asked for."""
         self._mine.send(StartEpoch(ends))
-        said: FromServer | None = None
+        message: FromServer | None = None
         with meanwhile(partial(self._hasten, ends), f"stop of {self._query}"):
-            while isinstance(said := self._next(), EpochEvents):
-                self._observe(said)
-        return self._outcome(said)
+            while isinstance(message := self._next(), EpochEvents):
+                self._observe(message)
+        return self._outcome(message)
 
     def _hasten(self, ends: bool, done: Event) -> None:
         """Tell the server if the job is being stopped, until the epoch is `done`."""
@@ -335,15 +335,15 @@ class EpochsElsewhere:
             self._host.observe(_decoded(name, values))
         self._heard = latest.count
 
-    def _outcome(self, said: FromServer | None) -> Outcome:
+    def _outcome(self, message: FromServer | None) -> Outcome:
         """Return the server's result of the epoch that it has run."""
-        if isinstance(said, EpochDone):
-            self._observe(said.events)
+        if isinstance(message, EpochDone):
+            self._observe(message.events)
             self._heard = 0
-            return said.outcome
-        if isinstance(said, EpochFailed):
-            kind: type[errors.UnifiedError] = getattr(errors, said.kind, StageError)
-            raise kind(said.message)
+            return message.outcome
+        if isinstance(message, EpochFailed):
+            kind: type[errors.UnifiedError] = getattr(errors, message.kind, StageError)
+            raise kind(message.message)
         if self._closed.is_set():
             raise StoppedError("the query has stopped")
         raise (self.running.exception() if self.running is not None else None) or StageError(
@@ -361,9 +361,9 @@ class EpochsElsewhere:
             return received
         looked, pause = time.monotonic(), self._theirs.pause
         while True:
-            said = self._theirs.receive()
-            if said is not None or self._closed.wait(pause):
-                return said
+            message = self._theirs.receive()
+            if message is not None or self._closed.wait(pause):
+                return message
             pause = max(self._theirs.pause, min(1.1 * pause, at_most))
             if time.monotonic() - looked >= _ALIVE:
                 looked = time.monotonic()

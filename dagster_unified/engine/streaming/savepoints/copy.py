@@ -292,10 +292,10 @@ def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[]
                 " which was started without state, or has gone back to before it; the sinks do not hold what they held"
                 " then"
             )
-        there = ", ".join(s.name for s in savepoints(directory))
+        known = ", ".join(s.name for s in savepoints(directory))
         raise StateError(
             f"{directory.path.name}: no savepoint{'' if name is None else f' {name!r}'} in"
-            f" {directory.path / 'savepoints'}; {f'there are {there}' if there else 'there is none'}"
+            f" {directory.path / 'savepoints'}; {f'there are {known}' if known else 'there is none'}"
         )
     chosen = possible[-1]
     _check_copy(directory, chosen)
@@ -325,8 +325,8 @@ def _check_copy(directory: CheckpointDirectory, chosen: Savepoint) -> None:
     except (FileNotFoundError, msgspec.DecodeError):
         damaged: str | None = FILES
     else:
-        there = _sizes(folder)
-        lacking = [name for name, size in expected.items() if there.get(name, -1) < size]
+        copied = _sizes(folder)
+        lacking = [name for name, size in expected.items() if copied.get(name, -1) < size]
         damaged = min(lacking, key=lambda name: (name.rpartition("/")[2].startswith("."), name), default=None)
     if damaged is not None:
         raise StateError(

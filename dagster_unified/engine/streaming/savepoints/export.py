@@ -181,10 +181,10 @@ class _Query:
         missing = [name for name in needed if not (self.folder / name).exists()]
         for operator in range(len(self.spec.stages.levels)):
             state = f"state/{operator}"
-            there = children(self.folder / state) if (self.folder / state).exists() else {}
-            if "_metadata" not in there:
+            state_files = children(self.folder / state) if (self.folder / state).exists() else {}
+            if "_metadata" not in state_files:
                 missing.append(f"{state}/_metadata")
-            parts = {int(name) for name in there if name.isdigit()}
+            parts = {int(name) for name in state_files if name.isdigit()}
             missing += [f"{state}/{part}" for part in range(max(parts, default=0) + 1) if part not in parts]
             for part in sorted(parts):
                 names = [path.name for path in (self.folder / state / str(part)).rglob("*")]

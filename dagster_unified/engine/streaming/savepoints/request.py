@@ -88,16 +88,16 @@ def take(
         raise StateError(f"{plan.name}: a savepoint of this pipeline has no tables, since {no_tables}; {hint}")
     if path or then == "drained":
         check_positions(plan)
-    answered = _answer_of_job(directory, reason, path, then)
-    if answered is None:
-        here = _StoppedJob(plan, directory, owner, reason, spark, path)
-        return here.take_drained() if then == "drained" else here.take()
-    if not answered.location:
-        raise StateError(answered.error)
-    name = answered.location.rstrip("/").rpartition("/")[2]
+    answer_given = _answer_of_job(directory, reason, path, then)
+    if answer_given is None:
+        stopped_job = _StoppedJob(plan, directory, owner, reason, spark, path)
+        return stopped_job.take_drained() if then == "drained" else stopped_job.take()
+    if not answer_given.location:
+        raise StateError(answer_given.error)
+    name = answer_given.location.rstrip("/").rpartition("/")[2]
     saved = next(savepoint for savepoint in savepoints(directory) if savepoint.name == name)
-    tables = "" if no_tables or answered.error else path or answered.location
-    return Taken(saved, answered.location, tables, answered.error)
+    tables = "" if no_tables or answer_given.error else path or answer_given.location
+    return Taken(saved, answer_given.location, tables, answer_given.error)
 
 
 def _answer_of_job(directory: CheckpointDirectory, reason: str, path: str, then: Then) -> Answer | None:
