@@ -235,7 +235,7 @@ class BaseStream(ABC, Generic[T]):
             return Key(fields=tuple(names))
         if len(key) != 1:
             raise PipelineError(f"{self._where('key_by')}: give either field names or one function, not both")
-        return self._computed_key(key[0], key_type, records)
+        return self._computed_key(key[0], key_type)
 
     def _check_key_field(self, records: RecordType, name: str) -> None:
         check_field(records, name, self._where("key_by"))
@@ -254,7 +254,7 @@ class BaseStream(ABC, Generic[T]):
                 f"but {what} ({', '.join(map(str, key_types))}); make them the same, or leave key_type out"
             )
 
-    def _computed_key(self, function: Any, key_type: Any, records: RecordType) -> Key:
+    def _computed_key(self, function: Any, key_type: Any) -> Key:
         if makes_column(function):
             raise PipelineError(f"{self._where('key_by')}: {_on_columns(function)}; or give the names of fields")
         check_not_opened(function, self._where("key_by"))

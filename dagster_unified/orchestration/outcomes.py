@@ -212,14 +212,14 @@ def died(events: Iterable[DagsterEvent]) -> str:
 
 
 BEAT = 2.0
-"""Seconds between signs of life."""
+"""Seconds between heartbeats."""
 
 PATIENCE = 30.0
 """Seconds without one after which a process is taken to be dead."""
 
 
 class Beat(msgspec.Struct, frozen=True):
-    """A sign of life: which process, where, and when, in seconds since the epoch."""
+    """A heartbeat: which process, where, and when, in seconds since the epoch."""
 
     process: int
     host: str
@@ -228,7 +228,7 @@ class Beat(msgspec.Struct, frozen=True):
 
 @contextmanager
 def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[None]:
-    """Renew the sign of life while a stage is executed."""
+    """Renew the heartbeat while a stage is executed."""
     path = _path(store, pipeline, run_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     stopped = threading.Event()
@@ -241,7 +241,7 @@ def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[No
                 path.write_bytes(msgspec.json.encode(Beat(os.getpid(), socket.gethostname(), time.time())))
             stopped.wait(BEAT)
 
-    thread = threading.Thread(target=beat, name="signs of life", daemon=True)
+    thread = threading.Thread(target=beat, name="heartbeats", daemon=True)
     thread.start()
     try:
         yield
@@ -253,7 +253,7 @@ def beating(store: IntermediateStore, pipeline: str, run_id: str) -> Iterator[No
 
 
 def last_beat(store: IntermediateStore, pipeline: str, run_id: str) -> Beat | None:
-    """Return the last sign of life of a run that is, or was, in the middle of a stage."""
+    """Return the last heartbeat of a run that is, or was, in the middle of a stage."""
     try:
         return msgspec.json.decode(_path(store, pipeline, run_id).read_bytes(), type=Beat)
     except (FileNotFoundError, msgspec.DecodeError):

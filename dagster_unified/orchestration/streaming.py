@@ -185,7 +185,7 @@ class _Watcher:
 
         self._diverted: set[str] = set()
         self._trend = Trend({sink: at for sink, key in assets.sinks.items() if (at := self._last_updated(key))})
-        self._logged = self._heartbeat = self._looked = 0.0
+        self._logged = self._heartbeat = 0.0
         self._observed_at = time.monotonic()
         self._signs = 0
         self._busy: tuple[int, int] | None = None

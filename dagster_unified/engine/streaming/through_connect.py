@@ -389,7 +389,7 @@ class EpochsHere:
 
         self._heartbeat: tuple[int, int, bool] | None = None
         self._seen = 0.0
-        """The last sign of life of a job, and when it was seen here: two machines have two clocks."""
+        """The last heartbeat of a job, and when it was seen here: two machines have two clocks."""
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         go = self._ask(EpochRequested(epoch))
