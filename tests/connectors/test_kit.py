@@ -1,20 +1,25 @@
-"""Every sink of the library that commits, under kills, zombies and retried tasks, on a Spark Connect server."""
+"""Sinks that commit, under kills, zombies, retried tasks and restarts, on a Spark Connect server.
+
+Those into databases are in `sql/test_kit.py`.
+"""
 
 import json
 from itertools import product
 from pathlib import Path
 
+import msgspec
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.connectors import DeltaSink, FileSink
+from dagster_unified.connectors import DeltaSink, FileSink, KafkaSink
 from dagster_unified.connectors.protocol import Capabilities, Committable, SparkSink, Writer
 from dagster_unified.connectors.protocol.commits import NoCommitter
-from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions, spark_connect_server
+from dagster_unified.testing.connectors import SinkTarget, check_epochs, check_partitions
 from tests.depth import NIGHTLY, SEED
-from tests.ports import free_port
 
 KILLS = 100 if NIGHTLY else 4
+BROKERS = {}
+"""Brokers by their addresses, since targets are pickled."""
 
 
 class Delta(SinkTarget):
@@ -41,27 +46,46 @@ class Files(SinkTarget):
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
+class Topic(SinkTarget):
+    def __init__(self, broker, **options):
+        BROKERS[broker.address] = broker
+        self.address, self.options = broker.address, options
+        self.topic = broker.create_topic(partitions=3)
+
+    def sink(self):
+        return KafkaSink(self.topic, self.address, **self.options)
+
+    def rows(self):
+        messages = BROKERS[self.address].read(self.topic)
+        if "key" in self.options:
+            messages = {message.key(): message for message in messages}.values()
+        entries = [msgspec.json.decode(message.value()) for message in messages]
+        return [(entry["key"], entry["version"], entry["text"]) for entry in entries]
+
+    def restart(self):
+        broker = BROKERS[self.address]
+        broker.kill()
+        broker.start()
+
+
+UPSERT = {"mode": "upsert", "key": "key"}
 SINKS = {
-    "delta append": lambda folder: Delta(folder, mode="append"),
-    "delta overwrite": Delta,
-    "delta upsert": lambda folder: Delta(folder, mode="upsert", key="key"),
-    "files": Files,
+    "delta append": lambda folder, kafka: Delta(folder, mode="append"),
+    "delta overwrite": lambda folder, kafka: Delta(folder),
+    "delta upsert": lambda folder, kafka: Delta(folder, **UPSERT),
+    "files": lambda folder, kafka: Files(folder),
+    "kafka append": lambda folder, kafka: Topic(kafka()),
+    "kafka upsert": lambda folder, kafka: Topic(kafka(), **UPSERT),
 }
-
-
-@pytest.fixture(scope="module")
-def server():
-    with spark_connect_server(free_port()) as address:
-        yield address
 
 
 @pytest.mark.spark
 @pytest.mark.rotates("kits")
 @pytest.mark.parametrize(("sink", "check"), product(SINKS, (check_epochs, check_partitions)))
-def test_a_sink_loses_nothing_and_writes_nothing_twice_whoever_is_killed(server, tmp_path, sink, check):
-    faults = check(SINKS[sink](tmp_path), server, SEED, KILLS)
+def test_a_sink_loses_nothing_and_writes_nothing_twice_whoever_is_killed(request, server, tmp_path, sink, check):
+    faults = check(SINKS[sink](tmp_path, lambda: request.getfixturevalue("kafka")), server, SEED, KILLS)
     assert faults.kills >= KILLS
-    assert not NIGHTLY or faults.zombies
+    assert not NIGHTLY or (faults.zombies and (faults.restarts or "kafka" not in sink))
     left = [path.name for path in Path(tmp_path).rglob("_data-*")]
     assert len(left) <= faults.kills + faults.zombies
 

@@ -8,10 +8,8 @@ import pytest
 from dagster import DailyPartitionsDefinition, MultiPartitionsDefinition, StaticPartitionsDefinition
 from hypothesis import given
 from hypothesis import strategies as st
-from upath import UPath
 
 from dagster_unified.connectors import CollectionSource, RateSource, StructuredSource
-from dagster_unified.connectors.files import listing
 from dagster_unified.connectors.protocol.positions import (
     EverythingRead,
     FilesRead,
@@ -23,6 +21,7 @@ from dagster_unified.connectors.protocol.positions import (
 )
 from dagster_unified.errors import MalformedInputError, StateError, UnsupportedError
 from dagster_unified.orchestration.partitions import slice_of
+from tests.connectors.support import Query, read_batch
 
 BERLIN = DailyPartitionsDefinition("2024-01-01", timezone="Europe/Berlin")
 SECOND = slice_of(BERLIN, "2024-01-02")
@@ -43,56 +42,6 @@ SALES = (
 
 def collection(data=SALES, name="sales"):
     return CollectionSource(data, Sale, name)
-
-
-class Query:
-    """One streaming query over a source: what it read, epoch by epoch, and the source's position at one."""
-
-    def __init__(self, spark, source, folder):
-        self.spark, self.source, self.folder = spark, source, folder
-        self.checkpoint = folder / "spark" / "main"
-        self.read = []
-
-    def start(self, frame):
-        return (
-            frame.writeStream.foreachBatch(lambda rows, _: self.read.append(sorted(int(r[0]) for r in rows.collect())))
-            .option("checkpointLocation", f"file://{self.checkpoint}")
-            .start()
-        )
-
-    def look(self, query):
-        """Lists what is monitored, and reads it."""
-        listing.look(UPath(self.folder), now=True)
-        self.read_all(query)
-
-    def read_all(self, query):
-        """Reads what was listed, chunk by chunk as an epoch ends."""
-        query.processAllAvailable()
-        while not listing.all_taken(UPath(self.folder)):
-            listing.look(UPath(self.folder), now=True)
-            query.processAllAvailable()
-
-    def run(self, while_it_runs=lambda query: None):
-        """What it has read so far, after it has read all that there is."""
-        query = self.start(self.source.read_stream(self.spark, UPath(self.folder / "sources" / "sales")))
-        try:
-            self.read_all(query)
-            while_it_runs(query)
-        finally:
-            query.stop()
-        return sorted(amount for epoch in self.read for amount in epoch)
-
-    def position(self, epoch=None):
-        offsets = self.checkpoint / "offsets"
-        last = max((int(f.name) for f in offsets.glob("[0-9]*")), default=None)
-        if last is None:
-            return self.source.stream_position(None, None)
-        offset = (offsets / str(last if epoch is None else epoch)).read_text().splitlines()[2]
-        return self.source.stream_position(UPath(self.checkpoint / "sources" / "0"), offset)
-
-
-def read_batch(spark, source):
-    return sorted(r.amount for r in source.read_partition(spark).collect())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import signal
 import pytest
 from psycopg.errors import UndefinedTable
 
-from tests.connectors.sql.postgres.support import rows
+from tests.connectors.sql.support import rows
 from tests.orchestration.test_streaming_under_dagster import Dagster
 from tests.servers.kafka import Broker
 from tests.servers.postgres import PostgresServer

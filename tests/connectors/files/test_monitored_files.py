@@ -25,7 +25,8 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StageError, StateError
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
-from tests.connectors.test_positions import BERLIN, Query, read_batch
+from tests.connectors.support import Query, read_batch
+from tests.connectors.test_positions import BERLIN
 from tests.connectors.trips import Trip
 
 

@@ -20,7 +20,7 @@ from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.stage import run_stage
 from dagster_unified.errors import MalformedInputError, PipelineError, UnifiedError
 from dagster_unified.records import record_type
-from tests.connectors.test_positions import Query
+from tests.connectors.support import Query
 from tests.object_store import client, requests, served
 
 

@@ -13,7 +13,7 @@ from dagster_unified.connectors import KafkaSink
 from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import UnavailableError
-from tests.connectors.sql.postgres.support import LocalCommits
+from tests.connectors.support import LocalCommits
 from tests.depth import rotated
 from tests.servers.kafka import Broker
 from tests.small_disk import NEEDS_ROOT, small_disk

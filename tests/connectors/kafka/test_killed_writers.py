@@ -18,7 +18,7 @@ from dagster_unified.connectors import KafkaSink
 from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import LeaseLostError
-from tests.connectors.sql.postgres.support import LocalCommits
+from tests.connectors.support import LocalCommits
 from tests.depth import NIGHTLY, chance
 
 EPOCHS = 400 if NIGHTLY else 8

@@ -1,89 +1,22 @@
 """What all sinks into tables do, in each real database: modes, repeats, partitions, and what they refuse."""
 
-import sqlite3
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import date
 from typing import NamedTuple
 
-import duckdb
-import psycopg
 import pytest
 from dagster import StaticPartitionsDefinition
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import CsvSource, DeliveryGuarantee
+from dagster_unified.connectors import CsvSource, DatabaseSink, PostgresSink
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.sql.generic import DatabaseSink, DatabaseSource
-from dagster_unified.connectors.sql.postgres import PostgresSink, PostgresSource
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import LeaseLostError, PipelineError, SinkError
 from dagster_unified.graph.connectors import Slice
 from dagster_unified.orchestration import BatchDeployment
 from dagster_unified.records import record_type
-from tests.connectors.sql.generic.test_source import everything as everything_in_a_database
-from tests.connectors.sql.postgres.support import LocalCommits, identity, staging_tables, write
-from tests.connectors.sql.postgres.test_source import everything as everything_in_postgres
-from tests.servers.mariadb import connected
-
-
-class Sale(NamedTuple):
-    id: int
-    order: str
-    amount: float | None = None
-
-
-MANY = [Sale(n, f"shop {n % 100}", n / 2) for n in range(20_000)]
-"""More than travel with a committable, so that they are staged in a table or in files."""
-
-
-@dataclass(frozen=True)
-class Database:
-    kind: Callable[..., DatabaseSink | PostgresSink]
-    url: str
-    connect: Callable[[], object]
-    exactly_once: bool = True
-
-    def sink(self, table="sales", **given):
-        if not self.exactly_once:
-            given["delivery_guarantee"] = DeliveryGuarantee.AT_LEAST_ONCE
-        return self.kind(table, self.url, **given)
-
-    def rows(self, query="SELECT * FROM sales ORDER BY id"):
-        with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
-            cursor.execute(query)
-            return list(cursor.fetchall())
-
-    def execute(self, statement):
-        with closing(self.connect()) as connection, closing(connection.cursor()) as cursor:
-            cursor.execute(statement)
-            connection.commit()
-
-    def left(self):
-        """What is staged and was not removed."""
-        return staging_tables(self.url) if self.kind is PostgresSink else []
-
-
-@pytest.fixture(params=["duckdb", "mariadb", "postgres", "sqlite", "another", "another of MySQL's kind"])
-def database(request, tmp_path):
-    file = tmp_path / "shop.db"
-    if request.param == "another":  # as any database whose transactions are not known
-        url = request.getfixturevalue("postgres")
-        other = url.replace("postgresql:", "postgresql+psycopg:")
-        return Database(DatabaseSink, other, lambda: psycopg.connect(url), exactly_once=False)
-    if request.param == "another of MySQL's kind":
-        url = request.getfixturevalue("mariadb")
-        return Database(DatabaseSink, url.replace("mariadb+", "mysql+"), lambda: connected(url), exactly_once=False)
-    if request.param == "mariadb":
-        url = request.getfixturevalue("mariadb")
-        return Database(DatabaseSink, url, lambda: connected(url))
-    if request.param == "duckdb":
-        return Database(DatabaseSink, f"duckdb:///{file}", lambda: duckdb.connect(file))
-    if request.param == "sqlite":
-        return Database(DatabaseSink, f"sqlite:///{file}", lambda: sqlite3.connect(file))
-    url = request.getfixturevalue("postgres")
-    return Database(PostgresSink, url, lambda: psycopg.connect(url))
+from tests.connectors.sql.support import MANY, Sale, everything, execute
+from tests.connectors.support import LocalCommits, identity, write
 
 
 def test_a_missing_table_is_made(database):
@@ -234,7 +167,7 @@ def test_a_sink_that_replaces_the_whole_table_is_refused_where_runs_are_for_part
     ],
 )
 def test_a_table_that_the_records_do_not_fit_is_refused_before_anything_is_written(database, made, says):
-    database.execute(f"CREATE TABLE sales ({made})")
+    execute(database.url, f"CREATE TABLE sales ({made})")
     with pytest.raises(SinkError, match=says):
         write(database.sink(), MANY)
     assert database.rows() == []
@@ -318,12 +251,7 @@ def test_a_number_that_json_does_not_have_does_not_become_null(database, row, pa
 def test_a_null_in_a_dict_that_its_type_does_not_allow_makes_a_row_malformed(database):
     whole = Mixed(1, Part(1, 0.5), [], {"a": 1.5})
     write(database.sink("mixed"), [whole, Mixed(2, None, [], {"a": 1.5, "b": None})])
-    source, everything = (
-        (PostgresSource, everything_in_postgres)
-        if database.kind is PostgresSink
-        else (DatabaseSource, everything_in_a_database)
-    )
-    read = everything(source("mixed", Strict, database.url, on_malformed="divert"))
+    read = everything(database.source("mixed", Strict, on_malformed="divert"))
     assert [row for row in read if not isinstance(row, Malformed)] == [Strict(1, Part(1, 0.5), [], {"a": 1.5})]
     (malformed,) = [row for row in read if isinstance(row, Malformed)]
     assert "shares" in malformed.reason

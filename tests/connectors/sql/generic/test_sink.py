@@ -7,8 +7,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import NamedTuple
 
-import duckdb
-import psycopg
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
@@ -31,51 +29,13 @@ from dagster_unified.errors import (
     UnifiedError,
 )
 from dagster_unified.records import record_type
-from tests.connectors.sql.postgres.support import LocalCommits, identity, write
+from tests.connectors.sql.support import MANY, Sale, execute, rows
+from tests.connectors.support import LocalCommits, identity, write
 from tests.depth import chance
 from tests.ports import free_port
-from tests.servers.mariadb import connected
 from tests.small_disk import NEEDS_ROOT, small_disk
 
-OPENED = {"sqlite": sqlite3.connect, "duckdb": duckdb.connect}
 UTC = timezone.utc
-
-
-class Sale(NamedTuple):
-    id: int
-    order: str
-    amount: float | None = None
-
-
-MANY = [Sale(n, f"shop {n % 100}", n / 2) for n in range(20_000)]
-
-
-@pytest.fixture(params=["duckdb", "mariadb", "sqlite"])
-def url(request, tmp_path):
-    if request.param == "mariadb":
-        return request.getfixturevalue("mariadb")
-    return f"{request.param}:///{tmp_path}/shop.db"
-
-
-def opened(url):
-    if url.startswith("mariadb"):
-        return closing(connected(url))
-    if url.startswith("postgresql"):
-        return closing(psycopg.connect(url.replace("+psycopg", "")))
-    kind, _, path = url.partition(":///")
-    return closing(OPENED[kind](path))
-
-
-def rows(url, query):
-    with opened(url) as database, closing(database.cursor()) as cursor:
-        cursor.execute(query)
-        return list(cursor.fetchall())
-
-
-def execute(url, statement):
-    with opened(url) as database, closing(database.cursor()) as cursor:
-        cursor.execute(statement)
-        database.commit()
 
 
 def sales(url):
@@ -406,7 +366,7 @@ def test_a_user_who_may_not_write_is_told_so_and_not_tried_again(mariadb, mariad
 
 
 @NEEDS_ROOT
-@pytest.mark.parametrize("kind", OPENED)
+@pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
 def test_a_full_disk_is_transient_and_leaves_nothing(tmp_path, kind):
     random, url = chance("full disk"), f"{kind}:///{tmp_path}/small/shop.db"
     long = [Sale(n, random.randbytes(500).hex()) for n in range(5_000)]
@@ -436,7 +396,7 @@ def test_times_are_utc_whatever_the_zone_of_the_session(tmp_path, monkeypatch, c
 
 
 def test_looking_at_a_table_makes_no_file(tmp_path):
-    for kind in OPENED:
+    for kind in ("sqlite", "duckdb"):
         sink = DatabaseSink("sales", f"{kind}:///{tmp_path}/gone.db").bound_to(record_type(Sale))
         assert not sink.exists()
         assert sink.preview(None, 1) is None

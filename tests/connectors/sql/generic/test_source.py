@@ -16,9 +16,9 @@ from dagster_unified.connectors.sql.table_source import ReadField, converted
 from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, UnsupportedError
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
-from tests.connectors.sql.generic.test_sink import MANY, VALUE, Everything, Sale, execute, rows, url  # noqa: F401
-from tests.connectors.sql.postgres.support import execute as postgres_execute
-from tests.connectors.sql.postgres.support import write
+from tests.connectors.sql.generic.test_sink import VALUE, Everything
+from tests.connectors.sql.support import MANY, Sale, everything, execute, planned, rows
+from tests.connectors.support import write
 from tests.connectors.trips import Parcel, Spot, Trip
 
 DAYS = DailyPartitionsDefinition("2024-01-01")
@@ -29,67 +29,25 @@ class Visit(NamedTuple):
     at: datetime
 
 
-def planned(source):
-    reading = source.with_fixed_range()
-    return reading.splits(reading._range.start, reading._range.end)
-
-
-def everything(source):
-    found = []
-    for split in planned(source):
-        for batch in source.read_split(split):
-            found += [batch] if isinstance(batch, Malformed) else source.records.from_batch(batch)
-    return found
-
-
-def test_what_a_sink_has_written_comes_back(url):  # noqa: F811
+def test_what_a_sink_has_written_comes_back(url):
     values = [VALUE, Everything(*[None] * 11)]
     write(DatabaseSink("everything", url), values)
     assert sorted(everything(DatabaseSource("everything", Everything, url)), key=repr) == sorted(values, key=repr)
 
 
-def test_ranges_of_a_column_are_the_whole_table(url):  # noqa: F811
+def test_ranges_of_a_column_are_the_whole_table(url):
     write(DatabaseSink("sales", url), MANY)
     source = DatabaseSource("sales", Sale, url, split_by="id", parallelism=3)
     assert len(planned(source)) == 4
     assert sorted(everything(source)) == MANY
 
 
-def test_a_query_is_read(url):  # noqa: F811
+def test_a_query_is_read(url):
     write(DatabaseSink("sales", url), MANY[:20])
     query = """SELECT id, "order", amount FROM sales WHERE "order" <> ':x' AND id > 10; """
     if url.startswith("mariadb"):  # a query is written as its database has it
         query = query.replace('"', "`")
     assert sorted(everything(DatabaseSource(None, Sale, url, query=query, split_by="id"))) == MANY[11:20]
-
-
-def test_a_partition_reads_its_window(url):  # noqa: F811
-    first = datetime(2024, 1, 1, tzinfo=timezone.utc)
-    write(DatabaseSink("visits", url), [Visit(n, first + n * timedelta(hours=1)) for n in range(240)])
-    source = DatabaseSource("visits", Visit, url).partitioned_by("at").bounded_to(slice_of(DAYS, "2024-01-05"))
-    # the database leaves out what is surely of another day; Spark looks closer
-    assert {visit.at.day for visit in everything(source)} == {4, 5, 6, 7}
-
-
-@pytest.mark.parametrize(
-    ("field", "definition", "key", "read"),
-    [
-        ("region", StaticPartitionsDefinition(["it's", "\\x"]), "it's", {"it's", None}),
-        ("region", StaticPartitionsDefinition(["it's", "\\x"]), "\\x", {"\\x", None}),
-        ("shelf", StaticPartitionsDefinition(["1", "02"]), "1", {1}),
-        ("shelf", StaticPartitionsDefinition(["1", "02"]), "02", set()),
-        ("at", DAYS, "2024-01-05", {1704412800000, 1704499199999}),
-    ],
-)
-def test_the_database_leaves_out_what_is_of_other_partitions(url, field, definition, key, read):  # noqa: F811
-    times = (1704412799999, 1704412800000, 1704499199999, 1704499200000)
-    parcels = [
-        Parcel(region, n % 2, at) for n, (region, at) in enumerate(zip(("a", "it's", "\\x", None), times, strict=True))
-    ]
-    write(DatabaseSink("parcels", url), parcels)
-    source = DatabaseSource("parcels", Parcel, url).partitioned_by(field)
-    found = everything(source.bounded_to(slice_of(definition, key)))
-    assert {getattr(parcel, field) for parcel in found} == read
 
 
 def test_a_value_of_another_type_is_not_left_out_with_a_key(tmp_path):
@@ -113,7 +71,7 @@ def test_what_is_no_time_is_not_left_out_with_a_window(tmp_path):
     ]  # fmt: skip
 
 
-def test_rows_that_do_not_fit_are_told_apart(url):  # noqa: F811
+def test_rows_that_do_not_fit_are_told_apart(url):
     execute(url, 'CREATE TABLE sales (id bigint, "order" text, amount double)')
     execute(url, "INSERT INTO sales VALUES (1, 'a', 1), (NULL, 'b', 1), (3, 'c', NULL)")
     found = everything(DatabaseSource("sales", Sale, url, on_malformed="divert"))
@@ -130,7 +88,7 @@ def test_rows_that_do_not_fit_are_told_apart(url):  # noqa: F811
         ('id text, "order" text, amount double', "column 'id' of table sales is .*cannot be read as the field's int64"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused_before_anything_is_read(url, made, says):  # noqa: F811
+def test_a_table_that_does_not_fit_is_refused_before_anything_is_read(url, made, says):
     execute(url, f"CREATE TABLE sales ({made})")
     with pytest.raises(SourceError, match=says):
         planned(DatabaseSource("sales", Sale, url))
@@ -156,7 +114,7 @@ def test_what_makes_no_sense_is_refused_when_the_graph_is_built(given, says):
 
 
 @pytest.mark.parametrize("mode", ["batch", "streaming"])
-def test_a_table_is_copied_on_spark(url, run_on_spark, run_streaming, mode):  # noqa: F811
+def test_a_table_is_copied_on_spark(url, run_on_spark, run_streaming, mode):
     write(DatabaseSink("sales", url), MANY)
     built = Pipeline("copied")
     source = DatabaseSource("sales", Sale, url, split_by="id", parallelism=3)
@@ -351,7 +309,7 @@ def test_numbers_of_single_precision_are_read_as_they_are(mariadb):
         assert found == [(16777216.0, 0.1), (0.10000000149011612, 1234567.25), (-0.5, None)]
 
 
-def test_a_query_that_fails_while_it_is_read_is_an_error_of_the_source(url):  # noqa: F811
+def test_a_query_that_fails_while_it_is_read_is_an_error_of_the_source(url):
     write(DatabaseSink("sales", url), MANY)
     failing = "abs(-9223372036854775807 - CASE WHEN id > 15000 THEN 1 ELSE 0 END)"
     source = DatabaseSource(None, tuple[int], url, query=f"SELECT {failing} AS f0 FROM sales")
@@ -380,7 +338,7 @@ def test_times_that_sqlite_has_as_text_are_read_however_they_are_written(tmp_pat
 
 
 def test_a_database_with_cursors_of_its_own_is_read(postgres):
-    postgres_execute(
+    execute(
         postgres,
         "CREATE TABLE sales AS SELECT n AS id, 'x' AS \"order\", n / 2.0 AS amount FROM generate_series(1, 25000) n",
     )
@@ -388,7 +346,7 @@ def test_a_database_with_cursors_of_its_own_is_read(postgres):
     assert sorted(everything(source)) == [Sale(n, "x", n / 2) for n in range(1, 25_001)]
 
 
-def test_a_record_within_a_record_that_lacks_a_field_does_not_fit(url):  # noqa: F811
+def test_a_record_within_a_record_that_lacks_a_field_does_not_fit(url):
     trips = [Trip(1), Trip(2, spots=[], by_name={"k": Spot(1.0, 2.0, 3)})]
     write(DatabaseSink("trips", url), trips)
     whole, lacking, null = '{"x": 1, "y": 2}', '{"x": 1}', '{"x": 1, "y": null}'

@@ -7,8 +7,8 @@ import pytest
 
 from dagster_unified.connectors.sql.postgres import PostgresSink, PostgresSource
 from dagster_unified.errors import SinkError
-from tests.connectors.sql.postgres.support import execute, rows, write
-from tests.connectors.sql.postgres.test_source import everything
+from tests.connectors.sql.support import everything, execute, rows
+from tests.connectors.support import write
 
 
 class Colour(Enum):

@@ -21,7 +21,8 @@ from dagster_unified.connectors.sql.postgres import PostgresSink, committer
 from dagster_unified.connectors.sql.postgres.committer import PostgresWrite
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import UnavailableError
-from tests.connectors.sql.postgres.support import LocalCommits, execute, identity, rows, stage, staging_tables, write
+from tests.connectors.sql.support import execute, rows, staging_tables
+from tests.connectors.support import LocalCommits, identity, stage, write
 from tests.depth import SEED, chance, examples
 from tests.servers.postgres import PostgresServer
 from tests.small_disk import NEEDS_ROOT, small_disk

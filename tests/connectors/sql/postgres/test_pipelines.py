@@ -14,9 +14,9 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.orchestration.partitions import slice_of
-from tests.connectors.sql.postgres.support import execute, rows, staging_tables
 from tests.connectors.sql.postgres.test_sink import VALUES, Everything
 from tests.connectors.sql.postgres.test_source import DAYS, Visit, visits
+from tests.connectors.sql.support import execute, rows, staging_tables
 
 
 class Order(NamedTuple):

@@ -14,7 +14,8 @@ from dagster_unified.connectors.sql.postgres import PostgresConnection, Postgres
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import ConfigurationError, PipelineError, SinkError, UnavailableError
 from dagster_unified.records import record_type
-from tests.connectors.sql.postgres.support import LocalCommits, execute, identity, rows, staging_tables, write
+from tests.connectors.sql.support import execute, rows, staging_tables
+from tests.connectors.support import LocalCommits, identity, write
 
 
 class Sale(NamedTuple):
@@ -31,19 +32,14 @@ def sales(url):
     return rows(url, "SELECT * FROM sales ORDER BY id")
 
 
-def test_a_missing_table_is_made(postgres):
-    write(PostgresSink("sales", postgres), [Sale(1, "a", 1.5)], [Sale(2, "b", None)])
-    assert sales(postgres) == [(1, "a", 1.5), (2, "b", None)]
+def test_columns_that_a_sink_makes_may_be_null_where_their_fields_may_be_none(postgres):
+    write(PostgresSink("sales", postgres), [Sale(1, "a", 1.5)])
     columns = rows(
         postgres,
-        "SELECT column_name, data_type, is_nullable FROM information_schema.columns"
+        "SELECT column_name, is_nullable FROM information_schema.columns"
         " WHERE table_name = 'sales' ORDER BY ordinal_position",
     )
-    assert columns == [
-        ("id", "bigint", "NO"),
-        ("shop", "text", "NO"),
-        ("amount", "double precision", "YES"),
-    ]
+    assert columns == [("id", "NO"), ("shop", "NO"), ("amount", "YES")]
 
 
 class Named(NamedTuple):

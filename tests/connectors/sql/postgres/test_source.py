@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import psycopg
 import pytest
-from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
+from dagster import DailyPartitionsDefinition
 from pyspark import cloudpickle
 
 from dagster_unified.api import Pipeline
@@ -32,9 +32,9 @@ from dagster_unified.errors import (
 )
 from dagster_unified.graph.connectors import TimeRange
 from dagster_unified.orchestration.partitions import slice_of
-from tests.connectors.sql.postgres.support import execute, rows, write
 from tests.connectors.sql.postgres.test_sink import VALUES, Everything
-from tests.connectors.trips import Parcel
+from tests.connectors.sql.support import everything, execute, planned, read, rows
+from tests.connectors.support import write
 
 UTC = timezone.utc
 DAYS = DailyPartitionsDefinition("2024-01-01")
@@ -43,25 +43,6 @@ DAYS = DailyPartitionsDefinition("2024-01-01")
 class Order(NamedTuple):
     id: int
     shop: str
-
-
-def planned(source, start=None, end=None):
-    """The splits of a BATCH run."""
-    reading = source.with_fixed_range()
-    reading._in_snapshot = True
-    return reading.splits(reading._range.start, reading._range.end)
-
-
-def read(source, splits):
-    found = []
-    for split in splits:
-        for batch in source.read_split(split):
-            found += [batch] if isinstance(batch, Malformed) else source.records.from_batch(batch)
-    return found
-
-
-def everything(source):
-    return read(source, planned(source))
 
 
 def orders(url, count, partitioned=False):
@@ -335,38 +316,10 @@ def visits(url):
     )
 
 
-def test_a_partition_reads_its_window(postgres):
+def test_a_partition_of_the_field_that_is_followed_is_its_window(postgres):
     visits(postgres)
-    source = PostgresSource("visits", Visit, postgres).partitioned_by("at").bounded_to(slice_of(DAYS, "2024-01-05"))
-    # the server leaves out what is surely of another day; Spark looks closer
-    found = everything(source)
-    assert {visit.at.date() for visit in found} == {date(2024, 1, day) for day in (4, 5, 6)}
     by_time = PostgresSource("visits", Visit, postgres, follow="at").bounded_to(slice_of(DAYS, "2024-01-05"))
     assert {visit.at.date() for visit in everything(by_time)} == {date(2024, 1, 5)}
-
-
-@pytest.mark.parametrize(
-    ("field", "definition", "key", "read"),
-    [
-        ("region", StaticPartitionsDefinition(["it's", "\\x", "süd"]), "it's", {"it's", None}),
-        ("region", StaticPartitionsDefinition(["it's", "\\x", "süd"]), "\\x", {"\\x", None}),
-        ("region", StaticPartitionsDefinition(["it's", "\\x", "süd"]), "süd", {"süd", None}),
-        ("shelf", StaticPartitionsDefinition(["1", "02", "x"]), "1", {1}),
-        ("shelf", StaticPartitionsDefinition(["1", "02", "x"]), "02", set()),
-        ("shelf", StaticPartitionsDefinition(["1", "02", "x"]), "x", set()),
-        ("at", DAYS, "2024-01-05", {1704412800000, 1704499199999}),
-    ],
-)
-def test_the_server_leaves_out_what_is_of_other_partitions(postgres, field, definition, key, read):
-    execute(
-        postgres,
-        "CREATE TABLE parcels (region varchar, shelf int NOT NULL, at bigint NOT NULL)",
-        "INSERT INTO parcels VALUES ('it''s', 1, 1704412799999), (E'\\\\x', 2, 1704412800000),"
-        " ('süd', 1, 1704499199999), (NULL, 2, 1704499200000)",
-    )
-    source = PostgresSource("parcels", Parcel, postgres).partitioned_by(field)
-    found = everything(source.bounded_to(slice_of(definition, key)))
-    assert {getattr(parcel, field) for parcel in found} == read
 
 
 def test_a_stream_reads_what_comes_after_a_batch_run(postgres):
