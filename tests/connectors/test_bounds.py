@@ -163,10 +163,6 @@ def test_static_keys_and_several_dimensions(spark, tmp_path):
     assert amounts(spark, source.partitioned_by("shop"), slice_of(shops, "south")) == [2]
     both = MultiPartitionsDefinition({"date": DAILY, "shop": shops})
     assert amounts(spark, source.partitioned_by(date="at", shop="shop"), slice_of(both, "2013-05-01|north")) == [1]
-    with pytest.raises(
-        PipelineError, match="is partitioned by 'shop' as dimension 'store', and the partitions have 'date', 'shop'"
-    ):
-        amounts(spark, source.partitioned_by(store="shop"), slice_of(both, "2013-05-01|north"))
 
 
 def test_a_row_whose_partition_is_not_known_is_malformed_and_not_lost(spark, tmp_path):

@@ -33,9 +33,11 @@ class Stock(NamedTuple):
 
 @pytest.fixture
 def write(spark, tmp_path):
-    def run(rows, execution="first", schema="shop string, item string, amount long", **options):
+    """Writes rows as a job of its own, which `who` says more of than its execution."""
+
+    def run(rows, execution="first", schema="shop string, item string, amount long", who=None, **options):
         sink = DeltaSink(str(tmp_path / "table"), **options)
-        return written(sink, spark.createDataFrame(rows, schema), execution)
+        return written(sink, spark.createDataFrame(rows, schema), execution, **(who or {}))
 
     return run
 
@@ -229,18 +231,10 @@ def test_a_key_goes_with_upsert():
         DeltaSink("/x", key="shop")
 
 
-def test_of_two_writers_of_one_execution_at_once_one_writes(spark, tmp_path):
-    sink = DeltaSink(str(tmp_path / "table"), mode="append")
-
-    def write(before_commit):
-        rows = spark.createDataFrame([A], "shop string, item string, amount long")
-        return written(sink, rows, before_commit=before_commit)
-
-    def another_is_first():
-        write(lambda: None)
-
-    assert write(another_is_first).repeated
-    assert DeltaTable(str(tmp_path / "table")).to_pyarrow_table().num_rows == 1
+def test_of_two_writers_of_one_execution_at_once_one_writes(write, table):
+    another_is_first = {"before_commit": lambda: write([A], mode="append")}
+    assert write([A], who=another_is_first, mode="append").repeated
+    assert table() == [A]
 
 
 def test_the_preview_has_the_first_rows_also_of_a_partitioned_table(write, spark, tmp_path):
@@ -278,39 +272,49 @@ def test_two_sinks_of_a_pipeline_that_append_to_one_table_both_leave_their_rows_
     assert table() == [A, B]
 
 
-def test_a_partition_that_two_sinks_append_to_is_replaced_by_the_sink_that_runs_it_again(spark, table, tmp_path):
-    def append(row, sink, execution):
-        rows = spark.createDataFrame([row], "shop string, item string, amount long")
-        target = DeltaSink(str(tmp_path / "table"), mode="append")
-        written(target, rows, execution, "2024-01-01", uid=sink)
-
-    append(A, "one", "first")
-    append(B, "two", "first")
-    append(A._replace(amount=9), "one", "second")
+def test_a_partition_that_two_sinks_append_to_is_replaced_by_the_sink_that_runs_it_again(write, table):
+    for row, sink, execution in ((A, "one", "first"), (B, "two", "first"), (A._replace(amount=9), "one", "second")):
+        write([row], execution, who={"partition": "2024-01-01", "uid": sink}, mode="append")
     assert table() == [A._replace(amount=9), B]
 
 
-def test_of_two_runs_that_overwrite_a_table_at_once_the_rows_of_one_are_left(spark, tmp_path):
-    sink = DeltaSink(str(tmp_path / "table"))
-    gate = threading.Barrier(2, timeout=60)
+@pytest.mark.parametrize(
+    ("mode", "partition"), [("overwrite", "all"), ("overwrite", "2024-01-02"), ("append", "2024-01-02")]
+)
+def test_of_two_runs_at_once_of_the_table_or_a_partition_the_rows_of_one_are_left(write, table, mode, partition):
+    others = [C] if partition != "all" else []
+    if others:
+        write(others, "before", who={"partition": "2024-01-01"}, mode=mode)
+    gate, waited = threading.Barrier(2, timeout=60), threading.local()
 
-    def write(row, execution):
-        waited = []
+    def meet():
+        if not hasattr(waited, "once"):
+            waited.once = True
+            gate.wait()
 
-        def meet():
-            if not waited:
-                waited.append(True)
-                gate.wait()
+    def run(row):
+        write([row] * 2, row.shop, who={"partition": partition, "before_commit": meet}, mode=mode)
 
-        written(sink, spark.createDataFrame([row], "shop string, item string, amount long"), execution, "all", meet)
+    runs = [threading.Thread(target=run, args=(row,)) for row in (A, B)]
+    for thread in runs:
+        thread.start()
+    for thread in runs:
+        thread.join(60)
+    assert table() in [sorted([*others, row, row], key=str) for row in (A, B)]
 
-    runs = [threading.Thread(target=write, args=(row, row.shop)) for row in (A, B)]
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.join(60)
-    found = DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
-    assert found in ([A._asdict()], [B._asdict()])
+
+def test_a_partitioned_overwrite_replaces_what_runs_without_partitions_had_written(write, table):
+    for partition, row in (("all", A), ("one", A), ("two", B), ("one", C)):
+        write([row], f"{partition} {row}", who={"partition": partition})
+    assert table() == sorted([B, C], key=str)
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "append"])
+def test_a_sink_under_another_name_replaces_a_partition_only_where_the_table_is_its_own(write, table, mode):
+    for name, row in (("former", A), ("later", B)):
+        for partition in ("one", "two"):
+            write([row], name, who={"partition": partition, "uid": name}, mode=mode)
+    assert table() == ([B, B] if mode == "overwrite" else [A, A, B, B])
 
 
 def test_of_several_partitions_only_those_that_are_due_are_written(spark, tmp_path):
@@ -328,55 +332,41 @@ def test_of_several_partitions_only_those_that_are_due_are_written(spark, tmp_pa
         assert {name: sorted(values) for name, values in found.items()} == {"n": [index + 1 for index in due]}
 
 
-def test_a_job_that_slept_through_going_back_writes_nothing_even_where_the_new_timeline_wrote_no_rows(spark, tmp_path):
-    sink = DeltaSink(str(tmp_path / "table"), mode="append")
-    schema = "shop string, item string, amount long"
-
+def test_a_job_that_slept_through_going_back_writes_nothing_even_where_the_new_timeline_wrote_no_rows(write, table):
     def epoch(rows, number, timeline):
-        return written(sink, spark.createDataFrame(rows, schema), "job", "streaming", epoch=number, timeline=timeline)
+        write(rows, "job", who={"partition": "streaming", "epoch": number, "timeline": timeline}, mode="append")
 
     epoch([A], 0, 0)
     epoch([], 1, 1)
     with pytest.raises(LeaseLostError, match="this job may not write any more"):
         epoch([B], 1, 0)
-    assert DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist() == [A._asdict()]
+    assert table() == [A]
 
 
-def test_a_table_whose_columns_change_between_epochs_is_an_error(spark, tmp_path):
-    sink = DeltaSink(str(tmp_path / "table"), mode="append")
-    with closing(SinkCommits(sink)) as commits:
-        for number in range(2):
-            identity = WriteIdentity("p", "sink", "job", "streaming", number)
-            if number:
-                write_deltalake(
-                    str(tmp_path / "table"), pa.table({"n": ["text"]}), mode="overwrite", schema_mode="overwrite"
-                )
-                with pytest.raises(SinkError, match="column 'n' is bigint, and string in the table"):
-                    commits.write(spark.createDataFrame([(1,)], "n long"), [WriteContext(identity, "stage")])
-            else:
-                commits.write(spark.createDataFrame([(1,)], "n long"), [WriteContext(identity, "stage")])
+def commit_file(committer, epoch, rows=1):
+    """Commits an epoch whose file nobody has written: only the log is looked at."""
+    attempt = WriteAttempt(WriteIdentity("p", "sink", "job", "streaming", epoch), f"attempt-{epoch}", "stage")
+    committer.commit([Commit(attempt, [DeltaFile(path=f"{epoch}.parquet", rows=rows, bytes=1)])])
+
+
+def committed(committer):
+    return committer.last_version(WriteIdentity("p", "sink", "job", "streaming", 0).writer)
 
 
 def test_a_job_removes_expired_log_entries_once_in_a_hundred_commits(tmp_path):
     table, schema = tmp_path / "table", pa.schema([("n", pa.int64())])
     properties = {"delta.checkpointInterval": "10", "delta.logRetentionDuration": "interval 0 days"}
     DeltaTable.create(str(table), schema, configuration=properties)
+
+    def has_entry(version):
+        return (table / "_delta_log" / f"{version:020d}.json").exists()
+
     with closing(DeltaSink(str(table), mode="append").committer(schema)) as committer:
-
-        def commit_epochs(first, end):
-            for epoch in range(first, end):
-                identity = WriteIdentity("p", "sink", "job", "streaming", epoch)
-                attempt = WriteAttempt(identity, f"attempt-{epoch}", "stage")
-                assert committer.last_version(identity.writer) == (epoch - 1 if epoch else None)
-                committer.commit([Commit(attempt, [DeltaFile(path=f"{epoch}.parquet", rows=1, bytes=1)])])
-
-        def has_entry(version):
-            return (table / "_delta_log" / f"{version:020d}.json").exists()
-
-        commit_epochs(0, 100)
-        assert not has_entry(1)
-        assert has_entry(50)
-        commit_epochs(100, 110)
+        for epoch in range(110):
+            if epoch == 100:
+                assert (has_entry(1), has_entry(50)) == (False, True)
+            assert committed(committer) == (epoch - 1 if epoch else None)
+            commit_file(committer, epoch)
     assert not has_entry(50)
     assert len(DeltaTable(str(table)).file_uris()) == 110
 
@@ -391,6 +381,16 @@ def epochs_of(sink, spark, job):
         return result.repeated
 
     return commits, write
+
+
+def test_a_table_whose_columns_change_between_epochs_is_an_error(spark, tmp_path):
+    commits, write = epochs_of(DeltaSink(str(tmp_path / "table"), mode="append"), spark, "job")
+    with closing(commits):
+        write(0, 1)
+        changed = pa.table({"amount": ["text"]})
+        write_deltalake(str(tmp_path / "table"), changed, mode="overwrite", schema_mode="overwrite")
+        with pytest.raises(SinkError, match="column 'amount' is bigint, and string in the table"):
+            write(1, 1)
 
 
 def test_jobs_that_append_to_one_table_by_turns_add_each_epoch_once(spark, tmp_path):
@@ -428,9 +428,8 @@ def test_the_log_of_a_stream_is_what_deltalake_would_have_written(tmp_path):
         DeltaTable.create(str(table), schema, configuration={"delta.checkpointInterval": "10", **properties})
         with closing(DeltaSink(str(table), mode="append").committer(schema)) as committer:
             for epoch in range(25):
-                attempt = WriteAttempt(WriteIdentity("p", "sink", "job", "streaming", epoch), f"{epoch}", "stage")
-                assert committer.last_version(attempt.identity.writer) == (epoch - 1 if epoch else None)
-                committer.commit([Commit(attempt, [DeltaFile(path=f"{epoch}.parquet", rows=epoch, bytes=1)])])
+                assert committed(committer) == (epoch - 1 if epoch else None)
+                commit_file(committer, epoch, rows=epoch)
         found = DeltaTable(str(table))
         names = sorted(file.name for file in (table / "_delta_log").iterdir())
         adds = pa.table(found.get_add_actions(flatten=True)).drop_columns(["modification_time"]).sort_by("path")
@@ -444,24 +443,15 @@ def test_the_log_of_a_stream_is_what_deltalake_would_have_written(tmp_path):
 def test_a_table_that_was_removed_and_made_again_under_a_stream_gets_no_entry_with_a_gap_before_it(tmp_path):
     table, schema = tmp_path / "table", pa.schema([("n", pa.int64())])
     with closing(DeltaSink(str(table), mode="append").committer(schema)) as committer:
-        for epoch in range(3):
-            attempt = WriteAttempt(WriteIdentity("p", "sink", "job", "streaming", epoch), f"{epoch}", "stage")
-            committer.last_version(attempt.identity.writer)
-            if epoch == 2:
-                shutil.rmtree(table)
-                DeltaTable.create(str(table), schema)
-                with pytest.raises(CommitConflictError):
-                    committer.commit([Commit(attempt, [DeltaFile(path="2.parquet", rows=1, bytes=1)])])
-            else:
-                committer.commit([Commit(attempt, [DeltaFile(path=f"{epoch}.parquet", rows=1, bytes=1)])])
+        for epoch in range(2):
+            committed(committer)
+            commit_file(committer, epoch)
+        committed(committer)
+        shutil.rmtree(table)
+        DeltaTable.create(str(table), schema)
+        with pytest.raises(CommitConflictError):
+            commit_file(committer, 2)
     assert DeltaTable(str(table)).version() == 0
-
-
-@pytest.mark.parametrize("name", ["a%20b", "a\\b"])
-def test_a_folder_that_deltas_readers_take_for_another_is_refused(name, tmp_path):
-    with pytest.raises(ConfigurationError, match="rename the folder"):
-        DeltaSink(str(tmp_path / name / "table"))
-    DeltaSink(str(tmp_path / "100% a b#[1]" / "table"))
 
 
 def test_a_path_with_a_password_is_refused_and_not_shown():

@@ -1,12 +1,12 @@
 """A source that is read in splits gives the same records in both modes, however it is cut, stopped and gone on with."""
 
 from datetime import datetime, timedelta, timezone
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
+from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 from upath import UPath
@@ -23,6 +23,7 @@ from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.orchestration.partitions import slice_of
 from tests.connectors.log_source import Event, LogSource, append
+from tests.connectors.support import Query
 
 DAYS = DailyPartitionsDefinition("2024-01-01", timezone="Europe/Berlin")
 DAY = 86_400_000
@@ -31,6 +32,10 @@ BERLIN = int(datetime(2024, 1, 1, tzinfo=timezone(timedelta(hours=1))).timestamp
 
 def event(number, day=0, key="a"):
     return Event(key, number, BERLIN + day * DAY + number)
+
+
+ALL = [0, 1, 2, 3, 4, 100, 101, 102]
+"""The numbers in `logs`."""
 
 
 @pytest.fixture
@@ -43,35 +48,6 @@ def logs(tmp_path):
 
 def numbers(frame):
     return sorted(row.number for row in frame.collect())
-
-
-class Query:
-    """A streaming query over a source."""
-
-    def __init__(self, spark, folder):
-        self.spark, self.folder, self.epochs = spark, folder, []
-        self.checkpoint = folder / "spark"
-
-    def run(self, source, while_it_runs=lambda query: None, **trigger):
-        """Reads all that there is, and returns the numbers by epoch."""
-        self.epochs = []
-        frame = source.read_stream(self.spark, UPath(self.folder / "sources"))
-        writer = frame.writeStream.foreachBatch(lambda rows, _: self.epochs.append(numbers(rows)))
-        writer = writer.option("checkpointLocation", f"file://{self.checkpoint}")
-        query = (writer.trigger(**trigger) if trigger else writer).start()
-        try:
-            if trigger:
-                query.awaitTermination(60)
-            else:
-                query.processAllAvailable()
-                while_it_runs(query)
-        finally:
-            query.stop()
-        return [epoch for epoch in self.epochs if epoch]
-
-    def position(self, source):
-        last = max(int(file.name) for file in (self.checkpoint / "offsets").glob("[0-9]*"))
-        return source.stream_position(None, (self.checkpoint / "offsets" / str(last)).read_text().splitlines()[2])
 
 
 @given(
@@ -124,66 +100,70 @@ def stream(source, position, epochs):
 def test_batch_reads_what_there_is_when_the_source_settles(spark, logs):
     source = LogSource(logs).with_fixed_range()
     append(logs, "left", event(5))
-    assert numbers(source.read(spark)) == [0, 1, 2, 3, 4, 100, 101, 102]
+    assert numbers(source.read(spark)) == ALL
     position = source.batch_position(spark)
     assert position == OffsetsRead(f"logs in {logs}", {"left": 5, "right": 3})
     append(logs, "new", event(7))
     assert numbers(LogSource(logs).after(position).read(spark)) == [5, 7]
 
 
-def test_a_stream_keeps_its_offsets_in_the_checkpoint(spark, logs, tmp_path):
-    query = Query(spark, tmp_path)
-    assert query.run(LogSource(logs)) == [[0, 1, 2, 3, 4, 100, 101, 102]]
+@pytest.fixture
+def query(spark, logs, tmp_path):
+    return Query(spark, LogSource(logs), tmp_path, Event._fields.index("number"))
+
+
+def test_a_stream_keeps_its_offsets_in_the_checkpoint(query, logs):
+    assert query.run() == ALL
     append(logs, "left", event(5))
-    assert query.run(LogSource(logs)) == [[5]]
-    assert query.position(LogSource(logs)) == OffsetsRead(f"logs in {logs}", {"left": 6, "right": 3})
+    assert query.run()
+    assert query.read == [ALL, [5]]
+    assert query.position() == OffsetsRead(f"logs in {logs}", {"left": 6, "right": 3})
 
 
-def test_a_stream_begins_where_batch_ended_and_batch_where_a_stream_ended(spark, logs, tmp_path):
-    before = LogSource(logs).batch_position(spark)
+def test_a_stream_begins_where_batch_ended_and_batch_where_a_stream_ended(spark, query, logs):
+    query.source = LogSource(logs).after(LogSource(logs).batch_position(spark))
     append(logs, "right", event(103))
     append(logs, "new", event(200))
-    query = Query(spark, tmp_path)
-    assert sorted(chain(*query.run(LogSource(logs).after(before)))) == [103, 200]
-    after = query.position(LogSource(logs))
+    assert query.run() == [103, 200]
+    after = query.position()
     append(logs, "new", event(201))
     assert numbers(LogSource(logs).after(after).read(spark)) == [201]
 
 
-def test_a_part_that_appears_while_a_stream_runs_is_read_from_its_beginning(spark, logs, tmp_path):
-    def more(query):
+def test_a_part_that_appears_while_a_stream_runs_is_read_from_its_beginning(query, logs):
+    def more(running):
         append(logs, "new", event(200), event(201))
-        query.processAllAvailable()
+        running.processAllAvailable()
 
-    assert Query(spark, tmp_path).run(LogSource(logs), more)[1:] == [[200, 201]]
-
-
-def test_a_micro_batch_has_a_limit(spark, logs, tmp_path):
-    epochs = Query(spark, tmp_path).run(LogSource(logs, most=3))
-    assert [len(epoch) for epoch in epochs] == [3, 3, 2]
-    assert sorted(chain(*epochs)) == [0, 1, 2, 3, 4, 100, 101, 102]
+    query.run(more)
+    assert query.read[1:] == [[200, 201]]
 
 
-def test_a_stream_of_what_is_available_ends(spark, logs, tmp_path):
-    query = Query(spark, tmp_path)
-    assert sorted(chain(*query.run(LogSource(logs, most=3), availableNow=True))) == [0, 1, 2, 3, 4, 100, 101, 102]
+def test_a_micro_batch_has_a_limit(query, logs):
+    query.source = LogSource(logs, most=3)
+    assert query.run() == ALL
+    assert [len(epoch) for epoch in query.read] == [3, 3, 2]
+
+
+def test_a_stream_of_what_is_available_ends(query, logs):
+    query.source = LogSource(logs, most=3)
+    assert query.run(availableNow=True) == ALL
     append(logs, "new", event(200))
-    assert query.run(LogSource(logs, most=3), availableNow=True) == [[200]]
+    assert query.run(availableNow=True) == [*ALL, 200]
 
 
-def test_a_given_end_holds_in_both_modes_also_after_a_restart(spark, logs, tmp_path):
-    bounded = LogSource(logs, until={"left": 2, "right": 1})
-    assert numbers(bounded.read(spark)) == [0, 1, 100]
-    query = Query(spark, tmp_path)
-    assert query.run(bounded) == [[0, 1, 100]]
+def test_a_given_end_holds_in_both_modes_also_after_a_restart(spark, query, logs):
+    query.source = LogSource(logs, until={"left": 2, "right": 1})
+    assert numbers(query.source.read(spark)) == query.run() == [0, 1, 100]
     append(logs, "new", event(200))
-    assert query.run(LogSource(logs, until={"left": 4, "right": 1})) == []  # where it ends was decided at its start
+    query.source = LogSource(logs, until={"left": 4, "right": 1})  # where it ends was decided at its start
+    assert query.run() == [0, 1, 100]
 
 
 def test_two_sources_of_one_class_in_one_plan(spark, logs, tmp_path):
     append(tmp_path / "other", "only", event(900))
     both = LogSource(logs, "one").read(spark).unionByName(LogSource(tmp_path / "other", "two").read(spark))
-    assert numbers(both) == [0, 1, 2, 3, 4, 100, 101, 102, 900]
+    assert numbers(both) == [*ALL, 900]
 
 
 def test_a_source_without_records(spark, tmp_path):
@@ -196,7 +176,7 @@ def test_a_partition_is_the_range_of_positions_of_its_window(spark, logs):
     first, second = (LogSource(logs, bounded=False).bounded_to(slice_of(DAYS, f"2024-01-0{n}")) for n in (1, 2))
     assert second.boundedness is Boundedness.BOUNDED
     assert numbers(second.read_partition(spark)) == [10, 11]
-    assert numbers(first.read_partition(spark)) == [0, 1, 2, 3, 4, 100, 101, 102]
+    assert numbers(first.read_partition(spark)) == ALL
     position = second.batch_position(spark)
     assert position == OffsetsRead(f"logs in {logs}", {"left": 7, "right": 3})
     assert numbers(LogSource(logs).after(position).read(spark)) == [20]
@@ -233,6 +213,9 @@ def test_positions_that_it_cannot_go_on_after(logs):
     ahead = LogSource(logs).after(OffsetsRead(f"logs in {logs}", {"left": 9, "right": 3}))
     with pytest.raises(SourceError, match="left ends at offset 5, and has been read up to 9"):
         ahead.with_fixed_range()
+    bounded = LogSource(logs, until={"left": 3, "right": 2}).after(OffsetsRead(f"logs in {logs}", {"left": 100}))
+    with pytest.raises(SourceError, match="left ends at offset 5, and has been read up to 100"):
+        bounded.with_fixed_range()
 
 
 def broken(logs):
@@ -277,8 +260,6 @@ def totals(logs, table, **options):
 
 
 def rows(table):
-    from deltalake import DeltaTable
-
     return sorted(tuple(row.values()) for row in DeltaTable(str(table)).to_pyarrow_table().to_pylist())
 
 
@@ -301,12 +282,6 @@ def test_both_modes_give_the_same_and_one_goes_on_where_the_other_ended(run_on_s
         },
     )
     assert rows(tmp_path / "batch") == [("a", 15), ("b", 309)]
-
-
-def test_a_bounded_source_whose_part_was_made_again_is_an_error(logs):
-    behind = LogSource(logs, until={"left": 3, "right": 2}).after(OffsetsRead(f"logs in {logs}", {"left": 100}))
-    with pytest.raises(SourceError, match="left ends at offset 5, and has been read up to 100"):
-        behind._batch_range()
 
 
 def test_a_stream_that_begins_behind_its_bound_reads_nothing_and_keeps_its_position(logs, tmp_path):
