@@ -96,77 +96,85 @@ def registry():
     server.server_close()
 
 
-@pytest.fixture(scope="session")
-def measured():
-    """A message class as `protoc` generates it from a file."""
-    file = descriptor_pb2.FileDescriptorProto(name="tests/measured.proto", package="tests", syntax="proto3")
-    file.dependency.extend(one.DESCRIPTOR.name for one in (timestamp_pb2, duration_pb2, wrappers_pb2))
-    other = file.message_type.add(name="Other")
-    other.field.add(name="x", number=1, type=1, label=1)
-    message = file.message_type.add(name="Measured")
-    kinds = message.enum_type.add(name="Kind")
-    kinds.value.add(name="SMALL", number=0)
-    kinds.value.add(name="LARGE", number=1)
-    entry = message.nested_type.add(name="TagsEntry", options=descriptor_pb2.MessageOptions(map_entry=True))
-    entry.field.add(name="key", number=1, type=9, label=1)
-    entry.field.add(name="value", number=2, type=3, label=1)
-    message.oneof_decl.add(name="_note")
-    add = message.field.add
-    add(name="sensor", number=1, type=9, label=1)
-    add(name="value", number=2, type=5, label=1)
-    add(name="at", number=3, type=11, type_name=".google.protobuf.Timestamp", label=1)
-    add(name="took", number=4, type=11, type_name=".google.protobuf.Duration", label=1)
-    add(name="near", number=5, type=11, type_name=".tests.Other", label=3)
-    add(name="kind", number=6, type=14, type_name=".tests.Measured.Kind", label=1)
-    add(name="tags", number=7, type=11, type_name=".tests.Measured.TagsEntry", label=3)
-    add(name="note", number=8, type=9, label=1, proto3_optional=True, oneof_index=0)
-    add(name="limit", number=9, type=11, type_name=".google.protobuf.Int64Value", label=1)
-    add(name="raw", number=10, type=12, label=1)
-    pool = descriptor_pool.Default()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tests.Measured"))
+TYPES = {"double": 1, "float": 2, "int64": 3, "int32": 5, "bool": 8, "string": 9, "bytes": 12, "uint32": 13}
 
 
-@pytest.fixture(scope="session")
-def message():
-    """Message classes by name; `Shared` has the fields of `Shared` in `test_round_trips.py`."""
-    types = {"double": 1, "float": 2, "int64": 3, "int32": 5, "bool": 8, "string": 9, "bytes": 12, "uint32": 13}
-    file = descriptor_pb2.FileDescriptorProto(name="tests/shared.proto", package="shop", syntax="proto3")
-    file.dependency.extend(one.DESCRIPTOR.name for one in (timestamp_pb2, duration_pb2, wrappers_pb2))
-    size = file.enum_type.add(name="Size")
-    size.value.add(name="s", number=0)
-    size.value.add(name="l", number=1)
-    state = file.enum_type.add(name="State")
-    state.options.allow_alias = True
-    for name, number in (("new", 0), ("started", 1), ("running", 1)):
-        state.value.add(name=name, number=number)
+class Messages:
+    """Message classes as `protoc` generates them from a file."""
 
-    def add(message, name, kind, optional=False):
+    def __init__(self, file, package, *imports):
+        self.file = descriptor_pb2.FileDescriptorProto(name=file, package=package, syntax="proto3")
+        self.file.dependency.extend(imports)
+        self.enums = set()
+
+    def enum(self, name, values, within=None):
+        """An enum of the file, or of a message; names that share a number are aliases."""
+        made = (self.file if within is None else within).enum_type.add(name=name)
+        made.options.allow_alias = len(set(values.values())) < len(values)
+        for value, number in values.items():
+            made.value.add(name=value, number=number)
+        self.enums.add(".".join(["", self.file.package, *([within.name] if within is not None else []), name]))
+
+    def record(self, name, optional=(), /, **fields):
+        made = self.file.message_type.add(name=name)
+        for field, kind in fields.items():
+            self.add(made, field, kind, field in optional)
+        return made
+
+    def add(self, message, name, kind, optional=False):
         added = message.field.add(name=name, number=len(message.field) + 1, label=1)
         if kind.startswith("map "):
             _, key, value = kind.split()
             entry_name = "".join(map(str.capitalize, name.split("_"))) + "Entry"
             options = descriptor_pb2.MessageOptions(map_entry=True)
             entry = message.nested_type.add(name=entry_name, options=options)
-            add(entry, "key", key)
-            add(entry, "value", value)
-            kind = f"repeated .shop.{message.name}.{entry_name}"
+            self.add(entry, "key", key)
+            self.add(entry, "value", value)
+            kind = f"repeated .{self.file.package}.{message.name}.{entry_name}"
         if kind.startswith("repeated "):
             added.label, kind = 3, kind.removeprefix("repeated ")
-        if kind in types:
-            added.type = types[kind]
+        if kind in TYPES:
+            added.type = TYPES[kind]
         else:
-            added.type, added.type_name = 14 if kind in (".shop.Size", ".shop.State") else 11, kind
+            added.type, added.type_name = 14 if kind in self.enums else 11, kind
         if optional:
             added.proto3_optional, added.oneof_index = True, len(message.oneof_decl)
             message.oneof_decl.add(name=f"_{name}")
 
-    def record(name, optional=(), /, **fields):
-        made = file.message_type.add(name=name)
-        for one, kind in fields.items():
-            add(made, one, kind, one in optional)
-        return made
+    def classes(self):
+        """Gives message classes by name."""
+        pool = descriptor_pool.Default()
+        pool.Add(self.file)
+        found = f"{self.file.package}.{{}}".format
+        return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(found(name)))
 
+
+WELL_KNOWN = [one.DESCRIPTOR.name for one in (timestamp_pb2, duration_pb2, wrappers_pb2)]
+
+
+@pytest.fixture(scope="session")
+def measured():
+    messages = Messages("tests/measured.proto", "tests", *WELL_KNOWN)
+    messages.record("Other", x="double")
+    made = messages.record("Measured")
+    messages.enum("Kind", {"SMALL": 0, "LARGE": 1}, within=made)
+    fields = {
+        "sensor": "string", "value": "int32", "at": ".google.protobuf.Timestamp", "took": ".google.protobuf.Duration",
+        "near": "repeated .tests.Other", "kind": ".tests.Measured.Kind", "tags": "map string int64", "note": "string",
+        "limit": ".google.protobuf.Int64Value", "raw": "bytes",
+    }  # fmt: skip
+    for name, kind in fields.items():
+        messages.add(made, name, kind, optional=name == "note")
+    return messages.classes()("Measured")
+
+
+@pytest.fixture(scope="session")
+def message():
+    """Message classes by name; `Shared` has the fields of `Shared` in `test_round_trips.py`."""
+    messages = Messages("tests/shared.proto", "shop", *WELL_KNOWN)
+    messages.enum("Size", {"s": 0, "l": 1})
+    messages.enum("State", {"new": 0, "started": 1, "running": 1})
+    record = messages.record
     record("Item", name="string", price="string", size=".shop.Size")
     record("Place", ("y",), x="double", y="double", items="repeated .shop.Item")
     record("Order", ("note",), orderId="string", firstItem=".shop.Item", lastPlace=".shop.Place", note="string")
@@ -190,24 +198,17 @@ def message():
     )  # fmt: skip
     record("Task", state=".shop.State", states="repeated .shop.State")
     record("Sale", shop="string", amount="int64", closed="bool")
-    node = record("Node", value="int32", single="float", small="uint32")
-    add(node, "child", ".shop.Node")
-    either = record("Either")
+    messages.add(record("Node", value="int32", single="float", small="uint32"), "child", ".shop.Node")
+    either = record("Either", left="string", right="string")
     either.oneof_decl.add(name="either")
-    for name in ("left", "right"):
-        add(either, name, "string")
-        either.field[-1].oneof_index = 0
-    pool = descriptor_pool.Default()
-    pool.Add(file)
-    return lambda name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"shop.{name}"))
+    for field in either.field:
+        field.oneof_index = 0
+    return messages.classes()
 
 
 @pytest.fixture(scope="session")
 def uses(message):
     """A message class whose file imports that of `message`."""
-    file = descriptor_pb2.FileDescriptorProto(name="tests/uses.proto", package="uses", syntax="proto3")
-    file.dependency.append(message("Item").DESCRIPTOR.file.name)
-    file.message_type.add(name="Uses").field.add(name="item", number=1, type=11, type_name=".shop.Item", label=1)
-    pool = descriptor_pool.Default()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("uses.Uses"))
+    messages = Messages("tests/uses.proto", "uses", message("Item").DESCRIPTOR.file.name)
+    messages.record("Uses", item=".shop.Item")
+    return messages.classes()("Uses")

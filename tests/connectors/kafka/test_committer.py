@@ -28,7 +28,7 @@ from dagster_unified.connectors.protocol.commits import (
     WriteIdentity,
     remove_staging,
 )
-from dagster_unified.errors import ConfigurationError, SinkError, UnavailableError
+from dagster_unified.errors import SinkError, UnavailableError
 from dagster_unified.records import record_type
 
 
@@ -253,7 +253,7 @@ def test_a_record_that_is_too_large_is_one_sentence_and_nothing_of_its_write_is_
 
 def test_a_time_out_that_the_broker_does_not_allow_is_one_sentence(kafka):
     committer = opened(kafka, kafka.create_topic(), timeout=7200)
-    with pytest.raises(SinkError, match=r"longer than the broker allows.*lower transaction_timeout"):
+    with pytest.raises(SinkError, match=r"longer than the broker allows.*lower transaction_timeout, or raise"):
         committer.last_version("dagster-unified/x")
 
 
@@ -323,10 +323,3 @@ def test_where_nobody_can_tell_whether_it_was_committed_the_cluster_is_asked_aga
         kafka.go_on()
     write(committer, identity(topic, 1), ["b"])
     assert sorted(kafka.values(topic)) == [b"a", b"b"]
-
-
-def test_a_wrong_password_is_one_sentence(kafka):
-    wrong = KafkaConnection(kafka.secure_address, kafka.security("admin", "wr0ng"))
-    with pytest.raises(ConfigurationError, match="refused the login") as raised:
-        opened(kafka, "any", connection=wrong)
-    assert "wr0ng" not in str(raised.value)

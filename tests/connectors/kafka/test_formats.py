@@ -17,11 +17,7 @@ from pyspark import cloudpickle
 from dagster_unified.connectors.kafka import AvroFormat, JsonFormat, ProtobufFormat, RawFormat, SchemaRegistry
 from dagster_unified.errors import ConfigurationError, PipelineError, UnavailableError
 from dagster_unified.records import record_type
-
-
-class Size(Enum):
-    SMALL = "s"
-    LARGE = "l"
+from tests.connectors.kafka.test_round_trips import Size
 
 
 class Item(NamedTuple):
