@@ -19,7 +19,8 @@ from dagster import (
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink
-from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, unified_definitions
+from tests.orchestration.support import resources
 
 HOME = Path(os.environ.get("PARTITIONED_HOME") or tempfile.mkdtemp(prefix="partitioned"))
 BROKEN = HOME / "broken"
@@ -79,10 +80,7 @@ def definitions(carry_state: bool = False) -> Definitions:
             backfill_policy=BackfillPolicy.single_run(),
             upstream={"incoming": AssetDep("exports", partition_mapping=TimeWindowPartitionMapping())},
         ),
-        resources={
-            "spark": SparkResource(master="local[2]"),
-            "intermediates": IntermediatesResource(path=str(HOME / "store")),
-        },
+        resources=resources(HOME),
     )
     exports = AssetSpec("exports", partitions_def=WeeklyPartitionsDefinition("2013-01-06", timezone="America/New_York"))
     return Definitions.merge(ours, Definitions(assets=[exports, report]))
@@ -93,12 +91,8 @@ def by_shop() -> Definitions:
     pipeline.from_source(CsvSource(f"{HOME}/in/{{key}}.csv", Sale, name="shop")).map(as_total).sink_to(
         DeltaSink(str(HOME / "table"), name="table")
     )
-    resources = {
-        "spark": SparkResource(master="local[2]"),
-        "intermediates": IntermediatesResource(path=str(HOME / "store")),
-    }
     return unified_definitions(
-        BatchDeployment(pipeline, partitions=DynamicPartitionsDefinition(name="shops")), resources=resources
+        BatchDeployment(pipeline, partitions=DynamicPartitionsDefinition(name="shops")), resources=resources(HOME)
     )
 
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from dagster_unified.api import MapFunction, Pipeline, RuntimeContext, iterations
 from dagster_unified.connectors import DatabaseSink, DeltaSink, FileSink, ForeachSink
-from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, unified_definitions
+from tests.orchestration.support import resources
 
 HOME = Path(os.environ.get("RECOVERY_HOME") or tempfile.mkdtemp(prefix="recovery"))
 BROKEN = HOME / "broken"
@@ -107,10 +108,7 @@ defs = unified_definitions(
     BatchDeployment(pipeline, retry_policy=None),
     BatchDeployment(looping(), retry_policy=None),
     BatchDeployment(several_sinks(), retry_policy=None),
-    resources={
-        "spark": SparkResource(master="local[2]"),
-        "intermediates": IntermediatesResource(path=str(HOME / "store")),
-    },
+    resources=resources(HOME),
 )
 
 

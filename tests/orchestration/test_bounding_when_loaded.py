@@ -121,54 +121,51 @@ def test_keys_are_compared_with_what_is_written_in_one_way_only(field):
         unified_definitions(BatchDeployment(pipeline, partitions=SHOPS))
 
 
-def test_static_partitions_have_no_times_and_several_dimensions_have_their_names():
-    with pytest.raises(PipelineError, match=re.escape("asks for 'start', and a partition has {key}")):
-        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{start}.csv", Sale)), partitions=SHOPS))
-    both = MultiPartitionsDefinition({"date": DAILY, "shop": SHOPS})
-    unified_definitions(
-        BatchDeployment(daily(CsvSource("/in/sales/{shop}/{date:%Y}/{end:%j}.csv", Sale)), partitions=both)
-    )
-    with pytest.raises(PipelineError, match=re.escape("'2013-01-01|north' for {key}, which cannot be part of a path")):
-        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{key}.csv", Sale)), partitions=both))
-    with pytest.raises(
-        PipelineError,
-        match=re.escape(
-            "asks for 'shp', and a partition has {date}, {end}, {key}, {shop}, {start}; did you mean 'shop'?"
-        ),
-    ):
-        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{shp}.csv", Sale)), partitions=both))
-    with pytest.raises(PipelineError, match=re.escape("formats {shop} as a time")):
-        unified_definitions(BatchDeployment(daily(CsvSource("/in/sales/{shop:%Y}.csv", Sale)), partitions=both))
+BOTH = MultiPartitionsDefinition({"date": DAILY, "shop": SHOPS})
 
 
-def test_a_field_that_tells_no_dimension_or_no_time_is_an_error_when_the_code_location_loads():
-    both = MultiPartitionsDefinition({"date": DAILY, "shop": SHOPS})
-    with pytest.raises(
-        PipelineError,
-        match=(
-            "daily: source 'sales': is partitioned by 'shop' as dimension 'store', and the partitions have 'date',"
-            " 'shop'"
+@pytest.mark.parametrize(
+    ("path", "partitions", "problem"),
+    [
+        ("{start}", SHOPS, "asks for 'start', and a partition has {key}"),
+        ("{key}", BOTH, "'2013-01-01|north' for {key}, which cannot be part of a path"),
+        (
+            "{shp}",
+            BOTH,
+            "asks for 'shp', and a partition has {date}, {end}, {key}, {shop}, {start}; did you mean 'shop'?",
         ),
-    ):
-        unified_definitions(
-            BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by(store="shop")), partitions=both)
-        )
-    with pytest.raises(
-        PipelineError, match="is partitioned by 'at' as its only dimension, and the partitions have 'date', 'shop'"
-    ):
-        unified_definitions(
-            BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by("at")), partitions=both)
-        )
-    with pytest.raises(
-        PipelineError,
-        match="is partitioned by 'at' as dimension 'date', and the partitions have one dimension without a name",
-    ):
-        unified_definitions(
-            BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by(date="at")), partitions=DAILY)
-        )
-    with pytest.raises(
-        PipelineError, match="cannot be partitioned in time by field 'amount' of type double; a datetime, a date"
-    ):
-        unified_definitions(
-            BatchDeployment(daily(CsvSource("/in/sales.csv", Sale).partitioned_by("amount")), partitions=DAILY)
-        )
+        ("{shop:%Y}", BOTH, "formats {shop} as a time"),
+    ],
+)
+def test_static_partitions_have_no_times_and_several_dimensions_have_their_names(path, partitions, problem):
+    with pytest.raises(PipelineError, match=re.escape(problem)):
+        unified_definitions(BatchDeployment(daily(CsvSource(f"/in/sales/{path}.csv", Sale)), partitions=partitions))
+    fitting = daily(CsvSource("/in/sales/{shop}/{date:%Y}/{end:%j}.csv", Sale))
+    unified_definitions(BatchDeployment(fitting, partitions=BOTH))
+
+
+@pytest.mark.parametrize(
+    ("fields", "partitions", "says"),
+    [
+        (
+            {"store": "shop"},
+            BOTH,
+            "daily: source 'sales': is partitioned by 'shop' as dimension 'store', and the partitions have 'date', 'sh",
+        ),
+        ({"": "at"}, BOTH, "is partitioned by 'at' as its only dimension, and the partitions have 'date', 'shop'"),
+        (
+            {"date": "at"},
+            DAILY,
+            "is partitioned by 'at' as dimension 'date', and the partitions have one dimension without a name",
+        ),
+        (
+            {"": "amount"},
+            DAILY,
+            "cannot be partitioned in time by field 'amount' of type double; a datetime, a date",
+        ),
+    ],
+)
+def test_a_field_that_tells_no_dimension_or_no_time_is_an_error_when_the_code_location_loads(fields, partitions, says):
+    source = CsvSource("/in/sales.csv", Sale).partitioned_by(**fields)
+    with pytest.raises(PipelineError, match=says):
+        unified_definitions(BatchDeployment(daily(source), partitions=partitions))

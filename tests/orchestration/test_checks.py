@@ -1,5 +1,9 @@
-"""Asset checks of sinks: each passes where it should, and fails where something is wrong."""
+"""Asset checks: each passes where it should, and fails where something is wrong.
 
+Those of sinks, and that of partitions whose carried state begins where another run has ended since.
+"""
+
+import shutil
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
@@ -17,7 +21,6 @@ from dagster import (
     asset,
     define_asset_job,
 )
-from dagster_pyspark import PySparkResource
 from deltalake import write_deltalake
 
 from dagster_unified.api import Pipeline
@@ -27,13 +30,15 @@ from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import (
     BatchDeployment,
     Checks,
-    IntermediatesResource,
     Parity,
     StreamingDeployment,
     unified_definitions,
 )
+from dagster_unified.orchestration.checks import stale_partitions
+from dagster_unified.orchestration.metadata import CARRIED_FROM, MADE_BY
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.orchestration.streaming import UPDATED
+from tests.orchestration.support import resources
 
 SINK = AssetKey(["sales", "totals"])
 
@@ -44,10 +49,11 @@ class Sale(NamedTuple):
     amount: int
 
 
-def live(folder):
+def live(folder, monitor=True):
     """Sales of files that appear, by shop and day."""
     pipeline = Pipeline("sales")
-    sales = pipeline.from_source(CsvSource(str(folder / "in"), Sale, name="sales", monitor=True).partitioned_by("at"))
+    source = CsvSource(str(folder / "in"), Sale, name="sales", monitor=monitor)
+    sales = pipeline.from_source(source.partitioned_by("at"))
     days = sales.map(lambda s: Sale(s.shop, s.at.replace(hour=0), s.amount), output_type=Sale)
     added = days.key_by("shop", "at").reduce(lambda a, b: Sale(a.shop, a.at, a.amount + b.amount))
     added.sink_to(DeltaSink(str(folder / "totals"), name="totals", mode="upsert", key=("shop", "at")))
@@ -60,31 +66,19 @@ def check(spark, tmp_path, run_streaming):
     (tmp_path / "in" / "1.csv").write_text(
         "shop,at,amount\na,2024-01-01T10:00:00Z,1\na,2024-01-01T11:00:00Z,2\nb,2024-01-02T10:00:00Z,4\n"
     )
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with DagsterInstance.ephemeral() as instance:
 
         def run(checks, *observed):
             """Whether each check passed, and what it says."""
             for event in observed:
                 instance.report_runless_asset_event(event)
-            resources = {
-                "spark": PySparkResource(spark_config={}),
-                "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
-            }
-            definitions = unified_definitions(StreamingDeployment(live(tmp_path), checks=checks), resources=resources)
+            definitions = unified_definitions(
+                StreamingDeployment(live(tmp_path), checks=checks), resources=resources(tmp_path)
+            )
             result = definitions.resolve_job_def("sales_checks").execute_in_process(instance=instance)
             return {e.check_name: (e.passed, e.description) for e in result.get_asset_check_evaluations()}
 
         yield run
-
-
-def stream(folder, run_streaming):
-    """What a streaming job would have written; its input ends, so that the test does."""
-    pipeline = Pipeline("sales")
-    sales = pipeline.from_source(CsvSource(str(folder / "in"), Sale, name="sales"))
-    days = sales.map(lambda s: Sale(s.shop, s.at.replace(hour=0), s.amount), output_type=Sale)
-    added = days.key_by("shop", "at").reduce(lambda a, b: Sale(a.shop, a.at, a.amount + b.amount))
-    added.sink_to(DeltaSink(str(folder / "totals"), name="totals", mode="upsert", key=("shop", "at")))
-    run_streaming(pipeline)
 
 
 DAY = slice_of(DailyPartitionsDefinition("2024-01-01"), "2024-01-01")
@@ -92,7 +86,7 @@ FIRST = Parity(lambda: DAY, lambda part: (pc.field("at") >= part.time().start) &
 
 
 def test_a_sound_table_passes(check, tmp_path, run_streaming):
-    stream(tmp_path, run_streaming)
+    run_streaming(live(tmp_path, monitor=False))  # its input ends, so that the test does
     found = check(Checks(parity=FIRST))
     assert {name: passed for name, (passed, _) in found.items()} == {
         "totals_schema": True,
@@ -103,7 +97,7 @@ def test_a_sound_table_passes(check, tmp_path, run_streaming):
 
 
 def test_what_is_wrong_is_told(check, tmp_path, run_streaming):
-    stream(tmp_path, run_streaming)
+    run_streaming(live(tmp_path, monitor=False))  # its input ends, so that the test does
     at = datetime(2024, 1, 1, tzinfo=timezone.utc)
     schema = pa.schema([("shop", pa.string()), ("at", pa.timestamp("us", "UTC")), ("amount", pa.int64())])
     write_deltalake(
@@ -147,18 +141,14 @@ def stock(spark, tmp_path):
     @asset(deps=[AssetKey(["stock", "items"])])
     def report() -> None: ...
 
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with DagsterInstance.ephemeral() as instance:
 
         def run(checks, *items):
             pipeline = Pipeline("stock")
             given = pipeline.from_collection(items, Item, "given")
             given.sink_to(FileSink(str(tmp_path / "items"), "items", format="csv"))
-            resources = {
-                "spark": PySparkResource(spark_config={}),
-                "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
-            }
             definitions = Definitions.merge(
-                unified_definitions(BatchDeployment(pipeline, checks=checks), resources=resources),
+                unified_definitions(BatchDeployment(pipeline, checks=checks), resources=resources(tmp_path)),
                 Definitions(assets=[report], jobs=[define_asset_job("all")]),
             )
             result = definitions.resolve_job_def("all").execute_in_process(instance=instance, raise_on_error=False)
@@ -203,12 +193,8 @@ def test_each_partition_of_a_range_is_judged_by_those_that_were_there_before(spa
         backfill_policy=BackfillPolicy.single_run(),
         checks=Checks(schema=False, rows_within=0.2),
     )
-    resources = {
-        "spark": PySparkResource(spark_config={}),
-        "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
-    }
-    job = unified_definitions(deployed, resources=resources).resolve_job_def("sales_batch")
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    job = unified_definitions(deployed, resources=resources(tmp_path)).resolve_job_def("sales_batch")
+    with DagsterInstance.ephemeral() as instance:
 
         def run(first, last):
             tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
@@ -258,3 +244,72 @@ def test_checks_that_cannot_be_are_errors():
     pipeline.from_source(CsvSource("in", Sale, monitor=True)).sink_to(DeltaSink("out"))
     with pytest.raises(ConfigurationError, match="sales: rows_within compares the row counts of runs in BATCH"):
         unified_definitions(StreamingDeployment(pipeline, checks=Checks(rows_within=0.5)))
+
+
+DAYS = [f"2013-03-0{d}" for d in range(1, 6)]
+
+
+@pytest.fixture
+def run(spark, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "sales.csv").write_text(
+        "shop,at,amount\n" + "".join(f"north,{day}T12:00:00Z,{i}\n" for i, day in enumerate(DAYS))
+    )
+    pipeline = Pipeline("sales")
+    sales = pipeline.from_source(CsvSource(str(tmp_path / "in"), Sale, name="incoming").partitioned_by("at"))
+    sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, b.at, a.amount + b.amount)).name("totals").sink_to(
+        DeltaSink(str(tmp_path / "table"), mode="append")
+    )
+    daily = DailyPartitionsDefinition(DAYS[0], end_date="2013-03-06")
+    job = unified_definitions(
+        BatchDeployment(pipeline, retry_policy=None, partitions=daily, carry_state=True), resources=resources(tmp_path)
+    ).resolve_job_def("sales_batch")
+    with DagsterInstance.ephemeral() as instance:
+
+        def go(first, last=None):
+            """Runs a range of days; gives what the check of the stage with state says."""
+            days = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first}
+            result = job.execute_in_process(instance=instance, tags=days)
+            (found,) = result.get_asset_check_evaluations()
+            assert found.asset_key == AssetKey(["sales", "table"])
+            return found.passed, found.description
+
+        go.folder = tmp_path
+        yield go
+
+
+def test_days_after_one_that_has_run_again_are_stale_until_a_backfill_has_made_them_again(run):
+    follows = (True, "every partition goes on from the one before it")
+    assert run(DAYS[0], DAYS[3]) == follows
+    assert run(DAYS[1]) == (
+        False,
+        "2013-03-03 to 2013-03-04 went on from a state that has been replaced since: run a backfill over them",
+    )
+    assert run(DAYS[4]) == (
+        False,
+        "2013-03-03 to 2013-03-05 went on from a state that has been replaced since: run a backfill over them",
+    )
+    assert run(DAYS[2], DAYS[3]) == (
+        False,
+        "2013-03-05 went on from a state that has been replaced since: run a backfill over it",
+    )
+    assert run(DAYS[4]) == follows
+
+
+def test_days_are_stale_also_where_the_janitor_has_freed_what_they_were_made_of(run):
+    run(DAYS[0], DAYS[3])
+    for partition in (run.folder / "store" / "sales" / "table").iterdir():
+        if DAYS[3] not in partition.name:
+            shutil.rmtree(partition)
+    assert run(DAYS[0]) == (
+        False,
+        "2013-03-02 to 2013-03-04 went on from a state that has been replaced since: run a backfill over them",
+    )
+
+
+def test_a_day_that_was_the_first_is_stale_once_there_is_one_before_it():
+    made = {MADE_BY: MetadataValue.dagster_run("a")}
+    shown = {DAYS[1]: made, DAYS[2]: {**made, CARRIED_FROM: MetadataValue.dagster_run("a")}}
+    assert stale_partitions(DAYS, shown) == []
+    assert stale_partitions(DAYS, {DAYS[0]: {MADE_BY: MetadataValue.dagster_run("b")}, **shown}) == DAYS[1:3]
+    assert stale_partitions(DAYS, {DAYS[0]: {}, DAYS[1]: {}}) == []  # of a stage without state

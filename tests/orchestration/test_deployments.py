@@ -29,6 +29,12 @@ def sales(name="sales", **options):
     return pipeline
 
 
+def numbers():
+    pipeline = Pipeline("numbers")
+    pipeline.from_collection([1, 2], int).print()
+    return pipeline
+
+
 def jobs(definitions):
     return sorted(job.name for job in definitions.get_repository_def().get_all_jobs() if not job.name.startswith("__"))
 
@@ -43,8 +49,7 @@ def test_each_pipeline_has_its_own_partitions():
 
 
 def test_a_stream_that_is_deployed_alone_has_no_stages():
-    pipeline = Pipeline("numbers")
-    pipeline.from_collection([1, 2], int).print()
+    pipeline = numbers()
     assert jobs(unified_definitions(StreamingDeployment(pipeline))) == ["numbers_control", "numbers_streaming"]
     assert jobs(unified_definitions(StreamingDeployment(pipeline), pipeline)) == [
         "numbers_batch",
@@ -64,22 +69,7 @@ def test_intermediates_are_freed_by_age_and_size_unless_somebody_wants_them_all(
     assert "All intermediates are kept." in everything.resolve_job_def("days_batch").description
 
 
-def test_a_batch_deployment_of_an_unbounded_pipeline_is_an_error_that_names_the_source():
-    with pytest.raises(
-        PipelineError,
-        match=(
-            "sales: source 'files' is unbounded, and a BatchDeployment needs bounded sources; use a StreamingDeployment"
-        ),
-    ):
-        unified_definitions(BatchDeployment(sales(monitor=True)))
-
-
-def test_two_deployments_of_one_kind_and_two_pipelines_of_one_name_are_errors():
-    pipeline = sales(monitor=True)
-    with pytest.raises(PipelineError, match="sales has two deployments of one kind: StreamingDeployment"):
-        unified_definitions(StreamingDeployment(pipeline), StreamingDeployment(pipeline))
-    with pytest.raises(PipelineError, match="two pipelines are named 'sales'"):
-        unified_definitions(pipeline, sales(monitor=True))
+LIVE, NUMBERS = sales(monitor=True), numbers()
 
 
 @pytest.mark.parametrize(
@@ -92,22 +82,53 @@ def test_two_deployments_of_one_kind_and_two_pipelines_of_one_name_are_errors():
         (lambda: BatchDeployment("sales"), "a BatchDeployment is of a pipeline, and not of 'sales'"),
         (lambda: StreamingDeployment("sales"), "a StreamingDeployment is of a pipeline, and not of 'sales'"),
         (lambda: unified_definitions([Pipeline("sales")]), r"takes pipelines and deployments of pipelines, .* not \["),
+        (
+            lambda: BatchDeployment(LIVE, schedule="0 3 * * *"),
+            r"^sales: schedule is a BatchSchedule, not '0 3 \* \* \*'",
+        ),
+        (lambda: BatchDeployment(LIVE, checks=True), "^sales: checks is a Checks, not True"),
+        (
+            lambda: BatchDeployment(LIVE, partitions="daily"),
+            "^sales: partitions is a PartitionsDefinition, not",
+        ),
+        (lambda: BatchDeployment(LIVE, upstream=["given"]), r"^sales: upstream is a Mapping, not \['given'\]"),
+        (lambda: BatchDeployment(LIVE, reuse="always"), "^sales: reuse is 'never' or 'fingerprint', not 'always'"),
+        (lambda: StreamingDeployment(LIVE, checks=True), "^sales: checks is a Checks, not True"),
+        (lambda: StreamingDeployment(LIVE, options="x"), "^sales: options is a Mapping, not 'x'"),
+        (
+            lambda: unified_definitions(
+                BatchDeployment(NUMBERS, checks=Checks()), StreamingDeployment(NUMBERS, checks=Checks(schema=False))
+            ),
+            "numbers: both its BatchDeployment and its StreamingDeployment give checks",
+        ),
     ],
 )
-def test_what_is_of_another_type_is_said_to_be(made, says):
+def test_arguments_that_cannot_be_are_errors_with_their_name(made, says):
     with pytest.raises(ConfigurationError, match=says):
         made()
 
 
-def test_what_goes_for_the_assets_of_both_deployments_is_given_once():
-    pipeline = Pipeline("numbers")
-    pipeline.from_collection([1, 2], int).print()
-    with pytest.raises(
-        ConfigurationError, match="numbers: both its BatchDeployment and its StreamingDeployment give checks"
-    ):
-        unified_definitions(
-            BatchDeployment(pipeline, checks=Checks()), StreamingDeployment(pipeline, checks=Checks(schema=False))
-        )
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (
+            lambda: unified_definitions(BatchDeployment(LIVE)),
+            "sales: source 'files' is unbounded, and a BatchDeployment needs bounded sources; use a Stream",
+        ),
+        (
+            lambda: unified_definitions(StreamingDeployment(LIVE), StreamingDeployment(LIVE)),
+            "sales has two deployments of one kind: StreamingDeployment",
+        ),
+        (lambda: unified_definitions(LIVE, sales(monitor=True)), "two pipelines are named 'sales'"),
+        (
+            lambda: BatchDeployment(sales(), carry_state=True),
+            "sales: carry_state hands state on from one partition in time to the next, and there is no partitions",
+        ),
+    ],
+)
+def test_pipelines_that_cannot_be_deployed_so_are_errors(made, says):
+    with pytest.raises(PipelineError, match=says):
+        made()
 
 
 def test_the_sinks_of_a_stream_depend_on_the_users_own_assets():
@@ -141,16 +162,6 @@ def test_what_is_outside_of_dagster_shows_its_kind_and_its_columns(deployment):
         assert columns == [("shop", "string", False), ("amount", "int64", True)]
 
 
-def test_a_deployment_that_cannot_be_is_an_error_with_the_pipelines_name():
-    with pytest.raises(
-        PipelineError,
-        match="sales: carry_state hands state on from one partition in time to the next, and there is no partitions",
-    ):
-        BatchDeployment(sales(), carry_state=True)
-    with pytest.raises(ConfigurationError, match="sales: reuse is 'never' or 'fingerprint', not 'always'"):
-        BatchDeployment(sales(), reuse="always")
-
-
 def test_a_stream_that_cannot_run_is_refused_when_the_code_location_loads():
     time = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda n, _: n)
     pipeline = Pipeline("numbers")
@@ -158,22 +169,6 @@ def test_a_stream_that_cannot_run_is_refused_when_the_code_location_loads():
     given.assign_timestamps_and_watermarks(time.with_watermark_alignment("all", timedelta(minutes=1))).print()
     with pytest.raises(UnsupportedError, match=r"numbers: .* source 'given' cannot wait for others"):
         unified_definitions(StreamingDeployment(pipeline))
-
-
-@pytest.mark.parametrize(
-    ("deployment", "given", "message"),
-    [
-        (BatchDeployment, {"schedule": "0 3 * * *"}, r"schedule is a BatchSchedule, not '0 3 \* \* \*'"),
-        (BatchDeployment, {"checks": True}, "checks is a Checks, not True"),
-        (BatchDeployment, {"partitions": "daily"}, "partitions is a PartitionsDefinition, not 'daily'"),
-        (BatchDeployment, {"upstream": ["given"]}, r"upstream is a Mapping, not \['given'\]"),
-        (StreamingDeployment, {"checks": True}, "checks is a Checks, not True"),
-        (StreamingDeployment, {"options": "x"}, "options is a Mapping, not 'x'"),
-    ],
-)
-def test_arguments_of_other_types_are_errors_with_their_name(deployment, given, message):
-    with pytest.raises(ConfigurationError, match=f"^sales: {message}"):
-        deployment(sales(), **given)
 
 
 def test_stages_depend_on_each_other_as_assets():

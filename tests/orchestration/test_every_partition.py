@@ -21,7 +21,8 @@ from dagster_unified.errors import PipelineError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.operators.layout import PARTITION_INDEX
-from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, unified_definitions
+from dagster_unified.orchestration import BatchDeployment, unified_definitions
+from tests.orchestration.support import resources
 
 DAILY = DailyPartitionsDefinition("2024-01-01", end_date="2024-01-04")
 DAYS = ["2024-01-01", "2024-01-02", "2024-01-03"]
@@ -83,10 +84,10 @@ def test_all_of_it_is_in_each_partition_alone_and_of_a_range(spark, tmp_path, ca
             backfill_policy=BackfillPolicy.single_run(),
             retry_policy=None,
         ),
-        resources={"intermediates": IntermediatesResource(path=str(tmp_path / "store"))},
+        resources=resources(tmp_path),
     )
     job = definitions.resolve_job_def("priced_batch")
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with DagsterInstance.ephemeral() as instance:
         assert job.execute_in_process(instance=instance, partition_key=DAYS[0]).success
         assert rows(tmp_path) == [(DAYS[0], 3)]
         tags = {"dagster/asset_partition_range_start": DAYS[1], "dagster/asset_partition_range_end": DAYS[2]}

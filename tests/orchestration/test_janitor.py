@@ -8,11 +8,10 @@ from dagster import AssetKey, DagsterInstance, DagsterRunStatus, in_process_exec
 from dagster_unified.api import Pipeline
 from dagster_unified.orchestration import (
     BatchDeployment,
-    IntermediatesResource,
     Retention,
-    SparkResource,
     unified_definitions,
 )
+from tests.orchestration.support import resources
 
 FAIL = {"last": False}
 
@@ -30,14 +29,11 @@ def dagster(spark, tmp_path):
     doubled.map(refuse).print("shown")
     definitions = unified_definitions(
         BatchDeployment(pipeline, retry_policy=None, retention=Retention(max_age=timedelta(0))),
-        resources={
-            "spark": SparkResource(master="local[2]"),
-            "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
-        },
+        resources=resources(tmp_path),
         executor=in_process_executor,
     )
     FAIL["last"] = False
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with DagsterInstance.ephemeral() as instance:
         yield definitions, instance
 
 

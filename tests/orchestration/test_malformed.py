@@ -12,10 +12,10 @@ from dagster_unified.connectors import CsvSource, FileSink
 from dagster_unified.orchestration import (
     BatchDeployment,
     IntermediatesResource,
-    SparkResource,
     StreamingDeployment,
     unified_definitions,
 )
+from tests.orchestration.support import resources
 
 
 class Sale(NamedTuple):
@@ -64,12 +64,8 @@ def test_a_run_materializes_the_asset_with_its_rows_which_the_command_line_shows
     (tmp_path / "in/north.csv").write_text("shop,amount\nnorth,1\nnorth,[many]\n")
     (tmp_path / "in/south.csv").write_text("shop,amount\nsouth,1\n")
     partitions = StaticPartitionsDefinition(["north", "south"])
-    resources = {
-        "spark": SparkResource(master="local[2]"),
-        "intermediates": IntermediatesResource(path=str(tmp_path / "store")),
-    }
     job = unified_definitions(
-        BatchDeployment(sales(str(tmp_path)), partitions=partitions), resources=resources
+        BatchDeployment(sales(str(tmp_path)), partitions=partitions), resources=resources(tmp_path)
     ).resolve_job_def("sales_batch")
     told = {}
     with DagsterInstance.ephemeral() as instance:

@@ -1,7 +1,6 @@
 """Partitions under Dagster: one, a range of them, again, and what a failure in the middle leaves."""
 
 import shutil
-import threading
 import warnings
 from datetime import date, datetime, timedelta
 from itertools import pairwise
@@ -14,7 +13,6 @@ from dagster import (
     DailyPartitionsDefinition,
     HourlyPartitionsDefinition,
     MultiPartitionsDefinition,
-    ReexecutionOptions,
     StaticPartitionsDefinition,
     execute_job,
     reconstructable,
@@ -27,7 +25,6 @@ from dagster_unified.connectors import CsvSource, DeltaSink, RateSource
 from dagster_unified.errors import PipelineError
 from dagster_unified.orchestration import (
     BatchDeployment,
-    IntermediatesResource,
     StreamingDeployment,
     unified_definitions,
 )
@@ -49,7 +46,7 @@ from tests.orchestration.partitioned_job import (
     job,
     shops_job,
 )
-from tests.writing import written
+from tests.orchestration.support import launched_with, reexecuted, resources, whole_range
 
 DAYS = ["2013-03-09", "2013-03-10", "2013-03-11"]
 
@@ -76,10 +73,6 @@ def sales(*lines):
 
 def amounts():
     return sorted(DeltaTable(str(HOME / "table")).to_pyarrow_table()["amount"].to_pylist())
-
-
-def whole_range(first, last):
-    return {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
 
 
 def materialized(instance, key):
@@ -121,12 +114,7 @@ def test_a_later_run_goes_on_from_the_state_of_a_day_that_a_re_execution_did_not
     )
     assert not first.success
     BROKEN.unlink()
-    with execute_job(
-        reconstructable(carrying_job),
-        instance,
-        tags=whole_range(DAYS[0], DAYS[-1]),
-        reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance),
-    ) as again:
+    with reexecuted(carrying_job, instance, first.run_id, tags=whole_range(DAYS[0], DAYS[-1])) as again:
         assert again.success
         log = "\n".join(e.user_message for e in instance.all_logs(again.run_id))
     assert f"stage 'totals' of partition 2013-03-10 was finished by run {first.run_id[:8]} before" in log
@@ -144,7 +132,7 @@ def test_a_stage_that_has_another_name_since_goes_on_from_the_state_of_its_opera
         totals.rebalance().map(checked).name("checked").sink_to(DeltaSink(str(HOME / "table"), name="table"))
         definitions = unified_definitions(
             BatchDeployment(pipeline, partitions=DAILY, carry_state=True, retry_policy=None),
-            resources={"intermediates": IntermediatesResource(path=str(HOME / "store"))},
+            resources=resources(HOME),
         )
         job = definitions.resolve_job_def("sales_batch")
         return job.execute_in_process(instance=instance, raise_on_error=False, **partition)
@@ -193,8 +181,7 @@ def test_an_iteration_begins_anew_each_day_if_it_is_bounded_and_else_goes_on_in_
     deployment = BatchDeployment(
         pipeline, partitions=DAILY, carry_state=True, backfill_policy=BackfillPolicy.single_run(), retry_policy=None
     )
-    resources = {"intermediates": IntermediatesResource(path=str(HOME / "store"))}
-    job = unified_definitions(deployment, resources=resources).resolve_job_def("sales_batch")
+    job = unified_definitions(deployment, resources=resources(HOME)).resolve_job_def("sales_batch")
     for runs in ([{"tags": whole_range(*DAYS[:2])}], [{"partition_key": day} for day in DAYS[:2]]):
         for run in runs:
             assert job.execute_in_process(instance=instance, **run).success
@@ -207,7 +194,7 @@ def test_an_iteration_begins_anew_each_day_if_it_is_bounded_and_else_goes_on_in_
 
 def test_a_stream_goes_on_exactly_where_the_days_have_ended(instance, tmp_path):
     savepoint = str(tmp_path / "savepoint")
-    options = {"resources": {"execution": {"config": {"execution.savepoint.path": savepoint}}}}
+    options = launched_with({"execution.savepoint.path": savepoint})
     assert carrying_job().execute_in_process(instance=instance, partition_key=DAYS[0], run_config=options).success
     assert carrying_job().execute_in_process(instance=instance, partition_key=DAYS[1], run_config=options).success
     assert amounts() == [1, 7]
@@ -232,7 +219,7 @@ def test_a_stream_goes_on_exactly_where_the_days_have_ended(instance, tmp_path):
 
 def test_stages_that_run_by_themselves_leave_a_savepoint_once_all_of_them_have_run(instance, tmp_path):
     savepoint = str(tmp_path / "savepoint")
-    options = {"resources": {"execution": {"config": {"execution.savepoint.path": savepoint}}}}
+    options = launched_with({"execution.savepoint.path": savepoint})
 
     def left_after(stage, day):
         selected = [AssetKey(["sales", stage])]
@@ -255,12 +242,12 @@ def test_a_run_that_has_more_stages_than_assets_leaves_its_savepoint(spark, tmp_
     words.key_by(0).sum(1).uid("sums").union(words).print("out")
     definitions = unified_definitions(
         BatchDeployment(pipeline, retry_policy=None),
-        resources={"intermediates": IntermediatesResource(path=str(tmp_path / "store"))},
+        resources=resources(tmp_path),
     )
     options = {"execution.batch-shuffle-mode": "ALL_EDGES_BLOCKING", "execution.savepoint.path": str(tmp_path / "left")}
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with DagsterInstance.ephemeral() as instance:
         job = definitions.resolve_job_def("words_batch")
-        config = {"resources": {"execution": {"config": options}}}
+        config = launched_with(options)
         assert job.execute_in_process(instance=instance, run_config=config).success
     assert Savepoint.read(str(tmp_path / "left")).keyed_state("sums").num_rows == 1
 
@@ -270,12 +257,7 @@ def test_a_lost_intermediate_of_a_partition_is_recomputed_for_that_partition_alo
     first = job().execute_in_process(instance=instance, tags=whole_range(DAYS[0], DAYS[-1]), raise_on_error=False)
     BROKEN.unlink()
     shutil.rmtree(HOME / "store" / "sales" / "totals" / "2013-03-11")
-    with execute_job(
-        reconstructable(job),
-        instance,
-        tags=whole_range(DAYS[0], DAYS[-1]),
-        reexecution_options=ReexecutionOptions.from_failure(first.run_id, instance),
-    ) as again:
+    with reexecuted(job, instance, first.run_id, tags=whole_range(DAYS[0], DAYS[-1])) as again:
         assert again.success
         recomputed = [e.user_message for e in instance.all_logs(again.run_id) if "recomputing" in e.user_message]
     assert [line.split(":")[0] for line in recomputed] == ["recomputing stage 'totals' of partition 2013-03-11"]
@@ -301,50 +283,6 @@ def test_dynamic_partitions(instance):
     assert "rows per partition" in materialized(instance, ["shops", "table"])["sales"]
 
 
-@pytest.mark.parametrize("mode", ["append", "overwrite"])
-def test_two_runs_of_one_partition_at_once_leave_what_one_of_them_wrote(spark, tmp_path, mode):
-    sink = DeltaSink(str(tmp_path / "table"), mode=mode)
-    gate = threading.Barrier(2, timeout=60)
-    waited = threading.local()
-
-    def meet():
-        if not getattr(waited, "done", False):
-            waited.done = True
-            gate.wait()
-
-    def write(run):
-        frame = spark.createDataFrame([(run,), (run,)], "run string")
-        written(sink, frame, run, "2013-03-10", meet)
-
-    written(sink, spark.createDataFrame([("other",)], "run string"), "r0", "2013-03-09")
-    runs = [threading.Thread(target=write, args=(name,)) for name in ("one", "two")]
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.join(60)
-    found = sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["run"].to_pylist())
-    assert found in (["one", "one", "other"], ["other", "two", "two"])
-
-
-def test_a_partitioned_overwrite_replaces_what_runs_without_partitions_had_written(spark, tmp_path):
-    sink = DeltaSink(str(tmp_path / "table"))
-    for partition, value in (("all", 1), ("2013-03-09", 2), ("2013-03-10", 3), ("2013-03-09", 4)):
-        written(sink, spark.createDataFrame([(value,)], "n long"), f"run {value}", partition)
-    assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["n"].to_pylist()) == [3, 4]
-
-
-@pytest.mark.parametrize("mode", ["overwrite", "append"])
-def test_a_pipeline_or_sink_under_another_name_replaces_a_partition_only_where_the_table_is_its_own(
-    spark, tmp_path, mode
-):
-    sink = DeltaSink(str(tmp_path / "table"), mode=mode)
-    for name, value in (("former", 1), ("later", 2)):
-        for partition in ("2013-03-09", "2013-03-10"):
-            written(sink, spark.createDataFrame([(value,)], "n long"), f"run {value}", partition, uid=name)
-    found = sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["n"].to_pylist())
-    assert found == ([2, 2] if mode == "overwrite" else [1, 1, 2, 2])
-
-
 def test_lineage_leads_from_the_users_asset_to_the_users_asset():
     graph = defs.resolve_asset_graph()
     first = graph.get(AssetKey(["sales", "as_total"]))
@@ -361,8 +299,9 @@ def test_column_lineage_leads_to_the_users_asset_that_a_source_reads(spark, tmp_
     sales.where(F.col("amount") > 0).rebalance().where(F.col("amount") > 1).sink_to(
         DeltaSink(str(tmp_path / "table"), name="table", mode="append")
     )
-    resources = {"intermediates": IntermediatesResource(path=str(tmp_path / "store"))}
-    defs = unified_definitions(BatchDeployment(pipeline, upstream={"incoming": "exports"}), resources=resources)
+    defs = unified_definitions(
+        BatchDeployment(pipeline, upstream={"incoming": "exports"}), resources=resources(tmp_path)
+    )
     with DagsterInstance.ephemeral() as instance, warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         done = defs.resolve_job_def("lineage_batch").execute_in_process(instance=instance)
@@ -374,14 +313,11 @@ def test_column_lineage_leads_to_the_users_asset_that_a_source_reads(spark, tmp_
         assert parents == graph.get(event.asset_key).parent_keys
 
 
-def test_definitions_name_a_source_that_cannot_be_bounded_and_an_upstream_that_is_not_there():
+def test_definitions_name_an_upstream_that_is_not_there():
     pipeline = Pipeline("ticks")
     pipeline.from_source(RateSource(name="rate")).print()
-    with pytest.raises(PipelineError, match=r"ticks: source 'rate' .* does not say what of it belongs to a partition"):
-        unified_definitions(BatchDeployment(pipeline, partitions=DAILY))
-    with pytest.raises(
-        PipelineError, match="upstream names the source 'rates', and there are rate; did you mean 'rate'"
-    ):
+    says = "upstream names the source 'rates', and there are rate; did you mean 'rate'"
+    with pytest.raises(PipelineError, match=says):
         unified_definitions(StreamingDeployment(pipeline, upstream={"rates": "exports"}))
 
 

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 
 from tests.orchestration import recovery_job
 from tests.orchestration.recovery_job import BROKEN, FACTOR, HOME, job, looping_job, several_sinks_job
+from tests.orchestration.support import launched_with, reexecuted
 
 
 @pytest.fixture
@@ -35,12 +36,6 @@ def failed_run(instance):
     return result
 
 
-def reexecuted(instance, run_id):
-    return execute_job(
-        reconstructable(job), instance, reexecution_options=ReexecutionOptions.from_failure(run_id, instance)
-    )
-
-
 def steps(result):
     return [e.step_key for e in result.get_step_success_events()]
 
@@ -53,7 +48,7 @@ def test_re_execution_from_failure_runs_only_the_last_stage_whose_error_names_it
     assert f"{recovery_job.__file__}:" in message
     assert "Event(key=" in message
     assert "\tat " not in message
-    with reexecuted(instance, first.run_id) as again:
+    with reexecuted(job, instance, first.run_id) as again:
         assert again.success
         assert steps(again) == ["recovery__table"]
     assert values() == [16, 20]
@@ -62,7 +57,7 @@ def test_re_execution_from_failure_runs_only_the_last_stage_whose_error_names_it
 def test_a_lost_intermediate_is_recomputed_inside_the_step_that_needs_it(instance):
     first = failed_run(instance)
     shutil.rmtree(HOME / "store" / "recovery" / "sums")
-    with reexecuted(instance, first.run_id) as again:
+    with reexecuted(job, instance, first.run_id) as again:
         assert again.success
         assert steps(again) == ["recovery__table"]
         log = [e.user_message for e in instance.all_logs(again.run_id)]
@@ -84,8 +79,7 @@ def test_a_lost_output_of_an_iteration_is_made_again_by_the_step_that_needs_it(i
     stages = HOME / "store" / "looping"
     assert not first.success
     shutil.rmtree(stages if lost == "everything" else stages / lost)
-    options = ReexecutionOptions.from_failure(first.run_id, instance)
-    with execute_job(reconstructable(looping_job), instance, reexecution_options=options) as again:
+    with reexecuted(looping_job, instance, first.run_id) as again:
         assert again.success
         log = "\n".join(e.user_message for e in instance.all_logs(again.run_id))
     assert "recomputing stage 'sums'" in log
@@ -99,7 +93,7 @@ def test_a_truncated_intermediate_counts_as_lost(instance):
     first = failed_run(instance)
     file = next((HOME / "store" / "recovery" / "sums").rglob("*.parquet"))
     file.write_bytes(file.read_bytes()[:-10])
-    with reexecuted(instance, first.run_id) as again:
+    with reexecuted(job, instance, first.run_id) as again:
         assert again.success
     assert values() == [16, 20]
 
@@ -110,11 +104,11 @@ def test_an_intermediate_whose_bytes_have_changed_is_set_aside_and_computed_agai
     whole = file.read_bytes()
     damaged = whole[:50] + bytes(255 - byte for byte in whole[50:90]) + whole[90:]
     file.write_bytes(damaged)
-    with reexecuted(instance, first.run_id) as failed:
+    with reexecuted(job, instance, first.run_id) as failed:
         assert not failed.success
         (message,) = [e.step_failure_data.error.message for e in failed.all_node_events if e.is_step_failure]
     assert f"recovery: stage 'table': the intermediate of stage 'sums' is damaged (checksum error in {file})" in message
-    with reexecuted(instance, failed.run_id) as again:
+    with reexecuted(job, instance, failed.run_id) as again:
         assert again.success
         log = "\n".join(e.user_message for e in instance.all_logs(again.run_id))
     assert "recomputing stage 'sums'" in log
@@ -159,8 +153,7 @@ def test_a_re_execution_of_mended_code_replaces_what_sinks_had_committed_and_say
     for factor in (1, 10):  # as somebody does who mends twice, each time from the page of the run that failed
         FACTOR.write_text(str(factor))
         BROKEN.unlink(missing_ok=True)
-        options = ReexecutionOptions.from_failure(first.run_id, instance)
-        with execute_job(reconstructable(several_sinks_job), instance, reexecution_options=options) as again:
+        with reexecuted(several_sinks_job, instance, first.run_id) as again:
             assert again.success
             warnings = [e.user_message for e in instance.all_logs(again.run_id) if e.level == logging.WARNING]
         appended = ("append", "sqlite_append")
@@ -183,7 +176,7 @@ def test_re_executing_a_run_that_succeeded_writes_again_also_when_the_janitor_wa
 
 
 def test_launching_with_all_exchanges_pipelined_runs_one_spark_job_in_the_last_step(instance):
-    options = {"resources": {"execution": {"config": {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}}}}
+    options = launched_with({"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"})
     result = job().execute_in_process(instance=instance, run_config=options)
     assert result.success
     pipelined = {
@@ -228,6 +221,4 @@ def test_an_unknown_option_is_refused_at_launch(instance):
     from dagster import DagsterInvalidConfigError
 
     with pytest.raises(DagsterInvalidConfigError, match=r"execution\.runtime-mod"):
-        job().execute_in_process(
-            instance=instance, run_config={"resources": {"execution": {"config": {"execution.runtime-mod": "BATCH"}}}}
-        )
+        job().execute_in_process(instance=instance, run_config=launched_with({"execution.runtime-mod": "BATCH"}))

@@ -53,10 +53,17 @@ def tick(definitions, at, instance):
     ]
 
 
-@pytest.fixture
-def instance(tmp_path):
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+@pytest.fixture(scope="module")
+def on_disk(tmp_path_factory):
+    """An instance as a schedule's context needs it."""
+    with DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as instance:
         yield instance
+
+
+@pytest.fixture
+def instance(on_disk):
+    on_disk.wipe_assets([STAGE])
+    return on_disk
 
 
 def done(instance, *keys):

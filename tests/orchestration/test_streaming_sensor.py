@@ -1,8 +1,11 @@
-"""The sensor of a stream, and its decision: a pure function of what is seen."""
+"""The sensor of a stream, and its decision: a pure function of what is seen. When it starts a deployment."""
 
+import os
 import sys
+import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from typing import NamedTuple
 
 import pytest
 from dagster import (
@@ -21,12 +24,12 @@ from dagster._core.test_utils import create_run_for_test
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_unified.api import Pipeline
+from dagster_unified.connectors import CsvSource
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status, read_desired
 from dagster_unified.errors import ConfigurationError, SinkError
 from dagster_unified.graph.options import Configuration
-from dagster_unified.orchestration import ExecutionConfig, Retention
-from dagster_unified.orchestration.deployments import StreamingDeployment
+from dagster_unified.orchestration import ExecutionConfig, Retention, StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.outcomes import as_failure, error_of, log_of, why_it_failed
 from dagster_unified.orchestration.streaming import JobAssets, stopped, streaming_job
 from dagster_unified.orchestration.streaming_sensor import LOADED, Seen, SeenRun, next_step, streaming_sensor
@@ -39,6 +42,13 @@ def deployment(**options):
     pipeline = Pipeline("p")
     pipeline.from_collection([1]).print()
     return StreamingDeployment(pipeline, **options)
+
+
+def sensor_of(folder, **options):
+    """The streaming job of a deployment whose checkpoints are in a folder, and its sensor."""
+    declared = deployment(options={"execution.checkpointing.dir": str(folder), **options})
+    streaming = streaming_job(declared, JobAssets({}, {}, AssetKey("savepoint")))
+    return streaming, streaming_sensor(declared, streaming)
 
 
 def run(status, name="run-1", ago=60, reason="", error="", code=""):
@@ -68,11 +78,9 @@ def see(*runs, **given):
         "now": NOON,
         **given,
     }
-    return next_step(
-        deployment(**known.pop("declared", {})),
-        Configuration.of({"restart-strategy.exponential-delay.jitter-factor": 0}),
-        Seen(list(runs), **known),
-    )
+    strategy = {"restart-strategy.type": known.pop("strategy", "exponential-delay")}
+    options = Configuration.of({**strategy, "restart-strategy.exponential-delay.jitter-factor": 0})
+    return next_step(deployment(**known.pop("declared", {})), options, Seen(list(runs), **known))
 
 
 def test_a_deployment_without_a_run_is_started_once_per_predecessor():
@@ -153,19 +161,12 @@ def test_a_failed_run_says_the_class_of_its_error_and_where_its_log_is(tmp_path)
         assert told["log"].value.startswith(str(tmp_path))
 
 
-def test_a_sensor_that_gives_up_says_where_the_log_is():
-    gave_up = Configuration.of({"restart-strategy.type": "none"})
-    last = replace(run("FAILURE", ago=60), log="/logs/run-1.err")
-    seen = Seen([last], deployed(), None, Desired(), None, "now", NOON)
-    assert next_step(deployment(), gave_up, seen).message.endswith("; its log is /logs/run-1.err")
-
-
-def test_a_resumption_forgives_what_failed_before():
-    gave_up = Configuration.of({"restart-strategy.type": "none"})
-    seen = Seen([run("FAILURE", ago=60)], deployed(), None, Desired(), None, "now", NOON)
-    assert "giving up: restart-strategy.type is NONE. Fix the cause" in next_step(deployment(), gave_up, seen).message
-    resumed = Seen([run("FAILURE", ago=60)], deployed(), None, Desired(2, "running", at=millis(1)), None, "now", NOON)
-    assert next_step(deployment(), gave_up, resumed).launch
+def test_a_sensor_that_gives_up_says_where_the_log_is_and_a_resumption_forgives_what_failed_before():
+    failed = replace(run("FAILURE", ago=60), log="/logs/run-1.err")
+    gave_up = see(failed, strategy="none").message
+    assert "giving up: restart-strategy.type is NONE. Fix the cause" in gave_up
+    assert gave_up.endswith("; its log is /logs/run-1.err")
+    assert see(failed, strategy="none", desired=Desired(2, "running", at=millis(1))).launch
 
 
 def test_a_run_that_was_terminated_by_hand_stays_down_until_it_is_resumed():
@@ -251,10 +252,7 @@ def test_code_that_differs_after_three_upgrades_of_one_loading_is_upgraded_no_mo
     ],
 )
 def test_a_strategy_gives_up_after_more_failures_than_a_tick_looks_at_first(tmp_path, strategy):
-    options = {f"restart-strategy.{name}": value for name, value in strategy.items()}
-    declared = deployment(options={"execution.checkpointing.dir": str(tmp_path), **options})
-    streaming = streaming_job(declared, JobAssets({}, {}, AssetKey("savepoint")))
-    tick = streaming_sensor(declared, streaming)
+    streaming, tick = sensor_of(tmp_path, **{f"restart-strategy.{name}": value for name, value in strategy.items()})
     said = {}
     with DagsterInstance.ephemeral() as instance:
         for number in range(1, 62):
@@ -268,10 +266,8 @@ def test_a_strategy_gives_up_after_more_failures_than_a_tick_looks_at_first(tmp_
 
 
 def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_leaves_the_job_alone(tmp_path):
-    declared = deployment(options={"execution.checkpointing.dir": str(tmp_path)})
+    streaming, tick = sensor_of(tmp_path)
     directory = CheckpointDirectory(str(tmp_path), "p")
-    streaming = streaming_job(declared, JobAssets({}, {}, AssetKey("savepoint")))
-    tick = streaming_sensor(declared, streaming)
     with DagsterInstance.ephemeral() as instance:
         asked = tick(build_sensor_context(instance))
         started = create_run_for_test(instance, job_name=streaming.name, status=DagsterRunStatus.STARTED)
@@ -315,9 +311,7 @@ def test_what_start_when_asks_for_keeps_no_new_code_and_no_resumption_waiting(gi
 
 
 def test_a_run_of_another_code_location_is_none_of_this_deployments(tmp_path):
-    declared = deployment(options={"execution.checkpointing.dir": str(tmp_path)})
-    streaming = streaming_job(declared, JobAssets({}, {}, AssetKey("savepoint")))
-    tick = streaming_sensor(declared, streaming)
+    streaming, tick = sensor_of(tmp_path)
     target = LoadableTargetOrigin(executable_path=sys.executable, module_name="definitions")
     with DagsterInstance.ephemeral() as instance:
         context = SensorEvaluationContext(
@@ -340,24 +334,29 @@ def test_a_run_of_another_code_location_is_none_of_this_deployments(tmp_path):
             assert isinstance(tick(context), RunRequest) is is_started
 
 
-def test_a_deployment_that_cannot_be_is_an_error():
-    with pytest.raises(ConfigurationError, match="upgrade_mode is one of stateless, last-state, savepoint"):
-        deployment(upgrade_mode="blue-green")
-    with pytest.raises(ConfigurationError, match="unknown option"):
-        deployment(options={"restart-strategy.typ": "none"})
-    with pytest.raises(ConfigurationError, match="p: a StreamingDeployment runs in STREAMING, and its options say"):
-        deployment(options={"execution.runtime-mode": "batch"})
-    with pytest.raises(ConfigurationError, match="p: stall_after is a timedelta, not 5"):
-        deployment(stall_after=5)
-    for given in ({"execution.runtime-mod": "BATCH"}, {"execution_runtime_mode": "BATCH"}):
-        with pytest.raises(ConfigurationError, match=r"did you mean 'execution.runtime-mode'"):
-            ExecutionConfig(**given)
-    with pytest.raises(ConfigurationError, match="cannot be negative"):
-        Retention(max_bytes=-5)
-    with pytest.raises(ConfigurationError, match="the restart strategy is given twice"):
-        deployment(restart_strategy="none", options={"restart-strategy.type": "fixed-delay"})
-    with pytest.raises(ConfigurationError, match=r"restart-strategy.type"):
-        deployment(restart_strategy="sometimes")
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda: deployment(upgrade_mode="blue-green"), "upgrade_mode is one of stateless, last-state, savepoint"),
+        (lambda: deployment(options={"restart-strategy.typ": "none"}), "unknown option"),
+        (
+            lambda: deployment(options={"execution.runtime-mode": "batch"}),
+            "p: a StreamingDeployment runs in STREAMING, and its options say",
+        ),
+        (lambda: deployment(stall_after=5), "p: stall_after is a timedelta, not 5"),
+        (
+            lambda: deployment(restart_strategy="none", options={"restart-strategy.type": "fixed-delay"}),
+            "the restart strategy is given twice",
+        ),
+        (lambda: deployment(restart_strategy="sometimes"), "restart-strategy.type"),
+        (lambda: ExecutionConfig(**{"execution.runtime-mod": "BATCH"}), "did you mean 'execution.runtime-mode'"),
+        (lambda: ExecutionConfig(execution_runtime_mode="BATCH"), "did you mean 'execution.runtime-mode'"),
+        (lambda: Retention(max_bytes=-5), "cannot be negative"),
+    ],
+)
+def test_a_deployment_that_cannot_be_is_an_error(made, says):
+    with pytest.raises(ConfigurationError, match=says):
+        made()
 
 
 def test_the_restart_strategy_is_an_option_like_any_other():
@@ -378,3 +377,81 @@ def test_a_job_that_was_asked_to_stop_says_an_epoch_is_committed_only_where_one_
     commits.mkdir(parents=True)
     (commits / "0").write_text("v1")
     assert "goes on behind the last epoch that is committed" in stopped(directory)
+
+
+WAITS = "sales waits for what start_when asks for"
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+class Deployment:
+    """A deployment over a folder, and its sensor."""
+
+    def __init__(self, instance, folder, start_when):
+        self.instance = instance
+        pipeline = Pipeline("sales")
+        pipeline.from_source(CsvSource(str(folder / "in"), Sale, monitor=True)).print()
+        deployment = StreamingDeployment(
+            pipeline, start_when=start_when, options={"execution.checkpointing.dir": str(folder / "checkpoints")}
+        )
+        self.definitions = unified_definitions(pipeline, deployment)
+
+    def tick(self):
+        """True where the sensor starts a run, else its message."""
+        context = build_sensor_context(instance=self.instance, repository_def=self.definitions.get_repository_def())
+        found = self.definitions.resolve_sensor_def("sales_streaming_sensor")(context)
+        return isinstance(found, RunRequest) or found.skip_message
+
+
+@pytest.fixture
+def instance():
+    with DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def test_always_starts_at_once(instance, tmp_path):
+    assert Deployment(instance, tmp_path, "always").tick() is True
+
+
+def test_files_starts_when_a_file_has_arrived_since_the_job_last_ran(instance, tmp_path):
+    deployment = Deployment(instance, tmp_path, "files")
+    assert deployment.tick() == WAITS
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / "1.csv"
+    file.write_text("shop,amount\nnorth,1\n")
+    assert deployment.tick() is True
+    instance.create_run_for_job(
+        deployment.definitions.resolve_job_def("sales_streaming"), status=DagsterRunStatus.SUCCESS
+    )
+    assert deployment.tick() == WAITS
+    time.sleep(0.1)
+    elsewhere = tmp_path / "2.csv"
+    elsewhere.write_text("shop,amount\nsouth,2\n")
+    os.utime(elsewhere, (time.time() - 60, time.time() - 60))
+    elsewhere.rename(file.with_name("2.csv"))
+    assert deployment.tick() is True
+
+
+def test_a_function_of_the_sensors_context_decides(instance, tmp_path):
+    answers = iter([False, True])
+    seen = []
+    deployment = Deployment(instance, tmp_path, lambda context: seen.append(context.instance) or next(answers))
+    assert [deployment.tick(), deployment.tick()] == [WAITS, True]
+    assert seen == [instance, instance]
+
+
+def test_a_new_stream_waits_for_one_that_runs_under_a_name_that_is_gone(instance, tmp_path):
+    deployment = Deployment(instance, tmp_path, "always")
+    job = deployment.definitions.resolve_job_def("sales_streaming")
+    create_run_for_test(instance, job_name="shops_streaming", status=DagsterRunStatus.STARTED)  # not of this library
+    assert deployment.tick() is True
+    orphan = create_run_for_test(
+        instance, job_name="shops_streaming", status=DagsterRunStatus.STARTED, tags={LOADED: "before"}
+    )
+    assert f"sales is new here, and run {orphan.run_id[:8]} of shops_streaming still runs, which" in deployment.tick()
+    create_run_for_test(instance, job_name=job.name, status=DagsterRunStatus.SUCCESS, tags={LOADED: "before"})
+    instance.report_run_canceled(orphan)
+    assert deployment.tick() is True

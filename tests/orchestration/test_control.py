@@ -127,75 +127,61 @@ class Sale(NamedTuple):
     amount: int
 
 
-def test_a_stream_shows_the_savepoints_of_its_interval_and_is_suspended_with_one(spark, tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/1.csv").write_text("shop,amount\nnorth,3\nsouth,5\n")
+def run_until(folder, kind, action, **options):
+    """Runs a stream of totals, and launches an action at its first event of a kind; gives the result and the instance.
+
+    The stream ends by that action.
+    """
+    (folder / "in").mkdir()
+    (folder / "in/1.csv").write_text("shop,amount\nnorth,3\nsouth,5\n")
     pipeline = Pipeline("shops")
-    sales = pipeline.from_source(CsvSource(str(tmp_path / "in"), Sale, name="sales", monitor=True))
+    sales = pipeline.from_source(CsvSource(str(folder / "in"), Sale, name="sales", monitor=True))
     totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).uid("totals")
-    totals.sink_to(DeltaSink(f"{tmp_path}/out", mode="upsert", key="shop"))
-    options = {
-        "execution.checkpointing.dir": str(tmp_path),
-        "execution.savepoint.interval": "1 ms",
-        "pipeline.max-parallelism": 2,
-    }
-    definitions = unified_definitions(StreamingDeployment(pipeline, options=options))
+    totals.sink_to(DeltaSink(f"{folder}/out", mode="upsert", key="shop"))
+    given = {"execution.checkpointing.dir": str(folder), "pipeline.max-parallelism": 2, **options}
+    definitions = unified_definitions(StreamingDeployment(pipeline, options=given))
     asked = []
 
-    def suspend_after(event):
-        if isinstance(event, SavepointTaken) and not asked:
-            path = f"{tmp_path}/handed over"
-            asked.append(thread.submit(launch, definitions, "suspend", with_savepoint=True, path=path))
+    def ask(event):
+        if isinstance(event, kind) and not asked:
+            asked.append(thread.submit(launch, definitions, **action))
 
     with (
         ThreadPoolExecutor(1) as thread,
-        events.listening(suspend_after),
-        DagsterInstance.local_temp(str(tmp_path)) as instance,
+        events.listening(ask),
+        DagsterInstance.ephemeral() as instance,
     ):
         assert definitions.resolve_job_def("shops_streaming").execute_in_process(instance=instance).success
-        (event,) = instance.fetch_materializations(AssetKey(["shops", "savepoint"]), limit=5).records
+        left = instance.fetch_materializations(AssetKey(["shops", "savepoint"]), limit=5).records
     (control,) = asked
-    assert control.result().success
+    return control.result(), [record.asset_materialization for record in left]
+
+
+def saved_totals(path):
+    return {row["shop"]: row["value"]["amount"] for row in Savepoint.read(path).rows("totals")}
+
+
+def test_a_stream_shows_the_savepoints_of_its_interval_and_is_suspended_with_one(spark, tmp_path):
+    suspend = {"name": "suspend", "with_savepoint": True, "path": f"{tmp_path}/handed over"}
+    control, (shown,) = run_until(tmp_path, SavepointTaken, suspend, **{"execution.savepoint.interval": "1 ms"})
+    assert control.success
     directory = CheckpointDirectory(str(tmp_path), "shops")
     periodic, last = savepoints(directory)
     location = f"{directory.path}/savepoints/{periodic.name}"
-    assert event.asset_materialization.metadata["path"].value == location
+    assert shown.metadata["path"].value == location
     assert (periodic.periodic, last.periodic, last.tables) == (True, False, f"{tmp_path}/handed over")
-    for path in (location, last.tables):
-        found = {row["shop"]: row["value"]["amount"] for row in Savepoint.read(path).rows("totals")}
-        assert found == {"north": 3, "south": 5}
+    assert saved_totals(location) == saved_totals(last.tables) == {"north": 3, "south": 5}
 
 
 def test_a_stream_is_drained_with_a_savepoint(spark, tmp_path):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in/1.csv").write_text("shop,amount\nnorth,3\nsouth,5\n")
-    pipeline = Pipeline("shops")
-    sales = pipeline.from_source(CsvSource(str(tmp_path / "in"), Sale, name="sales", monitor=True))
-    totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).uid("totals")
-    totals.sink_to(DeltaSink(f"{tmp_path}/out", mode="upsert", key="shop"))
-    options = {"execution.checkpointing.dir": str(tmp_path), "pipeline.max-parallelism": 2}
-    definitions = unified_definitions(StreamingDeployment(pipeline, options=options))
-    asked = []
-
-    def drain_after(event):
-        if isinstance(event, EpochCommitted) and not asked:
-            asked.append(thread.submit(launch, definitions, "stop", drain=True))
-
-    with (
-        ThreadPoolExecutor(1) as thread,
-        events.listening(drain_after),
-        DagsterInstance.local_temp(str(tmp_path)) as instance,
-    ):
-        assert definitions.resolve_job_def("shops_streaming").execute_in_process(instance=instance).success
-    (control,) = asked
-    (event,) = control.result().asset_materializations_for_node("shops_action")
+    control, _ = run_until(tmp_path, EpochCommitted, {"name": "stop", "drain": True})
+    (event,) = control.asset_materializations_for_node("shops_action")
     directory = CheckpointDirectory(str(tmp_path), "shops")
     (made,) = savepoints(directory)
     assert (made.drained, directory.deployed().finished, read_desired(directory).state) == (True, True, "drained")
     tables = f"{directory.path}/savepoints/{made.name}"
     assert event.metadata["path"].value == tables
-    found = {row["shop"]: row["value"]["amount"] for row in Savepoint.read(tables).rows("totals")}
-    assert found == {"north": 3, "south": 5}
+    assert saved_totals(tables) == {"north": 3, "south": 5}
 
 
 @pytest.mark.parametrize(("name", "given"), [("suspend", {"with_savepoint": True}), ("stop", {})])

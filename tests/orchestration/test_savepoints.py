@@ -11,6 +11,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
 from dagster_unified.state import Savepoint
+from tests.orchestration.support import launched_with
 
 
 class Sale(NamedTuple):
@@ -84,7 +85,7 @@ def test_a_run_that_leaves_a_savepoint_reports_what_is_in_it(spark, tmp_path, mo
         pipeline, options={**options, "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
     )
     definitions = unified_definitions(BatchDeployment(pipeline, options=options), stream)
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with DagsterInstance.ephemeral() as instance:
         assert definitions.resolve_job_def(f"shops_{mode}").execute_in_process(instance=instance).success
         (event,) = instance.fetch_materializations(AssetKey(["shops", "savepoint"]), limit=5).records
     shown = {name: value.value for name, value in event.asset_materialization.metadata.items()}
@@ -101,9 +102,9 @@ def test_all_stages_of_a_run_start_from_the_savepoint_that_its_launch_names(spar
     (tmp_path / "sales" / "first.csv").write_text("shop,amount\nnorth,1\nsouth,2\n")
     job = unified_definitions(shops(str(tmp_path))).resolve_job_def("shops_batch")
     savepoint = str(tmp_path / "savepoint")
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with DagsterInstance.ephemeral() as instance:
         for option in ("execution.savepoint.path", "execution.state-recovery.path"):
-            config = {"resources": {"execution": {"config": {option: savepoint}}}}
+            config = launched_with({option: savepoint})
             assert job.execute_in_process(instance=instance, run_config=config).success
             (tmp_path / "sales" / "second.csv").write_text("shop,amount\nnorth,4\n")
     table = DeltaTable(str(tmp_path / "shops")).to_pyarrow_table().to_pylist()
@@ -121,9 +122,9 @@ def test_the_savepoint_that_a_launch_names_goes_before_that_of_the_deployment(sp
     options = {"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2}
     deployment = StreamingDeployment(pipeline, from_savepoint=str(tmp_path / "own"), options=options)
     job = unified_definitions(deployment).resolve_job_def("shops_streaming")
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with DagsterInstance.ephemeral() as instance:
         for launched, amount in (({"execution.state-recovery.path": other}, 1001), ({}, 101)):
-            config = {"resources": {"execution": {"config": launched}}}
+            config = launched_with(launched)
             assert job.execute_in_process(instance=instance, run_config=config).success
             table = DeltaTable(str(tmp_path / "shops")).to_pyarrow_table().to_pylist()
             assert [(row["shop"], row["amount"]) for row in table] == [("north", amount)]

@@ -54,8 +54,8 @@ def charts(drawn):
 
 
 @pytest.fixture
-def instance(tmp_path):
-    with DagsterInstance.local_temp(str(tmp_path)) as found:
+def instance():
+    with DagsterInstance.ephemeral() as found:
         yield found
 
 

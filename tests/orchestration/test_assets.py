@@ -1,15 +1,16 @@
-"""What need not run again: stages of the same code, configuration and input, whose output still stands."""
+"""Stages as assets: which need not run again, and the sinks of a stage that writes several."""
 
 import shutil
 from typing import NamedTuple
 
 import pytest
-from dagster import DagsterInstance
+from dagster import AssetKey, DagsterInstance
 from deltalake import DeltaTable
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import CsvSource, DeltaSink
-from dagster_unified.orchestration import BatchDeployment, IntermediatesResource, SparkResource, unified_definitions
+from dagster_unified.connectors import CsvSource, DeltaSink, FileSink
+from dagster_unified.orchestration import BatchDeployment, unified_definitions
+from tests.orchestration.support import launched_with, resources
 
 
 class Sale(NamedTuple):
@@ -28,11 +29,7 @@ def defined(folder, factor=1, weight=1, options=None, reuse="fingerprint"):
     totals.map(lambda s: Sale(s.shop, s.amount * factor), output_type=Sale).sink_to(
         DeltaSink(str(folder / "table"), name="table")
     )
-    resources = {
-        "spark": SparkResource(master="local[2]"),
-        "intermediates": IntermediatesResource(path=str(folder / "store")),
-    }
-    return unified_definitions(BatchDeployment(pipeline, reuse=reuse), resources=resources).resolve_job_def(
+    return unified_definitions(BatchDeployment(pipeline, reuse=reuse), resources=resources(folder)).resolve_job_def(
         "sales_batch"
     )
 
@@ -41,11 +38,11 @@ def defined(folder, factor=1, weight=1, options=None, reuse="fingerprint"):
 def run(spark, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.csv").write_text("shop,amount\na,1\na,2\nb,4\n")
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    with DagsterInstance.ephemeral() as instance:
 
         def go(options=None, **changes):
             """The stages that ran, and what is in the table."""
-            config = {"resources": {"execution": {"config": options}}} if options else {}
+            config = launched_with(options) if options else {}
             result = defined(tmp_path, **changes).execute_in_process(instance=instance, run_config=config)
             shown = {
                 e.materialization.asset_key.path[-1]: e.materialization.metadata
@@ -88,8 +85,8 @@ def test_other_input_and_another_configuration_run_again(run, tmp_path):
 
 def test_a_run_that_is_launched_in_streaming_says_what_to_do_and_materializes_nothing(spark, tmp_path):
     (tmp_path / "in").mkdir()
-    launched = {"resources": {"execution": {"config": {"execution.runtime-mode": "STREAMING"}}}}
-    with DagsterInstance.local_temp(str(tmp_path)) as instance:
+    launched = launched_with({"execution.runtime-mode": "STREAMING"})
+    with DagsterInstance.ephemeral() as instance:
         result = defined(tmp_path).execute_in_process(instance=instance, run_config=launched, raise_on_error=False)
     assert not result.success
     assert result.get_asset_materialization_events() == []
@@ -97,3 +94,31 @@ def test_a_run_that_is_launched_in_streaming_says_what_to_do_and_materializes_no
     assert failure.step_key == "sales__weighted"
     message = failure.step_failure_data.user_failure_data.description
     assert "leave execution.runtime-mode out and read bounded sources" in message
+
+
+def definitions(folder):
+    pipeline = Pipeline("sales")
+    totals = pipeline.from_collection([Sale("north", 3)], name="sold").key_by("shop").sum("amount").name("totals")
+    totals.sink_to(DeltaSink(f"{folder}/table", name="table"))
+    totals.sink_to(FileSink(f"{folder}/files", name="files"))
+    return unified_definitions(pipeline, resources=resources(folder))
+
+
+TABLE, FILES, STAGE = AssetKey(["sales", "sinks", "table"]), AssetKey(["sales", "sinks", "files"]), ["sales", "table"]
+
+
+def test_each_has_kind_schema_and_lineage():
+    graph = definitions("/nowhere").resolve_asset_graph()
+    for key, kind in ((TABLE, "deltalake"), (FILES, "parquet")):
+        assert graph.get(key).parent_keys == {AssetKey(STAGE)}
+        assert kind in graph.get(key).kinds
+        columns = graph.get(key).metadata["dagster/column_schema"].columns
+        assert [column.name for column in columns] == ["shop", "amount"]
+
+
+def test_a_run_materializes_each(spark, tmp_path):
+    with DagsterInstance.ephemeral() as instance:
+        done = definitions(tmp_path).resolve_job_def("sales_batch").execute_in_process(instance=instance)
+        told = {e.asset_key: e.materialization.metadata for e in done.get_asset_materialization_events()}
+    assert told[TABLE]["written to"].value == f"{tmp_path}/table"
+    assert told[FILES]["written to"].value == f"{tmp_path}/files"
