@@ -7,8 +7,6 @@ from importlib.metadata import version
 
 import pytest
 
-from dagster_unified.cli import main
-
 PIPELINE = """
 from dagster_unified.api import Pipeline
 
@@ -17,27 +15,23 @@ pipeline.from_collection([("a", 1), ("b", 2)], name="sales").key_by(0).sum(1).na
 """
 
 
-@pytest.fixture
-def cli(tmp_path, monkeypatch, capsys):
-    """Runs the command line in a folder with a pipeline; gives exit code, output and errors."""
-    (tmp_path / "shop_job.py").write_text(PIPELINE)
-    (tmp_path / "shop_two.py").write_text(PIPELINE + '\nother = Pipeline("other")\n')
-    (tmp_path / "shop_none.py").write_text("x = 1\n")
-    (tmp_path / "shop_broken.py").write_text("def (:\n")
-    (tmp_path / "shop_fails.py").write_text("1 / 0\n")
-    (tmp_path / "shop_leaves.py").write_text("raise SystemExit(3)\n")
-    (tmp_path / "shop_spark.py").write_text('from pyspark.sql import functions as F\nsmall = F.col("amount") < 3\n')
-    (tmp_path / "shop_missing.py").write_text("import there_is_no_such_module\n")
-    monkeypatch.chdir(tmp_path)
+MODULES = {
+    "shop_job": PIPELINE,
+    "shop_two": PIPELINE + '\nother = Pipeline("other")\n',
+    "shop_none": "x = 1\n",
+    "shop_broken": "def (:\n",
+    "shop_fails": "1 / 0\n",
+    "shop_leaves": "raise SystemExit(3)\n",
+    "shop_spark": 'from pyspark.sql import functions as F\nsmall = F.col("amount") < 3\n',
+    "shop_missing": "import there_is_no_such_module\n",
+}
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path, monkeypatch):
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    return run
 
 
 @pytest.mark.parametrize("name", ["shop_job.py", "shop_job", "shop_job:pipeline", "shop_two:pipeline", "./shop_job.py"])
@@ -180,7 +174,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(cli, mistake):
     assert len(err.strip().splitlines()) == 1
 
 
-def test_functions_of_pyspark_are_told_apart_where_no_session_runs(cli, tmp_path):
+def test_functions_of_pyspark_are_told_apart_where_no_session_runs(tmp_path):
     explain = [
         sys.executable,
         "-m",

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dagster_unified.cli import main
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.savepoints.copy import savepoints
@@ -34,17 +33,9 @@ MODULES = {
 }
 
 
-@pytest.fixture
-def cli(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    yield run
+@pytest.fixture(autouse=True)
+def module():
+    yield
     sys.modules.pop("deployed_shops", None)
 
 

@@ -9,26 +9,14 @@ import pytest
 from deltalake import DeltaTable
 from packaging.requirements import Requirement
 
-from dagster_unified.cli import main
-
 BIN = Path(sys.executable).parent
 
 
-def init(name):
-    with pytest.raises(SystemExit) as ended:
-        main(["init", name])
-    return ended.value.code
-
-
 @pytest.mark.spark
-def test_a_new_project_runs_tests_itself_and_is_what_dagster_loads(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_new_project_runs_tests_itself_and_is_what_dagster_loads(cli, tmp_path, monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
-    assert init("corner-shops") == 0
-    assert (
-        capsys.readouterr().out
-        == "corner-shops is there. Next: cd corner-shops && dagster-unified run corner_shops.pipeline\n"
-    )
+    said = "corner-shops is there. Next: cd corner-shops && dagster-unified run corner_shops.pipeline\n"
+    assert cli("init", "corner-shops") == (0, said, "")
     project = tmp_path / "corner-shops"
 
     def run(*command):
@@ -52,28 +40,29 @@ def test_a_new_project_runs_tests_itself_and_is_what_dagster_loads(tmp_path, mon
 @pytest.mark.parametrize(
     ("folder", "name"), [("My Shop", "my-shop"), ("x-y-", "x-y"), ("corner.shops", "corner-shops")]
 )
-def test_a_new_project_has_a_name_that_pip_takes(tmp_path, monkeypatch, folder, name):
-    monkeypatch.chdir(tmp_path)
-    assert init(folder) == 0
+def test_a_new_project_has_a_name_that_pip_takes(cli, tmp_path, folder, name):
+    assert cli("init", folder)[0] == 0
     assert tomllib.loads((tmp_path / folder / "pyproject.toml").read_text())["project"]["name"] == name
     assert str(Requirement(name)) == name
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_with_something_in_it_is_left_alone(cli, tmp_path):
     (tmp_path / "shops").mkdir()
     (tmp_path / "shops" / "mine.txt").touch()
-    assert init("shops") == 2
-    assert "init: shops is there and not empty; give the name of a new folder" in capsys.readouterr().err
+    code, _, err = cli("init", "shops")
+    assert code == 2
+    assert "init: shops is there and not empty; give the name of a new folder" in err
     assert [path.name for path in (tmp_path / "shops").iterdir()] == ["mine.txt"]
 
 
-def test_a_name_that_no_package_can_have_is_an_error(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name in ("2024", "über-laden", "class"):
-        assert init(name) == 2
-        assert f"init: {name!r} is not the name of a project; use letters from a to z" in capsys.readouterr().err
-    for name in ("json", "dagster", "sys"):
-        assert init(name) == 2
-        assert f"init: Python has a module {name} already" in capsys.readouterr().err
+NO_NAME, TAKEN = "{name!r} is not the name of a project; use letters from a to z", "Python has a module {name} already"
+
+
+@pytest.mark.parametrize(
+    ("names", "says"), [(("2024", "über-laden", "class"), NO_NAME), (("json", "dagster", "sys"), TAKEN)]
+)
+def test_a_name_that_no_package_can_have_is_an_error(cli, tmp_path, names, says):
+    for name in names:
+        code, _, err = cli("init", name)
+        assert (code, f"init: {says.format(name=name)}" in err) == (2, True)
     assert list(tmp_path.iterdir()) == []

@@ -2,11 +2,12 @@
 
 import json
 from datetime import datetime, timezone
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
-from dagster_unified.cli import main, terminal
+from dagster_unified.cli import terminal
 from dagster_unified.operators.time import MAX_TIMESTAMP
 from dagster_unified.state import EverythingRead, Savepoint
 
@@ -31,25 +32,17 @@ CHANGED = pa.table(
 
 
 @pytest.fixture
-def cli(tmp_path, monkeypatch, capsys):
-    """Runs `dagster-unified state` next to the savepoints a and b; gives exit code, output and errors."""
+def cli(cli, tmp_path, monkeypatch):
+    """Runs `dagster-unified state` next to the savepoints a and b."""
     new = Savepoint.new("shops").with_position("sales", EverythingRead(4)).with_watermark("totals", AT)
     timers = pa.table({"shop": ["north", "south"], "timestamp": [int(AT.timestamp() * 1000), MAX_TIMESTAMP]})
     new.with_state("totals", STATE, key="shop", timers=timers, name="Totals").write(f"{tmp_path}/a")
     changed = new.with_state("totals", CHANGED, key="shop", timers=timers.slice(0, 1))
     pairs = pa.table({"shop": ["x"], "day": [1], "n": [1]})
     changed.with_state("pairs", pairs, key=["shop", "day"]).write(f"{tmp_path}/b")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")
     terminal.out.cache_clear()  # a console of an earlier test has the width of its terminal
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            main(("state", *arguments))
-        captured = capsys.readouterr()
-        return ended.value.code, captured.out, captured.err
-
-    yield run
+    yield partial(cli, "state")
     terminal.out.cache_clear()
 
 
