@@ -18,7 +18,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.testing import final_result, run_pipeline
 from tests.conformance.programs import FLAGGED, PROGRAMS
 from tests.depth import NIGHTLY
-from tests.support import MODES
+from tests.support import MODES, streaming
 
 HERE = Path(__file__).parent
 
@@ -142,11 +142,7 @@ def streamed(spark, tmp_path_factory):
         pipeline = Pipeline("conformance")
         for name in programs:
             PROGRAMS[name](pipeline).sink_to(FileSink(str(folder / name), name=name))
-        options = {
-            "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.dir": str(folder / "checkpoints"),
-            "pipeline.max-parallelism": 4,
-        }
+        options = streaming(folder, 4)
         assert StreamingJob(pipeline.plan(options), spark, Start("test")).run() == "finished"
         for name in programs:
             rows = [row for file in sorted((folder / name).glob("epoch-*")) for row in pq.read_table(file).to_pylist()]

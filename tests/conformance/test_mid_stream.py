@@ -20,6 +20,7 @@ from dagster_unified.testing import run_pipeline
 from tests.conformance.mid_stream import BUNDLE, PROGRAMS, ROWS, generated, timed
 from tests.conformance.programs import Row
 from tests.conformance.test_conformance import HERE, Clock, per_key
+from tests.support import streaming
 
 BY_THE_CLOCK = [name for name in PROGRAMS if "processing_time" in name]
 IN_STREAMING = [name for name in PROGRAMS if name != "continuous_trigger_on_a_global_window"]
@@ -107,11 +108,7 @@ def streamed(spark, tmp_path_factory):
     stream = timed(pipeline.from_source(ParquetSource(str(folder / "in"), Row, name="rows", max_files_per_trigger=1)))
     for name in ON_SPARK:
         PROGRAMS[name](stream).sink_to(FileSink(str(folder / name), name=name))
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(folder / "checkpoints"),
-        "pipeline.max-parallelism": 2,
-    }
+    options = streaming(folder, 2)
     assert StreamingJob(pipeline.plan(options), spark, Start("test")).run() == "finished"
     return lambda name: [
         row["value"] for file in sorted((folder / name).glob("epoch-*")) for row in pq.read_table(file).to_pylist()

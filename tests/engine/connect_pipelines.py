@@ -14,13 +14,11 @@ import pyarrow.parquet as pq
 from dagster_unified.api import CheckpointedFunction, ListStateDescriptor, MapFunction, Pipeline
 from dagster_unified.connectors import CsvSource, FileSink, ParquetSource
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates import IntermediateStore
-from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.connectors.test_paths import Sale, as_path
 from tests.engine.test_checkpoint_listener_on_spark import Seen, Value, listening
 from tests.engine.test_unkeyed_watermarks import PARTS, STREAMS, Row, timed
+from tests.support import run_stages
 
 
 def execute(spark, pipeline, mode, folder):
@@ -29,7 +27,7 @@ def execute(spark, pipeline, mode, folder):
     if mode == "STREAMING":
         StreamingJob(plan, spark, Start("test")).run()
     else:
-        run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), "run", "run"))
+        run_stages(plan, spark, folder)
 
 
 def written(folder):

@@ -11,38 +11,27 @@ from typing import NamedTuple
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import (
-    KeyedBatchFunction,
-    KeyedProcessFunction,
     OutputTag,
     Pipeline,
     ProcessFunction,
-    ValueStateDescriptor,
     WatermarkStrategy,
 )
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, ForeachSink, JsonSource, ParquetSource
 from dagster_unified.engine.batch.intermediates import IntermediateStore
-from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.malformed import in_batch
 from dagster_unified.errors import MalformedInputError, PipelineError, RecordTypeError, UserFunctionError
 from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.testing import run_pipeline
 from tests.depth import examples
-from tests.support import MODES
-
-
-class Event(NamedTuple):
-    key: str
-    at: int
-    value: int
+from tests.engine.test_streaming_parity import KEYED, STATELESS, Gaps
+from tests.support import MODES, Event, run_stages
 
 
 class Total(NamedTuple):
@@ -54,41 +43,6 @@ class Total(NamedTuple):
 def event_time(pipeline, events):
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=10)).with_timestamp_assigner("at")
     return pipeline.from_collection(events, Event, "events").assign_timestamps_and_watermarks(strategy)
-
-
-class Gaps(KeyedProcessFunction):
-    """The time since the key's last event, and an alarm 50 ms after the last one."""
-
-    requires_time_sorted_input = True
-
-    def open(self, context):
-        self.last = context.get_state(ValueStateDescriptor("last", int))
-
-    def process_element(self, value: Event, ctx) -> Iterable[Event]:
-        last = self.last.value()
-        if last is not None:
-            ctx.timer_service().delete_event_time_timer(last + 50)
-        self.last.update(value.at)
-        ctx.timer_service().register_event_time_timer(value.at + 50)
-        yield Event(value.key, value.at, value.at - (last or 0))
-
-    def on_timer(self, timestamp, ctx):
-        yield ALARM, f"{ctx.get_current_key()} at {timestamp}"
-
-
-class Since(KeyedBatchFunction[str]):
-    """The time since the key's last event, of Arrow batches."""
-
-    requires_time_sorted_input = True
-
-    def open(self, runtime_context):
-        self.last = runtime_context.get_state(ValueStateDescriptor("last", int))
-
-    def process_batch(self, batch, ctx):
-        times = batch["at"].to_pylist()
-        before = [self.last.value() or 0, *times[:-1]]
-        self.last.update(times[-1])
-        return batch.set_column(2, "value", pc.subtract(batch["at"], pa.array(before)))
 
 
 ALARM = OutputTag("alarm", str)
@@ -103,15 +57,10 @@ def add(a: Event, b: Event) -> Event:
 
 
 OPERATIONS = {
-    "map": lambda s: s.map(lambda e: Event(e.key, e.at, e.value + 1), Event),
-    "filter": lambda s: s.filter(lambda e: e.value % 3 != 0),
-    "flat_map": lambda s: s.flat_map(lambda e: [e, e] if e.value % 2 else [], Event),
-    "where": lambda s: s.where("value > 2"),
-    "with_columns": lambda s: s.with_columns({"value": F.col("value") * 2}, Event),
-    "map_batches": lambda s: s.map_batches(lambda b: b.set_column(2, "value", pc.add(b["value"], 1)), Event),
+    **STATELESS,
     "rebalance": lambda s: s.rebalance(),
-    "gaps": lambda s: s.key_by("key").process(Gaps()),
-    "batches by key": lambda s: s.key_by("key").map_batches(Since(), Event),
+    "gaps": KEYED["gaps"],
+    "batches by key": KEYED["since"],
     "max_by": lambda s: s.key_by("key").max_by("at"),
     "reduce": lambda s: s.key_by("key").reduce(add),
     "computed key": lambda s: s.key_by(by_value).reduce(add),
@@ -140,15 +89,7 @@ def test_batch_on_spark_equals_the_harness(spark, tmp_path, operations, events, 
     for name in operations:
         stream = OPERATIONS[name](stream)
     stream.map(lambda e: e, Event).sink_to(FileSink(str(folder / "out"), name="out"))
-    run_all(
-        Run(
-            pipeline.plan({"execution.batch-shuffle-mode": mode}),
-            spark,
-            IntermediateStore(str(folder / "store")),
-            "run",
-            "run",
-        )
-    )
+    run_stages(pipeline.plan({"execution.batch-shuffle-mode": mode}), spark, folder)
     assert collected(spark, folder / "out") == Counter(map(tuple, run_pipeline(pipeline, "BATCH").only()))
 
 

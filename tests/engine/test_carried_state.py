@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import pytest
 from dagster import DailyPartitionsDefinition
-from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +41,7 @@ from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint, manifest
 from tests.depth import examples, rotated
+from tests.support import table_rows
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03")
 PARTITIONS = DailyPartitionsDefinition(DAYS[0], end_date="2024-01-04")
@@ -298,10 +298,6 @@ def go_live(spark, folder, pipeline, savepoint, groups):
     StreamingJob(pipeline.plan(options), spark, Start("live")).run()
 
 
-def table(path):
-    return sorted(tuple(r.values()) for r in DeltaTable(path).to_pyarrow_table().to_pylist())
-
-
 EVENTS = [
     event("a", 0, 1, 1),
     event("a", 0, 23, 2),
@@ -328,8 +324,13 @@ def test_days_with_carried_state_give_what_one_spark_job_for_all_one_run_and_str
     together.run_together(build(EVENTS, paths["together"]), *DAYS)
     run_on_spark(build(EVENTS, paths["once"]))
     run_streaming(build(EVENTS, paths["streaming"]))
-    assert table(paths["of days"]) == table(paths["together"]) == table(paths["once"]) == table(paths["streaming"])
-    assert table(paths["of days"])
+    assert (
+        table_rows(paths["of days"])
+        == table_rows(paths["together"])
+        == table_rows(paths["once"])
+        == table_rows(paths["streaming"])
+    )
+    assert table_rows(paths["of days"])
     built = build(EVENTS, "/tmp/nowhere")
     assert days.left(built) == together.left(built)
 
@@ -341,7 +342,7 @@ def test_state_goes_on_where_a_stream_goes_around_its_operator(spark, tmp_path, 
     together.run_together(beside(events, str(tmp_path / "together")), *DAYS)
     once = beside(events, str(tmp_path / "once"))
     run_on_spark(once)
-    assert table(str(tmp_path / "by days")) == table(str(tmp_path / "once")) == table(str(tmp_path / "together"))
+    assert table_rows(tmp_path / "by days") == table_rows(tmp_path / "once") == table_rows(tmp_path / "together")
     at_once, by_days = (plan(once.graph(), Configuration(), carry_state=carried) for carried in (False, True))
     assert [len(planned.regions) for planned in (at_once, by_days)] == [2, 4]
 
@@ -354,10 +355,10 @@ def test_days_in_one_spark_job_go_on_from_the_day_before_them_and_leave_state_fo
     days = Days(spark, tmp_path)
     days.run(build(EVENTS, path), DAYS[0])
     days.run_together(build(EVENTS, path), *DAYS[1:])
-    whole = table(path)
+    whole = table_rows(path)
     days.run(build(EVENTS, path), *DAYS[1:])  # each goes on once more from the state before it
     run_on_spark(build(EVENTS, str(tmp_path / "once")))
-    assert table(path) == whole == table(str(tmp_path / "once"))
+    assert table_rows(path) == whole == table_rows(tmp_path / "once")
 
 
 event_lists = st.lists(
@@ -378,7 +379,11 @@ def test_any_events_give_the_same_by_days_and_at_once(spark, tmp_path_factory, b
     once = build(events, f"{folder}/table once").plan({"execution.runtime-mode": "BATCH"})
     run_all(Run(once, spark, IntermediateStore(f"{folder}/once"), "run", "run"))
     Days(spark, folder / "together").run_together(build(events, f"{folder}/table together"), *DAYS)
-    assert table(f"{folder}/table of days") == table(f"{folder}/table once") == table(f"{folder}/table together")
+    assert (
+        table_rows(f"{folder}/table of days")
+        == table_rows(f"{folder}/table once")
+        == table_rows(f"{folder}/table together")
+    )
 
 
 AGGREGATES = [(totals, False), (native_windows, True), (totals, True), (native_windows, False)]
@@ -397,7 +402,7 @@ def test_a_stream_goes_on_from_the_aggregates_that_days_with_carried_state_have_
     assert Savepoint.read(savepoint).operators
     go_live(spark, tmp_path, build(EVENTS, path), savepoint, groups=3)
     run_on_spark(build(EVENTS, str(tmp_path / "once")))
-    assert table(path) == table(str(tmp_path / "once"))
+    assert table_rows(path) == table_rows(tmp_path / "once")
 
 
 @pytest.mark.parametrize(("build", "together"), rotated(AGGREGATES, 1))
@@ -411,7 +416,7 @@ def test_days_may_hand_aggregates_on_in_the_portable_form_and_not_change_it(
     else:
         portable.run(build(EVENTS, path), *DAYS)
     run_on_spark(build(EVENTS, str(tmp_path / "once")))
-    assert table(path) == table(str(tmp_path / "once"))
+    assert table_rows(path) == table_rows(tmp_path / "once")
     with pytest.raises(StateError, match=r"in the portable form, and this run takes Catalyst's form"):
         catalyst.run(build(EVENTS, path), DAYS[1])
     catalyst.run(build(EVENTS, path), DAYS[0])
@@ -447,7 +452,7 @@ def test_operator_state_goes_from_day_to_day_in_one_spark_job_and_in_several(spa
     together.run_together(numbered(EVENTS, str(tmp_path / "at once")), *DAYS)
     recorded = {(e.key, e.at): (e.day - BEGIN) // DAY for e in EVENTS}
     for path in ("of days", "at once"):
-        numbers = sorted((value, recorded[key, at]) for key, at, value in table(str(tmp_path / path)))
+        numbers = sorted((value, recorded[key, at]) for key, at, value in table_rows(tmp_path / path))
         assert numbers == list(enumerate(sorted(recorded.values()), 1))
     with pytest.raises(StateError, match="'Numbered' has 2 subtasks, and its state of the partition before is of 1"):
         days.run(numbered(EVENTS, str(tmp_path / "of days"), 2), DAYS[1])
@@ -502,10 +507,10 @@ def test_rows_and_a_broadcast_table_go_from_day_to_day_also_when_their_type_has_
     same.run(rows_and_table(EVENTS, str(tmp_path / "of one type"), Kept), *DAYS)
     changed.run(rows_and_table(EVENTS, str(tmp_path / "of two"), Kept), DAYS[0])
     changed.run(rows_and_table(EVENTS, str(tmp_path / "of two"), KeptSince), *DAYS[1:])
-    found = table(str(tmp_path / "of one type"))
+    found = table_rows(tmp_path / "of one type")
     assert max(value for key, _, value in found if key == "rows a") == 5000 + 1 + 2 + 4 + 32 + 256
     assert max(value for key, _, value in found if key.startswith("table")) == 9000 + 511
-    assert table(str(tmp_path / "of two")) == found
+    assert table_rows(tmp_path / "of two") == found
 
 
 def test_the_row_count_of_a_partition_is_of_its_records_and_not_of_its_state(spark, tmp_path):
@@ -540,7 +545,7 @@ def test_a_day_that_is_killed_while_it_replaces_the_savepoint_leaves_one_that_is
     assert folders == {one.folder.split("/")[0] for one in found.operators}
     go_live(spark, tmp_path, sessions(EVENTS, f"{tmp_path}/table"), savepoint, groups=4)
     run_on_spark(sessions(EVENTS, f"{tmp_path}/once"))
-    assert table(f"{tmp_path}/table") == table(f"{tmp_path}/once")
+    assert table_rows(f"{tmp_path}/table") == table_rows(f"{tmp_path}/once")
 
 
 def test_a_day_whose_predecessor_has_not_run_is_an_error(spark, tmp_path):

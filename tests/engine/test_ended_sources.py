@@ -24,6 +24,7 @@ from dagster_unified.testing import run_pipeline
 from tests.connectors.log_source import Event, LogSource, append
 from tests.iterations.behind import Rec, looped
 from tests.iterations.test_semantics import Body
+from tests.support import streaming
 
 
 class Row(NamedTuple):
@@ -229,11 +230,7 @@ def test_on_spark_a_live_stream_goes_on_without_files_collections_and_logs_that_
         }
         for name, stream in results.items():
             stream.sink_to(FileSink(str(tmp_path / name), name=name))
-        options = {
-            "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-            "pipeline.max-parallelism": 1,
-        }
+        options = streaming(tmp_path, 1)
         deadline = monotonic() + 240
         job = StreamingJob(pipeline.plan(options), spark, Start("test"))
         assert job.run(lambda: until() or monotonic() > deadline) == "stopped"

@@ -27,7 +27,8 @@ from dagster_unified.operators.metrics import Metrics
 from dagster_unified.orchestration.assets import _observer
 from dagster_unified.orchestration.metadata import stage_metadata
 from dagster_unified.orchestration.translator import StageTranslator
-from tests.engine.test_carried_state import DAYS, Days, table
+from tests.engine.test_carried_state import DAYS, Days
+from tests.support import table_rows
 
 BEGIN = int(datetime(2024, 1, 1, tzinfo=timezone.utc).timestamp() * 1000)
 HOUR = 3_600_000
@@ -199,13 +200,14 @@ def test_days_with_a_sparse_stream_give_their_own_records_and_in_the_end_what_on
     days = Days(spark, tmp_path)
     days.run(ruled(tmp_path / "days"), DAYS[0])
     hours = {
-        field: [(row[1] - BEGIN) // HOUR for row in table(str(tmp_path / "days" / field))] for field in ("at", "day")
+        field: [(row[1] - BEGIN) // HOUR for row in table_rows(str(tmp_path / "days" / field))]
+        for field in ("at", "day")
     }
     assert hours == {"at": [3, 20], "day": [3]}  # the strategy waits for what comes behind the last record of the day
     days.run(ruled(tmp_path / "days"), *DAYS[1:])
     run_on_spark(ruled(tmp_path / "once"))
     for field in ("at", "day"):
-        assert table(str(tmp_path / "days" / field)) == table(str(tmp_path / "once" / field))
+        assert table_rows(str(tmp_path / "days" / field)) == table_rows(str(tmp_path / "once" / field))
 
 
 def test_the_log_of_a_partition_says_first_of_which_partition_records_wait():

@@ -9,11 +9,9 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 
 from dagster_unified.api import (
     CoFlatMapFunction,
-    FlatMapFunction,
     MapFunction,
     Pipeline,
     ReducingStateDescriptor,
@@ -21,21 +19,8 @@ from dagster_unified.api import (
 )
 from dagster_unified.connectors import DeltaSink, FileSink
 from dagster_unified.state import Savepoint
-
-
-class CountWindowAverage(FlatMapFunction):
-    """The first example of Flink's page on state: the average of every two values of a key."""
-
-    def flat_map(self, value: tuple[int, int]) -> Iterable[tuple[int, int]]:
-        current = self.sum.value() or (0, 0)
-        current = (current[0] + 1, current[1] + value[1])
-        self.sum.update(current)
-        if current[0] >= 2:
-            self.sum.clear()
-            yield value[0], current[1] // current[0]
-
-    def open(self, runtime_context):
-        self.sum = runtime_context.get_state(ValueStateDescriptor("average", tuple[int, int]))
+from tests.operators.test_keyed_functions import CountWindowAverage
+from tests.support import table_rows
 
 
 class Row(NamedTuple):
@@ -93,10 +78,6 @@ def run(request, run_on_spark, run_streaming):
     return request.param, run_on_spark if request.param == "BATCH" else run_streaming
 
 
-def table(path):
-    return sorted(tuple(row.values()) for row in DeltaTable(path).to_pyarrow_table().to_pylist())
-
-
 def test_folders_may_have_what_patterns_have(run, spark, tmp_path):
     mode, start = run
     folder = tmp_path / "w[1]{a} b#c*?"
@@ -107,7 +88,7 @@ def test_folders_may_have_what_patterns_have(run, spark, tmp_path):
     counted.sink_to(FileSink(str(folder / "files"), name="files"))
     streaming = {"execution.checkpointing.dir": str(folder / "checkpoints")} if mode == "STREAMING" else {}
     start(pipeline, {**streaming, "execution.savepoint.path": str(folder / "left")})
-    assert table(str(folder / "table")) == [("a 1",), ("a 2",), ("b 1",)]
+    assert table_rows(folder / "table") == [("a 1",), ("a 2",), ("b 1",)]
     files = pq.read_table(sorted((folder / "files").glob("*.parquet"))).column(0).to_pylist()
     assert sorted(files) == ["a 1", "a 2", "b 1"]
     left = Savepoint.read(str(folder / "left")).keyed_state("counted", spark=spark)
@@ -130,9 +111,9 @@ def test_the_first_example_of_flinks_page_on_state_and_a_key_beside_a_stream_wit
     placed = pipeline.from_collection([Row("a", 0), Row("b", 0), Row("a", 1)], Row, "placed").key_by(place)
     placed.map(Counted()).sink_to(DeltaSink(str(tmp_path / "counted"), mode="append", name="counted"))
     start(pipeline, {"parallelism.default": 1})
-    assert table(str(tmp_path / "counted")) == [("a 1",), ("a 2",), ("b 1",)]
-    assert table(str(tmp_path / "averages")) == [(1, 10), (1, 10)]
-    numbered = table(str(tmp_path / "numbered"))
+    assert table_rows(tmp_path / "counted") == [("a 1",), ("a 2",), ("b 1",)]
+    assert table_rows(tmp_path / "averages") == [(1, 10), (1, 10)]
+    numbered = table_rows(tmp_path / "numbered")
     if mode == "BATCH":  # in the one partition that there is, every record without a key comes first
         assert numbered == [("a", 301), ("a", 302), ("b", 301)]
     assert [(key, number % 100) for key, number in numbered] == [("a", 1), ("a", 2), ("b", 1)]

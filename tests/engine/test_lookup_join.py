@@ -26,6 +26,7 @@ from dagster_unified.engine.streaming.sources import LookupTables
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.testing import run_pipeline
 from tests.orchestration.test_connect_server import port_without_server
+from tests.support import committed
 
 
 class Flight(NamedTuple):
@@ -161,7 +162,7 @@ def test_a_table_that_changes_is_seen_by_the_micro_batches_after(spark, tmp_path
         pipeline.plan({"execution.checkpointing.dir": str(tmp_path / "checkpoints")}),
         spark,
         Start("one"),
-        lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None,
+        committed(epochs),
     )
     listed = []
     refresh = LookupTables.refresh

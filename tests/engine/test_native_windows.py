@@ -1,16 +1,12 @@
 """Windows with column aggregates: Catalyst gives what the Python operator gives, in both modes and in the harness."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from dagster_unified.api import (
     EventTimeSessionWindows,
@@ -24,20 +20,12 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
-from dagster_unified.engine.batch.intermediates import IntermediateStore
-from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import PipelineError, UnifiedError, UnsupportedError
 from dagster_unified.testing import run_pipeline
 from tests.depth import examples
-
-
-class Event(NamedTuple):
-    key: str
-    at: int
-    value: int
+from tests.operators.support import ASSIGNERS, EVENTS, ms
+from tests.support import Event, arrive, committed, run_stages, streaming, table_rows
 
 
 class Total(NamedTuple):
@@ -59,28 +47,7 @@ class Totals(ProcessWindowFunction):
         yield Total(key, context.window().start, context.window().end, sum(values), max(values))
 
 
-def ms(n: int) -> timedelta:
-    return timedelta(milliseconds=n)
-
-
 BY_AT = WatermarkStrategy.for_bounded_out_of_orderness(ms(100)).with_timestamp_assigner("at")
-ASSIGNERS = st.one_of(
-    st.builds(
-        lambda size, offset: TumblingEventTimeWindows.of(ms(size), ms(offset % size)),
-        st.integers(1, 50),
-        st.integers(-49, 49),
-    ),
-    st.builds(
-        lambda slide, more, offset: SlidingEventTimeWindows.of(ms(slide + more), ms(slide), ms(offset % slide)),
-        st.integers(1, 20),
-        st.integers(0, 50),
-        st.integers(0, 19),
-    ),
-    st.builds(lambda gap: EventTimeSessionWindows.with_gap(ms(gap)), st.integers(1, 30)),
-)
-EVENTS = st.lists(
-    st.builds(Event, st.sampled_from("ab"), st.integers(-100, 200), st.integers(-5, 5)), min_size=1, max_size=15
-)
 
 
 def windowed(stream, assigner, native: bool):
@@ -118,7 +85,7 @@ def test_catalyst_gives_what_the_python_operator_gives(spark, tmp_path, assigner
     windowed(
         pipeline.from_collection(events, Event).assign_timestamps_and_watermarks(BY_AT), assigner, native=True
     ).sink_to(FileSink(str(folder / "out")))
-    run_all(Run(pipeline.plan(), spark, IntermediateStore(str(folder / "store")), "run", "run"))
+    run_stages(pipeline.plan(), spark, folder)
     rows = [Total(*row) for row in spark.read.parquet(str(folder / "out")).collect()]
     assert sorted(rows) == sorted(run_pipeline(built(events, assigner, native=False), "BATCH").only())
 
@@ -133,10 +100,7 @@ PARTS = [
 
 @pytest.fixture
 def files(tmp_path):
-    (tmp_path / "in").mkdir()
-    for number, rows in enumerate(PARTS):
-        pq.write_table(pa.Table.from_pylist([r._asdict() for r in rows]), tmp_path / f"in/{number}.parquet")
-        os.utime(tmp_path / f"in/{number}.parquet", (number, number))
+    arrive(tmp_path / "in", *PARTS)
     return ParquetSource(str(tmp_path / "in"), Event, name="events", max_files_per_trigger=1)
 
 
@@ -149,7 +113,6 @@ WINDOWS = {
 
 def test_streaming_gives_each_window_once_also_what_the_end_of_input_closes(files, tmp_path, spark):
     """In one job: a query for each kind of native windows, and one for all Python ones."""
-    from deltalake import DeltaTable
 
     pipeline = Pipeline("p")
     events = pipeline.from_source(files).assign_timestamps_and_watermarks(BY_AT)
@@ -158,14 +121,10 @@ def test_streaming_gives_each_window_once_also_what_the_end_of_input_closes(file
             sink = f"{name}_native" if native else f"{name}_python"
             totals = windowed(events, assigner, native).uid(sink).map(lambda t: t._replace(most=t.most + 1), Total)
             totals.sink_to(DeltaSink(str(tmp_path / sink), mode="append", name=sink))
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "pipeline.max-parallelism": 2,
-    }
+    options = streaming(tmp_path, 2)
     plan = pipeline.plan(options)
     epochs = []
-    observe = lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None  # noqa: E731
+    observe = committed(epochs)
     StreamingJob(plan, spark, Start("one"), observe).run(lambda: bool(epochs))
     assert StreamingJob(plan, spark, Start("two"), observe).run() == "finished"
 
@@ -175,10 +134,7 @@ def test_streaming_gives_each_window_once_also_what_the_end_of_input_closes(file
     assert set(late) == {"main", *(f"{name}_native" for name in WINDOWS)}
     assert all(late.values())
     for name in WINDOWS:
-        native, python = (
-            sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / sink)).to_pyarrow_table().to_pylist())
-            for sink in (f"{name}_native", f"{name}_python")
-        )
+        native, python = (table_rows(tmp_path / sink) for sink in (f"{name}_native", f"{name}_python"))
         assert native == python != []
 
 

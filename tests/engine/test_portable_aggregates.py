@@ -20,16 +20,15 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
-from dagster_unified.engine.batch.intermediates import IntermediateStore
-from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import EpochCommitted, SavepointTaken
+from dagster_unified.engine.events import SavepointTaken
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import RecordTypeError, StateError
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint
 from tests.depth import rotated
+from tests.operators.support import ms
 from tests.operators.test_partials import Reading
+from tests.support import Event, committed, run_stages, streaming
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -85,14 +84,8 @@ def rows(path):
 
 def stream(pipeline, spark, tmp_path, kept, **options):
     epochs = []
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "pipeline.max-parallelism": 3,
-        "state.native-aggregates": kept,
-        **options,
-    }
-    seen = lambda event: epochs.append(event) if isinstance(event, EpochCommitted) else None  # noqa: E731
+    options = {**streaming(tmp_path, 3), "state.native-aggregates": kept, **options}
+    seen = committed(epochs)
     StreamingJob(pipeline.plan(options), spark, Start("job"), seen).run()
     return epochs
 
@@ -100,7 +93,7 @@ def stream(pipeline, spark, tmp_path, kept, **options):
 def batch(pipeline, spark, tmp_path, **options):
     plan = pipeline.plan({"execution.runtime-mode": "BATCH", "pipeline.max-parallelism": 2, **options})
     run_id = uuid4().hex
-    run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), run_id, run_id))
+    run_stages(plan, spark, tmp_path, run_id)
 
 
 def write(folder, name, table):
@@ -132,22 +125,12 @@ def schema_of(python):
     return record_type(python).schema
 
 
-class Event(NamedTuple):
-    key: str
-    at: int
-    value: int
-
-
 class Hour(NamedTuple):
     key: str
     window_start: datetime
     window_end: int
     total: int
     half: float
-
-
-def ms(n):
-    return timedelta(milliseconds=n)
 
 
 def in_windows(tmp_path, where, assigner, **source):
@@ -271,7 +254,7 @@ def test_a_checkpoint_of_one_kind_of_state_is_not_taken_for_the_other(spark, tmp
     }
     job = StreamingJob(made.plan({**options, "state.native-aggregates": "SPARK"}), spark, Start("job"))
     done = []
-    job.observe = lambda event: done.append(event) if isinstance(event, EpochCommitted) else None
+    job.observe = committed(done)
     job.run(lambda: bool(done))
     with pytest.raises(StateError, match="the stateful operators are hours, and the checkpoint has"):
         StreamingJob(made.plan({**options, "state.native-aggregates": "PORTABLE"}), spark, Start("job")).run()

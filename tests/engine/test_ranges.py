@@ -35,6 +35,7 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration.partitions import slice_of
 from tests.depth import rotated
+from tests.support import Event, table_rows
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04")
 """The third has no events."""
@@ -42,12 +43,6 @@ DAYS = ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04")
 PARTITIONS = DailyPartitionsDefinition(DAYS[0], end_date="2024-01-05")
 HOUR = 3_600_000
 BEGIN = 1_704_067_200_000
-
-
-class Event(NamedTuple):
-    key: str
-    at: int
-    value: int
 
 
 class Total(NamedTuple):
@@ -340,14 +335,10 @@ def test_several_streams_and_sinks_of_one_stage(spark, tmp_path):
     together = Range(spark, tmp_path / "b").together(build(tmp_path / "b"), DAYS)
     assert files(tmp_path / "a" / "all") == files(tmp_path / "b" / "all")
     for table in ("large", "sums"):
-        assert rows(tmp_path / "a" / table) == rows(tmp_path / "b" / table) != []
+        assert table_rows(tmp_path / "a" / table) == table_rows(tmp_path / "b" / table) != []
     assert [[m.rows for m in alone[stage]] for stage in alone] == [
         [m.rows for m in together[stage]] for stage in together
     ]
-
-
-def rows(path):
-    return sorted(tuple(r.values()) for r in DeltaTable(str(path)).to_pyarrow_table().to_pylist())
 
 
 @pytest.mark.parametrize(
@@ -361,14 +352,14 @@ def test_a_delta_table_has_a_range_in_one_transaction_and_each_partition_can_be_
 
     ranges = Range(spark, tmp_path)
     ranges.together(build(), DAYS)
-    first = rows(tmp_path / "table")
+    first = table_rows(tmp_path / "table")
     assert first == sorted((e.key, e.value) for e in EVENTS)
     assert DeltaTable(str(tmp_path / "table")).version() == 1
     ranges.together(build(), DAYS)  # the same execution again
-    assert (rows(tmp_path / "table"), DeltaTable(str(tmp_path / "table")).version()) == (first, 1)
+    assert (table_rows(tmp_path / "table"), DeltaTable(str(tmp_path / "table")).version()) == (first, 1)
     ranges.one_by_one(build(), DAYS[1:2], run_id="again")
     ranges.together(build(), DAYS[1:], run_id="once-more")
-    assert rows(tmp_path / "table") == first
+    assert table_rows(tmp_path / "table") == first
 
 
 def test_an_upsert_of_a_range_keeps_of_a_key_what_its_last_partition_has(spark, tmp_path):
@@ -378,7 +369,7 @@ def test_an_upsert_of_a_range_keeps_of_a_key_what_its_last_partition_has(spark, 
         return pipeline
 
     Range(spark, tmp_path).together(build(), DAYS)
-    assert rows(tmp_path / "table") == [("a", 8), ("b", 7), ("c", 4)]
+    assert table_rows(tmp_path / "table") == [("a", 8), ("b", 7), ("c", 4)]
     assert DeltaTable(str(tmp_path / "table")).version() == 1
 
 
@@ -391,7 +382,7 @@ def test_a_range_of_which_some_partitions_were_written_writes_the_others(spark, 
     ranges = Range(spark, tmp_path)
     ranges.one_by_one(build(), DAYS[:1])
     ranges.together(build(), DAYS)
-    assert rows(tmp_path / "table") == sorted((e.key, e.value) for e in EVENTS)
+    assert table_rows(tmp_path / "table") == sorted((e.key, e.value) for e in EVENTS)
 
 
 def test_a_partition_that_fails_is_named_by_its_record_and_those_before_it_are_finished(spark, tmp_path):
@@ -577,7 +568,7 @@ def test_an_upsert_keeps_the_last_record_of_a_key_as_it_was_emitted(spark, tmp_p
         return pipeline
 
     Range(spark, tmp_path).together(build(), DAYS)
-    assert rows(tmp_path / "table") == [("all", 1999)]
+    assert table_rows(tmp_path / "table") == [("all", 1999)]
 
 
 def test_a_store_whose_root_is_a_url(spark, tmp_path):

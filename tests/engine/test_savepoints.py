@@ -14,7 +14,6 @@ from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStr
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
 from dagster_unified.connectors.paths import remove_tree
-from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -22,6 +21,7 @@ from dagster_unified.engine.streaming.savepoints import copy
 from dagster_unified.engine.streaming.savepoints.copy import restore_stopped, save_stopped, savepoints
 from dagster_unified.errors import LeaseLostError, StateError, UnsupportedError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
+from tests.support import committed, table_rows
 
 
 class Sale(NamedTuple):
@@ -91,7 +91,7 @@ def run(pipeline, spark, tmp_path, rows, drain=False, **start):
         pipeline.plan(options),
         spark,
         Start("job", **start),
-        lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None,
+        committed(epochs),
     )
 
     def enough():
@@ -209,7 +209,7 @@ def test_a_first_epoch_without_output_takes_back_what_was_undone(spark, tmp_path
             built(silent).plan(options),
             spark,
             Start("job"),
-            lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None,
+            committed(epochs),
         )
         assert job.run(lambda: sum(e.rows_in for e in epochs) >= rows) == "stopped"
 
@@ -220,7 +220,7 @@ def test_a_first_epoch_without_output_takes_back_what_was_undone(spark, tmp_path
     ran((), 1)
     restore_stopped(directory, "test", None)
     ran((10,), 1)
-    appended = sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / "appended")).to_pyarrow_table().to_pylist())
+    appended = table_rows(tmp_path / "appended")
     files = sorted(tuple(r.values()) for r in pq.read_table(tmp_path / "files").to_pylist())
     assert appended == files == [("a", 0, 1), ("b", 5, 2)]
 

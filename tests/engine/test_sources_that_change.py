@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 
 from dagster_unified.api import Pipeline
 from dagster_unified.api import functions as F
@@ -18,6 +17,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
+from tests.support import table_rows
 
 pytestmark = pytest.mark.spark
 
@@ -77,7 +77,7 @@ class Shops:
     def rows(self):
         if not (self.folder / "table/_delta_log").exists():
             return []
-        return sorted(tuple(r.values()) for r in DeltaTable(f"{self.folder}/table").to_pyarrow_table().to_pylist())
+        return table_rows(f"{self.folder}/table")
 
 
 @pytest.mark.parametrize("kind", ["records", "totals"])

@@ -46,7 +46,7 @@ from dagster_unified.errors import (
     UserFunctionError,
 )
 from tests.connectors.log_source import Event, LogSource, append
-from tests.support import MODES
+from tests.support import MODES, table_rows
 
 
 class Sale(NamedTuple):
@@ -288,10 +288,7 @@ def test_one_update_per_key_and_micro_batch(run_streaming, tmp_path):
         sales = pipeline.from_source(JsonSource(str(folder), Sale, max_files_per_trigger=1))
         sales.key_by("shop").sum("amount").sink_to(DeltaSink(str(tmp_path / value), mode="append"))
         run_streaming(pipeline, {"execution.incremental-updates": value})
-        assert (
-            sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / value)).to_pyarrow_table().to_pylist())
-            == expected
-        )
+        assert table_rows(tmp_path / value) == expected
 
 
 def test_the_hashmap_backend(run_streaming, tmp_path):
@@ -300,7 +297,7 @@ def test_the_hashmap_backend(run_streaming, tmp_path):
     totals = pipeline.from_collection(SALES).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale)
     totals.sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
     run_streaming(pipeline, hashmap)
-    assert sorted(tuple(r.values()) for r in DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()) == [
+    assert table_rows(tmp_path / "out") == [
         ("a", 9),
         ("b", 6),
     ]

@@ -32,6 +32,7 @@ from dagster_unified.errors import ConfigurationError, LeaseLostError, StateErro
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from tests.depth import NIGHTLY, SEED, chance, rotated
 from tests.engine.killed_job import OPTIONS, Row, add, build
+from tests.support import streaming
 
 ROOT = Path(__file__).parents[2]
 POINTS = ("before", "staged", "committed")
@@ -163,14 +164,7 @@ def counting(tmp_path, **options):
     pairs.key_by(options.pop("by", "f0")).sum("f1").uid(options.pop("uid", "sums")).sink_to(
         DeltaSink(str(tmp_path / "out"), mode="upsert", key="f0", name="out")
     )
-    return pipeline.plan(
-        {
-            "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-            "pipeline.max-parallelism": 2,
-            **options,
-        }
-    )
+    return pipeline.plan({**streaming(tmp_path, 2), **options})
 
 
 def test_a_job_that_was_overtaken_writes_nothing(spark, tmp_path):
@@ -183,13 +177,7 @@ def test_a_job_that_was_overtaken_writes_nothing(spark, tmp_path):
     pipeline.from_collection([("a", 1)], tuple[str, int]).key_by("f0").sum("f1").sink_to(
         Overtaken(str(tmp_path / "out"), mode="upsert", key="f0", name="out")
     )
-    plan = pipeline.plan(
-        {
-            "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-            "pipeline.max-parallelism": 2,
-        }
-    )
+    plan = pipeline.plan(streaming(tmp_path, 2))
     with pytest.raises(
         LeaseLostError,
         match="another job has taken over the checkpoint directory; this one stops and writes nothing more",
@@ -221,13 +209,7 @@ def test_a_bounded_input_has_not_ended_because_its_job_was_stopped(spark, tmp_pa
     source.assign_timestamps_and_watermarks(
         WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("f1")
     ).key_by("f0").process(Silence()).sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="f0", name="out"))
-    plan = pipeline.plan(
-        {
-            "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-            "pipeline.max-parallelism": 2,
-        }
-    )
+    plan = pipeline.plan(streaming(tmp_path, 2))
     epochs, asked = [], Event()
 
     def observe(event):

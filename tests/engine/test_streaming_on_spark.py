@@ -1,12 +1,7 @@
 """STREAMING on Spark: the same pipelines, the same results, over whatever micro-batches and restarts."""
 
-import os
 from collections.abc import Iterable
 from typing import NamedTuple
-
-import pyarrow as pa
-import pyarrow.parquet as pq
-import pytest
 
 from dagster_unified.api import (
     KeyedProcessFunction,
@@ -16,6 +11,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
 )
 from dagster_unified.connectors import DeltaSink, ParquetSource
+from tests.support import arrive, table_rows
 
 
 class Row(NamedTuple):
@@ -26,15 +22,6 @@ class Row(NamedTuple):
 
 def add(a: Row, b: Row) -> Row:
     return Row(a.key, max(a.at, b.at), a.amount + b.amount)
-
-
-@pytest.fixture
-def table(tmp_path):
-    from deltalake import DeltaTable
-
-    return lambda name: sorted(
-        tuple(r.values()) for r in DeltaTable(str(tmp_path / name)).to_pyarrow_table().to_pylist()
-    )
 
 
 class Hoard(KeyedProcessFunction):
@@ -54,21 +41,18 @@ class Hoard(KeyedProcessFunction):
             self.by.put(value.amount, value.at)
 
 
-def test_lists_and_maps_that_outgrow_a_page(run_streaming, table, tmp_path):
+def test_lists_and_maps_that_outgrow_a_page(run_streaming, tmp_path):
     parts = [
         [Row("a", 0, i) for i in range(3000)],
         [Row("a", 0, i) for i in range(2000, 4000)] + [Row("a", 0, -1)],
         [Row("a", 0, 7), Row("a", 0, -1)],
     ]
-    (tmp_path / "in").mkdir()
-    for number, rows in enumerate(parts):
-        pq.write_table(pa.Table.from_pylist([r._asdict() for r in rows]), tmp_path / f"in/{number}.parquet")
-        os.utime(tmp_path / f"in/{number}.parquet", (number, number))
+    arrive(tmp_path / "in", *parts)
     pipeline = Pipeline("p")
     rows = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Row, max_files_per_trigger=1))
     rows.key_by("key").process(Hoard()).sink_to(DeltaSink(str(tmp_path / "out"), mode="append"))
     assert run_streaming(pipeline) == "finished"
-    assert table("out") == [("a", 1, 7), ("a", 4000, sum(range(3000)) + sum(range(2000, 4000)))]
+    assert table_rows(tmp_path / "out") == [("a", 1, 7), ("a", 4000, sum(range(3000)) + sum(range(2000, 4000)))]
 
 
 class Noted(KeyedProcessFunction):
@@ -86,14 +70,14 @@ class Noted(KeyedProcessFunction):
         yield value
 
 
-def test_a_sink_that_unites_streams_makes_no_operator_run_again(run_streaming, table, tmp_path):
+def test_a_sink_that_unites_streams_makes_no_operator_run_again(run_streaming, tmp_path):
     pipeline = Pipeline("p")
     rows = pipeline.from_collection([Row("a", 0, 1), Row("b", 0, 2)], Row).key_by("key")
     noted, notes = rows.process(Noted(str(tmp_path / "notes"))), tmp_path / "notes"
     noted.union(rows.reduce(add), noted.map(add_one)).sink_to(DeltaSink(str(tmp_path / "out"), mode="append"))
     assert run_streaming(pipeline) == "finished"
     assert sorted(notes.read_text().splitlines()) == ["a 1", "b 2"]
-    assert [amount for _, _, amount in table("out")] == [1, 1, 2, 2, 2, 3]
+    assert [amount for _, _, amount in table_rows(tmp_path / "out")] == [1, 1, 2, 2, 2, 3]
 
 
 def add_one(row: Row) -> Row:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from deltalake import DeltaTable
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -39,20 +38,11 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import CollectionSource, DeltaSink, ParquetSource
-from dagster_unified.engine.batch.intermediates import IntermediateStore
-from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.records import record_type
 from dagster_unified.testing import final_result, run_pipeline
 from tests.depth import examples
-
-
-class Event(NamedTuple):
-    key: str
-    at: int
-    value: int
-
+from tests.support import Event, arrive, committed, run_stages, streaming, table_rows
 
 ALARM = OutputTag("alarm", Event)
 
@@ -332,12 +322,6 @@ def defined(operations) -> bool:
     )
 
 
-def run_in_batch(spark, folder, operations):
-    """Runs the operations in BATCH, into the table `batch`."""
-    plan = build(folder, operations, folder / "batch").plan({})
-    run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), "run", "run"))
-
-
 def build(folder: Path, operations, target: Path) -> Pipeline:
     pipeline = Pipeline("generated")
     stream = pipeline.from_source(
@@ -359,10 +343,21 @@ def build(folder: Path, operations, target: Path) -> Pipeline:
 
 
 def tables(folder: Path):
-    return {
-        p.name: sorted(tuple(r.values()) for r in DeltaTable(str(p)).to_pyarrow_table().to_pylist())
-        for p in sorted(folder.iterdir())
-    }
+    return {p.name: table_rows(p) for p in sorted(folder.iterdir())}
+
+
+def in_both_modes(spark, folder, operations, parts, interrupt=False):
+    """The tables, which are the same in both modes; a job that is interrupted goes on after its first epoch."""
+    arrive(folder / "in", *parts, schema=record_type(Event).schema)
+    run_stages(build(folder, operations, folder / "batch").plan({}), spark, folder)
+    plan = build(folder, operations, folder / "streaming").plan(streaming(folder, 3))
+    if interrupt:
+        epochs = []
+        StreamingJob(plan, spark, Start("first"), committed(epochs)).run(lambda: bool(epochs))
+    assert StreamingJob(plan, spark, Start("second")).run() == "finished"
+    batch = tables(folder / "batch")
+    assert tables(folder / "streaming") == batch
+    return batch
 
 
 @settings(max_examples=examples(2), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -380,31 +375,8 @@ def tables(folder: Path):
 )
 def test_streaming_ends_with_the_tables_of_batch(spark, tmp_path, operations, events, cuts, interrupt):
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
-    (folder / "in").mkdir(parents=True)
     points = sorted({0, len(events), *(c % len(events) for c in cuts)})
-    for number, (a, b) in enumerate(pairwise(points)):
-        pq.write_table(
-            pa.Table.from_pylist(
-                [e._asdict() for e in events[a:b]],
-                pa.schema([("key", pa.string()), ("at", pa.int64()), ("value", pa.int64())]),
-            ),
-            folder / f"in/{number}.parquet",
-        )
-    run_in_batch(spark, folder, operations)
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(folder / "checkpoints"),
-        "pipeline.max-parallelism": 3,
-    }
-    plan = build(folder, operations, folder / "streaming").plan(options)
-    if interrupt:
-        epochs = []
-        StreamingJob(
-            plan, spark, Start("first"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None
-        ).run(lambda: bool(epochs))
-    assert StreamingJob(plan, spark, Start("second")).run() == "finished"
-    batch = tables(folder / "batch")
-    assert tables(folder / "streaming") == batch
+    batch = in_both_modes(spark, folder, operations, [events[a:b] for a, b in pairwise(points)], interrupt)
     for mode in (
         ("BATCH", "STREAMING") if not {"enriched", "limited", "tabled"} & set(operations) else ("BATCH",)
     ):  # the harness has rules come last, as they may
@@ -415,43 +387,22 @@ def test_streaming_ends_with_the_tables_of_batch(spark, tmp_path, operations, ev
         }
 
 
-def test_native_operators_stand_anywhere(spark, tmp_path):
-    """Behind a source, between Python operators, between keyed ones, behind a union, in branches of their own."""
-    events = [Event(k, at, at % 7) for k in "ab" for at in range(0, 300, 13)]
-    (tmp_path / "in").mkdir()
-    pq.write_table(pa.Table.from_pylist([e._asdict() for e in events]), tmp_path / "in/0.parquet")
-    operations = ["where", "map", "with_columns", "union", "gaps", "select", "flat_map", "where"]
-    run_in_batch(spark, tmp_path, operations)
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "pipeline.max-parallelism": 5,
-    }
-    plan = build(tmp_path, operations, tmp_path / "streaming").plan(options)
-    assert StreamingJob(plan, spark, Start("one")).run() == "finished"
-    assert tables(tmp_path / "streaming") == tables(tmp_path / "batch")
-
-
-def test_broadcast_state_reaches_every_group_and_survives_a_restart(spark, tmp_path):
-    """Its records come through a chain of their own, behind a keyed operator, and before operators that follow."""
+@pytest.mark.parametrize(
+    ("operations", "interrupt"),
+    [
+        pytest.param(
+            ["where", "map", "with_columns", "union", "gaps", "select", "flat_map", "where"], False,
+            id="native operators behind a source, between Python and keyed ones, and behind a union",
+        ),
+        pytest.param(
+            ["gaps", "enriched", "map", "limited"], True,
+            id="broadcast state that reaches every group and survives a restart",
+        ),
+    ],
+)  # fmt: skip
+def test_what_stands_where_ends_with_the_tables_of_batch(spark, tmp_path, operations, interrupt):
     events = [Event(k, at, at % 7) for k in "abc" for at in range(0, 300, 13)]
-    (tmp_path / "in").mkdir()
-    for number, part in enumerate((events[:20], events[20:])):
-        pq.write_table(pa.Table.from_pylist([e._asdict() for e in part]), tmp_path / f"in/{number}.parquet")
-    operations = ["gaps", "enriched", "map", "limited"]
-    run_in_batch(spark, tmp_path, operations)
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "pipeline.max-parallelism": 5,
-    }
-    epochs = []
-    plan = build(tmp_path, operations, tmp_path / "streaming").plan(options)
-    StreamingJob(plan, spark, Start("one"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None).run(
-        lambda: bool(epochs)
-    )
-    assert StreamingJob(plan, spark, Start("two")).run() == "finished"
-    assert tables(tmp_path / "streaming") == tables(tmp_path / "batch")
+    in_both_modes(spark, tmp_path, operations, (events[:20], events[20:]), interrupt)
 
 
 def test_broadcast_elements_are_emitted_once_also_without_any_other_record(

@@ -26,6 +26,7 @@ from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
+from tests.support import arrive, streaming
 
 
 class Row(NamedTuple):
@@ -133,19 +134,12 @@ def timed(rows):
 def streamed(spark, tmp_path_factory):
     """Runs streams over PARTS, a micro-batch for each, as one job; gives each stream's records by name."""
     folder = tmp_path_factory.mktemp("watermarks")
-    (folder / "in").mkdir()
-    for number, rows in enumerate(PARTS):
-        pq.write_table(pa.Table.from_pylist([r._asdict() for r in rows]), folder / f"in/{number}.parquet")
-        os.utime(folder / f"in/{number}.parquet", (number, number))
+    arrive(folder / "in", *PARTS)
     pipeline = Pipeline("p")
     rows = timed(pipeline.from_source(ParquetSource(str(folder / "in"), Row, max_files_per_trigger=1)))
     for name, stream in STREAMS.items():
         stream(rows).sink_to(FileSink(str(folder / name), name=name))
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(folder / "checkpoints"),
-        "pipeline.max-parallelism": 2,
-    }
+    options = streaming(folder, 2)
     assert StreamingJob(pipeline.plan(options), spark, Start("test")).run() == "finished"
 
     def found(name):

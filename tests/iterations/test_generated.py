@@ -18,6 +18,7 @@ from dagster_unified.testing import run_pipeline
 from tests.depth import examples
 from tests.iterations.generated import Model, Spec, TooManyError, built, specs
 from tests.iterations.victims import Trap
+from tests.support import streaming
 
 
 def modelled(spec: Spec):
@@ -113,11 +114,7 @@ def test_a_body_gives_the_same_in_a_stream_that_is_stopped_or_whose_worker_is_ki
 ):
     expected, model = modelled(spec)
     folder = tmp_path_factory.mktemp("generated")
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": f"{folder}/checkpoints",
-        "pipeline.max-parallelism": 4,
-    }
+    options = streaming(folder, 4)
     committed: list[int] = []
     for fault, when in [*faults, (None, 0)]:
         still_fed = [epoch for epoch in model.fed if epoch >= len(committed)]

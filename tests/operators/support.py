@@ -5,8 +5,14 @@ from datetime import timedelta
 from typing import NamedTuple
 
 import pyarrow as pa
+from hypothesis import strategies as st
 
-from dagster_unified.api import AggregateFunction
+from dagster_unified.api import (
+    AggregateFunction,
+    EventTimeSessionWindows,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+)
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.keys import KeyedInput, key_hash
@@ -15,10 +21,28 @@ from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.step import KeyedStep, Output, Program
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE
 from dagster_unified.records import record_type
+from tests.support import Event
 
 
 def ms(n):
     return timedelta(milliseconds=n)
+
+
+ASSIGNERS = st.one_of(
+    st.builds(
+        lambda size, offset: TumblingEventTimeWindows.of(ms(size), ms(offset % size)),
+        st.integers(1, 50),
+        st.integers(-49, 49),
+    ),
+    st.builds(
+        lambda slide, more, offset: SlidingEventTimeWindows.of(ms(slide + more), ms(slide), ms(offset % slide)),
+        st.integers(1, 20), st.integers(0, 50), st.integers(0, 19),
+    ),
+    st.builds(lambda gap: EventTimeSessionWindows.with_gap(ms(gap)), st.integers(1, 30)),
+)  # fmt: skip
+EVENTS = st.lists(
+    st.builds(Event, st.sampled_from("ab"), st.integers(-100, 200), st.integers(-5, 5)), min_size=1, max_size=15
+)
 
 
 class Row(NamedTuple):

@@ -25,13 +25,7 @@ from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionE
 from dagster_unified.operators.program.blocks import Collector
 from dagster_unified.records import record_type
 from dagster_unified.testing import OneInputHarness, run_pipeline
-from tests.support import MODES, results
-
-
-class Event(NamedTuple):
-    key: str
-    at: int
-    value: int
+from tests.support import MODES, Event, results
 
 
 class Summary(NamedTuple):

@@ -24,7 +24,7 @@ from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes
 from dagster_unified.graph.explain import as_json
 from dagster_unified.testing import ManualClock, run_pipeline
-from tests.support import MODES, results
+from tests.support import MODES, Event, results
 
 
 class CountWindowAverage(FlatMapFunction):
@@ -52,12 +52,6 @@ def test_the_first_example_of_flinks_page_on_state(mode):
     values.key_by(lambda row: row[0], key_type=int).flat_map(CountWindowAverage()).print()
     # Flink's example has no event times: which values meet is their order's, which an exchange in BATCH does not keep.
     assert run_pipeline(pipeline, mode, seed=None).only() == [(1, 4), (1, 5)]
-
-
-class Event(NamedTuple):
-    key: str
-    at: int
-    value: int
 
 
 EVENTS = [Event("a", 3, 30), Event("b", 1, 1), Event("a", 1, 10), Event("b", 2, 2), Event("a", 2, 20)]

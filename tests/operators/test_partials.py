@@ -14,7 +14,6 @@ from dagster_unified.api import (
     EventTimeSessionWindows,
     KeyedProcessFunction,
     Pipeline,
-    SlidingEventTimeWindows,
     TumblingEventTimeWindows,
     WatermarkStrategy,
 )
@@ -28,8 +27,8 @@ from dagster_unified.operators.program.step import Output, Program
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 from tests.depth import examples
-from tests.operators.support import ms
-from tests.support import MODES, results
+from tests.operators.support import ASSIGNERS, EVENTS, ms
+from tests.support import MODES, Event, results
 
 PORTABLE = {"state.native-aggregates": "PORTABLE"}
 
@@ -221,35 +220,12 @@ def test_spans_of_time_are_added_and_compared():
 # Windows
 
 
-class Event(NamedTuple):
-    key: str
-    at: int
-    value: int
-
-
 class Total(NamedTuple):
     key: str
     window_start: int
     window_end: datetime
     total: int
     most: int
-
-
-ASSIGNERS = st.one_of(
-    st.builds(
-        lambda size, offset: TumblingEventTimeWindows.of(ms(size), ms(offset % size)),
-        st.integers(1, 50),
-        st.integers(-49, 49),
-    ),
-    st.builds(
-        lambda slide, more, offset: SlidingEventTimeWindows.of(ms(slide + more), ms(slide), ms(offset % slide)),
-        st.integers(1, 20), st.integers(0, 50), st.integers(0, 19),
-    ),
-    st.builds(lambda gap: EventTimeSessionWindows.with_gap(ms(gap)), st.integers(1, 30)),
-)  # fmt: skip
-EVENTS = st.lists(
-    st.builds(Event, st.sampled_from("ab"), st.integers(-100, 200), st.integers(-5, 5)), min_size=1, max_size=15
-)
 
 
 def windowed(events, assigner, bound):

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
 from dagster_unified.api import (
     KeyedProcessFunction,
@@ -19,6 +18,7 @@ from dagster_unified.api import (
 from dagster_unified.connectors import CollectionSource, DeltaSink
 from dagster_unified.errors import StateError
 from dagster_unified.state import EverythingRead, Savepoint
+from tests.support import table_rows
 
 DAY = date(2026, 1, 1)
 SINCE = datetime(2020, 1, 1, tzinfo=timezone.utc)
@@ -98,10 +98,6 @@ EXPECTED = [
 ]
 
 
-def rows(path):
-    return sorted(tuple(row.values()) for row in DeltaTable(path).to_pyarrow_table().to_pylist())
-
-
 @pytest.fixture(params=["BATCH", "STREAMING"])
 def run(request, run_on_spark, run_streaming):
     return run_on_spark if request.param == "BATCH" else run_streaming
@@ -112,7 +108,7 @@ def test_a_run_starts_from_state_that_was_made_of_a_table(run, tmp_path):
     made = Savepoint.new(pipeline).with_state("totals", STATE, timers=TIMERS)
     made.with_position("sales", EverythingRead(1)).write(f"{tmp_path}/made")
     run(pipeline, {"execution.state-recovery.path": f"{tmp_path}/made"})
-    assert rows(f"{tmp_path}/table") == EXPECTED
+    assert table_rows(f"{tmp_path}/table") == EXPECTED
 
 
 def test_a_run_starts_from_state_that_was_made_of_dataframes(spark, run_on_spark, tmp_path):
@@ -127,7 +123,7 @@ def test_a_run_starts_from_state_that_was_made_of_dataframes(spark, run_on_spark
     frame = written.keyed_state("totals", spark=spark)
     assert {row["shop"]: row["total"] for row in frame.collect()} == {"north": 100, "south": 7, "only timers": None}
     run_on_spark(pipeline, {"execution.state-recovery.path": f"{tmp_path}/made"})
-    assert rows(f"{tmp_path}/table") == EXPECTED
+    assert table_rows(f"{tmp_path}/table") == EXPECTED
 
 
 def test_dataframes_that_are_no_state_are_refused(spark):
@@ -166,7 +162,7 @@ def test_what_a_run_has_left_is_read_changed_and_started_from(run, run_on_spark,
     left.with_state("totals", doubled).with_position("sales", EverythingRead(1)).write(f"{tmp_path}/changed")
     again = totals(f"{tmp_path}/again")
     run_on_spark(again, {"execution.state-recovery.path": f"{tmp_path}/changed"})
-    assert ("north", "total", 7) in rows(f"{tmp_path}/again")
+    assert ("north", "total", 7) in table_rows(f"{tmp_path}/again")
 
 
 def windows(path):
@@ -204,7 +200,7 @@ def test_a_run_starts_from_open_windows_that_were_made_of_a_table(run, tmp_path)
     pipeline = windows(f"{tmp_path}/table")
     Savepoint.new(pipeline).with_state("windows", OPEN, timers=CLOSING).write(f"{tmp_path}/made")
     run(pipeline, {"execution.state-recovery.path": f"{tmp_path}/made"})
-    assert rows(f"{tmp_path}/table") == [("north", 50, 105), ("north", 160, 6), ("south", 30, 7)]
+    assert table_rows(f"{tmp_path}/table") == [("north", 50, 105), ("north", 160, 6), ("south", 30, 7)]
 
 
 def test_open_windows_that_nothing_would_close_are_refused(tmp_path):

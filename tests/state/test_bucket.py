@@ -42,8 +42,8 @@ from tests.state.bucket_run import BUCKET
 from tests.state.copied_job import BUCKET as COPIED
 from tests.state.copied_job import KEPT
 from tests.state.shops import Sale
-from tests.state.test_handover import table
 from tests.state.test_taking import Shops, sums
+from tests.support import table_rows
 
 FIRST = [Sale("a", 0, 1), Sale("b", 10, 2), Sale("a", 20, 4), Sale("a", 5_000, 8)]
 MORE = [Sale("a", 6_000, 16), Sale("b", 20_000, 32)]
@@ -101,7 +101,7 @@ def told(reached, capsys, monkeypatch):
 
 
 def test_runs_of_both_modes_hand_state_to_each_other_through_a_bucket(left):
-    assert table(f"{left}/table") == table(f"{left}/once")
+    assert table_rows(f"{left}/table") == table_rows(f"{left}/once")
 
 
 def test_a_savepoint_in_a_bucket_is_read_copied_and_changed(left, reached):

@@ -17,7 +17,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,19 +56,13 @@ from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint, manifest
 from dagster_unified.testing import run_pipeline
 from tests.depth import NIGHTLY, SEED, examples, rotated
-from tests.support import MODES
+from tests.support import MODES, Event, table_rows
 
 ROOT = Path(__file__).parents[2]
 HOUR = 3_600_000
 BOUND = timedelta(hours=2)
 SIX_HOURS = TumblingEventTimeWindows.of(timedelta(hours=6))
 SESSIONS = EventTimeSessionWindows.with_gap(timedelta(hours=4))
-
-
-class Event(NamedTuple):
-    key: str
-    at: int
-    value: int
 
 
 class Out(NamedTuple):
@@ -523,18 +516,14 @@ class Cut:
                 left = Savepoint.read(before)
                 for operator in left.operators:
                     left.with_state(operator.uid, left.keyed_state(operator.uid))  # what a run leaves may be given
-        return table(path)
-
-
-def table(path):
-    return sorted(tuple(r.values()) for r in DeltaTable(path).to_pyarrow_table().to_pylist())
+        return table_rows(path)
 
 
 def test_a_run_without_data_hands_on_what_it_was_given(spark, tmp_path):
     once = str(tmp_path / "once")
     Cut(spark, tmp_path / "whole").run(zoo(sessions)(EVENTS, once), "BATCH")
     pieces, modes = [EVENTS[:0], EVENTS[:6], EVENTS[:6], EVENTS], ("STREAMING", "BATCH", "STREAMING", "STREAMING")
-    assert Cut(spark, tmp_path).in_pieces(zoo(sessions), pieces, modes, (4, 4, 4, 4)) == table(once)
+    assert Cut(spark, tmp_path).in_pieces(zoo(sessions), pieces, modes, (4, 4, 4, 4)) == table_rows(once)
 
 
 events = st.lists(
@@ -553,7 +542,7 @@ def test_any_events_may_be_cut_anywhere_and_read_in_any_mode(spark, tmp_path_fac
     modes = data.draw(st.lists(st.sampled_from(["BATCH", "STREAMING"]), min_size=3, max_size=3))
     groups = data.draw(st.lists(st.integers(1, 6), min_size=3, max_size=3))
     Cut(spark, folder / "once").run(build(found, f"{folder}/once"), "BATCH")
-    once = table(f"{folder}/once")
+    once = table_rows(f"{folder}/once")
     written = run_pipeline(build(found, f"{folder}/harness"), "BATCH").sinks["table"]
     assert sorted({(o.branch, o.key, o.at): o for o in written}.values()) == once
     pieces = [found[: cuts[0]], found[: cuts[1]], found]
@@ -574,8 +563,8 @@ HANDOVERS = [
 def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tmp_path, modes, group):
     build, once = zoo(*group), f"{tmp_path}/once"
     Cut(spark, tmp_path / "whole").run(build(EVENTS, once), "BATCH")
-    assert table(once)
-    assert Cut(spark, tmp_path).in_pieces(build, [EVENTS[:6], EVENTS], modes, (4, 3)) == table(once)
+    assert table_rows(once)
+    assert Cut(spark, tmp_path).in_pieces(build, [EVENTS[:6], EVENTS], modes, (4, 3)) == table_rows(once)
 
 
 @pytest.mark.parametrize("modes", rotated(PAIRS, 1), ids="-".join)
@@ -598,11 +587,11 @@ def test_a_time_to_live_runs_on_between_two_runs_and_ends_in_a_stream_only(spark
     cut.run(build(EVENTS, path), modes[1], {"execution.state-recovery.path": f"{tmp_path}/aged"})
     once = f"{tmp_path}/once"
     cut.run(build(EVENTS, once), "BATCH")
-    expected = {key: value for _, key, _, value in table(once)}
+    expected = {key: value for _, key, _, value in table_rows(once)}
     if modes[1] == "STREAMING":
         order, spread, count = 7 + 2 * 9 + 3 * 11, 11 - 1, 3
         expected["a"] = 1_000 * order + 100 * spread + count
-    assert {key: value for _, key, _, value in table(path)} == expected
+    assert {key: value for _, key, _, value in table_rows(path)} == expected
 
 
 def arrive(folder, names, events, age):
@@ -641,7 +630,7 @@ def test_a_job_that_watches_a_folder_goes_on_where_one_over_what_was_there_has_e
     assert job.run(lambda: time.monotonic() > stops, 0.02) == "finished"
     assert sum(epochs) == 6
     cut.run(build(once), "BATCH")
-    assert table(path) == table(once)
+    assert table_rows(path) == table_rows(once)
 
 
 WORDS = MapStateDescriptor("words", str, int)
@@ -690,7 +679,7 @@ def test_broadcast_state_of_an_operator_without_keys_is_handed_over(spark, tmp_p
     cut, path, savepoint = Cut(spark, tmp_path), f"{tmp_path}/table", f"{tmp_path}/savepoint"
     cut.run(worded((1, 2), ("a",), path), modes[0], {"execution.savepoint.path": savepoint})
     cut.run(worded((1, 2, 3), ("a", "bb"), path, WordSince), modes[1], {"execution.state-recovery.path": savepoint})
-    assert table(path) == [("3 ['a the savepoint', 'bb the savepoint']",), ("3 [('a', 1), ('bb', 2)]",)]
+    assert table_rows(path) == [("3 ['a the savepoint', 'bb the savepoint']",), ("3 [('a', 1), ('bb', 2)]",)]
 
 
 class Held(NamedTuple):
@@ -746,7 +735,7 @@ def started(spark, folder, left, pipeline, mode="BATCH", **options):
 def test_a_field_may_be_added_with_a_default_and_widened(spark, tmp_path, left, mode):
     events = [*EVENTS[:2], Event("a", 0, 5), Event("new", 0, 5)]
     started(spark, tmp_path, left, remembering(HeldSince, f"{tmp_path}/out", events=events), mode)
-    assert table(f"{tmp_path}/out") == [
+    assert table_rows(f"{tmp_path}/out") == [
         ("a HeldSince(value=1.0, since='the savepoint') [(1.0, 'the savepoint')]",),
         ("new None []",),
     ]
@@ -766,7 +755,7 @@ def test_a_start_that_failed_may_be_tried_again_from_another_savepoint(spark, tm
     with pytest.raises(StateError, match="there is no savepoint"):
         started(spark, tmp_path, tmp_path / "misspelt", program, "STREAMING", **kept)
     started(spark, tmp_path, left, program, "STREAMING", **kept)
-    assert table(f"{tmp_path}/out") == [("a Held(value=1) [(1,)]",)]
+    assert table_rows(f"{tmp_path}/out") == [("a Held(value=1) [(1,)]",)]
 
 
 def test_state_that_no_operator_claims_is_an_error_unless_it_is_to_be_dropped(spark, tmp_path, left):
@@ -774,7 +763,7 @@ def test_state_that_no_operator_claims_is_an_error_unless_it_is_to_be_dropped(sp
     with pytest.raises(StateError, match=r"state of operator 'Remembering' \(uid 'memory'\), and no operator has that"):
         started(spark, tmp_path, left, other)
     started(spark, tmp_path, left, other, **{"execution.savepoint.ignore-unclaimed-state": True})
-    assert table(f"{tmp_path}/out") == [("a None []",)]
+    assert table_rows(f"{tmp_path}/out") == [("a None []",)]
 
 
 def test_a_savepoint_that_is_not_whole_is_an_error_that_names_the_file(spark, tmp_path, left):
@@ -833,7 +822,7 @@ def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_no
     if point in ("restored", "committed", "second"):
         killed("STREAMING")
     start_from_state(spark, tmp_path)
-    assert table(f"{tmp_path}/table") == table(once)
+    assert table_rows(f"{tmp_path}/table") == table_rows(once)
     _, written = manifest.read(f"{tmp_path}/savepoint")
     folders = {path.name for path in (tmp_path / "savepoint").iterdir() if path.is_dir()}
     assert folders == {one.folder.split("/")[0] for one in written.operators}

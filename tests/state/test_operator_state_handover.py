@@ -8,7 +8,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 
 from dagster_unified.api import CheckpointedFunction, FlatMapFunction, ListStateDescriptor, MapFunction, Pipeline
 from dagster_unified.connectors import CollectionSource, DeltaSink, ParquetSource
@@ -19,6 +18,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, StateError, UnifiedError
 from dagster_unified.state import Savepoint
 from tests.depth import rotated
+from tests.support import table_rows
 
 
 class Number(NamedTuple):
@@ -93,10 +93,6 @@ def run(spark, folder, pipeline, mode, **options):
     return run_all(Run(plan, spark, IntermediateStore(f"{folder}/store {name}"), name, name))
 
 
-def table(path):
-    return sorted(tuple(r.values()) for r in DeltaTable(path).to_pyarrow_table().to_pylist())
-
-
 @pytest.mark.parametrize(
     "modes",
     rotated([("BATCH", "STREAMING", "BATCH"), ("STREAMING", "BATCH", "STREAMING")], 1),
@@ -116,9 +112,9 @@ def test_lists_are_split_and_union_lists_given_whole_where_another_number_of_sub
         rows = list(saved.rows("buffered"))
         assert {row["subtask"] for row in rows} <= set(range(parallelism))
         waiting = [one["value"] for row in rows for one in row.get("waiting", ())]
-        emitted = [value for what, value, _, _ in table(path) if what == "buffered"]
+        emitted = [value for what, value, _, _ in table_rows(path) if what == "buffered"]
         assert sorted(emitted + waiting) == list(range(4 * number + 4))
-        last = [row for row in table(path) if row[0] == "known" and row[1] >= 4 * number]
+        last = [row for row in table_rows(path) if row[0] == "known" and row[1] >= 4 * number]
         known = list(range(4 * number - 4, 4 * number)) if number else []
         assert {row[3] for row in last} == {str(known)}
         assert {row[2] for row in last} <= set(range(parallelism))
@@ -158,7 +154,7 @@ def test_state_stays_with_a_subtask_that_an_exchange_chooses(spark, tmp_path, mo
     rows = {row["subtask"]: sorted(row["seen"]) for row in Savepoint.read(saved).rows("split")}
     assert rows == {0: [0, 2], 1: [1, 3]}
     run(spark, tmp_path, parted(range(6), path), modes[1], execution_state__recovery_path=saved)
-    assert table(path)[-2:] == [("split", 4, 0, "[0, 2]"), ("split", 5, 1, "[1, 3]")]
+    assert table_rows(path)[-2:] == [("split", 4, 0, "[0, 2]"), ("split", 5, 1, "[1, 3]")]
 
 
 class Unlucky(MapFunction):
@@ -193,12 +189,12 @@ def test_a_job_goes_on_with_its_operator_state_after_a_failure_and_not_with_othe
     options = {"execution_checkpointing_dir": f"{tmp_path}/kept", "parallelism_default": 1}
     with pytest.raises(UnifiedError, match="unlucky"):
         run(spark, tmp_path, buffering(source, path, unlucky=6), "STREAMING", **options)
-    assert [row[1] for row in table(path)] == [0, 1, 2, 3, 4, 5]
+    assert [row[1] for row in table_rows(path)] == [0, 1, 2, 3, 4, 5]
     with pytest.raises(ConfigurationError, match="'buffered' has 2 subtasks, and the checkpoint has"):
         run(spark, tmp_path, buffering(source, path), "STREAMING", **{**options, "parallelism_default": 2})
     saved = {"execution_savepoint_path": f"{tmp_path}/savepoint"}
     run(spark, tmp_path, buffering(source, path), "STREAMING", **options, **saved)
-    assert [row[1] for row in table(path)] == list(range(9))
+    assert [row[1] for row in table_rows(path)] == list(range(9))
     assert list(Savepoint.read(f"{tmp_path}/savepoint").rows("buffered")) == [{"subtask": 0, "waiting": [{"value": 9}]}]
 
 

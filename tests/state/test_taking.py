@@ -19,9 +19,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink, ParquetSource
-from dagster_unified.engine.batch.intermediates import IntermediateStore
-from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted, PhaseBegun, QueriesStopped, SavepointTaken
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
@@ -30,6 +27,7 @@ from dagster_unified.engine.streaming.savepoints.copy import savepoints
 from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
+from tests.support import run_stages
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,7 +93,7 @@ class Shops:
     def run_on(self, path, table):
         """A BATCH run over all files that starts from a savepoint."""
         plan = self.plan(table, monitor=False, **{"execution.state-recovery.path": str(path)})
-        run_all(Run(plan, self.spark, IntermediateStore(f"{self.folder}/store"), table, table))
+        run_stages(plan, self.spark, self.folder, table)
         return self.rows(table)
 
     def rows(self, table="table"):

@@ -3,12 +3,12 @@
 from zlib import crc32
 
 import pytest
-from deltalake import DeltaTable
 
 from jobs import aircraft_sessions, delay_totals, flight_delays
 from jobs.data import daily, flights_csv, planes_csv
 from tests.depth import NIGHTLY, SEED, chance, rotated
 from tests.state.test_handover import Cut
+from tests.support import table_rows
 
 SHARE = 1 if NIGHTLY else 16
 """One of so many aircraft is followed, another one from day to day."""
@@ -24,10 +24,6 @@ def pieces(folder, cuts):
         piece = sum(cut <= number for cut in cuts)
         found[piece] += [line for line in lines if crc32(line.split(",")[tail].encode()) % SHARE == SEED % SHARE]
     return [[header, *lines] for lines in found]
-
-
-def rows(path):
-    return sorted(tuple(row.values()) for row in DeltaTable(str(path)).to_pyarrow_table().to_pylist())
 
 
 def sessions(folder, out):
@@ -60,4 +56,4 @@ def test_the_year_is_read_in_pieces_each_in_any_mode_and_the_tables_are_those_of
     tables = [table.name for table in (tmp_path / "at once").iterdir()]
     assert tables
     for table in tables:
-        assert rows(tmp_path / "in pieces" / table) == rows(tmp_path / "at once" / table) != []
+        assert table_rows(tmp_path / "in pieces" / table) == table_rows(tmp_path / "at once" / table) != []

@@ -15,6 +15,7 @@ from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.spark_internals.placing import PLACED, spread, spread_of
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from tests.support import streaming
 
 pytestmark = pytest.mark.spark
 
@@ -63,12 +64,7 @@ def test_a_stream_has_its_groups_spread_and_finds_its_state_where_there_are_othe
         sales = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Sale, name="sales", monitor=True))
         totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).uid("totals")
         totals.sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
-        options = {
-            "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-            "pipeline.max-parallelism": 24,
-            "parallelism.default": parallelism,
-        }
+        options = {**streaming(tmp_path, 24), "parallelism.default": parallelism}
         read = []
 
         def seen(event):
