@@ -296,10 +296,6 @@ ERRORS = {
             r" give one of them another name"
         ),
     ),
-    "a type as text": (
-        lambda: rows().map(unannotated, output_type="int"),
-        "operator 'unannotated': the type is the text 'int'; give the type itself, without quotes",
-    ),
     "complex": (lambda: rows().map(unannotated, output_type=complex), "operator 'unannotated'.*complex"),
     "no timestamp assigner": (
         lambda: rows().assign_timestamps_and_watermarks(WatermarkStrategy.for_monotonous_timestamps()),
@@ -414,17 +410,6 @@ def test_what_operators_are_called_changes_no_uid_of_a_sink():
         stream.map(to_int).name(name).print("out")
     nodes = [node for node in pipeline.graph().nodes if isinstance(node, SinkNode)]
     assert [(n.name, n.uid) for n in nodes] == [("out", "sink-out"), ("out-2", "sink-out-2"), ("out-3", "sink-out-3")]
-
-
-def test_forward_with_another_parallelism_is_an_error():
-    pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map(to_int).name("a").set_parallelism(2).forward().map(to_int).name(
-        "b"
-    ).set_parallelism(4).print()
-    with pytest.raises(
-        PipelineError, match=r"p: forward\(\) from 'a' to 'b' needs the same parallelism, but it goes from 2 to 4"
-    ):
-        pipeline.plan()
 
 
 def test_operators_of_a_plain_stream_may_follow_key_by():

@@ -12,6 +12,7 @@ from dagster_unified.api import functions as F
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
+from tests.support import MODES
 
 PORTABLE = {"execution.runtime-mode": "STREAMING", "state.native-aggregates": "PORTABLE"}
 
@@ -97,6 +98,19 @@ def test_the_state_is_portable_where_it_is_asked_for_or_needed(options, portable
 def test_partitions_hand_state_on_in_the_portable_form_where_it_is_asked_for_or_a_savepoint_is(options, portable):
     planned = plan(pipeline(TOTAL).graph(), Configuration.of(options), carry_state=True)
     assert ("merge" in kinds(planned)) is portable
+
+
+@MODES
+@pytest.mark.parametrize("option", ["execution.savepoint.path", "execution.state-recovery.path"])
+def test_an_aggregate_whose_state_spark_keeps_and_a_savepoint_are_refused_together(mode, option):
+    with pytest.raises(UnsupportedError, match="p: a savepoint cannot hold the state of 'totals', which Catalyst"):
+        pipeline(TOTAL).plan({"execution.runtime-mode": mode, option: "/s", "state.native-aggregates": "SPARK"})
+
+
+def test_partitions_whose_aggregates_spark_keeps_leave_no_savepoint():
+    options = {"execution.savepoint.path": "/s", "state.native-aggregates": "SPARK"}
+    with pytest.raises(UnsupportedError, match="savepoint cannot hold the state of 'totals', which Catalyst"):
+        plan(pipeline(TOTAL).graph(), Configuration.of(options), carry_state=True)
 
 
 def test_an_aggregate_becomes_partials_a_merge_and_its_results():

@@ -274,8 +274,10 @@ def test_a_change_of_parallelism_rebalances_and_forward_then_is_an_error():
     stream.map(same).set_parallelism(3).print()
     assert [e.kind.value for e in pipeline.plan().exchanges] == ["REBALANCE"]
     pipeline = Pipeline("p")
-    pipeline.from_collection([1]).map(same).set_parallelism(2).forward().map(same).set_parallelism(3).print()
-    with pytest.raises(PipelineError, match=r"goes from 2 to 3; use rebalance\(\) or rescale\(\)"):
+    stream = source(pipeline).map(same).name("a").set_parallelism(2)
+    stream.forward().map(same).name("b").set_parallelism(3).print()
+    says = r"p: forward\(\) from 'a' to 'b' needs the same .* goes from 2 to 3; use rebalance\(\) or rescale\(\)"
+    with pytest.raises(PipelineError, match=says):
         pipeline.plan()
 
 

@@ -17,8 +17,9 @@ from dagster_unified.testing.iterations import HarnessLoop, InMemory
 from tests.depth import examples
 from tests.iterations.deltas import Nearest, NearestOfMany, by_dijkstra, distances
 from tests.iterations.killed_job import run
+from tests.iterations.test_both_modes import Hop
 from tests.iterations.test_on_spark import counting_down, rows
-from tests.iterations.test_semantics import Body, results
+from tests.iterations.test_semantics import Body, iterate, results
 from tests.support import MODES
 
 Result = iterations.IterationBodyResult
@@ -103,11 +104,6 @@ def test_shortest_ways_do_not_depend_on_staleness(ways, staleness, subtasks, bod
     found = places.map(lambda place: (place.name, place.distance), tuple[int, int | None])
     expected = by_dijkstra(ways, [0, 1])
     assert results(pipeline, found) == expected
-
-
-class Hop(NamedTuple):
-    number: int
-    hops: int
 
 
 @settings(max_examples=examples(12))
@@ -296,26 +292,19 @@ def doubled(inputs):
 )
 def test_bodies_in_which_a_subtask_cannot_go_on_without_the_others(build, says):
     with pytest.raises(UnsupportedError, match=f"loops: iteration 'Body', operator {says}.*leave staleness out"):
-        built(lambda v, d: Result([v[0]], [build(v, d)]), staleness=1)
-
-
-def built(build, **config):
-    pipeline = Pipeline("loops")
-    numbers = pipeline.from_collection([1, 2], int, name="numbers")
-    config = iterations.IterationConfig(**config)
-    return pipeline, iterations.iterate_bounded_streams_until_termination([numbers], [], Body(build), config)
+        iterate([1, 2], lambda v, d: Result([v[0]], [build(v, d)]), staleness=1)
 
 
 def test_criteria_are_a_number_of_epochs():
     with pytest.raises(UnsupportedError, match="its termination criteria 'bool' need what all subtasks did"):
-        built(lambda v, d: Result([v[0]], [v[0]], v[0].filter(bool)), staleness=1)
+        iterate([1, 2], lambda v, d: Result([v[0]], [v[0]], v[0].filter(bool)), staleness=1)
     with pytest.raises(UnsupportedError, match=r"termination criteria .* need what all subtasks did"):
-        built(lambda v, d: Result([v[0]], [v[0]], v[0]), staleness=1)
+        iterate([1, 2], lambda v, d: Result([v[0]], [v[0]], v[0]), staleness=1)
 
 
 def test_a_staleness_is_a_number_of_epochs_of_a_bounded_iteration():
     with pytest.raises(PipelineError, match="staleness is how many epochs a subtask may be ahead, 0 or more, not -1"):
-        built(lambda v, d: Result([v[0]], [v[0]]), staleness=-1)
+        iterate([1, 2], lambda v, d: Result([v[0]], [v[0]]), staleness=-1)
     numbers = Pipeline("loops").from_collection([1], int)
     body = Body(lambda v, d: Result([v[0]], [v[0]]))
     with pytest.raises(PipelineError, match="a round of an unbounded iteration waits for what comes in"):
@@ -323,7 +312,7 @@ def test_a_staleness_is_a_number_of_epochs_of_a_bounded_iteration():
 
 
 def test_explain_shows_it():
-    pipeline, (out,) = built(lambda v, d: Result([v[0].map(lambda n: n, int)], [v[0]]), staleness=2)
+    pipeline, (out,) = iterate([1, 2], lambda v, d: Result([v[0].map(lambda n: n, int)], [v[0]]), staleness=2)
     out.print("out")
     text = pipeline.explain({"execution.runtime-mode": "BATCH"})
     assert "1 variable, 0 data streams, ALL_ROUND, staleness 2, until nothing is fed back" in text
