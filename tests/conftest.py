@@ -18,13 +18,11 @@ import pytest
 from hypothesis import settings
 
 from dagster_unified.engine import session
-from dagster_unified.engine.batch.intermediates import IntermediateStore
-from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.depth import NIGHTLY, SEED, of_the_day
 from tests.servers.kafka import Broker
 from tests.servers.postgres import postgres, postgres_programs, postgres_server  # noqa: F401
+from tests.support import run_stages, streaming
 
 settings.register_profile("ci", max_examples=50, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
@@ -156,7 +154,7 @@ def run_on_spark(spark, tmp_path):
 
     def run(pipeline, options=None):
         plan = pipeline.plan({"execution.runtime-mode": "BATCH", **(options or {})})
-        return run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+        return run_stages(plan, spark, tmp_path)
 
     return run
 
@@ -166,12 +164,7 @@ def run_streaming(spark, tmp_path):
     """Runs a pipeline in STREAMING to the end of its input, in a checkpoint directory of its own."""
 
     def run(pipeline, options=None, start=None):
-        launched = {
-            "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-            "pipeline.max-parallelism": 4,
-            **(options or {}),
-        }
+        launched = {**streaming(tmp_path, 4), **(options or {})}
         return StreamingJob(pipeline.plan(launched), spark, start or Start("test")).run()
 
     return run

@@ -12,6 +12,7 @@ from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 
 MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
@@ -48,15 +49,22 @@ def committed(seen):
     return lambda event: seen.append(event) if isinstance(event, EpochCommitted) else None
 
 
-def arrive(folder, *parts, schema=None):
-    """Writes each part's records into a file; a source takes them in the order of their age."""
+def arrive(folder, *parts, first=0, of=None):
+    """Writes each part's records into a file and gives the folder; a source takes them in the order of their age."""
     folder.mkdir(parents=True, exist_ok=True)
-    for number, records in enumerate(parts):
+    for number, records in enumerate(parts, first):
         file = folder / f"{number}.parquet"
-        pq.write_table(pa.Table.from_pylist([record._asdict() for record in records], schema), file)
+        batch = record_type(of or type(records[0])).to_batch(records)
+        pq.write_table(pa.Table.from_batches([batch]), file)
         os.utime(file, (number, number))
+    return str(folder)
 
 
 def table_rows(path):
     """The rows of a Delta table."""
     return sorted(tuple(row.values()) for row in DeltaTable(str(path)).to_pyarrow_table().to_pylist())
+
+
+def file_rows(path):
+    """The rows of a Parquet file, or of all of a folder."""
+    return sorted(tuple(row.values()) for row in pq.read_table(path).to_pylist())

@@ -5,22 +5,19 @@ printed (with jars from PyPI, `apache-flink==2.3.0`), with a watermark after eve
 """
 
 import json
-import os
 import re
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
 from tests.conformance.mid_stream import BUNDLE, PROGRAMS, ROWS, generated, timed
 from tests.conformance.programs import Row
 from tests.conformance.test_conformance import HERE, Clock, per_key
-from tests.support import streaming
+from tests.support import arrive, streaming
 
 BY_THE_CLOCK = [name for name in PROGRAMS if "processing_time" in name]
 IN_STREAMING = [name for name in PROGRAMS if name != "continuous_trigger_on_a_global_window"]
@@ -97,13 +94,7 @@ def test_with_flinks_watermark_generator_the_harness_emits_the_same(mode, waterm
 def streamed(spark, tmp_path_factory):
     """Runs all programs as one job on Spark, a micro-batch for each bundle; gives what each one emitted."""
     folder = tmp_path_factory.mktemp("conformance")
-    (folder / "in").mkdir()
-    rows = record_type(Row)
-    for number, start in enumerate(range(0, len(ROWS), BUNDLE)):
-        pq.write_table(
-            pa.Table.from_batches([rows.to_batch(ROWS[start : start + BUNDLE])]), folder / f"in/{number}.parquet"
-        )
-        os.utime(folder / f"in/{number}.parquet", (number, number))
+    arrive(folder / "in", *[ROWS[start : start + BUNDLE] for start in range(0, len(ROWS), BUNDLE)], of=Row)
     pipeline = Pipeline("conformance")
     stream = timed(pipeline.from_source(ParquetSource(str(folder / "in"), Row, name="rows", max_files_per_trigger=1)))
     for name in ON_SPARK:

@@ -4,7 +4,6 @@ A process of its own: one that has a classic session cannot have one of Connect.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from tests.connectors.test_paths import Sale, as_path
 from tests.engine.test_checkpoint_listener_on_spark import Seen, Value, listening
 from tests.engine.test_unkeyed_watermarks import PARTS, STREAMS, Row, timed
-from tests.support import run_stages
+from tests.support import arrive, run_stages
 
 
 def execute(spark, pipeline, mode, folder):
@@ -51,10 +50,7 @@ def named(spark, folder, mode):
 
 def unkeyed(spark, folder):
     """Which watermark functions without a key meet."""
-    (folder / "in").mkdir(parents=True)
-    for number, part in enumerate(PARTS):
-        pq.write_table(pa.Table.from_pylist([Row("a", at)._asdict() for at in part]), folder / f"in/{number}.parquet")
-        os.utime(folder / f"in/{number}.parquet", (number, number))
+    arrive(folder / "in", *[[Row("a", at) for at in part] for part in PARTS])
     pipeline = Pipeline("unkeyed")
     rows = timed(pipeline.from_source(ParquetSource(str(folder / "in"), Row, max_files_per_trigger=1)))
     for name in ("plain", "exchanged", "broadcast"):
@@ -78,10 +74,7 @@ class Saved(MapFunction, CheckpointedFunction):
 
 def epochs(spark, folder):
     """Of which epochs functions hear, and which they save."""
-    (folder / "in").mkdir(parents=True)
-    for number in range(3):
-        pq.write_table(pa.table({"value": [number]}), folder / f"in/{number}.parquet")
-        os.utime(folder / f"in/{number}.parquet", (number, number))
+    arrive(folder / "in", *[[Value(number)] for number in range(3)])
     pipeline = listening(str(folder / "in"), FileSink(str(folder / "heard"), name="heard"))
     saving = pipeline.from_source(ParquetSource(str(folder / "in"), Value, max_files_per_trigger=1, name="saving"))
     saving.map(Saved()).set_parallelism(1).sink_to(FileSink(str(folder / "saved"), name="saved"))

@@ -1,17 +1,14 @@
 """`CheckpointListener` in Spark's workers: before a source's first exchange, with keyed state, and behind it."""
 
-import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import CheckpointListener, KeyedProcessFunction, MapFunction, Pipeline, ValueStateDescriptor
 from dagster_unified.connectors import DeltaSink, ParquetSource
-from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from tests.support import arrive, committed, table_rows
 
 
 class Seen(NamedTuple):
@@ -59,12 +56,7 @@ class Behind(Heard, MapFunction):
 @pytest.fixture
 def files(tmp_path):
     def write(first, last):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        for number in range(first, last + 1):
-            path = tmp_path / f"in/{number}.parquet"
-            pq.write_table(pa.table({"value": [number]}), path)
-            os.utime(path, (number, number))
-        return str(tmp_path / "in")
+        return arrive(tmp_path / "in", *[[Value(number)] for number in range(first, last + 1)], first=first)
 
     return write
 
@@ -77,12 +69,9 @@ def listening(source, sink):
 
 
 def test_every_function_hears_of_the_epoch_before_that_of_its_records(run_streaming, files, tmp_path):
-    from deltalake import DeltaTable
-
     pipeline = listening(files(0, 2), DeltaSink(str(tmp_path / "out"), mode="append"))
     assert run_streaming(pipeline) == "finished"
-    rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
-    assert sorted(tuple(row.values()) for row in rows) == [(0, -1, -1, -1), (1, 0, 0, 0), (2, 1, 1, 1)]
+    assert table_rows(tmp_path / "out") == [(0, -1, -1, -1), (1, 0, 0, 0), (2, 1, 1, 1)]
 
 
 class Noting(MapFunction, CheckpointListener):
@@ -104,17 +93,13 @@ def noting(spark, files, tmp_path):
     (tmp_path / "heard").mkdir()
 
     def run(first, last, monitor):
-        pipeline, read = Pipeline("noting"), []
+        pipeline, epochs = Pipeline("noting"), []
         source = ParquetSource(files(first, last), Value, max_files_per_trigger=1, monitor=monitor)
         pipeline.from_source(source).map(Noting(tmp_path / "heard")).print()
         options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
-
-        def observe(event):
-            if isinstance(event, EpochCommitted):
-                read.append(event.rows_in)
-
-        job = StreamingJob(pipeline.plan(options), spark, Start("job", patience=0.5), observe)
-        assert job.run(lambda: monitor and sum(read) > last - first, 0.02) == ("stopped" if monitor else "finished")
+        job = StreamingJob(pipeline.plan(options), spark, Start("job", patience=0.5), committed(epochs))
+        enough = lambda: monitor and sum(epoch.rows_in for epoch in epochs) > last - first  # noqa: E731
+        assert job.run(enough, 0.02) == ("stopped" if monitor else "finished")
         return sorted(int(path.name) for path in (tmp_path / "heard").iterdir())
 
     return run
@@ -130,8 +115,5 @@ def test_of_the_last_epoch_of_a_job_whose_input_has_ended_an_instance_hears(noti
 
 
 def test_in_batch_no_function_hears_of_anything(run_on_spark, files, tmp_path):
-    from deltalake import DeltaTable
-
     run_on_spark(listening(files(0, 2), DeltaSink(str(tmp_path / "out"), mode="append")))
-    rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
-    assert sorted(tuple(row.values()) for row in rows) == [(n, -1, -1, -1) for n in range(3)]
+    assert table_rows(tmp_path / "out") == [(n, -1, -1, -1) for n in range(3)]

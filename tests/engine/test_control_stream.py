@@ -1,31 +1,18 @@
 """The control stream, in the JVM and, where that has no class for it, in a Python process."""
 
 import logging
-import os
 from datetime import timedelta
-from typing import NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.connectors import FileSink, ParquetSource
-from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.spark_internals.java_class import JavaClass
 from dagster_unified.engine.streaming import control
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-
-
-class Row(NamedTuple):
-    key: str
-    at: int
-    amount: int
-
-
-def add(a: Row, b: Row) -> Row:
-    return Row(b.key, max(a.at, b.at), a.amount + b.amount)
-
+from tests.engine.test_streaming_on_spark import Row, add
+from tests.support import arrive, committed, streaming
 
 PARTS = [[Row("a", 10 * n + 1, 1), Row("ä", 10 * n + 2, 100)] for n in range(6)]
 
@@ -36,12 +23,7 @@ def test_a_job_goes_on_with_the_events_of_one_that_had_them_from_the_other_sourc
 ):
     broken = JavaClass("dagster_unified.Broken", tmp_path / "Broken.java")
     broken.source.write_text("class {")
-    (tmp_path / "in").mkdir()
-    for number, part in enumerate(PARTS):
-        file = tmp_path / f"in/{number}.parquet"
-        pq.write_table(pa.Table.from_pylist([row._asdict() for row in part]), file)
-        os.utime(file, (number, number))
-
+    arrive(tmp_path / "in", *PARTS)
     pipeline = Pipeline("p")
     rows = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Row, name="rows", max_files_per_trigger=1))
     strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
@@ -49,25 +31,19 @@ def test_a_job_goes_on_with_the_events_of_one_that_had_them_from_the_other_sourc
     windows.window(TumblingEventTimeWindows.of(timedelta(milliseconds=10))).reduce(add).sink_to(
         FileSink(str(tmp_path / "out"), name="out")
     )
-    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
-    plan = pipeline.plan({**options, "pipeline.max-parallelism": 2})
-
+    plan = pipeline.plan(streaming(tmp_path, 2))
     in_python = first
     for epochs in (2, 2, None):
-        committed = []
+        seen = []
 
-        def observe(event, committed=committed):
-            if isinstance(event, EpochCommitted):
-                committed.append(event)
-
-        def enough(committed=committed, epochs=epochs):
-            return epochs is not None and len(committed) >= epochs
+        def enough(seen=seen, epochs=epochs):
+            return epochs is not None and len(seen) >= epochs
 
         with monkeypatch.context() as changed, caplog.at_level(logging.WARNING, "dagster_unified"):
             if in_python:  # as in a JVM that does not let the class be defined
                 changed.setattr(control, "_CLASS", broken)
             caplog.clear()
-            ended = StreamingJob(plan, spark, Start("test"), observe).run(enough)
+            ended = StreamingJob(plan, spark, Start("test"), committed(seen)).run(enough)
         said = [line for line in caplog.messages if "control events" in line]
         assert len(said) == in_python
         in_python = not in_python

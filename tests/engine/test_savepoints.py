@@ -21,7 +21,7 @@ from dagster_unified.engine.streaming.savepoints import copy
 from dagster_unified.engine.streaming.savepoints.copy import restore_stopped, save_stopped, savepoints
 from dagster_unified.errors import LeaseLostError, StateError, UnsupportedError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
-from tests.support import committed, table_rows
+from tests.support import committed, file_rows, table_rows
 
 
 class Sale(NamedTuple):
@@ -221,7 +221,7 @@ def test_a_first_epoch_without_output_takes_back_what_was_undone(spark, tmp_path
     restore_stopped(directory, "test", None)
     ran((10,), 1)
     appended = table_rows(tmp_path / "appended")
-    files = sorted(tuple(r.values()) for r in pq.read_table(tmp_path / "files").to_pylist())
+    files = file_rows(tmp_path / "files")
     assert appended == files == [("a", 0, 1), ("b", 5, 2)]
 
 

@@ -46,7 +46,7 @@ from dagster_unified.errors import (
     UserFunctionError,
 )
 from tests.connectors.log_source import Event, LogSource, append
-from tests.support import MODES, table_rows
+from tests.support import MODES, file_rows, table_rows
 
 
 class Sale(NamedTuple):
@@ -71,10 +71,6 @@ def files(folder: Path, *contents: Iterable[Sale]) -> Path:
     return folder
 
 
-def rows(folder: Path):
-    return sorted(tuple(r.values()) for r in pq.read_table(folder).to_pylist())
-
-
 # Sources
 
 
@@ -88,7 +84,7 @@ def test_json_files_whose_malformed_rows_are_diverted_or_dropped(run, tmp_path, 
         pipeline.from_source(source).sink_to(FileSink(str(tmp_path / on_malformed)))
     run(pipeline, mode)
     for on_malformed in ("divert", "drop"):
-        assert rows(tmp_path / on_malformed) == sorted(tuple(s) for s in SALES)
+        assert file_rows(tmp_path / on_malformed) == sorted(tuple(s) for s in SALES)
     (kept,) = [f for f in tmp_path.rglob("*.parquet") if "malformed" in str(f) and pq.read_table(f).num_rows]
     (row,) = pq.read_table(kept, partitioning=None).select(["file", "line", "content", "reason"]).to_pylist()
     assert row.pop("file").endswith("/in/2.json")
@@ -157,9 +153,9 @@ def test_the_rate_source_counts(spark, tmp_path):
     odd.map(lambda r: Rate(r.timestamp, r.value), Rate).sink_to(FileSink(str(tmp_path / "out")))
     streamed_until(
         StreamingJob(planned(pipeline, tmp_path), spark, Start("one")),
-        lambda: (tmp_path / "out").exists() and len(rows(tmp_path / "out")) > 20,
+        lambda: (tmp_path / "out").exists() and len(file_rows(tmp_path / "out")) > 20,
     )
-    values = sorted(value for _, value in rows(tmp_path / "out"))
+    values = sorted(value for _, value in file_rows(tmp_path / "out"))
     assert values == list(range(1, 2 * len(values), 2))
 
 
@@ -177,7 +173,7 @@ def test_any_structured_source(spark, tmp_path):
         planned(pipeline, tmp_path, **{"execution.checkpointing.interval": "100ms"}), spark, Start("one")
     )
     streamed_until(job, lambda: job.activity()[0] >= 3)
-    assert {0, 0 + 2, 0 + 2 + 4, 1, 1 + 3, 1 + 3 + 5} <= {value for (value,) in rows(tmp_path / "out")}
+    assert {0, 0 + 2, 0 + 2 + 4, 1, 1 + 3, 1 + 3 + 5} <= {value for (value,) in file_rows(tmp_path / "out")}
 
 
 def test_a_structured_source_without_a_column_says_which_there_are(spark, tmp_path):
@@ -264,7 +260,7 @@ def test_asynchronous_calls_and_a_join(run, tmp_path, mode):
     )
     windows.apply(lambda a, b: Both(a.shop, a.amount, b.amount), Both).sink_to(FileSink(str(tmp_path / "out")))
     run(pipeline, mode)
-    assert rows(tmp_path / "out") == [
+    assert file_rows(tmp_path / "out") == [
         ("a", 1, 2),
         ("a", 1, 6),
         ("a", 3, 2),

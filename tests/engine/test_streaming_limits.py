@@ -19,32 +19,26 @@ def sales(pipeline, name="sales"):
     return pipeline.from_collection([Sale("north", 1)], name=name)
 
 
-SPARK = {"state.native-aggregates": "SPARK"}
-
-
-def test_a_keyed_operator_cannot_follow_an_aggregate_whose_state_spark_keeps():
-    pipeline = Pipeline("p")
-    totals = sales(pipeline).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale).name("totals")
-    totals.key_by("shop").sum("amount").name("again").print()
-    with pytest.raises(
-        UnsupportedError,
-        match=(
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        pytest.param(
+            lambda totals: totals.key_by("shop").sum("amount").name("again"),
             "p: sink 'print' comes after the native aggregate 'totals' and after 'again', which STREAMING cannot run in"
-            r" one query with state\.native-aggregates=SPARK; remove the option"
+            r" one query with state\.native-aggregates=SPARK; remove the option",
+            id="a keyed operator that follows it",
         ),
-    ):
-        run_pipeline(pipeline, "STREAMING", options=SPARK)
-
-
-def test_an_aggregate_whose_state_spark_keeps_is_not_united_with_another_stream():
+        pytest.param(
+            lambda totals: totals.union(sales(totals._pipeline, "others")),
+            "sink 'print' unites the native aggregate 'totals' with another stream, which STREAMING cannot run with"
+            r" state\.native-aggregates=SPARK; remove the option, or write them to two sinks",
+            id="another stream that it is united with",
+        ),
+    ],
+)
+def test_what_an_aggregate_whose_state_spark_keeps_cannot_have_beside_it(build, words):
     pipeline = Pipeline("p")
     totals = sales(pipeline).key_by("shop").agg(F.sum("amount").alias("amount"), output_type=Sale).name("totals")
-    totals.union(sales(pipeline, "others")).print()
-    with pytest.raises(
-        UnsupportedError,
-        match=(
-            "sink 'print' unites the native aggregate 'totals' with another stream, which STREAMING cannot run with"
-            r" state\.native-aggregates=SPARK; remove the option, or write them to two sinks"
-        ),
-    ):
-        run_pipeline(pipeline, "STREAMING", options=SPARK)
+    build(totals).print()
+    with pytest.raises(UnsupportedError, match=words):
+        run_pipeline(pipeline, "STREAMING", options={"state.native-aggregates": "SPARK"})

@@ -39,7 +39,6 @@ from dagster_unified.api import (
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import CollectionSource, DeltaSink, ParquetSource
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.records import record_type
 from dagster_unified.testing import final_result, run_pipeline
 from tests.depth import examples
 from tests.support import Event, arrive, committed, run_stages, streaming, table_rows
@@ -348,7 +347,7 @@ def tables(folder: Path):
 
 def in_both_modes(spark, folder, operations, parts, interrupt=False):
     """The tables, which are the same in both modes; a job that is interrupted goes on after its first epoch."""
-    arrive(folder / "in", *parts, schema=record_type(Event).schema)
+    arrive(folder / "in", *parts, of=Event)
     run_stages(build(folder, operations, folder / "batch").plan({}), spark, folder)
     plan = build(folder, operations, folder / "streaming").plan(streaming(folder, 3))
     if interrupt:

@@ -1,11 +1,9 @@
 """The watermark moves between two micro-batches: what it makes due comes before the records that came after it."""
 
-import os
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,11 +20,9 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import FileSink, ParquetSource
-from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
-from tests.support import arrive, streaming
+from tests.support import arrive, committed, streaming
 
 
 class Row(NamedTuple):
@@ -217,14 +213,8 @@ class Watermarks(KeyedProcessFunction):
 
 
 def test_what_a_generator_keeps_goes_on_to_the_next_micro_batch_and_the_next_job(spark, tmp_path):
-    rows = record_type(Row)
-
     def write(*moments):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        for at in moments:
-            batch = rows.to_batch([Row("a", at, at)])
-            pq.write_table(pa.Table.from_batches([batch]), tmp_path / f"in/{at}.parquet")
-            os.utime(tmp_path / f"in/{at}.parquet", (at, at))
+        arrive(tmp_path / "in", *[[Row("a", at, at)] for at in moments], first=moments[0])
 
     def run(until):
         pipeline = Pipeline("remembering")
@@ -233,14 +223,9 @@ def test_what_a_generator_keeps_goes_on_to_the_next_micro_batch_and_the_next_job
         stream = pipeline.from_source(source).assign_timestamps_and_watermarks(strategy)
         stream.key_by("key").process(Watermarks()).sink_to(FileSink(str(tmp_path / "out")))
         options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path / "checkpoints")}
-        read = []
-
-        def observe(event):
-            if isinstance(event, EpochCommitted):
-                read.append(event.rows_in)
-
-        job = StreamingJob(pipeline.plan(options), spark, Start("job", patience=0.5), observe)
-        assert job.run(lambda: sum(read) >= until, 0.02) == "stopped"
+        epochs = []
+        job = StreamingJob(pipeline.plan(options), spark, Start("job", patience=0.5), committed(epochs))
+        assert job.run(lambda: sum(epoch.rows_in for epoch in epochs) >= until, 0.02) == "stopped"
 
     write(1, 2, 3, 4)
     run(4)

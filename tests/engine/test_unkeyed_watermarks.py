@@ -1,10 +1,8 @@
 """Functions without a key are told the watermark in STREAMING, as keyed ones are."""
 
-import os
 from datetime import timedelta
 from typing import NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -24,6 +22,7 @@ from dagster_unified.api import (
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.testing import OneInputHarness, run_pipeline
 from tests.iterations.test_semantics import Body
+from tests.support import arrive, file_rows
 
 
 class Row(NamedTuple):
@@ -143,11 +142,7 @@ def test_the_harness_of_one_operator_tells_a_function_without_a_key_the_watermar
 
 
 def test_on_spark_functions_without_a_key_are_told_the_watermark(run_streaming, tmp_path):
-    (tmp_path / "in").mkdir()
-    for number, part in enumerate(PARTS):
-        rows = [Row("a", at)._asdict() for at in part]
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"in/{number}.parquet")
-        os.utime(tmp_path / f"in/{number}.parquet", (number, number))
+    arrive(tmp_path / "in", *[[Row("a", at) for at in part] for part in PARTS])
     pipeline = Pipeline("p")
     rows = timed(pipeline.from_source(ParquetSource(str(tmp_path / "in"), Row, max_files_per_trigger=1)))
     found = {name: build(rows) for name, build in {**STREAMS, "windowed": windowed, "looped": looped}.items()}
@@ -156,7 +151,7 @@ def test_on_spark_functions_without_a_key_are_told_the_watermark(run_streaming, 
     assert run_streaming(pipeline) == "finished"
 
     def written(name):
-        return sorted(tuple(row.values()) for row in pq.read_table(tmp_path / name).to_pylist())
+        return file_rows(tmp_path / name)
 
     assert {name: written(name) for name in STREAMS} == dict.fromkeys(STREAMS, MET)
     assert written("windowed") == WINDOWS

@@ -5,7 +5,6 @@ from threading import Event, Thread
 from time import monotonic
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from upath import UPath
 
@@ -25,6 +24,7 @@ from tests.connectors.log_source import LogSource
 from tests.depth import rotated
 from tests.iterations.behind import BOUND, EVERY, GIVEN, PIPELINES, Rec, added, built, looped, together
 from tests.iterations.test_semantics import Body
+from tests.support import file_rows
 
 
 def in_harness(name, bounded, mode, **options):
@@ -86,10 +86,6 @@ def test_records_of_a_key_are_in_order_where_it_has_gone_to_another_subtask(tmp_
     assert read(1, 3) == [[("1", 0), ("1", 1), ("2", 0), ("2", 1), ("2", 2)]]
 
 
-def written(folder):
-    return sorted(tuple(row.values()) for row in pq.read_table(folder).to_pylist())
-
-
 TOGETHER = [(True, ["beside", "between"]), (False, ["joined", "between"])]
 
 
@@ -99,7 +95,7 @@ def test_state_behind_an_iteration_on_spark(run_streaming, tmp_path, bounded, na
     for name, stream in found.items():
         stream.sink_to(FileSink(str(tmp_path / name), name=name))
     assert run_streaming(pipeline, {"parallelism.default": 2}) == "finished"
-    assert {name: written(tmp_path / name) for name in found} == {
+    assert {name: file_rows(tmp_path / name) for name in found} == {
         name: in_harness(name, bounded, "BATCH")["found"] for name in found
     }
 
@@ -181,7 +177,7 @@ def test_a_window_behind_an_endless_iteration_fires_while_the_job_runs(spark, tm
 
 
 def fired(folder):
-    return written(folder) if any(folder.glob("**/*.parquet")) else []
+    return file_rows(folder) if any(folder.glob("**/*.parquet")) else []
 
 
 def test_a_stream_that_is_idle_says_so_in_the_epoch_after_its_last_records(tmp_path):

@@ -27,10 +27,7 @@ from tests.iterations.test_both_modes import Hop
 from tests.iterations.test_on_spark import rows
 from tests.iterations.test_semantics import Body
 from tests.object_store import served
-
-
-def written(folder):
-    return sorted(tuple(row.values()) for row in pq.read_table(folder).to_pylist())
+from tests.support import file_rows
 
 
 @pytest.mark.parametrize("name", rotated(list(PROGRAMS), 3))
@@ -39,7 +36,7 @@ def test_a_bounded_program_gives_in_streaming_what_it_gives_in_batch(run_streami
     pipeline, out = build()
     out.sink_to(FileSink(str(tmp_path / "out"), name="out"))
     assert run_streaming(pipeline, {"parallelism.default": 2}) == "finished"
-    assert written(tmp_path / "out") == rows(expected)
+    assert file_rows(tmp_path / "out") == rows(expected)
 
 
 HOPS = 5
@@ -55,7 +52,7 @@ def given(folder):
 
 
 def hops(folder):
-    return Counter(written(folder / "out"))
+    return Counter(file_rows(folder / "out"))
 
 
 def job(spark, folder, observe=ignore_events, **changed):

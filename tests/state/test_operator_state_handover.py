@@ -1,12 +1,9 @@
 """Operator state on Spark: over epochs, failures, modes, partitions and parallelisms."""
 
-import os
 from collections.abc import Iterable
 from typing import NamedTuple
 from uuid import uuid4
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from dagster_unified.api import CheckpointedFunction, FlatMapFunction, ListStateDescriptor, MapFunction, Pipeline
@@ -18,7 +15,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, StateError, UnifiedError
 from dagster_unified.state import Savepoint
 from tests.depth import rotated
-from tests.support import table_rows
+from tests.support import arrive, table_rows
 
 
 class Number(NamedTuple):
@@ -168,12 +165,7 @@ class Unlucky(MapFunction):
 
 
 def files(tmp_path, count):
-    (tmp_path / "in").mkdir()
-    for number in range(count):
-        path = tmp_path / f"in/{number}.parquet"
-        pq.write_table(pa.table({"value": [2 * number, 2 * number + 1]}), path)
-        os.utime(path, (number, number))
-    return str(tmp_path / "in")
+    return arrive(tmp_path / "in", *[[Number(2 * n), Number(2 * n + 1)] for n in range(count)])
 
 
 def buffering(source, path, unlucky=-1):

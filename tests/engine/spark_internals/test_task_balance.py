@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink, ParquetSource
-from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.spark_internals.placing import PLACED, spread, spread_of
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from tests.support import streaming
+from tests.support import committed, streaming
 
 pytestmark = pytest.mark.spark
 
@@ -65,13 +64,9 @@ def test_a_stream_has_its_groups_spread_and_finds_its_state_where_there_are_othe
         totals = sales.key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).uid("totals")
         totals.sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
         options = {**streaming(tmp_path, 24), "parallelism.default": parallelism}
-        read = []
-
-        def seen(event):
-            if isinstance(event, EpochCommitted):
-                read.append(event.rows_in)
-
-        StreamingJob(pipeline.plan(options), spark, Start("test"), seen).run(lambda: sum(read) >= 400)
+        epochs = []
+        job = StreamingJob(pipeline.plan(options), spark, Start("test"), committed(epochs))
+        job.run(lambda: sum(epoch.rows_in for epoch in epochs) >= 400)
         return Counter(DeltaTable(str(tmp_path / "out")).to_pyarrow_table()["amount"].to_pylist())
 
     (tmp_path / "in").mkdir()
