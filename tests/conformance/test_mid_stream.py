@@ -68,23 +68,13 @@ def comparable(program, emitted):
     return per_key([e for e in emitted if e not in late]), per_key(late)
 
 
+@pytest.mark.parametrize("assigned", [lambda rows, _: timed(rows), generated], ids=["ours", "Flink's generator"])
 @pytest.mark.parametrize(("mode", "watermarks", "program"), CASES)
-def test_the_harness_emits_what_flink_emits(mode, watermarks, program):
-    pipeline = Pipeline("conformance")
-    PROGRAMS[program](timed(pipeline.from_collection(ROWS, Row))).print("out")
-    # there Flink drops pending timers
-    options = {"pipeline.processing-time.end-of-input": "IGNORE"} if mode == "STREAMING" else {}
-    result = run_pipeline(
-        pipeline, mode, options=options, clock=Clock(), watermark_interval=1 if watermarks == "record" else BUNDLE
-    )
-    assert comparable(program, result.only()) == comparable(program, expected(mode, watermarks, program))
-
-
-@pytest.mark.parametrize(("mode", "watermarks", "program"), CASES)
-def test_with_flinks_watermark_generator_the_harness_emits_the_same(mode, watermarks, program):
+def test_the_harness_emits_what_flink_emits(mode, watermarks, program, assigned):
     count = 1 if watermarks == "record" else BUNDLE
     pipeline = Pipeline("conformance")
-    PROGRAMS[program](generated(pipeline.from_collection(ROWS, Row), count)).print("out")
+    PROGRAMS[program](assigned(pipeline.from_collection(ROWS, Row), count)).print("out")
+    # there Flink drops pending timers
     options = {"pipeline.processing-time.end-of-input": "IGNORE"} if mode == "STREAMING" else {}
     result = run_pipeline(pipeline, mode, options=options, clock=Clock(), watermark_interval=count)
     assert comparable(program, result.only()) == comparable(program, expected(mode, watermarks, program))

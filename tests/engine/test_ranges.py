@@ -341,14 +341,18 @@ def test_several_streams_and_sinks_of_one_stage(spark, tmp_path):
     ]
 
 
+def into_table(folder, build=lambda totals: totals, **sink):
+    pipeline = Pipeline("ranges")
+    build(totals(events_of(pipeline))).sink_to(DeltaSink(str(folder / "table"), name="table", **sink))
+    return pipeline
+
+
 @pytest.mark.parametrize(
     "sink", [{"mode": "append"}, {"mode": "overwrite"}, {"mode": "overwrite", "partition_by": "key"}]
 )
 def test_a_delta_table_has_a_range_in_one_transaction_and_each_partition_can_be_replaced(spark, tmp_path, sink):
     def build():
-        pipeline = Pipeline("ranges")
-        totals(events_of(pipeline)).sink_to(DeltaSink(str(tmp_path / "table"), name="table", **sink))
-        return pipeline
+        return into_table(tmp_path, **sink)
 
     ranges = Range(spark, tmp_path)
     ranges.together(build(), DAYS)
@@ -363,25 +367,15 @@ def test_a_delta_table_has_a_range_in_one_transaction_and_each_partition_can_be_
 
 
 def test_an_upsert_of_a_range_keeps_of_a_key_what_its_last_partition_has(spark, tmp_path):
-    def build():
-        pipeline = Pipeline("ranges")
-        totals(events_of(pipeline)).sink_to(DeltaSink(str(tmp_path / "table"), name="table", mode="upsert", key="key"))
-        return pipeline
-
-    Range(spark, tmp_path).together(build(), DAYS)
+    Range(spark, tmp_path).together(into_table(tmp_path, mode="upsert", key="key"), DAYS)
     assert table_rows(tmp_path / "table") == [("a", 8), ("b", 7), ("c", 4)]
     assert DeltaTable(str(tmp_path / "table")).version() == 1
 
 
 def test_a_range_of_which_some_partitions_were_written_writes_the_others(spark, tmp_path):
-    def build():
-        pipeline = Pipeline("ranges")
-        totals(events_of(pipeline)).sink_to(DeltaSink(str(tmp_path / "table"), name="table", mode="append"))
-        return pipeline
-
     ranges = Range(spark, tmp_path)
-    ranges.one_by_one(build(), DAYS[:1])
-    ranges.together(build(), DAYS)
+    ranges.one_by_one(into_table(tmp_path, mode="append"), DAYS[:1])
+    ranges.together(into_table(tmp_path, mode="append"), DAYS)
     assert table_rows(tmp_path / "table") == sorted((e.key, e.value) for e in EVENTS)
 
 
@@ -561,13 +555,10 @@ def test_a_sink_that_fails_for_one_partition_is_not_written_again_for_those_befo
 
 
 def test_an_upsert_keeps_the_last_record_of_a_key_as_it_was_emitted(spark, tmp_path):
-    def build():
-        pipeline = Pipeline("ranges")
-        many = totals(events_of(pipeline)).flat_map(lambda t: [Total("all", n) for n in range(2000)], output_type=Total)
-        many.sink_to(DeltaSink(str(tmp_path / "table"), name="table", mode="upsert", key="key"))
-        return pipeline
+    def many(totals):
+        return totals.flat_map(lambda t: [Total("all", n) for n in range(2000)], output_type=Total)
 
-    Range(spark, tmp_path).together(build(), DAYS)
+    Range(spark, tmp_path).together(into_table(tmp_path, many, mode="upsert", key="key"), DAYS)
     assert table_rows(tmp_path / "table") == [("all", 1999)]
 
 

@@ -298,22 +298,19 @@ def test_the_next_job_answers_to_an_epoch_that_waits_for_one_that_was_killed(dir
     assert (until(lambda: job.resumed), job.ended, epochs) == ([(3, OUTCOME)], [], [3])
 
 
-def test_the_next_job_closes_an_epoch_that_runs(directory, killed, next_job, epochs):
+@pytest.mark.parametrize("committed", [False, True])
+def test_the_next_job_closes_an_epoch_that_runs_or_is_committed_and_not_logged(
+    directory, killed, next_job, epochs, committed
+):
     server = Server(directory, 3)
+    if committed:
+        Runner.may_end.set()
     killed.send(StartEpoch(False))
+    if committed:
+        until(lambda: isinstance(through_connect._of_server(directory.path / "calls" / "1", 1).receive(), EpochDone))
     until(lambda: epochs)
     job = next_job(begun=3)
     Runner.may_end.set()
-    assert server.ends() is None
-    assert (until(lambda: job.resumed), job.ended, epochs) == ([(3, OUTCOME)], [], [3])
-
-
-def test_the_next_job_closes_an_epoch_that_is_committed_and_not_logged(directory, killed, next_job, epochs):
-    server = Server(directory, 3)
-    Runner.may_end.set()
-    killed.send(StartEpoch(False))
-    until(lambda: isinstance(through_connect._of_server(directory.path / "calls" / "1", 1).receive(), EpochDone))
-    job = next_job(begun=3)
     assert server.ends() is None
     assert (until(lambda: job.resumed), job.ended, epochs) == ([(3, OUTCOME)], [], [3])
 
