@@ -65,14 +65,14 @@ class JobTime:
         self._reached = reached or {}
         self._idle: set[str] = set()
         self._goes_on = goes_on or plan.execution.goes_on
-        upstream = {n.id: plan.upstream(n.id) for n in graph.nodes}
+        upstream = {n.id: graph.upstream(n.id) for n in graph.nodes}
         sources = {n.id: n.uid for n in graph.sources}
         self._sources = {n.uid: {sources[i] for i in upstream[n.id] & sources.keys()} for n in graph.nodes}
-        emitting = {n.id: n.uid for n in graph.nodes if n.has_timers or _goes_round(n) or _waits_for_end(n)}
+        waits = {n.id for n in graph.nodes if _waits_for_end(n)}
+        emitting = {n.id: n.uid for n in graph.nodes if n.has_timers or _goes_round(n) or n.id in waits}
         self._operators = {n.uid: {emitting[i] for i in upstream[n.id] & emitting.keys()} for n in graph.timed}
         """The operators before each assigner that may emit something when their input ends."""
 
-        waits = {n.id for n in graph.nodes if _waits_for_end(n)}
         self._ending = [n.uid for n in graph.nodes if n.id in emitting and not upstream[n.id] & waits]
         """The operators, by uid, that are told of the end of their input before the job's has come."""
 

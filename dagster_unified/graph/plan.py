@@ -148,10 +148,15 @@ class Plan:
         """Return the columns of a stream between operators that do not share a Python pass."""
         if port.tag == CARRIED:
             return CARRIED_LAYOUT
-        records = self.graph.port_type(port.node, port.tag)
-        if records is None:
-            raise PipelineError(f"{self.name}: '{self.graph.node(port.node).name}' has no output")
-        return StreamLayout(records, self.graph.node(port.node).timestamped, self.key_columns(port.node, port.tag))
+        layout = self._layouts.get(port)
+        if layout is None:
+            node = self.graph.node(port.node)
+            records = self.graph.port_type(port.node, port.tag)
+            if records is None:
+                raise PipelineError(f"{self.name}: '{node.name}' has no output")
+            keys = self.key_columns(port.node, port.tag)
+            layout = self._layouts[port] = StreamLayout(records, node.timestamped, keys)
+        return layout
 
     def input_layout(self, node: int) -> StreamLayout:
         """The columns of what reaches a node: its inputs united, with the computed key it is partitioned by, if any."""
@@ -166,6 +171,10 @@ class Plan:
     def broadcast_layout(self, node: int) -> StreamLayout:
         """Return the columns of a node's broadcast stream."""
         return self._united(self.graph.broadcast_inputs(node))
+
+    @cached_property
+    def _layouts(self) -> dict[Port, StreamLayout]:
+        return {}
 
     @cached_property
     def _input_layouts(self) -> dict[int, StreamLayout]:

@@ -198,8 +198,9 @@ def laid_out(plan: Plan, lanes: Lanes, plans: Sequence[Plan] = ()) -> dict[Query
                 " with state.native-aggregates=PORTABLE, or do not align it"
             )
     found: dict[QuerySpec, Topology | None] = {}
-    for number, segment in enumerate(plans or segments(plan)):
-        for query in queries(segment):
+    plans = plans or segments(plan)
+    for number, segment in enumerate(plans):
+        for query in whole if len(plans) == 1 else queries(segment):
             stages = topology(segment, query.sinks, lanes) if query.aggregate is None else None
             found[query._replace(name=query_name(query.name, number), segment=number)] = stages
     return found

@@ -405,6 +405,8 @@ def key_part(name: str, column: pa.Array, batch: pa.RecordBatch, fields: Sequenc
         unequal = pa.array(map(has_nan, column.to_pylist()))
         if True in unequal.to_pylist():
             raise _no_key(name, f"has {_NAN}", unequal, batch, fields, where)
+    else:
+        return column
     return alike(column)
 
 

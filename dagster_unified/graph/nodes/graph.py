@@ -34,7 +34,7 @@ class Edge:
     partitioning: Partitioning = field(default_factory=Partitioning)
     tag: OutputTag[Any] | None = None
 
-    @property
+    @cached_property
     def side_output(self) -> str | None:
         """The name of the side output that it takes; None for the main output."""
         return self.tag.name if self.tag is not None else None
