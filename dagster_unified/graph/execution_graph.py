@@ -170,7 +170,7 @@ class Vertex:
 
     runs: Runs
 
-    @property
+    @cached_property
     def head(self) -> int:
         """The operator that reads its input."""
         return self.members[0]

@@ -23,7 +23,7 @@ from dagster_unified.graph.segments import segments
 from dagster_unified.graph.topology import TAIL, Exchanged, Lanes, Native, QuerySpec, Topology, laid_out
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, MicroBatch
-from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.drivers.report import Report, merged
 from dagster_unified.operators.drivers.stages import HEAD, Level, Pass
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
@@ -103,8 +103,8 @@ class _Query:
         }
         self.time = JobTime(plan, None, pace.clock(), native_windows=True)
         self.epoch = InMemoryEpoch(pace.clock)
-        self.report = Report()
-        """What was measured since time was last taken."""
+        self.reports: list[Report] = []
+        """What was measured since time was last taken, in each micro-batch."""
 
         self.measured = Metrics()
         tables = {n.id: _records_of(n, handed.inputs[n.uid]) for n in plan.graph.readers if n not in plan.graph.sources}
@@ -176,14 +176,16 @@ class _Query:
                     self.time.ended({uid: {ALL}})
 
     def _end_sources(self, arrived: Mapping[int, pa.RecordBatch] = {}) -> None:
-        """Says which of the bounded sources have given their last record."""
+        """Say which of the bounded sources have given their last record."""
         for n in arrived.keys() & self.read.keys():
             self.read[n] += arrived[n].num_rows
-        self.time.ended({n.uid: {ALL} for n in self.bounded if self.read[n.id] == self.records[n.id].num_rows})
+        ended = {n.uid: {ALL} for n in self.bounded if self.read[n.id] == self.records[n.id].num_rows}
+        if ended:
+            self.time.ended(ended)
 
     def _after(self) -> ControlEvent | None:
-        report, self.report = self.report, Report()
-        return self.time.after(report, self.pace.clock())
+        reports, self.reports = self.reports, []
+        return self.time.after(reports[0] if len(reports) == 1 else merged(reports), self.pace.clock())
 
     def _micro_batch(self, arriving: Mapping[int, pa.RecordBatch], event: ControlEvent | None) -> None:
         before = self.epoch.event
@@ -203,11 +205,12 @@ class _Query:
                 self._hand_on(node, batches)
             else:
                 self.written[node.name] += batches
-        self.report.add(report)
         if self.line is None:
-            self.report.metrics.add(self.behind.metrics)
-        report.metrics.add(self.behind.metrics)
+            report = Report(self.behind.metrics)
+        else:
+            self.measured.add_later(self.behind.metrics)
         self.measured.add_later(report.metrics)
+        self.reports.append(report)
         self.epoch.end(report.marks)
         self.time.delivered(latest)
 
@@ -293,8 +296,9 @@ class _Rows:
 
     def at(self, lane: int, group: int, place: BatchOrder) -> list[pa.RecordBatch]:
         """What has come to a group at a place, in one batch; each sender's records in their order."""
-        senders = self._waiting.get((lane, group), {}).get(place)
-        return [] if senders is None else [self._order.united([pa.concat_batches(own) for own in senders.values()])]
+        senders = self._waiting.get((lane, group), {}).get(place, {})
+        batches = [own[0] if len(own) == 1 else pa.concat_batches(own) for own in senders.values()]
+        return batches if len(batches) < 2 else [self._order.united(batches)]
 
     def taken(self, lanes: Mapping[int, object]) -> _Taken:
         """What has come to some lanes: first what is ahead of the control event."""
@@ -402,12 +406,12 @@ class _Line:
     def _pass(self, stage: Stage, rows: _Rows, taken: _Taken, part: str | None = None) -> None:
         if not stage.programs or not (taken or self._opens(stage)):
             return
-        with Pass(stage.load(), self.epoch, rows.add) as running:
+        with Pass(stage.load(), self.epoch, rows.add, self.report) as running:
             if self._opens(stage):
                 running.open()
             for lane, group, ahead, batch in taken:
                 running.push(lane, group, batch, ahead)
-            self.report.add(running.finish(part))
+            running.finish(part)
 
     def _level(self, stage: Stage, rows: _Rows, event: ControlEvent | None) -> None:
         work = [one for lane in stage.programs for one in self._micro_batches(lane, rows, event)]

@@ -65,11 +65,16 @@ class Report(msgspec.Struct):
 
 
 def merge_reports(reports: Iterable[bytes]) -> Report:
+    """The totals over several reports, as they were encoded."""
+    return merged(msgspec.json.decode(report, type=Report) for report in reports)
+
+
+def merged(reports: Iterable[Report]) -> Report:
     """The totals over several reports."""
-    merged = Report()
+    total = Report()
     for report in reports:
-        merged.add(msgspec.json.decode(report, type=Report))
-    return merged
+        total.add(report)
+    return total
 
 
 class Emitted(NamedTuple):

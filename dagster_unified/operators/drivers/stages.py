@@ -128,10 +128,11 @@ class _Stage(ABC, Generic[Instance]):
 class Pass(_Stage[RunningProgram]):
     """Programs without a key, through which the records of a micro-batch pass."""
 
-    def __init__(self, programs: Programs, epoch: Epoch, leave: Leave) -> None:
+    def __init__(self, programs: Programs, epoch: Epoch, leave: Leave, report: Report | None = None) -> None:
+        """What is measured is added to `report`, if there is one already."""
         super().__init__(programs, epoch, leave)
         self._ahead = False
-        self.report = Report()
+        self.report = Report() if report is None else report
 
     def push(self, lane: int, group: int, batch: pa.RecordBatch, ahead: bool = False) -> None:
         """Runs a batch through the program of its lane."""
