@@ -148,7 +148,7 @@ def cases(draw):
         draw(st.dictionaries(keys, cells, max_size=4)),
         event_timers=draw(timers),
         processing_timers=draw(timers),
-        held=draw(st.lists(st.tuples(moments, keys, records), max_size=4)),
+        held_back=draw(st.lists(st.tuples(moments, keys, records), max_size=4)),
     )
     return StateTable("p: operator 'o'", KeyShape(names, key_type), record, states, {}), content
 
@@ -186,7 +186,7 @@ def test_state_is_what_it_was_after_a_way_through_parquet(case):
     assert states_of(back) == states_of(content)
     assert by_key(back.event_timers) == by_key(content.event_timers)
     assert by_key(back.processing_timers) == by_key(content.processing_timers)
-    assert exact(by_key(back.held)) == exact(by_key(content.held))
+    assert exact(by_key(back.held_back)) == exact(by_key(content.held_back))
 
 
 def table_of(**states):
@@ -255,7 +255,7 @@ def test_broadcast_state_has_a_row_without_a_key():
 
 def test_elements_that_are_held_back_are_a_list_of_records():
     table = table_of()
-    rows = table.rows(Content(held=[(5, "a", 1), (6, "b", 2), (4, "a", 3)]))
+    rows = table.rows(Content(held_back=[(5, "a", 1), (6, "b", 2), (4, "a", 3)]))
     assert dict(zip(rows["key"].to_pylist(), rows[HELD].to_pylist(), strict=True)) == {
         "a": [{"timestamp": 5, "record": 1}, {"timestamp": 4, "record": 3}],
         "b": [{"timestamp": 6, "record": 2}],

@@ -124,7 +124,7 @@ def test_what_arrow_has_no_type_for_is_decoded_where_rows_are_asked_for(tmp_path
 )
 def test_elements_that_are_held_back_have_a_row_each(tmp_path, record, first, second):
     held = [(5, "a", 1), (6, "b", "x" if "encoded" in second else 2)]
-    made = Savepoint.new("p").with_state("u", table_of(record, {}, Content(held=held))).write(f"{tmp_path}/one")
+    made = Savepoint.new("p").with_state("u", table_of(record, {}, Content(held_back=held))).write(f"{tmp_path}/one")
     found = sorted(made.held_back("u").to_pylist(), key=lambda row: row["key"])
     assert found == [{"key": "a", "timestamp": 5} | first, {"key": "b", "timestamp": 6} | second]
     rows = sorted(made.rows("u"), key=lambda row: row["key"])
