@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import repeat
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
@@ -19,9 +18,9 @@ from dagster_unified.arrow_types import has
 from dagster_unified.connectors.kafka.formats import JsonFormat, ValueFormat
 from dagster_unified.connectors.kafka.formats.base import check_keys, encode, object_of, spelled_type
 from dagster_unified.connectors.kafka.formats.values import columns, plain
-from dagster_unified.connectors.paths import put, storage_path
 from dagster_unified.connectors.plain_values import not_finite
-from dagster_unified.connectors.protocol.commits import Committable, WriteAttempt, Writer, staged_content
+from dagster_unified.connectors.protocol.commits import WriteAttempt
+from dagster_unified.connectors.protocol.staging import StagedContent, StagingWriter
 from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.time import to_millis
@@ -317,61 +316,37 @@ def _milliseconds(value: Any) -> int:
     return to_millis(value) if isinstance(value, datetime) else int(value)
 
 
-_CHUNK = 8 << 20
-"""Bytes of messages that a worker holds before it writes them to a file, and the driver when it reads them."""
-
-_INLINE = 256 << 10
-"""Bytes of a task's messages that travel within their committable."""
+class StagedMessages(StagedContent, frozen=True, kw_only=True):
+    """Messages of one task, in their order."""
 
 
-class StagedMessages(Committable, frozen=True, kw_only=True):
-    """Messages of one task, in their order: in here, or in a file."""
-
-    content: bytes = b""
-    file: str = ""
-
-
-class StagingWriter(Writer[StagedMessages]):
+class MessagesWriter(StagingWriter[Messages, StagedMessages]):
     """Encodes the records of one task, and stages the messages."""
 
-    def __init__(self, encoder: MessageEncoder, attempt: WriteAttempt, upserts: bool) -> None:
-        self._encoder, self._folder, self._upserts = encoder, attempt.staging, upserts
-        self._messages: list[Messages] = []
-        self._bytes = 0
-        self._staged: list[StagedMessages] = []
+    committable = StagedMessages
+    suffix = "messages"
+    chunk_bytes = 8 << 20  # the driver holds as many when it reads them
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def __init__(self, encoder: MessageEncoder, attempt: WriteAttempt, upserts: bool) -> None:
+        super().__init__(attempt)
+        self._encoder, self._upserts = encoder, upserts
+
+    def part(self, batch: pa.RecordBatch) -> tuple[Messages, int]:
         messages = self._encoder.encode(batch)
         if self._upserts:
             messages = messages.last_of_each_key()
-        self._messages.append(messages)
-        self._bytes += messages.size()
-        if self._bytes > _CHUNK:
-            self._stage()
+        return messages, messages.size()
 
-    def prepare_commit(self) -> Sequence[StagedMessages]:
-        if any(map(len, self._messages)):
-            self._stage(inline=not self._staged and self._bytes <= _INLINE)
-        return self._staged
-
-    def _stage(self, inline: bool = False) -> None:
-        messages = [joined(self._messages).last_of_each_key()] if self._upserts else self._messages
-        rows, content = sum(map(len, messages)), msgspec.msgpack.encode(messages)
-        file = ""
-        if not inline and self._folder is not None:
-            path = storage_path(self._folder, "staging folder") / f"{uuid4().hex}.messages"
-            put(path, content)
-            file, content = str(path), b""
-        self._staged.append(StagedMessages(rows=rows, bytes=self._bytes, content=content, file=file))
-        self._messages, self._bytes = [], 0
+    def encode(self, parts: Sequence[Messages]) -> tuple[bytes, int]:
+        messages = [joined(parts).last_of_each_key()] if self._upserts else parts
+        return msgspec.msgpack.encode(messages), sum(map(len, messages))
 
 
 def staged_messages(committables: Sequence[StagedMessages]) -> Iterator[Messages]:
     """The staged messages, in the order of each task; raises `UnavailableError` where another job has removed them."""
     decoder = msgspec.msgpack.Decoder(list[Messages])
     for committable in committables:
-        content = staged_content(committable.file, "staged messages") if committable.file else committable.content
-        yield from decoder.decode(content)
+        yield from decoder.decode(committable.read("staged messages"))
 
 
 def joined(parts: Sequence[Messages]) -> Messages:

@@ -22,8 +22,8 @@ from dagster_unified.connectors.kafka.messages import (
     Bytes,
     MessageEncoder,
     MessageFormat,
+    MessagesWriter,
     StagedMessages,
-    StagingWriter,
 )
 from dagster_unified.connectors.protocol.commits import (
     Committer,
@@ -175,7 +175,7 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         self._register(where)
         encoder = MessageEncoder(self._format, self.records, where)
         if self.delivery_guarantee is DeliveryGuarantee.EXACTLY_ONCE:
-            return StagingWriter(encoder, task.attempt, self.upserts)
+            return MessagesWriter(encoder, task.attempt, self.upserts)
         return _PublishingWriter(encoder, self, where)
 
     def _register(self, where: str) -> None:

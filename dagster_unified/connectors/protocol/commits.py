@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.paths import remove_tree, storage_path
-from dagster_unified.errors import UnavailableError, UnifiedError
+from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.connectors import WHOLE, Sink
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
@@ -233,21 +233,6 @@ class NoCommitter(Committer[C]):
 
     def commit(self, commits: Sequence[Commit[C]]) -> None:
         """Do nothing: the written rows are visible already."""
-
-
-def staged_content(file: str, what: str) -> bytes:
-    """Read a file that a writer has staged. Raises `UnavailableError` where another job has removed it.
-
-    `what` describes its content.
-    """
-    try:
-        content: bytes = storage_path(file, what).read_bytes()
-    except FileNotFoundError:
-        raise UnavailableError(
-            f"the {what} {file} are gone: another job has taken over and removed them; nothing was committed, and"
-            " another attempt stages them again"
-        ) from None
-    return content
 
 
 def remove_staging(attempts: Sequence[WriteAttempt], committed: bool) -> None:

@@ -17,8 +17,8 @@ from dagster_unified.connectors.kafka.messages import (
     MessageEncoder,
     MessageFormat,
     Messages,
+    MessagesWriter,
     StagedMessages,
-    StagingWriter,
 )
 from dagster_unified.connectors.protocol.commits import (
     Commit,
@@ -53,7 +53,7 @@ def opened(broker, topic, timeout=60.0, connection=None, **config):
 
 def staged(rows, attempt, upserts=False):
     encoder = MessageEncoder(MessageFormat(("key",), "key"), ROW, "sink 's'")
-    writer = StagingWriter(encoder, attempt, upserts)
+    writer = MessagesWriter(encoder, attempt, upserts)
     writer.write(ROW.to_batch([Row(*row) if isinstance(row, tuple) else Row(row, 0) for row in rows]))
     return list(writer.prepare_commit())
 

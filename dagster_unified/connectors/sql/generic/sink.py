@@ -12,7 +12,7 @@ from dagster_unified.connectors.secrets import Value, check_is_no_url
 from dagster_unified.connectors.sql.generic.committer import MARKS, DatabaseCommitter, WritePlan, not_exact
 from dagster_unified.connectors.sql.generic.connection import Database
 from dagster_unified.connectors.sql.generic.source import DatabaseSource
-from dagster_unified.connectors.sql.generic.staging import StagedRows, StagingWriter
+from dagster_unified.connectors.sql.generic.staging import RowsWriter, StagedRows
 from dagster_unified.connectors.sql.table_sink import Mode, TableSink
 from dagster_unified.errors import PipelineError
 from dagster_unified.operators.functions.type_variables import In
@@ -93,8 +93,8 @@ class DatabaseSink(TableSink[In, StagedRows]):
             )
         )  # fmt: skip
 
-    def writer(self, task: WriterTask) -> StagingWriter:
-        return StagingWriter(task.attempt)
+    def writer(self, task: WriterTask) -> RowsWriter:
+        return RowsWriter(task.attempt)
 
     def exists(self) -> bool:
         if self.database.is_missing(self._where):
