@@ -372,7 +372,7 @@ class DataStream(BaseStream[T]):
             columns=(),
             source=table,
             on=tuple(pairs.items()),
-            found=tuple(columns.items()),
+            added=tuple(columns.items()),
             inner=how == "inner",
         )
 

@@ -215,7 +215,9 @@ class CollectionSource(SparkSource[Out]):
         logged = spark_log.offset_of(offset)
         if checkpoint_sources is None or logged < 0:
             return self.resume_position
-        names = [spark_log.path_of(file.path).split("/")[-1] for file in spark_log.found(checkpoint_sources, logged)]
+        names = [
+            spark_log.path_of(file.path).split("/")[-1] for file in spark_log.files_found(checkpoint_sources, logged)
+        ]
         return EverythingRead(max(part.first + part.size for name in names if (part := _Part.of(name)) is not None))
 
     def ending(self, folder: UPath) -> Ending | None:

@@ -99,7 +99,7 @@ class Answer(msgspec.Struct, frozen=True):
     """The versions that one executor's interpreter has."""
 
     host: str
-    found: dict[str, str]
+    versions: dict[str, str]
 
 
 def check_workers(spark: SparkSession) -> None:
@@ -114,7 +114,7 @@ def check_workers(spark: SparkSession) -> None:
         return
     known = _checked.setdefault(context.applicationId, set())
     while not (executors := _executors(spark)) <= known:  # others come while the first are asked
-        wrong = {answer.host: differences(dict(here()), answer.found) for answer in _answers(spark)}
+        wrong = {answer.host: differences(dict(here()), answer.versions) for answer in _answers(spark)}
         reports = [_report(host, lacking) for host, lacking in sorted(wrong.items()) if lacking]
         if reports:
             raise MissingRequirementError(f"{'; '.join(reports)}: {instead(context.pythonExec)}")

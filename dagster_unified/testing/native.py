@@ -184,7 +184,7 @@ def _with_columns(node: g.WithColumnsNode, pipeline: str, layout: StreamLayout, 
 
 @_statement.register(g.LookupNode)
 def _lookup(node: g.LookupNode, pipeline: str, layout: StreamLayout, columns: list[str]) -> str:
-    looked_up = {name: f't."{column}"' for name, column in node.found}
+    looked_up = {name: f't."{column}"' for name, column in node.added}
     fields_before = {name: f'r."{name}"' for name in _names(node)}
     fields = [f'{column} AS "{name}"' for name, column in {**fields_before, **looked_up}.items()]
     condition = " AND ".join(f'r."{name}" = t."{column}"' for name, column in node.on)

@@ -345,7 +345,7 @@ def last_chunk_found(log: UPath, folder: UPath) -> int:
 
 def names_until(reader: spark_log.Reader, root: str) -> set[str]:
     """The names of the files below a root that a file source has read, as far as Spark has logged it."""
-    paths = {spark_log.path_of(entry.path) for entry in spark_log.found(reader.log, reader.logged)}
+    paths = {spark_log.path_of(entry.path) for entry in spark_log.files_found(reader.log, reader.logged)}
     chunks = {int(match[1]): path for path in paths if (match := _CHUNK.search(path))}
     names = {path.removeprefix(f"{root}/") for path in paths.difference(chunks.values())}
     if chunks:
@@ -483,7 +483,9 @@ def _begin(folder: UPath, files: Folder) -> None:
     remove_tree(folder / "names")
     below = f"{files.root}/"
     logs = [reader for checkpoint in _checkpoints(folder) for reader in spark_log.readers(checkpoint)]
-    paths = [spark_log.path_of(entry.path) for reader in logs for entry in spark_log.found(reader.log, reader.logged)]
+    paths = [
+        spark_log.path_of(entry.path) for reader in logs for entry in spark_log.files_found(reader.log, reader.logged)
+    ]
     names = [path.removeprefix(below) for path in paths if path.startswith(below)]
     if names:
         put(folder / "names" / _EARLIER, zlib.compress("\0".join(names).encode(*_UTF8)))

@@ -330,7 +330,7 @@ class Natives:
         names = [name for name, _ in node.on]
         frame = frame.where(self._not_nan(node, frame, names, "lookup_join", fits))
         keys = [F.col(column).alias(f"__key{i}") for i, (_, column) in enumerate(node.on)]
-        values = [F.col(column).alias(f"__value{i}") for i, (_, column) in enumerate(node.found)]
+        values = [F.col(column).alias(f"__value{i}") for i, (_, column) in enumerate(node.added)]
         table = self.table(node.source.read(self.spark)).select(*keys, *values, F.lit(True).alias("__found"))
         condition = F.lit(True)
         for i, (name, _) in enumerate(node.on):
@@ -339,7 +339,7 @@ class Natives:
         if node.inner:
             matched = F.col("__found").isNotNull()
             joined = joined.where(matched if others is None else others | matched)
-        return joined.withColumns({name: F.col(f"__value{i}") for i, (name, _) in enumerate(node.found)})
+        return joined.withColumns({name: F.col(f"__value{i}") for i, (name, _) in enumerate(node.added)})
 
     def keyed(self, node: g.KeyedNode, frame: DataFrame) -> DataFrame:
         """Return the rows; evaluating one whose key is None or NaN raises."""

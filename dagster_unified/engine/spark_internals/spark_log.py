@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _LOG = re.compile(r"(\d+)(\.compact)?")
 
 
-class Found(msgspec.Struct, frozen=True, rename={"batch": "batchId"}):
+class FoundFile(msgspec.Struct, frozen=True, rename={"batch": "batchId"}):
     """A path that the source has found, as a URL, and the id that it was found for."""
 
     path: str
@@ -54,7 +54,7 @@ def offset_of(text: str | None) -> int:
         raise StateError(f"{text[:200]} is not an offset of Spark's file source; restore the checkpoint") from None
 
 
-def found(log: UPath, until: int | None) -> list[Found]:
+def files_found(log: UPath, until: int | None) -> list[FoundFile]:
     """Return what a file source found up to and with an id, or everything."""
     files = _files(log)
     last = max(files, default=-1) if until is None else until
@@ -69,7 +69,7 @@ def found(log: UPath, until: int | None) -> list[Found]:
     return [entry for entry in everything if entry.batch <= last]
 
 
-def newest(log: UPath) -> list[Found]:
+def newest(log: UPath) -> list[FoundFile]:
     """Return what a file source found last, and perhaps what it found before."""
     files = _files(log)
     for number in sorted(files, reverse=True):  # one that was taken back leaves a file without entries
@@ -139,11 +139,11 @@ def _files(folder: UPath) -> dict[int, str]:
     return {int(match[1]): match[0] for match in sorted(matches, key=lambda match: match[2] or "")}
 
 
-def entries(file: UPath) -> list[Found]:
+def entries(file: UPath) -> list[FoundFile]:
     """Return the entries of one file of a log, of a file source or of a file sink."""
     lines = read_whole(file).splitlines()
     try:
-        entries = [msgspec.json.decode(line, type=Found) for line in lines[1:]]
+        entries = [msgspec.json.decode(line, type=FoundFile) for line in lines[1:]]
     except msgspec.DecodeError:
         entries = None
     if entries is None or lines[:1] != [b"v1"]:

@@ -66,7 +66,7 @@ class Running(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Found:
+class RunningQueries:
     """Running queries, and their session."""
 
     running: Running
@@ -106,7 +106,7 @@ def settings_of(spark: SparkSession) -> str:
 
 def find(
     directory: CheckpointDirectory, spark: SparkSession, deployed: Deployed | None, names: Collection[str]
-) -> Found | None:
+) -> RunningQueries | None:
     """Return the queries that the previous job left, if all of them run, and are what this job would start.
 
     `spark` is the session of the job, set up as for its queries, and `deployed` the record that it has found.
@@ -135,7 +135,7 @@ def find(
         return None
     if any(name not in alive or alive[name].runId != run for name, (_, run) in before.queries.items()):
         return None
-    return Found(before, session, alive)
+    return RunningQueries(before, session, alive)
 
 
 def end(before: Running, spark: SparkSession, folder: UPath) -> None:

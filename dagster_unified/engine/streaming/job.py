@@ -246,7 +246,7 @@ class StreamingJob:
             if phase is not None:
                 self._tell(phase)
 
-    def _start_queries(self, attached: attaching.Found | None) -> None:
+    def _start_queries(self, attached: attaching.RunningQueries | None) -> None:
         for query in self._queries:
             if query.over:
                 if attached is not None:
@@ -270,7 +270,7 @@ class StreamingJob:
 
     def _left_running(
         self, previous: Deployed | None, record: Deployed, staged: Iterable[str], names: Iterable[str]
-    ) -> attaching.Found | None:
+    ) -> attaching.RunningQueries | None:
         """Return the previous job's queries, if they run on a server and are what this job would start."""
         if not is_connect(self.spark) or previous is None or previous.restored:
             return None
@@ -280,7 +280,7 @@ class StreamingJob:
             return None  # what they begin with is written anew
         return attaching.find(self.directory, self.spark, previous, list(names))
 
-    def _record_running(self, attached: attaching.Found | None, deployed: Deployed) -> None:
+    def _record_running(self, attached: attaching.RunningQueries | None, deployed: Deployed) -> None:
         """Record the queries, for the next job and for themselves."""
         assert self._lease is not None
         token = self._lease.token

@@ -144,7 +144,7 @@ class LookupNode(NativeNode, ReadingNode):
     on: tuple[tuple[str, str], ...]
     """The record's fields and the table's columns that have to be equal."""
 
-    found: tuple[tuple[str, str], ...]
+    added: tuple[tuple[str, str], ...]
     """The fields that come from the table, and its columns."""
 
     inner: bool
@@ -153,7 +153,7 @@ class LookupNode(NativeNode, ReadingNode):
     counts_records = False
 
     def settings(self, with_input: bool = True) -> list[object]:
-        settings: list[object] = [self.source.describe(), self.on, self.found, self.inner]
+        settings: list[object] = [self.source.describe(), self.on, self.added, self.inner]
         return [*settings, self.source.snapshot()] if with_input else settings
 
     def describe(self) -> str:

@@ -344,14 +344,14 @@ def test_sparks_log_is_read_over_its_compactions(spark, tmp_path):
     assert (log / "9.compact").exists()
     for gone in (False, True):
         for epoch in range(12):
-            assert len(spark_log.found(log, epoch)) == epoch + 1
+            assert len(spark_log.files_found(log, epoch)) == epoch + 1
             position = stream.source.stream_position(log, f'{{"logOffset":{epoch}}}')
             assert names(position) == [f"{n:02d}.csv" for n in range(epoch + 1)]
         for n in range(9):
             (log / str(n)).unlink(missing_ok=True)
     (log / "11").unlink()
     with pytest.raises(StateError, match=r"Spark's log of a file source in .* is not whole"):
-        spark_log.found(log, 11)
+        spark_log.files_found(log, 11)
 
 
 def test_what_other_sources_keep_in_a_checkpoint_is_left_alone(spark, tmp_path):

@@ -11,7 +11,7 @@ from upath import UPath
 
 from dagster_unified.engine import spark_internals
 from dagster_unified.engine.spark_internals.placing import spread_of
-from dagster_unified.engine.spark_internals.spark_log import entries, found, readers
+from dagster_unified.engine.spark_internals.spark_log import entries, files_found, readers
 
 
 def test_this_is_the_version_that_was_tested():
@@ -78,5 +78,5 @@ def test_the_logs_of_file_sources_and_sinks_are_as_they_were(spark, tmp_path):
     written.trigger(availableNow=True).start(str(tmp_path / "out")).awaitTermination()
     (reader,) = readers(UPath(tmp_path / "checkpoint"))
     assert reader.logged == 0
-    assert [entry.path.rpartition("/")[2] for entry in found(reader.log, None)] == ["one.json"]
+    assert [entry.path.rpartition("/")[2] for entry in files_found(reader.log, None)] == ["one.json"]
     assert len(entries(UPath(tmp_path / "out" / "_spark_metadata" / "0"))) >= 1
