@@ -75,20 +75,20 @@ PROBE = f"""
 import glob, json, os, socket, sys
 home = os.environ.get("SPARK_HOME", "")
 sys.path += [home + "/python", *glob.glob(home + "/python/lib/*.zip")]
-found = {{"{PYTHON}": "%d.%d" % sys.version_info[:2]}}
+versions = {{"{PYTHON}": "%d.%d" % sys.version_info[:2]}}
 for name in {PACKAGES!r}:
     try:
         from importlib import metadata
-        found[name] = metadata.version(name)
+        versions[name] = metadata.version(name)
     except Exception:
         pass
-if "pyspark" not in found:
+if "pyspark" not in versions:
     try:
         from pyspark.version import __version__
-        found["pyspark"] = __version__
+        versions["pyspark"] = __version__
     except ImportError:
         pass
-print(json.dumps({{"host": socket.gethostname(), "found": found}}))
+print(json.dumps({{"host": socket.gethostname(), "versions": versions}}))
 """
 
 _checked: dict[str, set[str]] = {}
