@@ -120,7 +120,6 @@ class BaseStream(ABC, Generic[T]):
         return [(self._over(tuple(part)), exchange) for part, exchange in parts]
 
     def _node_by_key(self, kind: type[N], name: str, **attributes: Any) -> N:
-        """Return an operator that a driver gives one key after another."""
         return self._pipeline._add(kind, list(self._upstream), name, key=self._key_selector, **attributes)
 
     def _over_exchange(self, kind: ExchangeKind, key: Key | None, partitioner: Any) -> tuple[Upstream, ...]:

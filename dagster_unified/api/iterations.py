@@ -501,7 +501,6 @@ def _key_getter(key: Key, records: RecordType) -> Callable[[Any], Hashable]:
 
 
 def _without_exchange(stream: DataStream[T]) -> DataStream[T]:
-    """Return a stream's records where they are."""
     return DataStream(stream._pipeline, None, tuple(replace(u, partitioning=None) for u in stream._upstream))
 
 

@@ -376,7 +376,6 @@ def _unfit_file(error: Exception, plan: Plan) -> errors.UnifiedError | None:
 
 
 def _reads(source: ParquetSource[Any], file: str) -> bool:
-    """Return whether a file, by its path, is one of a source's."""
     return any(file.endswith(str(f).split("://")[-1]) for f in source.files())
 
 

@@ -264,7 +264,6 @@ class JobTime:
         return self._goes_on or self._are_read(self._last)
 
     def _has_ended(self, uid: str) -> bool:
-        """Return whether an assigner will see no more records."""
         return self._input_has_ended(uid) and self._operators[uid] <= self._closed
 
     def _emitted(self, uid: str, mark: Mark) -> None:
@@ -323,7 +322,6 @@ class JobTime:
 
 
 def _goes_round(node: Node) -> bool:
-    """Return whether the iteration runs for as long as its input comes."""
     return isinstance(node, IterationNode) and node.takes_input_in_all_rounds
 
 

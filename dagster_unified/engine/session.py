@@ -123,7 +123,6 @@ def _silent(remote: str, patience: float) -> str | None:
 
 
 def _shown(remote: str) -> str:
-    """Return the address without what may be secret."""
     return remote.partition("/;")[0]
 
 

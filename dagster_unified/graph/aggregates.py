@@ -382,7 +382,6 @@ class _Apart:
         return replace(partial, carry=carry)
 
     def _type(self, aggregate: Column, read: Column, kind: str) -> Any:
-        """Return the type of a sum, minimum or maximum."""
         python = _type_of(read, self.records)
         hint = self._hints.get(repr(aggregate))
         if python is None and hint is not None:
@@ -530,7 +529,6 @@ def _type_of(expression: object, records: RecordType) -> Any | None:
 
 
 def _number(types: Sequence[Any]) -> Any | None:
-    """Return the type of arithmetic on numbers."""
     if not set(types) <= {int, float, Decimal}:
         return None
     return float if float in types else Decimal if Decimal in types else int

@@ -245,7 +245,6 @@ class ExecutionGraph:
         return tuple(vertices)
 
     def _goes_on(self, head: int) -> bool:
-        """Return whether operators may follow a head in its vertex."""
         return self.plan.graph.node(head).needs_worker
 
     def _leaving(self, group: Sequence[int]) -> tuple[Port, ...]:

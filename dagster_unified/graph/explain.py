@@ -160,7 +160,6 @@ def _body_json(node: IterationNode) -> dict[str, Any]:
 
 
 def _feedback(node: IterationNode) -> list[tuple[TailNode, HeadNode]]:
-    """Return the streams that are fed back, and the variables that they become."""
     heads = {head.number: head for head in node.heads}
     return [(tail, heads[tail.number]) for tail in node.tails if tail.role is Role.FEEDBACK]
 

@@ -545,7 +545,6 @@ def _items(value: Any, base: type) -> Any:
 
 
 def _own_state(value: Any, kind: type) -> Any:
-    """Return the state that an object's class gives for it, where it gives one."""
     for name in ("__reduce_ex__", "__reduce__", "__getstate__"):
         method = inspect.getattr_static(kind, name, None)
         if isinstance(method, types.FunctionType) and not is_installed_file(method.__code__.co_filename):

@@ -257,7 +257,6 @@ class _Step:
         return self._metadata(self.launched, manifest)
 
     def _link(self, manifest: "Manifest") -> None:
-        """Link what another run has materialized as this run's output."""
         run_id = self.context.run.run_id
         address = Address(self.launched.name, manifest.stage, run_id, self.producers.partition)
         self.producers.store.link(address, manifest)
@@ -277,7 +276,6 @@ class _Step:
         return None if holder.id == self.region.id else self.translator.get_asset_key(self.loaded, holder)
 
     def find(self, wanted: Region) -> "Manifest | None":
-        """Return the intermediate of a stage that this one may read."""
         manifest = self.producers.find(wanted.name, self.translator.get_asset_key(self.launched, wanted))
         if manifest is not None and manifest.fingerprint != wanted.fingerprint:
             self.context.log.warning(

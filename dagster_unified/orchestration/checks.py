@@ -123,7 +123,7 @@ def sink_checks(
 
 
 def _is_read(sink: Sink[Any]) -> TypeGuard[SparkSink[Any, Any]]:
-    """Return whether checks can read a sink's table, and write a second one elsewhere to compare it with."""
+    """Return whether checks can read a sink's table, and write a second one elsewhere to compare."""
     return isinstance(sink, SparkSink) and sink.elsewhere("/") is not None
 
 

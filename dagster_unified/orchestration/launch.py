@@ -148,7 +148,6 @@ def _may_pass(failure: DagsterEvent) -> bool:
 
 
 def _sentence(failures: list[DagsterEvent]) -> str:
-    """Return the sentence that the user reads of a failed run."""
     if not failures:
         return "the run failed; see the Dagster event log"
     data = failures[0].step_failure_data

@@ -357,7 +357,6 @@ class _Check:
 
 
 def _some(rows: Counter[tuple[Any, ...]]) -> list[tuple[int, int, str]]:
-    """Return three rows, without what makes them bulky."""
     return [(key, version, text[:60]) for key, version, text in sorted(rows)[:3]]
 
 

@@ -121,7 +121,6 @@ def _tables(
     looked_up: Sequence[Any],
     marks: Sequence[int] | None,
 ) -> dict[str, pa.Table]:
-    """Return the tables that a native operation's statement reads, by name."""
     return {_TABLE: table}
 
 

@@ -465,7 +465,6 @@ class BroadcastHarness(_Harness):
 
 
 def _operator(decided: Plan) -> g.Node:
-    """Return the one operator between the harness's inputs and its outputs."""
     graph = decided.graph
     sink = next(n for n in graph.sinks if n.name == _OUTPUT)
     node = graph.node(graph.inputs(sink.id)[0].source)

@@ -438,7 +438,6 @@ def manifests_of(
 
 
 def _lacking(plan: Plan, region: Region) -> dict[str, str]:
-    """Return the files of the stage's sources that lack a column."""
     return {
         f"files of {node.name} without column '{column}'": files
         for node in plan.graph.sources

@@ -141,7 +141,6 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
     states, loops = list[OperatorState](), list[IterationState]()
 
     def left_by(node: g.Node) -> tuple[StageManifest, DataFrame]:
-        """Return the stage of a node, and the state that the node left."""
         stage = by_name[plan.region_of(node.id).name]
         run.check()
         return stage, intermediates.read(run.spark, run.store, [stage], node.uid, CARRIED, CARRIED_LAYOUT)

@@ -466,7 +466,6 @@ def _window_aggregate(
 
 
 def _other_columns(node: g.Node, frame: DataFrame, pass_through: Sequence[str]) -> list[str]:
-    """Return the pass-through columns, which are not part of a node's result."""
     return [*([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []), *pass_through]
 
 

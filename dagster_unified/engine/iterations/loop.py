@@ -261,7 +261,6 @@ def _through(
     terminated: bool,
     replayed: Sequence[R] = (),
 ) -> LevelResult[R]:
-    """Run an epoch through all levels."""
     whole: LevelResult[R] = LevelResult()
     for number, level in enumerate(loop.levels):
         buffers = level.buffers

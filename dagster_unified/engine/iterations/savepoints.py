@@ -209,7 +209,6 @@ def _write_waiting(
 
 
 def _records(loop: Loop, buffer: InputBuffer) -> pa.Schema:
-    """Return the columns of the records that come to a buffer: those of an input, and their event time."""
     return record_columns(loop.route_to(buffer.number)[0].schema)
 
 

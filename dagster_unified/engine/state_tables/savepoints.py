@@ -124,7 +124,6 @@ class OperatorTable:
 
 
 def _numbers(spark: SparkSession, file_splits: Sequence[Split]) -> DataFrame:
-    """Return the numbers of splits, each in a task of its own."""
     return spark.range(0, len(file_splits), 1, max(len(file_splits), 1))
 
 

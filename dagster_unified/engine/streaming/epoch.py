@@ -255,7 +255,6 @@ class EpochWriter:
         return WriteContext(identity, self.tail.name, self.check, self._shipping(node.uid), staging)
 
     def _commits_of(self, node: SinkNode) -> SinkCommits[Any]:
-        """Return the commits of a sink, the same for all epochs."""
         if node.uid not in self._commits:
             self._commits[node.uid] = SinkCommits(spark_sink(self.plan.name, node))
         return self._commits[node.uid]

@@ -533,7 +533,6 @@ class StreamingJob:
         return start
 
     def _without_epoch(self, names: Iterable[str]) -> list[str]:
-        """Return those of some queries that have not committed their first epoch."""
         return [name for name in names if self.directory.last_epoch(name) is None]
 
     def _after_start(self, deployed: Deployed) -> Plan:

@@ -414,7 +414,6 @@ class Query(ABC):
             time.sleep(0.02)
 
     def _is_logged(self, logged: int | None) -> bool:
-        """Return whether Spark has logged the last epoch that the sinks have."""
         return self.last is None or self.last == logged
 
     def _advance_to(self, end: End, running: StreamingQuery) -> bool:

@@ -178,12 +178,10 @@ class Mailbox(Generic[T]):
 
 
 def _of_server(folder: UPath, token: int) -> Mailbox[FromServer]:
-    """Return the mailbox of the server's messages to the job with this token."""
     return Mailbox(folder / "server.json", FromServer, token)
 
 
 def _of_job(folder: UPath, token: int) -> Mailbox[FromJob]:
-    """Return the mailbox of that job's messages."""
     return Mailbox(folder / f"{token}.json", FromJob, token)
 
 
@@ -336,7 +334,6 @@ class EpochsElsewhere:
         self._heard = latest.count
 
     def _outcome(self, message: FromServer | None) -> Outcome:
-        """Return the server's result of the epoch that it has run."""
         if isinstance(message, EpochDone):
             self._observe(message.events)
             self._heard = 0

@@ -336,7 +336,6 @@ def _check_copy(directory: CheckpointDirectory, chosen: Savepoint) -> None:
 
 
 def _sizes(folder: UPath, folders: Sequence[str] = FOLDERS) -> dict[str, int]:
-    """Return the files in the folders of a deployment or a savepoint, with their sizes."""
     return {f"{name}/{path}": size for name in folders for path, size in sizes(folder / name).items()}
 
 
