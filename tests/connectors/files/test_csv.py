@@ -104,20 +104,24 @@ def records(texts):
 ONE_LINE = st.sampled_from(TEXTS) | st.text(st.characters(codec="utf-8", exclude_characters="\r\n\ufffd"), max_size=20)
 
 
+SEVERAL_LINES = st.text(st.sampled_from('a",\\\n\r')) | st.text(
+    st.characters(codec="utf-8", exclude_characters="\ufffd"), max_size=8
+)
+
+
+@pytest.mark.parametrize(("texts", "multi_line"), [(ONE_LINE, False), (SEVERAL_LINES, True)])
 @settings(max_examples=examples(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(found=st.lists(records(ONE_LINE), min_size=1, max_size=40))
-def test_what_is_written_comes_back(run_on_spark, tmp_path_factory, found):
-    folder = tmp_path_factory.mktemp("csv")
-    found = [record._replace(number=number) for number, record in enumerate(found)]
+@given(data=st.data())
+def test_what_is_written_comes_back(run_on_spark, tmp_path_factory, texts, multi_line, data):
+    folder, drawn = tmp_path_factory.mktemp("csv"), data.draw(st.lists(records(texts), min_size=1, max_size=40))
+    found = [record._replace(number=number) for number, record in enumerate(drawn)]
     pipeline = Pipeline("writing")
     pipeline.from_collection(found, Everything, name="found").sink_to(
         FileSink(f"{folder}/out", name="out", format="csv")
     )
     run_on_spark(pipeline)
-    assert (
-        read(run_on_spark, folder, CsvSource(f"{folder}/out/*.csv", Everything, name="in", null_value="(none)"))
-        == found
-    )
+    source = CsvSource(f"{folder}/out/*.csv", Everything, name="in", null_value="(none)", multi_line=multi_line)
+    assert read(run_on_spark, folder, source) == found
 
 
 def test_another_program_reads_what_is_written(run_on_spark, tmp_path):
@@ -182,13 +186,14 @@ class Note(NamedTuple):
     text: str | None
 
 
-def test_a_single_field_that_may_be_none_is_not_written_as_csv():
-    pipeline = Pipeline("notes")
-    with pytest.raises(PipelineError, match="has one field, which may be None, and an empty line is no row of CSV"):
-        pipeline.from_collection([Note(None)], Note, name="notes").sink_to(FileSink("/tmp/notes", format="csv"))
-
-
-def test_bytes_are_not_written_as_csv():
-    pipeline = Pipeline("raw")
-    with pytest.raises(PipelineError, match="field 'content' is bytes, which CSV cannot hold"):
-        pipeline.from_collection([Raw(b"")], Raw, name="raw").sink_to(FileSink("/tmp/raw", format="csv"))
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        (Note(None), "has one field, which may be None, and an empty line is no row of CSV"),
+        (Raw(b""), "field 'content' is bytes, which CSV cannot hold"),
+    ],
+)
+def test_what_csv_cannot_hold_is_not_written_as_csv(record, says):
+    stream = Pipeline("notes").from_collection([record], type(record), name="notes")
+    with pytest.raises(PipelineError, match=says):
+        stream.sink_to(FileSink("/tmp/notes", format="csv"))

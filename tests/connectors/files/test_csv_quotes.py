@@ -6,7 +6,7 @@ import io
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
@@ -14,7 +14,6 @@ from dagster_unified.connectors import CsvSource, FileSink
 from dagster_unified.connectors.files.texts import CsvRows
 from dagster_unified.errors import MalformedInputError, PipelineError
 from tests.connectors.files.test_csv import read
-from tests.depth import examples
 
 
 class Note(NamedTuple):
@@ -190,22 +189,3 @@ def test_a_row_is_one_exactly_where_its_quotes_close(text):
                 state, columns = "start", columns + 1
     is_row = not broken and state != "quoted" and columns == 2
     assert (CsvRows(("a", "b"), ",", '"').explain("", text) is None) == is_row
-
-
-class Pair(NamedTuple):
-    number: int
-    one: str
-    other: str
-
-
-@settings(max_examples=examples(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.text(st.sampled_from('a",\\\n\r')), st.text(max_size=8)), min_size=1, max_size=40))
-def test_what_the_sink_wrote_is_read_back(run_on_spark, tmp_path_factory, texts):
-    folder = tmp_path_factory.mktemp("csv")
-    found = [Pair(number, other, one) for number, (one, other) in enumerate(texts) if "\ufffd" not in other]
-    pipeline = Pipeline("writing")
-    sink = FileSink(f"{folder}/out", name="out", format="csv")
-    pipeline.from_collection(found, Pair, name="found").sink_to(sink)
-    run_on_spark(pipeline)
-    source = CsvSource(f"{folder}/out/*.csv", Pair, name="in", null_value="(none)", multi_line=True)
-    assert read(run_on_spark, folder, source) == found
