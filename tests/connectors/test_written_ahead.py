@@ -53,6 +53,14 @@ def received(one, folder):
     return _Log(one, str(Path(folder) / "log"))
 
 
+def until(holds):
+    """Waits until something holds, for a minute at the most."""
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def read(log, start, end):
     batches = [batch for split in log.splits(start, end) for batch in log.read_split(split)]
     return [Tick(**row) for batch in batches for row in batch.to_pylist()]
@@ -120,8 +128,7 @@ def test_what_came_is_said_to_be_logged_when_it_is_and_a_group_is_logged_whole(t
     one = InGroups(tmp_path / "log")
     receiver = _Receiver(one, tmp_path / "log")
     receiver.start()
-    while len(one.told) < 20:
-        time.sleep(0.01)
+    until(lambda: len(one.told) >= 20)
     receiver.end()
     assert [told for told, _ in one.told] == [logged for _, logged in one.told]
     log = _Log(one, str(tmp_path / "log"))
@@ -151,8 +158,7 @@ def test_a_receiver_writes_nothing_more_when_another_has_taken_over(tmp_path):
 
     first = _Receiver(GeneratorSource(slow, Tick, name="ticks"), tmp_path / "log")
     first.start()
-    while not any(_Log(source([]), str(tmp_path / "log")).newest().values()):
-        time.sleep(0.01)
+    until(lambda: any(_Log(source([]), str(tmp_path / "log")).newest().values()))
     log = received(source(ticks(1, 7)), tmp_path)
     more.set()
     first.join(30)
@@ -170,15 +176,17 @@ def test_a_receiver_that_was_succeeded_takes_no_more_records(tmp_path):
             time.sleep(0.001)
 
     _Receiver(GeneratorSource(endless, Tick, name="ticks", flush_every=timedelta(0)), tmp_path / "log").start()
-    while not taken:
-        time.sleep(0.01)
+    until(lambda: taken)
     received(source([]), tmp_path)
-    until = time.monotonic() + 30
     before = None
-    while before != len(taken):
-        assert time.monotonic() < until
-        before = len(taken)
-        time.sleep(0.5)
+
+    def takes_none():
+        nonlocal before
+        before, known = len(taken), before
+        time.sleep(0.1)
+        return before == known == len(taken)
+
+    until(takes_none)
 
 
 def test_two_queries_of_a_job_share_a_receiver(spark, tmp_path):
@@ -190,10 +198,11 @@ def test_two_queries_of_a_job_share_a_receiver(spark, tmp_path):
             yield Tick(1, None)
             time.sleep(0.05)
 
-    one = GeneratorSource(slowly, Tick, name="ticks")
+    one = GeneratorSource(slowly, Tick, name="shared")
     for _ in range(2):
         one.read_stream(spark, UPath(tmp_path / "sources"))
-    time.sleep(0.5)
+    assert [thread.name for thread in threading.enumerate()].count("receive shared") == 1
+    until(lambda: calls)
     (tmp_path / "sources" / "log" / "owner").write_text("another")
     assert calls == [1]
 
@@ -281,21 +290,16 @@ def test_an_epoch_that_is_not_committed_needs_what_it_reads(tmp_path, in_files_o
     assert logs(tmp_path) == [second, last]
 
 
-def test_a_query_of_another_source_needs_no_file(tmp_path, in_files_of_ten):
+@pytest.mark.parametrize(("position", "needs"), [({"sales[0]": 7}, "none"), ({}, "all")])
+def test_a_query_of_another_source_needs_no_file_and_one_that_has_seen_none_yet_needs_all(
+    tmp_path, in_files_of_ten, position, needs
+):
     log = received(source(ticks(20)), tmp_path)
-    _, last = sorted(log.newest())
+    first, last = sorted(log.newest())
     checkpointed(tmp_path / "spark" / "main", log.newest())
-    checkpointed(tmp_path / "spark" / "other", {"sales[0]": 7})
+    checkpointed(tmp_path / "spark" / "other", position)
     written_ahead.delete_unneeded(tmp_path / "log", tmp_path, last)
-    assert logs(tmp_path) == [last]
-
-
-def test_a_query_that_has_seen_no_file_yet_needs_all(tmp_path, in_files_of_ten):
-    log = received(source(ticks(20)), tmp_path)
-    checkpointed(tmp_path / "spark" / "main", log.newest())
-    checkpointed(tmp_path / "spark" / "other", {})
-    written_ahead.delete_unneeded(tmp_path / "log", tmp_path, max(log.newest()))
-    assert logs(tmp_path) == sorted(log.newest())
+    assert logs(tmp_path) == ([first, last] if needs == "all" else [last])
 
 
 def test_a_file_without_an_index_has_nothing(tmp_path, in_files_of_ten):
@@ -351,8 +355,7 @@ def test_a_socket_is_closed_when_the_job_stops(tmp_path):
             connection.settimeout(30)
             connection.sendall(b"a line\n")
             log = _Log(one, str(tmp_path / "log"))
-            while not sum(log.newest().values()):
-                time.sleep(0.01)
+            until(lambda: any(log.newest().values()))
             receiver.end()
             assert connection.recv(1) == b""
     assert sum(log.newest().values()) == 1  # and it has not failed
@@ -386,8 +389,7 @@ def test_a_source_that_fails_to_stop_holds_up_no_other(tmp_path, caplog):
     for receiver in receivers.values():
         receiver.start()
     for log, source in sources.items():
-        while not sum(_Log(source, str(log)).newest().values()):
-            time.sleep(0.01)
+        until(lambda: any(_Log(source, str(log)).newest().values()))
     written_ahead.end(job)
     assert [receiver.is_alive() for receiver in receivers.values()] == [False, False]
     assert [record.getMessage() for record in caplog.records] == [
@@ -435,10 +437,7 @@ def test_the_receiver_ends_with_the_job(spark, tmp_path, drained):
 
     job = StreamingJob(pipeline.plan(options), spark, Start("test"), observe)
     assert job.run(stops.is_set) == ("finished" if drained else "stopped")
-    deadline = time.monotonic() + 60
-    while any("receive ticks" in thread.name for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not any("receive ticks" in thread.name for thread in threading.enumerate()))
     log = _Log(source([]), str(*(tmp_path / "checkpoints").rglob("log")))
     logged = sum(log.newest().values())
     assert len(yielded) - logged in (0, 1)  # the one with which it saw that nobody takes more
