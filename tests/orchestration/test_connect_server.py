@@ -34,6 +34,26 @@ with DagsterInstance.get() as instance, execute_job(reconstructable(job), instan
 pytestmark = pytest.mark.spark
 
 
+def program(text, *arguments, ends=0, **environment):
+    """What a program prints that runs in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", text, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == ends, done.stderr[-3000:]
+    return done.stdout
+
+
+def on_server(address, text, ends=0):
+    """What a program prints that is given a session of the server, as `spark`."""
+    begin = f"from dagster_unified.engine import session\nspark = session.start(remote={address!r})\n"
+    return program(begin + text, ends=ends)
+
+
 @contextmanager
 def port_without_server():
     """A port on which no server runs, before and after."""
@@ -61,42 +81,29 @@ def running():
 
 
 def test_workers_of_a_server_are_forked_from_its_daemon_and_it_knows_the_object_store(running):
-    _, address = running
-    program = f"""
+    parents = """
 import os
 from pathlib import Path
 
 import pyarrow as pa
 
-from dagster_unified.engine import session
-
 def parent(batches):
     for _ in batches:
-        yield pa.RecordBatch.from_pydict({{"module": [Path(f"/proc/{{os.getppid()}}/cmdline").read_text()]}})
+        yield pa.RecordBatch.from_pydict({"module": [Path(f"/proc/{os.getppid()}/cmdline").read_text()]})
 
-spark = session.start(remote={address!r})
 (row,) = spark.range(1).mapInArrow(parent, "module string").collect()
 print(row.module.split(chr(0))[2], spark.conf.get("spark.hadoop.fs.s3a.endpoint"))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
-    assert (done.stdout, done.returncode) == (f"{SERVER_DAEMON} http://127.0.0.1:9\n", 0), done.stderr[-3000:]
+    assert on_server(running[1], parents) == f"{SERVER_DAEMON} http://127.0.0.1:9\n"
 
 
 @pytest.mark.rotates("clusters")
 def test_steps_in_processes_of_their_own_and_later_runs_share_one_server(port, tmp_path):
     (tmp_path / "home").mkdir()
-    environment = {
-        **os.environ,
-        "CONNECT_TEST_HOME": str(tmp_path),
-        "CONNECT_TEST_PORT": str(port),
-        "DAGSTER_HOME": str(tmp_path / "home"),
-    }
+    places = {"CONNECT_TEST_HOME": str(tmp_path), "CONNECT_TEST_PORT": str(port), "DAGSTER_HOME": f"{tmp_path}/home"}
     servers = set()
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=600, check=False
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        program(PROGRAM, **places)
         assert sorted(DeltaTable(str(tmp_path / "table")).to_pyarrow_table()["value"].to_pylist()) == [4, 8, 12]
         servers.add(json.loads(connect_server._discovery(port).read_text())["pid"])
     assert len(servers) == 1
@@ -121,24 +128,15 @@ def test_what_cannot_be_is_an_error(port):
 def test_a_server_takes_nobody_without_its_token(running):
     port, address = running
     assert stat.S_IMODE(connect_server._discovery(port).stat().st_mode) == 0o600
-    ask = (
-        "from pyspark.sql import SparkSession; print(SparkSession.builder.remote('{}').getOrCreate().range(3).count())"
-    )
-    tried = {}
-    for token in (os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"], "guessed"):
-        environment = {**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
-        tried[token] = subprocess.run(
-            [sys.executable, "-c", ask.format(address)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-    right, wrong = tried.values()
-    assert right.stdout == "3\n", right.stderr[-2000:]
-    assert wrong.returncode != 0
-    assert "UNAUTHENTICATED" in wrong.stderr
+    ask = f"""
+from pyspark.sql import SparkSession
+try:
+    print(SparkSession.builder.remote({address!r}).getOrCreate().range(3).count())
+except Exception as error:
+    print("UNAUTHENTICATED" in str(error) or error)
+"""
+    assert program(ask) == "3\n"
+    assert program(ask, SPARK_CONNECT_AUTHENTICATE_TOKEN="guessed") == "True\n"
 
 
 def test_processes_share_a_session_and_each_reads_the_files_that_are_there(running, tmp_path):
@@ -154,38 +152,23 @@ spark.conf.set("of.this.session", "kept")
     (tmp_path / "in").mkdir()
     for number in range(2):
         (tmp_path / "in" / f"{number}.txt").write_text("a line")
-        said.append(
-            subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, timeout=600, check=True).stdout
-        )
+        said.append(program(use))
     assert said == ["nothing 1\n", "kept 2\n"]
 
 
 @pytest.mark.rotates("clusters")
 def test_days_carry_aggregates_on_the_server(running, tmp_path):
-    _, address = running
-    program = f"""
+    days = f"""
 from pathlib import Path
 
-from dagster_unified.engine import session
 from dagster_unified.testing import run_pipeline
 from tests.engine.test_carried_state import DAYS, EVENTS, Days, native_windows, table
 
 pipeline = native_windows(EVENTS, {str(tmp_path / "table")!r})
-Days(session.start(remote={address!r}), Path({str(tmp_path / "stages")!r})).run(pipeline, *DAYS)
+Days(spark, Path({str(tmp_path / "stages")!r})).run(pipeline, *DAYS)
 assert table({str(tmp_path / "table")!r}) == sorted(map(tuple, run_pipeline(pipeline, "BATCH").only())) != []
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def on_server(address, program, ends=0):
-    """What a program says that is given a session of the server, as `spark`."""
-    begin = f"from dagster_unified.engine import session\nspark = session.start(remote={address!r})\n"
-    done = subprocess.run(
-        [sys.executable, "-c", begin + program], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert done.returncode == ends, done.stderr[-3000:]
-    return done.stdout
+    on_server(running[1], days)
 
 
 @pytest.mark.rotates("clusters")
@@ -249,14 +232,14 @@ print(last.run(lambda: seen.add(queries(last)) or last.drain()), *seen)
 
 def test_a_process_that_exits_with_open_sessions_has_closed_them(running):
     """PySpark asks the server for more at the exit otherwise, and the process hangs now and then."""
-    program = """
+    open_sessions = """
 import uuid
 sessions = [session.prepared(spark), session.in_session(spark, str(uuid.uuid4()))]
 for one in sessions:
     one.client._cleanup_ml_cache = lambda: print("asked for more")
 print(*(one.client.is_closed for one in sessions))
 """
-    assert on_server(running[1], program) == "False False\n"
+    assert on_server(running[1], open_sessions) == "False False\n"
 
 
 AUTHOR = """
