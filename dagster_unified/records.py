@@ -113,6 +113,24 @@ class RecordType:
         arrays = [self._array(i, column, records) for i, column in enumerate(columns)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    def plain_batch(self, records: Sequence[Any]) -> pa.RecordBatch | None:
+        """As `to_batch`, of records that are plainly in normal form; None where that takes a look at each value."""
+        columns = _columns(self.python)
+        if not all(column.fit.has_one_form for column in columns):
+            return None
+        if self.shape != "value" and not _shape_check(self.python).are_bare(records):
+            return None
+        arrays = []
+        for column, values, arrow in zip(columns, self.columns(records), self.schema.types, strict=True):
+            try:
+                found = column.plain(values, arrow)
+            except _REFUSED:
+                return None
+            if found is None:
+                return None
+            arrays.append(found)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
     def check(self, records: Sequence[Any]) -> None:
         """Raise what `to_batch` raises for values of another type."""
         self._check_shape(records)

@@ -166,6 +166,9 @@ class Fit(ABC):
     kind: type | None = None
     """The type of a scalar type's values."""
 
+    has_one_form = False
+    """Whether each value of `kind` that the type can hold is in normal form."""
+
     def __init__(self, name: str, nullable: bool, exact: Iterable[type] = ()) -> None:
         self.name = f"{name} | None" if nullable else name
         self.nullable = nullable
@@ -314,6 +317,7 @@ class _ScalarFit(Fit):
         self._unchecked = self.exact
         scalar = _SCALARS.get(type(info))
         self.kind = self._python = None if scalar is None else scalar.python
+        self.has_one_form = self._python in _PLAIN
 
     def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
         test = _TESTS.get(self._python)
@@ -696,17 +700,22 @@ class RecordFit(Fit):
         return [f"len({value}.__dict__) == {count}"] if more else []
 
     def are_normal(self, values: Collection[Any]) -> bool:
-        if self._does_more or set(map(type, values)) != {self._python}:
+        if not self.are_bare(values):
             return super().are_normal(values)
-        if self.by_position:
-            if self._python is tuple and set(map(len, values)) != {len(self._names)}:
-                return False
-            columns: Iterable[Collection[Any]] = zip(*values, strict=True)
-        else:
-            if not self._frozen and hasattr(next(iter(values)), "__dict__") and self._has_more(values):
-                return False
-            columns = (list(map(get, values)) for get in map(attrgetter, self._names))
+        columns: Iterable[Collection[Any]] = (
+            zip(*values, strict=True)
+            if self.by_position
+            else (list(map(get, values)) for get in map(attrgetter, self._names))
+        )
         return all(fit.are_normal(column) for (_, fit), column in zip(self.fields, columns, strict=True))
+
+    def are_bare(self, values: Collection[Any]) -> bool:
+        """Whether these are records of the very class, with nothing but fields."""
+        if self._does_more or set(map(type, values)) != {self._python}:
+            return False
+        if self.by_position:
+            return self._python is not tuple or set(map(len, values)) == {len(self._names)}
+        return self._frozen or not hasattr(next(iter(values)), "__dict__") or not self._has_more(values)
 
     def _has_more(self, values: Iterable[Any]) -> bool:
         """Whether a record has attributes that are no fields; they are not stored."""

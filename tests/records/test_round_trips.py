@@ -249,3 +249,57 @@ def test_a_null_outside_of_a_slice_is_not_of_it():
     for place in (0, 4):
         with pytest.raises(RecordTypeError, match=r"field 'f0\[\]' of .* is null"):
             records.from_batch(batch.slice(place, 1))
+
+
+class Plain(NamedTuple):
+    text: str
+    number: int
+    ratio: float | None
+    flag: bool
+
+
+class Word(str):
+    pass
+
+
+@given(
+    st.lists(
+        st.builds(
+            Plain,
+            st.one_of(st.text(max_size=3), st.sampled_from([Word("a"), "\ud800", None])),
+            st.one_of(st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**63, -(2**63) - 1, True, 2.0])),
+            st.one_of(st.none(), st.floats(allow_nan=False), st.just(1)),
+            st.one_of(st.booleans(), st.just(1)),
+        )
+        | st.just(("a", 1, None, True)),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_records_that_are_encoded_at_once_are_in_normal_form(records):
+    kind = record_type(Plain)
+    found = kind.plain_batch(records)
+    if found is not None:
+        assert kind.all_normal(records) is records
+        assert found.equals(kind.to_batch(records))
+
+
+@pytest.mark.parametrize(
+    ("python", "record"),
+    [
+        (Plain, Plain("a", 1, None, True)),
+        (Plain, Plain("b", -(2**63), 0.5, False)),
+        (Size, Size(1.0, 2.0)),
+        (tuple[str, int], ("a", 1)),
+        (int, 1),
+    ],
+)
+def test_plain_records_are_encoded_at_once(python, record):
+    found = record_type(python).plain_batch([record, record])
+    assert record_type(python).from_batch(found) == [record, record]
+
+
+def test_a_record_with_more_than_its_fields_is_not_encoded_at_once():
+    size = Size(1.0, 2.0)
+    size.color = "red"
+    assert record_type(Size).plain_batch([size]) is None

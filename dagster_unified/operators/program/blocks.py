@@ -71,6 +71,12 @@ class Block:
                 self._records = kind.all_normal(self._records)
         return self
 
+    def encode_plain(self, kind: RecordType) -> bool:
+        """Encode the records if all are plainly in normal form; whether they are."""
+        if self._batch is None and self._records is not None:
+            self._batch = kind.plain_batch(self._records)
+        return self._batch is not None
+
     def batch(self, kind: RecordType) -> pa.RecordBatch:
         """As Arrow, the record's columns only."""
         if self._batch is None:

@@ -416,7 +416,7 @@ class RunningProgram:
         for_keys = bool(layout.keys) and self._makes(output.step, output.tag)
 
         def consume(block: Block) -> None:
-            if for_keys:
+            if for_keys and not block.encode_plain(layout.records):
                 block.normal(layout.records, where)
             arrays = list(encoded(block, layout.records, where).columns)
             if layout.timestamped:
