@@ -54,6 +54,8 @@ def subtasks(graph: Graph, parallelism: int | None) -> dict[int, int]:
     An operator that Catalyst runs has no subtasks. It is among them only where it forwards its records to one that runs
     in Python.
     """
+    if not any(edge.partitioning.kind in CHOOSING for edge in graph.edges):
+        return {}
     counts: dict[int, int] = {}
     for node in graph.nodes:
         counts_before = [_subtasks_after(graph, edge, node, parallelism, counts) for edge in graph.main_inputs(node.id)]

@@ -73,6 +73,8 @@ def cross_query_streams(plan: Plan) -> list[CrossQueryStream]:
 def segment_of(graph: Graph) -> dict[int, int]:
     """The segment of each node: the first that it can be in, or the one of all that read it, if that is later."""
     loops = {node.id for node in graph.nodes if isinstance(node, IterationNode)}
+    if not loops:
+        return {node.id: 0 for node in graph.nodes}
     cuts = _before_state(graph, loops)
     segment: dict[int, int] = {}
     for node in graph.nodes:

@@ -117,10 +117,11 @@ class QuerySpec(NamedTuple):
 def queries(plan: Plan) -> list[QuerySpec]:
     """The queries that a plan of one segment needs: one for each native aggregate, one for everything else."""
     graph = plan.graph
+    aggregating = [node.id for node in graph.nodes if node.aggregates_natively]
     found: dict[int | None, list[int]] = {}
     for node in graph.ends:
-        upstream = plan.upstream(node.id)
-        aggregates = [n for n in upstream if graph.node(n).aggregates_natively]
+        upstream = plan.upstream(node.id) if aggregating else set()
+        aggregates = [n for n in aggregating if n in upstream]
         if aggregates:
             name = graph.node(aggregates[0]).name
             others = [
