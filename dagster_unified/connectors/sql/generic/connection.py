@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,8 +127,9 @@ class Database:
         import sqlalchemy as sa
 
         dialect = dialect_of(engine.dialect.name)
-        with self._errors(dialect, where, refused):
+        with self._errors(dialect, where, refused, f"see that it runs, and that {socket.gethostname()} reaches it"):
             connection = _connected(engine)
+        with self._errors(dialect, where, refused, "another attempt may succeed"):
             try:
                 with connection, connection.begin():
                     if dialect.session is not None:
@@ -137,8 +139,11 @@ class Database:
                 engine.dispose()
 
     @contextmanager
-    def _errors(self, dialect: Dialect, where: str, refused: type[UnifiedError]) -> Iterator[None]:
-        """Raise a driver's errors as errors of this library; `refused` is the class for refusals."""
+    def _errors(self, dialect: Dialect, where: str, refused: type[UnifiedError], once_away: str) -> Iterator[None]:
+        """Raise a driver's errors as errors of this library; `refused` is the class for refusals.
+
+        `once_away` says what to do about a database that does not answer.
+        """
         import sqlalchemy as sa
 
         try:
@@ -151,7 +156,7 @@ class Database:
                 ) from None
             away = isinstance(error, sa.exc.OperationalError) and not dialect.is_lasting(error.orig, said)
             if away or error.connection_invalidated:
-                raise UnavailableError(f"{where}: {self.describe()} cannot do it now ({said})") from None
+                raise UnavailableError(f"{where}: {self.describe()} cannot do it now ({said}); {once_away}") from None
             raise refused(f"{where}: {self.describe()} refuses it: {said}") from None
 
     def is_missing(self, where: str) -> bool:

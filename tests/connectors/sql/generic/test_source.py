@@ -12,14 +12,16 @@ from dagster import DailyPartitionsDefinition, StaticPartitionsDefinition
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DatabaseSink, DatabaseSource
 from dagster_unified.connectors.protocol.frame import Malformed
+from dagster_unified.connectors.sql.generic.connection import Database
 from dagster_unified.connectors.sql.table_source import ReadField, converted
-from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, UnsupportedError
+from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, UnavailableError, UnsupportedError
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
 from tests.connectors.sql.generic.test_sink import VALUE, Everything
 from tests.connectors.sql.support import MANY, Sale, everything, execute, planned, rows
 from tests.connectors.support import write
 from tests.connectors.trips import Parcel, Spot, Trip
+from tests.ports import free_port
 
 DAYS = DailyPartitionsDefinition("2024-01-01")
 
@@ -389,3 +391,11 @@ def test_a_decimal_that_no_float_holds_is_malformed():
     ]
     (bad,) = [one for one in found if isinstance(one, Malformed)]
     assert bad.reason == "field 'real': it is 1E+400, which a float cannot hold; declare a Decimal"
+
+
+@pytest.mark.parametrize("dialect", ["postgresql+psycopg", "mysql+pymysql"])
+def test_a_database_where_nobody_listens_is_transient_and_says_what_to_look_at(dialect):
+    connection = Database(f"{dialect}://reader@127.0.0.1:{free_port()}/sales")
+    said = r"^source 's': .*127\.0\.0\.1:\d+/sales cannot do it now \(.*\); see that it runs, and that \S+ reaches it$"
+    with pytest.raises(UnavailableError, match=said), connection.transaction("source 's'"):
+        pass
