@@ -10,6 +10,8 @@ import dataclasses
 import inspect
 import io
 import pickle
+import socket
+import sys
 import threading
 import typing
 import weakref
@@ -18,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import MissingRequirementError, PipelineError
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +39,47 @@ def by_value_bytes(value: Any) -> bytes:
     Workers need not be able to import these modules.
     """
     return _pickled(value, None)
+
+
+def from_bytes(data: bytes) -> Any:
+    """Return what was pickled, in a worker or in this process.
+
+    Raises `MissingRequirementError` where a module cannot be imported here, and `PipelineError` where the value cannot
+    be made anew: no other attempt would fare better. What a service says that is asked meanwhile comes as it is.
+    """
+    from pyspark import cloudpickle
+
+    try:
+        return cloudpickle.loads(data)
+    except (ImportError, SyntaxError) as error:
+        raise MissingRequirementError(
+            f"host {socket.gethostname()} {_lacking(error)}: {install_for_workers(sys.executable)}"
+        ) from error
+    except (*_OF_A_VALUE, pickle.PickleError) as error:
+        raise PipelineError(
+            f"host {socket.gethostname()} cannot load what it was sent: {type(error).__name__}: {str(error)[:300]};"
+            " create connections, locks and open files in open(), not before, and let workers have the versions that"
+            " the driver has"
+        ) from error
+
+
+_OF_A_VALUE = (AttributeError, TypeError, ValueError, LookupError, NameError, AssertionError)
+
+
+def _lacking(error: ImportError | SyntaxError) -> str:
+    """Return what a process lacks that cannot import a module."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return f"cannot import a module: {type(error).__name__}: {error}"
+    package, is_within, _ = error.name.partition(".")
+    return f"has a {package} without the module {error.name}" if is_within else f"has no {package}"
+
+
+def install_for_workers(interpreter: str) -> str:
+    """Return what to do where workers lack what the driver has."""
+    return (
+        f"install what the driver has for the workers' interpreter, {interpreter}, name another one in PYSPARK_PYTHON,"
+        " or give SparkResource an environment to ship"
+    )
 
 
 def sent(programs: Iterable[Program], pickle: Callable[[], T], where: str) -> T:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dagster_unified.by_value import install_for_workers
 from dagster_unified.errors import ConfigurationError, MissingRequirementError, UnifiedError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def check_workers(spark: SparkSession) -> None:
         wrong = {answer.host: differences(dict(here()), answer.versions) for answer in _answers(spark)}
         reports = [_report(host, lacking) for host, lacking in sorted(wrong.items()) if lacking]
         if reports:
-            raise MissingRequirementError(f"{'; '.join(reports)}: {instead(context.pythonExec)}")
+            raise MissingRequirementError(f"{'; '.join(reports)}: {install_for_workers(context.pythonExec)}")
         known |= executors
 
 
@@ -150,15 +151,7 @@ def check_here(wanted: Versions) -> None:
     versions = dict(here())
     wrong = differences({name: wanted_version for name, wanted_version in wanted if name in versions}, versions)
     if wrong:
-        raise MissingRequirementError(f"{_report(socket.gethostname(), wrong)}: {instead(sys.executable)}")
-
-
-def instead(interpreter: str) -> str:
-    """Return what to do where workers lack what the driver has."""
-    return (
-        f"install what the driver has for the workers' interpreter, {interpreter}, name another one in PYSPARK_PYTHON,"
-        " or give SparkResource an environment to ship"
-    )
+        raise MissingRequirementError(f"{_report(socket.gethostname(), wrong)}: {install_for_workers(sys.executable)}")
 
 
 def _report(host: str, wrong: list[str]) -> str:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from dagster_unified import errors
+from dagster_unified.by_value import install_for_workers
 from dagster_unified.connectors.files.sources import ParquetSource, TextSource
 from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.paths import is_local
-from dagster_unified.engine.environment import instead
 from dagster_unified.graph.aggregates import fields_of, too_large
 from dagster_unified.graph.nodes import Node
 
@@ -84,10 +84,24 @@ _REAPED = 2.0
 
 _FILE_SYSTEMS = ("fsspec", "s3fs", "gcsfs", "adlfs")
 
-_ABSENT = re.compile(
-    r"(?:ModuleNotFoundError|ImportError): [^\n]*'(dagster_unified|google\.protobuf|msgspec|pyarrow|pyspark)"
-    r"(\.[\w.]+)?'"
+_NOT_IMPORTED = re.compile(r"(?:^|: )((?:ModuleNotFound|Import|Syntax|Indentation|Tab)Error: .+)")
+"""A sentence of Python's about a module that cannot be imported."""
+
+_ABSENT = re.compile(r"No module named '((?:google\.protobuf|\w+))(\.[\w.]+)?'")
+
+_NO_CLASS = re.compile(
+    r"\b(?:ClassNotFoundException|NoClassDefFoundError|UnsupportedClassVersionError|NoSuchMethodError): "
+    r"(?!Could not)\S+"
 )
+"""A sentence of the JVM's about a class that it does not have, or has of another version."""
+
+_NO_FORMAT = re.compile(r"Failed to find (?:the )?data source: ([\w.$-]+)")
+
+_NOT_STREAMED = re.compile(r"Data source (\S+) does not support streamed reading")
+
+_NO_INTERPRETER = re.compile(r'Cannot run program "([^"]+)"[^\n]*error(?:=|: )(?:2|13)\b')
+"""What the JVM says of an interpreter that is not there, or that it may not run."""
+
 _HOST = re.compile(r"\((\S+) executor \S+\)")
 
 _DAMAGED = re.compile(
@@ -119,10 +133,13 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
     """Return the error to raise in place of one of Spark's."""
     if isinstance(error, errors.UnifiedError):
         return _of_pipeline(error, plan)
+    text = str(error)
+    unknown = _unknown_format(text)
+    if unknown is not None:
+        return errors.MissingRequirementError(f"{plan.name}: stage '{stage}': {unknown}")
     refused = refusal(error)
     if refused is not None:
         return errors.PipelineError(f"{plan.name}: stage '{stage}': {refused}")
-    text = str(error)
     colon = _COLON.search(text)
     if colon is not None:
         return errors.SourceError(
@@ -156,13 +173,9 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
         kind = getattr(errors, name, errors.StageError)
         built: errors.UnifiedError = kind(message)
         return _of_pipeline(built, plan)
-    absent, host = _ABSENT.search(text), _HOST.search(text)
-    if absent is not None and host is not None:
-        package, module = absent.groups()
-        lacks = f"no {package}" if module is None else f"a {package} without the module {package}{module}"
-        return errors.MissingRequirementError(
-            f"{plan.name}: host {host.group(1)} has {lacks}: {instead('that it was given')}"
-        )
+    lasting = _no_retry_mends(error, plan, stage)
+    if lasting is not None:
+        return lasting
     if _SLOW_START.search(text):
         return errors.SlowStartError(
             f"{plan.name}: '{stage}' could not start: a Python process of Spark's did not answer within Spark's ten"
@@ -190,6 +203,62 @@ def translated(error: Exception, plan: Plan, stage: str, spark: SparkSession) ->
             " Connect that is where its server starts"
         )
     return errors.StageError(f"{plan.name}: stage '{stage}': {_sentence(error, text)[:500]}")
+
+
+def _no_retry_mends(error: Exception, plan: Plan, stage: str) -> errors.UnifiedError | None:
+    """Return the error for what a worker or the JVM lacks; None for any other error.
+
+    Spark has run a task that failed by it several times by then, on other hosts where there are any.
+    """
+    text = str(error)
+    sentence = _sentence(error, text)
+    at = _HOST.search(text)
+    whose = f"host {at.group(1)}" if at is not None else "a Python process of Spark's"
+    if isinstance(error, ImportError | SyntaxError):
+        whose = "this process"
+    program = _NO_INTERPRETER.search(text)
+    if program is not None:
+        return errors.MissingRequirementError(
+            f"{plan.name}: {whose} cannot run the interpreter {program.group(1)}: install it there, or name another one"
+            " in PYSPARK_PYTHON"
+        )
+    imported = _NOT_IMPORTED.search(sentence)
+    if imported is not None:
+        absent = _ABSENT.search(imported.group(1))
+        if absent is None:
+            lacks = f"cannot import a module that stage '{stage}' needs ({imported.group(1)})"
+        else:
+            package, module = absent.groups()
+            lacks = f"has no {package}" if module is None else f"has a {package} without the module {package}{module}"
+        remedy = install_for_workers("that it was given")
+        return errors.MissingRequirementError(f"{plan.name}: {whose} {lacks}: {remedy}")
+    lacked = _NO_CLASS.search(sentence)
+    if lacked is not None:
+        return errors.MissingRequirementError(
+            f"{plan.name}: stage '{stage}': Spark's JVM lacks a class ({lacked.group()}); give the session the package"
+            f" that has it, made for this version of Spark: {_WITH_PACKAGE}"
+        )
+    not_streamed = _NOT_STREAMED.search(text)
+    if not_streamed is not None:
+        return errors.UnsupportedError(
+            f"{plan.name}: Spark's data source {not_streamed.group(1)} is not read in STREAMING; read it in BATCH, with"
+            " bounded=True, or with a source of the library's that has both modes"
+        )
+    return None
+
+
+_WITH_PACKAGE = 'SparkResource(config={"spark.jars.packages": "group:artifact:version"})'
+
+
+def _unknown_format(text: str) -> str | None:
+    """Return why Spark has no data source of a name; None for any other error."""
+    found = _NO_FORMAT.search(text)
+    if found is None:
+        return None
+    return (
+        f"Spark has no data source '{found.group(1).rstrip('.')}'; correct the name, or give the session its package:"
+        f" {_WITH_PACKAGE}"
+    )
 
 
 def _too_large(plan: Plan, stage: str) -> errors.RecordTypeError | None:
@@ -299,8 +368,8 @@ def _away(error: Exception, text: str) -> str | None:
 
 
 def _of_pipeline(error: errors.UnifiedError, plan: Plan) -> errors.UnifiedError:
-    """Put the pipeline's name before an error: a source does not know its pipeline."""
-    if not str(error).startswith("source '"):
+    """Put the pipeline's name before an error: neither a source nor a worker knows its pipeline."""
+    if not str(error).startswith(("source '", "host ")):
         return error
     named = type(error)(f"{plan.name}: {error}")
     named.__cause__ = error.__cause__
@@ -328,6 +397,9 @@ def naming_operator(pipeline: str, node: Node) -> Iterator[None]:
     except errors.UnifiedError:
         raise
     except Exception as error:
+        unknown = _unknown_format(str(error))
+        if unknown is not None:
+            raise errors.MissingRequirementError(f"{pipeline}: operator '{node.name}': {unknown}") from error
         refused = refusal(error)
         if refused is None:
             raise

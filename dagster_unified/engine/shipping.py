@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-from dagster_unified.by_value import by_value_bytes
+from dagster_unified.by_value import by_value_bytes, from_bytes
 from dagster_unified.engine import environment
 
 T = typing.TypeVar("T")
@@ -21,7 +21,8 @@ class Payload:
     """Something that was shipped.
 
     `load` gives one object per worker, or with `fresh` another one each time: functions that are opened and closed.
-    It raises `MissingRequirementError` in a worker that has other versions than the process that shipped it.
+    It raises `MissingRequirementError` in a worker that lacks a module, or has other versions than the process that
+    shipped it.
     """
 
     def __init__(self, data: bytes, fresh: bool) -> None:
@@ -36,7 +37,7 @@ class Payload:
     def load(self) -> Any:
         """Return the value that was shipped."""
         environment.check_here(self.versions)
-        return _unpickled(self.data) if self.fresh else _once_per_worker(self.data)
+        return from_bytes(self.data) if self.fresh else _once_per_worker(self.data)
 
 
 def _may_keep(function: Any) -> bool:
@@ -76,10 +77,4 @@ def _call(payload: Payload, *arguments: Any) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _once_per_worker(data: bytes) -> Any:
-    return _unpickled(data)
-
-
-def _unpickled(data: bytes) -> Any:
-    from pyspark import cloudpickle
-
-    return cloudpickle.loads(data)
+    return from_bytes(data)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 
-from dagster_unified.by_value import by_value_bytes, sent
+from dagster_unified.by_value import by_value_bytes, from_bytes, sent
 from dagster_unified.operators.drivers.batch import run_batch, run_range, spare_the_garbage_collector
 from dagster_unified.operators.drivers.report import Emitted
 from dagster_unified.operators.functions.base import FIRST, Subtask
@@ -82,9 +82,7 @@ def control_event() -> str | None:
 
 def run_partition(payload: bytes, log: str | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run the program in `payload` over a partition; in STREAMING `log` is Spark's log of the query's offsets."""
-    from pyspark import cloudpickle
-
-    program: Program = cloudpickle.loads(payload)
+    program: Program = from_bytes(payload)
     spare_the_garbage_collector()
     schema = combined_schema(tuple(o.layout for o in program.outputs))
     subtask = this_subtask()
@@ -122,7 +120,7 @@ def run_partition(payload: bytes, log: str | None, batches: Iterable[pa.RecordBa
         waiting.clear()
         return rows
 
-    run = run_range(lambda: cloudpickle.loads(payload), batches, subtask=subtask)
+    run = run_range(lambda: from_bytes(payload), batches, subtask=subtask)
     for emitted in run:
         waiting.setdefault((emitted.partition, emitted.output), []).append(emitted.batch)
         size += emitted.batch.num_rows

@@ -15,11 +15,15 @@ from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.errors import (
     ConfigurationError,
     MalformedInputError,
+    MissingRequirementError,
+    PipelineError,
     RecordTypeError,
     SlowStartError,
     SourceError,
     StageError,
     UnavailableError,
+    UnsupportedError,
+    lasting,
 )
 from tests.depth import rotated
 
@@ -66,6 +70,9 @@ org.apache.spark.SparkException: No port number in pyspark.daemon's stdout
 """Of a process that ended before it was a worker: Spark indents its trace, and says its path after it."""
 
 
+RAISED = PYTHON.replace("ModuleNotFoundError: No module named 'shops'", "ConnectionResetError: away")
+EARLY = STARTING.replace("ModuleNotFoundError: No module named 'shops'", "OSError: disk full")
+
 CUT = "An exception was thrown\nTraceback (most recent call last):\n" + "    | a line of a group\n" * 60
 """A trace without its last line, as of an `ExceptionGroup`, whose lines are all indented."""
 
@@ -80,8 +87,8 @@ CUT = "An exception was thrown\nTraceback (most recent call last):\n" + "    | a
         ),
         ("An error occurred while calling o1.load", "An error occurred while calling o1.load"),
         (CUT, "ValueError: An exception was thrown"),
-        (PYTHON, "ModuleNotFoundError: No module named 'shops'"),
-        (STARTING, "a Python process of Spark's ended as it started: ModuleNotFoundError: No module named 'shops'"),
+        (RAISED, "ConnectionResetError: away"),
+        (EARLY, "a Python process of Spark's ended as it started: OSError: disk full"),
         ("something else\nand more", "ValueError: something else"),
         ("", "ValueError: "),
     ],
@@ -113,6 +120,83 @@ def test_a_file_whose_name_has_a_colon_is_named():
 def test_a_worker_that_lacks_a_module_is_named(name, lacks):
     text = f"Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.7 executor 2): ModuleNotFoundError: No module named '{name}'"
     assert str(translated(ValueError(text), Plan(), "s", None)).startswith(f"p: host 10.0.0.7 has {lacks}: install ")
+
+
+NOT_IMPORTED = """Job aborted: Lost task 0.0 in stage 1.0 (TID 7) (10.0.0.7 executor 2): An exception was thrown
+Traceback (most recent call last):
+  File "serializers.py", line 483, in loads
+    return cloudpickle.loads(obj, encoding=encoding)
+ImportError: cannot import name 'opened' from 'shops' (/lib/shops.py)
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:581)
+"""
+
+NO_CLASS = """An error occurred while calling o88.load.
+: java.lang.ClassNotFoundException: org.sales.Driver
+\tat java.base/java.net.URLClassLoader.findClass(URLClassLoader.java:445)
+"""
+
+NO_FORMAT = """An error occurred while calling o88.load.
+: org.apache.spark.SparkClassNotFoundException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: sales. Make \
+sure the provider name is correct SQLSTATE: 42K02
+\tat org.apache.spark.sql.execution.datasources.DataSource$.lookupDataSource(DataSource.scala:600)
+Caused by: java.lang.ClassNotFoundException: sales.DefaultSource
+\t... 1 more
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "sentence"),
+    [
+        (ValueError(PYTHON), MissingRequirementError, "p: a Python process of Spark's has no shops: install what"),
+        (ValueError(STARTING), MissingRequirementError, "p: a Python process of Spark's has no shops: install what"),
+        (
+            ModuleNotFoundError("No module named 'shops.till'"),
+            MissingRequirementError,
+            "p: this process has a shops without the module shops.till: install what",
+        ),
+        (
+            ValueError(NOT_IMPORTED),
+            MissingRequirementError,
+            "p: host 10.0.0.7 cannot import a module that stage 's' needs (ImportError: cannot import name 'opened'"
+            " from 'shops' (/lib/shops.py)): install what",
+        ),
+        (
+            ValueError("dagster_unified.errors.PipelineError: host a cannot load what it was sent: ValueError: no"),
+            PipelineError,
+            "p: host a cannot load what it was sent: ValueError: no",
+        ),
+        (
+            ValueError(NO_CLASS),
+            MissingRequirementError,
+            "p: stage 's': Spark's JVM lacks a class (ClassNotFoundException: org.sales.Driver); give the session",
+        ),
+        (
+            ValueError(NO_FORMAT),
+            MissingRequirementError,
+            "p: stage 's': Spark has no data source 'sales'; correct the name, or give the session its package: Spark",
+        ),
+        (
+            ValueError("Data source sales does not support streamed reading."),
+            UnsupportedError,
+            "p: Spark's data source sales is not read in STREAMING; read it in BATCH,",
+        ),
+        (
+            ValueError(
+                "Lost task 0.0 in stage 1.0 (TID 7) (10.0.0.7 executor 2): java.io.IOException: Cannot run program"
+                ' "/opt/python" (in directory "."): error=2, No such file or directory'
+            ),
+            MissingRequirementError,
+            "p: host 10.0.0.7 cannot run the interpreter /opt/python: install it there, or",
+        ),
+    ],
+)
+def test_what_no_retry_mends_is_terminal_and_names_what_is_missing(error, kind, sentence):
+    found = translated(error, Plan(), "s", None)
+    assert type(found) is kind
+    assert str(found).startswith(sentence)
+    assert not found.retryable
+    assert lasting(type(found).__name__)
 
 
 @pytest.mark.parametrize("state", ["", " SQLSTATE: P0001", "\n  SQLSTATE: 38000"])

@@ -3,15 +3,18 @@
 They are terminal by their type, and name what has to be corrected.
 """
 
+import sys
+from datetime import timedelta
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 from deltalake import DeltaTable
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import CsvSource, DeltaSink, FileSink
+from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, StructuredSource
 from dagster_unified.engine.commit import _named
-from dagster_unified.errors import MalformedInputError, PipelineError, SinkError
+from dagster_unified.errors import MalformedInputError, MissingRequirementError, PipelineError, SinkError
 
 
 class Sale(NamedTuple):
@@ -46,6 +49,60 @@ def test_an_expression_that_spark_does_not_accept(run):
     with pytest.raises(
         PipelineError, match=r"p: operator 'large': Spark does not accept .*not_a_function.*; correct the names"
     ) as raised:
+        run(pipeline)
+    assert not raised.value.retryable
+
+
+@pytest.fixture
+def elsewhere():
+    """A module that this process has and that its workers cannot import."""
+    module = ModuleType("elsewhere")
+    exec("def priced(amount: int) -> int:\n    return amount", vars(module))
+    sys.modules["elsewhere"] = module
+    yield module
+    del sys.modules["elsewhere"]
+
+
+def test_a_module_that_workers_do_not_have(run, elsewhere):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).map(elsewhere.priced).print()
+    said = r"^p: host \S+ has no elsewhere: install what the driver has for the workers' interpreter"
+    with pytest.raises(MissingRequirementError, match=said) as raised:
+        run(pipeline)
+    assert not raised.value.retryable
+
+
+def test_a_job_whose_workers_lack_a_module_is_not_started_again(spark, tmp_path, elsewhere, caplog):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).map(elsewhere.priced).print()
+    options = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": str(tmp_path)}
+    with pytest.raises(MissingRequirementError, match="has no elsewhere"):
+        pipeline.execute(options, spark=spark).result(timedelta(minutes=2))
+    assert "attempt" not in caplog.text
+
+
+class Unloadable:
+    def __call__(self, amount):
+        return amount
+
+    def __reduce__(self):
+        return int, ("a price",)
+
+
+def test_a_function_that_workers_cannot_load(run):
+    pipeline = Pipeline("p")
+    pipeline.from_collection([1]).map(Unloadable(), output_type=int).print()
+    said = r"^p: host \S+ cannot load what it was sent: ValueError: invalid literal .*; create connections"
+    with pytest.raises(PipelineError, match=said) as raised:
+        run(pipeline)
+    assert not raised.value.retryable
+
+
+def test_a_data_source_that_spark_does_not_have(run):
+    pipeline = Pipeline("p")
+    pipeline.from_source(StructuredSource("no.such", Sale, name="sales", bounded=True)).print()
+    said = r"^p: .*'\w+': Spark has no data source 'no.such'; correct the name, or give the session its package"
+    with pytest.raises(MissingRequirementError, match=said) as raised:
         run(pipeline)
     assert not raised.value.retryable
 

@@ -1,6 +1,7 @@
 """Shipping an author's code: no session is needed to make payloads and to load them."""
 
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ from pyspark import cloudpickle
 
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.engine.shipping import Payload, Shipments, by_value_afresh
-from dagster_unified.errors import MissingRequirementError
+from dagster_unified.errors import MissingRequirementError, PipelineError
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.functions.base import MapFunction
 from dagster_unified.operators.windows import EventTimeTrigger, TumblingEventTimeWindows
@@ -53,6 +54,46 @@ def test_a_worker_with_other_versions_than_the_driver_says_so():
     payload.versions = (*((name, one) for name, one in payload.versions if name != "pyarrow"), ("pyarrow", "1.0"))
     with pytest.raises(MissingRequirementError, match=r"^host \S+ has pyarrow \d\S* and not 1\.0: install what"):
         pickle.loads(pickle.dumps(payload)).load()
+
+
+class Unloadable:
+    """Cannot be made anew, for the reason that it is given."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __reduce__(self):
+        return _raise, (self.error,)
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (ModuleNotFoundError("No module named 'till'", name="till"), MissingRequirementError, "has no till: install"),
+        (
+            ModuleNotFoundError("No module named 'shops.till'", name="shops.till"),
+            MissingRequirementError,
+            "has a shops without the module shops.till: install",
+        ),
+        (
+            ImportError("cannot import name 'till'"),
+            MissingRequirementError,
+            "cannot import a module: ImportError: cannot import name 'till': install",
+        ),
+        (SyntaxError("expected ':'"), MissingRequirementError, "cannot import a module: SyntaxError: expected"),
+        (ValueError("no price"), PipelineError, "cannot load what it was sent: ValueError: no price; create"),
+        (pickle.UnpicklingError("cut"), PipelineError, "cannot load what it was sent: UnpicklingError: cut; create"),
+        (TimeoutError("no answer"), TimeoutError, "no answer"),
+    ],
+)
+def test_a_worker_that_cannot_load_what_it_was_sent_says_so_where_no_retry_mends_it(error, kind, said):
+    payload = Payload.of(Unloadable(error), [double])
+    with pytest.raises(kind, match=rf"^(host \S+ )?{re.escape(said)}"):
+        payload.load()
 
 
 def test_two_queries_that_ship_at_once_do_not_take_each_others_modules_away():

@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StringType, StructField, StructType
 
-from dagster_unified.by_value import by_value_bytes
+from dagster_unified.by_value import by_value_bytes, from_bytes
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART, Malformed, OnMalformed, spark_schema
 from dagster_unified.connectors.protocol.positions import Offsets, Range
 from dagster_unified.connectors.reads import planned_in
@@ -103,9 +103,7 @@ class _SplitData(DataSource):
         return cls.title
 
     def _read(self) -> tuple[SplitReads, Sequence[Any], Range | None]:
-        from pyspark import cloudpickle
-
-        read: tuple[SplitReads, Sequence[Any], Range | None] = cloudpickle.loads(self.payload)
+        read: tuple[SplitReads, Sequence[Any], Range | None] = from_bytes(self.payload)
         return read
 
     def schema(self) -> StructType:
