@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import msgspec
 
 from dagster_unified.connectors.protocol.frame import as_fields
-from dagster_unified.connectors.protocol.positions import OffsetsRead, Position, SparkOffset, cannot_follow
-from dagster_unified.connectors.protocol.source import SparkSource
+from dagster_unified.connectors.protocol.positions import ALL, OffsetsRead, Position, SparkOffset, cannot_follow
+from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.errors import PipelineError, StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
@@ -41,14 +41,18 @@ _KAFKA_ENDING_TIMES = ("endingTimestamp", "endingOffsetsByTimestamp")
 """Options of Spark's Kafka source that override `endingOffsets`."""
 
 
+_KAFKA_ENDS = {"endingoffsets", *map(str.lower, _KAFKA_ENDING_TIMES)}
+
+
 class StructuredSource(SparkSource[Out]):
     """A source of Spark's `format`, such as `kafka`. Unbounded.
 
     Its columns are those of `record`, cast where nothing is lost.
 
     With `bounded=True` BATCH reads it with `spark.read`; `options` then have to say where it ends, such as Kafka's
-    `endingOffsets`. `partition_options` gets a partition as a `Slice`, and returns the further options with which BATCH
-    reads it, such as Kafka's `startingTimestamp` and `endingTimestamp` from its `time()`.
+    `endingOffsets`. STREAMING reads it with `spark.readStream`, and it ends there with the first epoch in which Spark
+    finds no more of it. `partition_options` gets a partition as a `Slice`, and returns the further options with which
+    BATCH reads it, such as Kafka's `startingTimestamp` and `endingTimestamp` from its `time()`.
 
     A savepoint has to hold what was read: in STREAMING Spark's offset, as in its log. `starting_options` gets that
     offset, and returns the options with which a run starts right after it, in either mode, such as the
@@ -82,6 +86,7 @@ class StructuredSource(SparkSource[Out]):
         self.name = name or format
         self.records = record_type(record, f"source '{self.name}'")
         self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
+        self.ends_where_it_stands = bounded
 
     def describe(self) -> str:
         return f"Spark source {self.format}{self.of_partition()}"
@@ -112,7 +117,25 @@ class StructuredSource(SparkSource[Out]):
         return self.unread(self._typed(spark.read.format(self.format).options(**options).load()))
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
+        ends = next((key for key in self.options if self.format == "kafka" and key.lower() in _KAFKA_ENDS), None)
+        if ends is not None:
+            raise UnsupportedError(
+                f"source '{self.name}': Spark's kafka takes {ends} in BATCH only; leave it out in STREAMING, or read"
+                " with KafkaSource, which ends at the same records in both modes"
+            )
         return self.unread(self._typed(spark.readStream.format(self.format).options(**self._started()).load()))
+
+    def ending(self, folder: UPath) -> Ending | None:
+        if self.boundedness is Boundedness.UNBOUNDED:
+            return None
+        before: str | None = None
+
+        def read(log: UPath, offset: str | None) -> frozenset[str]:
+            nonlocal before
+            stands, before = offset is not None and offset == before, offset
+            return frozenset([ALL] if stands else ())
+
+        return read
 
     def batch_position(self, spark: SparkSession) -> Position:
         if self.slice is not None or self.format != "kafka":

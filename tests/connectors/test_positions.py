@@ -173,6 +173,13 @@ def test_batch_over_spark_s_kafka_has_read_up_to_its_ending_offsets():
             source(**ending).batch_position(None)
 
 
+@pytest.mark.parametrize("option", ["endingOffsets", "endingtimestamp"])
+def test_spark_s_kafka_has_no_end_in_streaming(tmp_path, option):
+    source = StructuredSource("kafka", Sale, {"subscribe": "sales", option: "1"}, bounded=True, name="sales")
+    with pytest.raises(UnsupportedError, match=rf"^source 'sales': Spark's kafka takes {option} in BATCH only; leave"):
+        source.read_stream(None, tmp_path)
+
+
 def test_options_of_spark_s_kafka_are_known_in_any_case_and_in_its_order():
     ends = '{"sales": {"0": 5}}'
 

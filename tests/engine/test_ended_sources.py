@@ -244,3 +244,31 @@ def test_on_spark_a_live_stream_goes_on_without_files_collections_and_logs_that_
     append(tmp_path / "live", "live", Event("live", 1, 35))
     more = {"united": [(10, 4, 13), (20, 1, 34)], "looped": [(10, 124, 13), (20, 1, 34)], "ended": [(1_000_006, 0, 0)]}
     run(lambda: found() == more)
+
+
+class Line(NamedTuple):
+    value: str
+
+
+def test_on_spark_a_bounded_source_of_sparks_ends_where_an_epoch_finds_no_more_of_it(spark, tmp_path):
+    append(tmp_path / "live", "live", *[Event("live", 1, at) for at in (3, 14)])
+    (tmp_path / "lines").mkdir()
+    for number, text in enumerate(("5\n", "", "6\n")):
+        (tmp_path / "lines" / f"{number}.txt").write_text(text)
+    pipeline = Pipeline("p")
+    options = {"path": str(tmp_path / "lines"), "maxFilesPerTrigger": "1"}
+    lines = pipeline.from_source(StructuredSource("text", Line, options, name="lines", bounded=True))
+    events = pipeline.from_source(LogSource(tmp_path / "live", "live", bounded=False))
+    rows = [lines.map(lambda line: Row("line", int(line.value)), Row), events.map(lambda e: Row(e.key, e.at, 1), Row)]
+    one, other = [stream.assign_timestamps_and_watermarks(BY_AT) for stream in rows]
+    totals = one.union(other).window_all(TENS).process(Total(), output_type=tuple[int, int, int])
+    totals.sink_to(FileSink(str(tmp_path / "out"), name="out"))
+    launched = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "pipeline.max-parallelism": 1,
+    }
+    deadline = monotonic() + 120
+    job = StreamingJob(pipeline.plan(launched), spark, Start("test"))
+    assert job.run(lambda: bool(written(tmp_path / "out")) or monotonic() > deadline) == "stopped"
+    assert written(tmp_path / "out") == [(10, 1, 13)]

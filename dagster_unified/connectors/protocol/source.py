@@ -58,6 +58,9 @@ class SparkSource(Source[Out]):
     resume_position: Position = Unread()
     """The position that was read before: it reads what comes after."""
 
+    ends_where_it_stands: bool = False
+    """Whether its stream has ended once an epoch finds no more of it, so that an epoch more has to look."""
+
     _covered: PartitionBounds | None = None
     """The bounds of several partitions that are read together."""
 

@@ -390,7 +390,7 @@ class PackedQuery(Query):
         report = outcome.report
         self._note_positions(epoch)
         self._note_delivered(epoch)
-        if outcome.circulates or outcome.must_announce_idle:
+        if outcome.circulates or outcome.must_announce_idle or self._looks_for_end():
             self.time.wake()
         if self.stages.awaits_events or self.alignment:
             event = self.time.after(report, wall_clock())
@@ -437,6 +437,11 @@ class PackedQuery(Query):
         self.alignment.ended(ended)
         self.time.ended({self.plan.graph.node(source).uid: parts for source, parts in ended.items()})
         self.frames.endings = {source: ending for source, ending in endings.items() if ALL not in ended[source]}
+
+    def _looks_for_end(self) -> bool:
+        """Whether only a further epoch shows that a source has ended."""
+        nodes = (self.plan.graph.node(source) for source in self.frames.endings)
+        return any(isinstance(n, g.SourceNode) and spark_source(self.plan.name, n).ends_where_it_stands for n in nodes)
 
     def _note_delivered(self, epoch: int) -> None:
         """Note which operators an epoch has told of the end of their input."""
