@@ -160,6 +160,9 @@ class EpochCommitted:
     backlog: Mapping[str, int] = field(default_factory=dict)
     """The records that wait to be read after the micro-batch before, by source, of those that tell it."""
 
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    """The files that the job has read and that lack a column, as metadata names them."""
+
     @property
     def counters(self) -> Mapping[str, int]:
         """The counters of its functions."""

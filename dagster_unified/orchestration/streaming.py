@@ -382,6 +382,7 @@ class Trend:
             "batch durations": MetadataValue.text(self._picture()),
             "late records": 0,
             **{f"backlog of {source}": waiting for source, waiting in last.backlog.items()},
+            **self._epochs[-1].lacking,
             **self._totals.shown(self._clock() / 1000),
         }
         if sink in self._updated:

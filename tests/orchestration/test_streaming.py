@@ -58,6 +58,15 @@ def test_rates_state_watermark_and_late_records():
     assert said["batch durations"].value == "▁▁█"
 
 
+def test_the_files_that_lack_a_column_are_named_for_every_sink_as_long_as_the_job_runs():
+    trend = Trend({}, lambda: 10_000)
+    trend.add(epoch(0, 100, 1.0))
+    assert "files of sales without column 'amount'" not in trend.metadata("a")
+    trend.add(replace(epoch(0, 100, 1.0, sink="b"), lacking={"files of sales without column 'amount'": "1: 0.parquet"}))
+    for sink in ("a", "b"):
+        assert trend.metadata(sink)["files of sales without column 'amount'"] == "1: 0.parquet"
+
+
 def test_of_state_nothing_is_said_before_it_is_known():
     trend = Trend({}, lambda: 10_000)
     trend.add(replace(epoch(0, 100, 1.0), state_rows=None, state_bytes=None))

@@ -18,7 +18,7 @@ from dagster_unified.engine.batch import intermediates
 from dagster_unified.engine.batch.intermediates import Manifest, StoredStream, now
 from dagster_unified.engine.batch.iterate import Iterations
 from dagster_unified.engine.batch.run import CarriedState, PartitionStart, Run, StateBefore, exports_rows, only_saved
-from dagster_unified.engine.dataframe.frames import Frames, spark_source, split_malformed
+from dagster_unified.engine.dataframe.frames import Frames, files_lacking_columns, spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import observed
@@ -429,21 +429,12 @@ def manifests_of(
                 groups=run.plan.execution.streaming.max_parallelism if region.carried and not only_saved(runs) else 0,
                 together=len(runs),
                 positions=dict(read),
-                lacking=_lacking(run.plan, region),
+                lacking=files_lacking_columns(n for n in run.plan.graph.sources if n.id in region.nodes),
             )
         )
         if run.carry is not None:
             carried_from, seen = run.run_id, Metrics(last_event_times=metrics.last_event_times)
     return manifests
-
-
-def _lacking(plan: Plan, region: Region) -> dict[str, str]:
-    return {
-        f"files of {node.name} without column '{column}'": files
-        for node in plan.graph.sources
-        if node.id in region.nodes and isinstance(node.source, SparkSource)
-        for column, files in node.source.lacking().items()
-    }
 
 
 def _emitted(plan: Plan, counted: Iterable[tuple[LeavingStream, int]]) -> int:

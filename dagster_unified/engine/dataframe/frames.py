@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -215,6 +215,16 @@ def spark_source(pipeline: str, node: g.SourceNode) -> SparkSource[Any]:
             f"{pipeline}: source '{node.name}' is a {type(node.source).__name__}, which Spark cannot read"
         )
     return node.source
+
+
+def files_lacking_columns(nodes: Iterable[g.SourceNode]) -> dict[str, str]:
+    """The files that were read of some sources and lack a column, by what metadata calls them."""
+    return {
+        f"files of {node.name} without column '{column}'": files
+        for node in nodes
+        if isinstance(node.source, SparkSource)
+        for column, files in node.source.lacking().items()
+    }
 
 
 def split_malformed(frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:

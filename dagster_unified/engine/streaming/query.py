@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.files import listing
 from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.paths import for_spark
+from dagster_unified.engine.dataframe.frames import files_lacking_columns
 from dagster_unified.engine.events import EpochCommitted, Observer
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.iterations.files import text_of
@@ -467,7 +468,8 @@ class Query(ABC):
             ends = self._end_sent and self._last_needed is None and brings_end(self._logged(epoch))
             self._in_sinks = True
             outcome = run(ends)
-            self._observe(self.committed(outcome, epoch, started))
+            committed = self.committed(outcome, epoch, started)
+            self._observe(replace(committed, lacking=files_lacking_columns(self.plan.graph.sources)))
             self.epochs += 1
             self.last, self._in_sinks = epoch, False
             if ends:

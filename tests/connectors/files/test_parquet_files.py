@@ -11,6 +11,7 @@ import pytest
 from upath import UPath
 
 from dagster_unified.api import Pipeline
+from dagster_unified.api import functions as F
 from dagster_unified.connectors import ParquetSource, PrintSink
 from dagster_unified.connectors.files import file_columns
 from dagster_unified.connectors.files.file_columns import FileColumns, schemas
@@ -18,6 +19,8 @@ from dagster_unified.connectors.files.folder import Folder
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.stage import run_stage
+from dagster_unified.engine.events import EpochCommitted
+from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import MalformedInputError, PipelineError, UnifiedError
 from dagster_unified.records import record_type
 from tests.connectors.support import Query
@@ -156,6 +159,26 @@ def test_metadata_says_which_files_lacked_a_column(spark, tmp_path):
     manifest = run_stage(run, plan.regions[0], lambda _: None)
     assert manifest.lacking == {"files of sales without column 'amount'": "2: 0.parquet, 2.parquet"}
     assert manifest.rows == 3
+
+
+@pytest.mark.parametrize("aggregates", [False, True], ids=["records", "columns"])
+def test_an_epoch_says_which_files_lacked_a_column(spark, tmp_path, aggregates):
+    write(tmp_path / "in", {"id": 1}, {"id": 2, "amount": 2}, {"id": 3})
+    pipeline = Pipeline("sales")
+    small = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Small, name="sales"))
+    if aggregates:
+        keyed = small.where("id > 0").key_by("id")
+        small = keyed.agg(F.sum("amount").alias("amount"), output_type=Small)
+    small.sink_to(PrintSink())
+    launched = {
+        "execution.runtime-mode": "STREAMING",
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "state.native-aggregates": "SPARK",
+    }
+    epochs = []
+    plan = pipeline.plan(launched)
+    StreamingJob(plan, spark, Start("run"), lambda e: epochs.append(e) if isinstance(e, EpochCommitted) else None).run()
+    assert epochs[-1].lacking == {"files of sales without column 'amount'": "2: 0.parquet, 2.parquet"}
 
 
 ODD = {
