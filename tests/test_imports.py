@@ -85,6 +85,29 @@ assert_same_in_both_modes(pipeline)
     assert set(loaded(tmp_path, run)) <= {"pandas"}  # pyarrow looks for pandas itself
 
 
+@pytest.mark.spark
+def test_a_batch_run_loads_what_runs_streams_and_iterations_only_if_its_plan_has_them(tmp_path):
+    run = """
+from typing import NamedTuple
+from dagster_unified.api import Pipeline
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+pipeline = Pipeline("shops")
+sales = pipeline.from_collection([Sale("north", 3), Sale("north", 4)], name="sales")
+sales.filter(lambda sale: sale.amount > 0).key_by("shop").reduce(lambda a, b: Sale(a.shop, a.amount + b.amount)).print()
+pipeline.execute({"execution.runtime-mode": "BATCH"}, storage="storage", master="local[1]").result()
+"""
+    package = Path(dagster_unified.__file__).parent
+    folders = [package / "engine" / name for name in ("streaming", "iterations")]
+    files = [file.relative_to(package.parent).with_suffix("") for folder in folders for file in folder.rglob("*.py")]
+    modules = [".".join(file.parts).removesuffix(".__init__") for file in files]
+    assert len(modules) > 20
+    assert loaded(tmp_path, run, modules) == []
+
+
 def test_only_one_module_knows_what_dagster_does_not_publish():
     package = Path(dagster_unified.__file__).parent
     reaching = [f.name for f in package.rglob("*.py") if re.search(r"dagster\._", f.read_text())]

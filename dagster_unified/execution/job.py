@@ -44,7 +44,6 @@ from dagster_unified.engine.events import (
 from dagster_unified.engine.interrupts import JobTag, meanwhile
 from dagster_unified.engine.restarts import Attempts
 from dagster_unified.engine.session import check_java, reach_master
-from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import CancelledError, UnifiedError
 from dagster_unified.graph.connectors import Sink
 from dagster_unified.graph.nodes import Graph
@@ -326,6 +325,8 @@ class JobHandle:
             traceback.print_exception(self._error)
 
     def _stream(self, spark: SparkSession) -> JobStatus:
+        from dagster_unified.engine.streaming.job import Start, StreamingJob  # BATCH needs nothing of it
+
         ended = StreamingJob(self.plan, spark, Start(self.job_id), self._tell).run(self._cancelled.is_set)
         return "FINISHED" if ended == "finished" else "CANCELED"
 

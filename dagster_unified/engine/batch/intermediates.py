@@ -142,6 +142,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Return the events per second that each meter has marked, over the whole run of the stage."""
         return {name: meter.count / self.seconds if self.seconds else 0.0 for name, meter in self.meters.items()}
 
+    def summary_of(self, uid: str, name: str) -> IterationSummary:
+        """Return the outcome of one of the stage's iterations."""
+        return self.iterations.get(uid) or self.iterations[name]
+
 
 class Prepared(msgspec.Struct, frozen=True):
     """An attempt with complete data, which sinks may not have yet; `code` is the code that made it."""

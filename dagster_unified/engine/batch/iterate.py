@@ -85,13 +85,15 @@ class Iterations:
     summaries: dict[str, IterationSummary] = field(default_factory=dict)
     """Their outcomes, by name."""
 
-    def outputs(self, node: g.IterationNode, inputs: Callable[[], IterationInputs]) -> dict[Port, DataFrame]:
+    def outputs(
+        self, node: g.IterationNode, inputs: Callable[[], tuple[list[DataFrame], Callable[[], Metrics]]]
+    ) -> dict[Port, DataFrame]:
         """Return an iteration's outputs, running it from where it was left; takes its inputs if it has none yet."""
         folder = text_of(self._folder(node))
         iteration = BatchLoop(self.run, self.region.name, node, folder, self._subtasks_before(node))
 
         def taken() -> IterationInputs:
-            taken_inputs = inputs()
+            taken_inputs = IterationInputs(*inputs())
             before = self._epoch_before(node, iteration)
             if before is not None:
                 iteration.start(before)
@@ -128,16 +130,15 @@ class Iterations:
                 " state anew, or run a backfill from the first partition"
             )
         return epoch_before(
-            self.run.plan, node, iteration.levels, state_before, summary_of(self.before, node).epochs[-1]
+            self.run.plan, node, iteration.levels, state_before, self.before.summary_of(node.uid, node.name).epochs[-1]
         )
 
     def forget(self) -> None:
         """Remove all epochs of the stage once it is committed, also those of code that was fixed since."""
-        if any(isinstance(self.run.plan.graph.node(number), g.IterationNode) for number in self.region.nodes):
-            stage = self._stage()
-            for folder in (stage / name for name in children(stage) if name.startswith(_EPOCHS)):
-                remove_tree(folder)
-                forget_copies(text_of(folder))
+        stage = self._stage()
+        for folder in (stage / name for name in children(stage) if name.startswith(_EPOCHS)):
+            remove_tree(folder)
+            forget_copies(text_of(folder))
 
     def _folder(self, node: g.IterationNode) -> UPath:
         """Return the iteration's folder, named by code and input so that a retry and a re-execution find it."""
@@ -149,8 +150,3 @@ class Iterations:
         """Return the folder of the epochs of all runs of the execution."""
         run = self.run
         return run.store.folder(Address(run.plan.name, self.region.name, run.execution, run.partition))
-
-
-def summary_of(manifest: Manifest, node: g.IterationNode) -> IterationSummary:
-    """Return the outcome of a stage's iteration."""
-    return manifest.iterations.get(node.uid) or manifest.iterations[node.name]

@@ -16,13 +16,11 @@ from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine import malformed
 from dagster_unified.engine.batch import intermediates
 from dagster_unified.engine.batch.intermediates import Manifest, StoredStream, now
-from dagster_unified.engine.batch.iterate import Iterations
 from dagster_unified.engine.batch.run import CarriedState, PartitionStart, Run, StateBefore, exports_rows, only_saved
 from dagster_unified.engine.dataframe.frames import Frames, files_lacking_columns, spark_source, split_malformed
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import observed
-from dagster_unified.engine.iterations.spark_loop import IterationInputs
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
@@ -46,6 +44,8 @@ from dagster_unified.operators.routing import encode
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Observation, SparkSession
     from upath import UPath
+
+    from dagster_unified.engine.batch.iterate import Iterations
 
 
 class RegionFrames(Frames):
@@ -130,10 +130,10 @@ class RegionFrames(Frames):
             self._iterated.update(self._iterations.outputs(node, inputs))
         return self._iterated[port]
 
-    def _inputs_of(self, node: g.IterationNode) -> IterationInputs:
+    def _inputs_of(self, node: g.IterationNode) -> tuple[list[DataFrame], Callable[[], Metrics]]:
         """The inputs of an iteration, which one that goes on does not read again: nothing is observed of them then."""
         frames, reported = self.reports.take(lambda: self.inputs_of_iteration(node))
-        return IterationInputs(frames, lambda: merge(reported()))
+        return frames, lambda: merge(reported())
 
     @property
     def _leaves_rows_out(self) -> bool:

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING
 from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.batch import intermediates
 from dagster_unified.engine.batch.intermediates import Manifest as StageManifest
-from dagster_unified.engine.batch.iterate import summary_of
 from dagster_unified.engine.batch.run import Carrying, Run, exports_rows, time_after
 from dagster_unified.engine.batch.stage import run_stage
 from dagster_unified.engine.failures import naming_store
-from dagster_unified.engine.iterations.savepoints import write_left
 from dagster_unified.engine.positions import after
 from dagster_unified.engine.state_tables.savepoints import (
     StartingState,
@@ -151,9 +149,11 @@ def _write(run: Run, stages: Sequence[StageManifest], path: str) -> Manifest:
         states.append(write_table(table, partial(files, state), folder, attempt))
     for node in plan.graph.nodes:
         if isinstance(node, g.IterationNode) and node.carries_state:
+            from dagster_unified.engine.iterations.savepoints import write_left  # only a plan with iterations needs it
+
             stage, state = left_by(node)
             states += write_left(plan, node, run.spark, state, stage.subtasks[node.uid], folder, attempt)
-            loops.append(IterationState(node.uid, node.name, summary_of(stage, node).epochs[-1]))
+            loops.append(IterationState(node.uid, node.name, stage.summary_of(node.uid, node.name).epochs[-1]))
     seen = merge(Metrics(last_event_times=stage.last_event_times) for stage in stages)
     manifest = Manifest(
         library=library_version(),

@@ -21,7 +21,6 @@ from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.connectors.reads import read_here
 from dagster_unified.engine.batch import intermediates
 from dagster_unified.engine.batch.intermediates import Manifest, now
-from dagster_unified.engine.batch.iterate import Iterations
 from dagster_unified.engine.batch.region import (
     LeavingStream,
     Materialized,
@@ -51,7 +50,7 @@ from dagster_unified.engine.positions import batch_positions, with_fixed_ranges
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import WHOLE
-from dagster_unified.graph.nodes import SinkNode
+from dagster_unified.graph.nodes import IterationNode, SinkNode
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.regions import regions_to_recompute
 from dagster_unified.operators.layout import EMITTED
@@ -59,6 +58,8 @@ from dagster_unified.operators.metrics import merge
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from dagster_unified.engine.batch.iterate import Iterations
 
 
 class RegionSinks:
@@ -231,7 +232,11 @@ def _run_region(
     def state(port: Port) -> DataFrame | None:
         return state_before(first, before, port)
 
-    iterations = Iterations(first, region, inputs[0], before, state)
+    iterations = None
+    if any(isinstance(node, IterationNode) for node in first.plan.nodes_of(region)):
+        from dagster_unified.engine.batch.iterate import Iterations  # only a plan with iterations needs it
+
+        iterations = Iterations(first, region, inputs[0], before, state)
     carried = None if first.carry is None else state
     saved = only_saved(runs)
     frames = RegionFrames(first.plan, region, first.spark, stream, starts, carried, iterations, saved)
@@ -240,7 +245,8 @@ def _run_region(
         small = nullcontext() if large else small_rows(first.spark)
         with small, watching(first.spark, first.observe), read_here():
             manifests = _execute(runs, region, frames, begun, before, iterations, recovering=bool(reason))
-        iterations.forget()
+        if iterations is not None:
+            iterations.forget()
     except Exception as error:
         read = [m for standing in inputs for m in standing.values()] + ([before] if before else [])
         _set_aside(error, runs, region, read)
@@ -309,7 +315,7 @@ def _execute(
     frames: RegionFrames,
     begun: float,
     before: Manifest | None,
-    iterations: Iterations,
+    iterations: Iterations | None,
     recovering: bool,
 ) -> list[Manifest]:
     """Materialize or write, and commit.
@@ -342,8 +348,10 @@ def _execute(
         seen = seen_before(runs[0], before)
         manifests = manifests_of(runs, region, frames, materialized, attempts, carried_from, seen, positions)
         count_malformed(runs, frames, manifests)
-        of_iterations = {"iterations": iterations.summaries, "subtasks": manifests[0].subtasks | iterations.subtasks}
-        manifests = [msgspec.structs.replace(manifest, **of_iterations) for manifest in manifests]
+        if iterations is not None:
+            subtasks = manifests[0].subtasks | iterations.subtasks
+            of_iterations = {"iterations": iterations.summaries, "subtasks": subtasks}
+            manifests = [msgspec.structs.replace(manifest, **of_iterations) for manifest in manifests]
         runs[0].check()
         if prepares:
             code = plan.code_of(region)
