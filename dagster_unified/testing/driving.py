@@ -261,7 +261,7 @@ class DrivenOperator:
         return self._level.of(HEAD)
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Closes the program's functions, also after a failure."""
+        """Close the program's functions, also after a failure."""
         running, self._running = self._running, None
         if running is not None:
             running.close(failure)

@@ -48,18 +48,18 @@ class Pace(NamedTuple):
 
 
 class _Logged(NamedTuple):
-    """What a micro-batch of one query hands on to another, and how far event time is."""
+    """The records that a micro-batch of one query hands on to another, and how far event time is."""
 
     records: list[pa.RecordBatch]
     watermark: int | None
     last_event_time: int | None
     ended: bool
-    """Whether nothing comes after it."""
+    """Whether it is the last."""
 
 
 @dataclass
 class _Handed:
-    """What the queries of a job share: what sources hold and what one has handed on to another, by uid."""
+    """What the queries of a job share, by uid: the records of sources, and the logs that one writes for another."""
 
     inputs: Mapping[str, pa.RecordBatch]
     log: dict[str, list[_Logged]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class _Query:
         nodes = plan.upstream(*spec.sinks)
         self.sources = [node for node in plan.graph.sources if node.id in nodes]
         self.logs = {node.id: handed.log[node.uid] for node in self.sources if isinstance(node, g.QueryInputNode)}
-        """What was handed on to it, by source."""
+        """The logs that it reads, by source."""
 
         self.records = {node.id: handed.inputs[node.uid] for node in self.sources if node.id not in self.logs}
         self.bounded = [n for n in self.sources if n.id in self.records and n.source.boundedness is Boundedness.BOUNDED]
@@ -141,13 +141,13 @@ class _Query:
         self.behind.tell_of_the_last_epoch(self.epoch.committed())
 
     def metrics(self) -> Metrics:
-        """What it has measured."""
+        """Return the metrics of all micro-batches."""
         for loop in self.behind.loops.values():
             self.measured.add(loop.metrics)
         return self.measured
 
     def _micro_batches(self) -> Iterator[dict[int, pa.RecordBatch]]:
-        """One source after another, a micro-batch's number of records at a time; with no number, everything at once.
+        """Yield the records of each micro-batch, by source: one source after another, or everything at once.
 
         What another query handed on comes as it did, all streams together.
         """
@@ -165,7 +165,7 @@ class _Query:
                 yield {n: self.pace.order.united([batch.slice(start, size)], any_order=True)}
 
     def _take_time(self, arriving: Mapping[int, object]) -> None:
-        """Takes the event time that was handed on with records that have been processed."""
+        """Take the event time that was handed on with records that have been processed."""
         for n, log in self.logs.items():
             passed = log if self.pace.micro_batch is None else log[: self.epoch.number]
             if passed:
@@ -237,7 +237,7 @@ class _UntilTheEnd(Vertices):
         super().__init__(graph, pace.order, pace.clock, tables)
         self._time = time
         self._kept: dict[int, list[tuple[Timed, int]]] = {}
-        """For a native aggregate, what has come, and the watermark at which it did."""
+        """For each native aggregate, the records that have come, each with the watermark at which it came."""
 
     def _native(self, node: g.Node, streams: Streams) -> None:
         if not node.aggregates_natively:
@@ -269,12 +269,12 @@ class _Rows:
         """`in_one` are the lanes whose key groups are one."""
         self._order, self._in_one = order, in_one
         self._waiting: dict[tuple[int, int], dict[BatchOrder, dict[tuple[int, int], list[pa.RecordBatch]]]] = {}
-        """By lane and group, by place, and by the route and the subtask that they come from."""
+        """By lane and group, by place, and by the route and the subtask from which they come."""
 
         self._senders: dict[int, Sender] = {}
 
     def add(self, route: Route, batch: pa.RecordBatch, ahead: bool, subtask: int | None) -> None:
-        """Takes a batch of a route's output: see `Leave`."""
+        """Take a batch of a route's output: see `Leave`."""
         if not batch.num_rows:
             return
         aligned, number = route.aligned(batch), subtask or 0
@@ -291,17 +291,17 @@ class _Rows:
             places.setdefault(place, {}).setdefault((id(route), number), []).append(part)
 
     def groups(self, lane: int) -> list[int]:
-        """The groups of a lane that something has come to."""
+        """Return the groups of a lane that have records."""
         return sorted(group for one, group in self._waiting if one == lane)
 
     def at(self, lane: int, group: int, place: BatchOrder) -> list[pa.RecordBatch]:
-        """What has come to a group at a place, in one batch; each sender's records in their order."""
+        """Return the records of a group at a place, in one batch; those of each sender keep their order."""
         senders = self._waiting.get((lane, group), {}).get(place, {})
         batches = [own[0] if len(own) == 1 else pa.concat_batches(own) for own in senders.values()]
         return batches if len(batches) < 2 else [self._order.united(batches)]
 
     def taken(self, lanes: Mapping[int, object]) -> _Taken:
-        """What has come to some lanes: first what is ahead of the control event."""
+        """Return the records of some lanes, first those ahead of the control event."""
         return [
             (lane, group, place is BatchOrder.AHEAD, batch)
             for place in (BatchOrder.AHEAD, BatchOrder.BEHIND)
@@ -333,7 +333,7 @@ class _Line:
             for level in self.levels
             for lane, program in level.programs.items()
         }
-        """The groups of each lane of a level that there are in any case."""
+        """The groups of each lane of a level that exist before records come."""
 
         self.in_one = frozenset(lane for lane, groups in self.groups.items() if list(groups) == [0])
         self.stores: dict[int, dict[int, MemoryStore]] = {
@@ -344,7 +344,7 @@ class _Line:
         self.report = Report()
 
     def run(self, arriving: Mapping[int, pa.RecordBatch], event: ControlEvent | None) -> tuple[Streams, Report]:
-        """Run a micro-batch of the sources, and return what leaves the last stage and what was measured."""
+        """Run a micro-batch of the sources, and return the streams that leave the last stage, and the report."""
         self.report = Report()
         rows = _Rows(self.order, self.in_one)
         for head, stage in self.heads:
@@ -376,16 +376,16 @@ class _Line:
         return Stage(programs, self.plan.name)
 
     def _inner(self, stage: Native | Exchanged) -> tuple[tuple[int, ...], Stage]:
-        """A stage between two levels: the native operators before its programs, and these."""
+        """Return a stage between two levels: the native operators before its programs, and the programs."""
         if isinstance(stage, Native):
             return stage.nodes, self._stage({stage.lane: stage.routed})
         return (), self._stage(stage.programs)
 
     def _groups(self, node: g.Node, program: Program) -> Sequence[int]:
-        """The groups of a keyed operator that there are in any case.
+        """Return the groups of a keyed operator that exist before records come.
 
-        All of its key groups are one here. Where each has its own copy of broadcast state, those that records have come
-        to are apart, and there is one more, which has no records.
+        All of its key groups are one group here. Where each has its own copy of broadcast state, key groups are apart
+        once they have records, and one more group has no records and leads.
         """
         if node.id in self.plan.subtasks:
             return range(self.plan.subtasks[node.id])
@@ -431,7 +431,7 @@ class _Line:
     def _micro_batches(
         self, lane: int, rows: _Rows, event: ControlEvent | None
     ) -> Iterator[tuple[int, int, MicroBatch]]:
-        """What the groups of a lane have to do."""
+        """Yield the micro-batches of a lane's groups, each with its lane and group."""
         stores = self.stores[lane]
         around = [rows.at(lane, EVERYWHERE, place) for place in (BatchOrder.BROADCAST_AHEAD, BatchOrder.BROADCAST)]
         told = event if lane in self.topology.timed else None
@@ -446,7 +446,7 @@ class _Line:
                 yield lane, group, MicroBatch(ahead, told, behind, leads=group == leader)
 
     def _natively(self, nodes: Sequence[int], batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
-        """A batch through native operators; None where nothing is left of it."""
+        """Run native operators on a batch; return None where they leave no record."""
         for number in nodes if batch is not None else ():
             node, layout = self.plan.graph.node(number), self.plan.input_layout(number)
             timed = to_timed(layout, batch)

@@ -165,7 +165,7 @@ def _own(batch: pa.RecordBatch, programs: Programs) -> tuple[list[_PackedRow], p
 
 
 def _take(running: Pass, lane: int, group: int, seq: int, data: pa.BinaryScalar) -> None:
-    """Gives a packed row to the program of its lane."""
+    """Give a packed row to the program of its lane."""
     schema = running.of(lane, group).program.input.schema
     running.push(lane, group, decode(data.as_buffer(), schema), place_of(seq) is BatchOrder.AHEAD)
 
@@ -347,11 +347,11 @@ class LevelTask:
             yield _row(REPORT, group, 0, report.encode())
 
     def close(self) -> None:
-        """Closes the author's functions."""
+        """Close the author's functions."""
         self._level.close()
 
     def _leave(self, route: Route, batch: pa.RecordBatch, ahead: bool, group: int | None) -> None:
-        """Packs what the key group that is current emits."""
+        """Pack what the key group that is current emits."""
         assert group is not None
         place = BatchOrder.AHEAD if ahead else BatchOrder.BEHIND
         for data in encoded(batch):

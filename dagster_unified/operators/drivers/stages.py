@@ -98,11 +98,11 @@ class _Stage(ABC, Generic[Instance]):
         self.close(error)
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Closes the author's functions, also after a failure."""
+        """Close the author's functions, also after a failure."""
         close_each(self._instances.values(), failure)
 
     def open(self) -> None:
-        """Opens the programs that do not wait for the records of a subtask."""
+        """Open the programs that do not wait for the records of a subtask."""
         for lane in self.programs.shared:
             self.of(lane)
 
@@ -120,7 +120,7 @@ class _Stage(ABC, Generic[Instance]):
         """An instance of a program."""
 
     def _notify(self, running: RunningProgram) -> None:
-        """Tells the functions that need it which epoch was committed last."""
+        """Tell the functions that need it which epoch was committed last."""
         if running.program.counts_epochs and (committed := self._epoch.committed()) is not None:
             running.notify(committed)
 
@@ -135,14 +135,14 @@ class Pass(_Stage[RunningProgram]):
         self.report = Report() if report is None else report
 
     def push(self, lane: int, group: int, batch: pa.RecordBatch, ahead: bool = False) -> None:
-        """Runs a batch through the program of its lane."""
+        """Run a batch through the program of its lane."""
         if ahead is not self._ahead:
             self._flush()
             self._ahead = ahead
         self.of(lane, group).push(batch)
 
     def finish(self, part: str | None = None) -> Report:
-        """Ends the micro-batch, and returns its report; `part` is that of the source behind which the pass is."""
+        """End the micro-batch, and return its report; `part` is that of the source behind which the pass is."""
         self._flush()
         for running in self._instances.values():
             metrics = running.report()
@@ -153,7 +153,7 @@ class Pass(_Stage[RunningProgram]):
         return self.report
 
     def _flush(self) -> None:
-        """Emits what operators hold."""
+        """Emit what operators hold."""
         for running in self._instances.values():
             running.flush()
 
@@ -180,7 +180,7 @@ class Level(_Stage[KeyGroups]):
         self._group = 0
 
     def run(self, lane: int, group: int, store: GroupStore, given: MicroBatch) -> Report:
-        """Runs a micro-batch of one key group of a lane, and returns its report."""
+        """Run a micro-batch of one key group of a lane, and return its report."""
         groups, self._group = self.of(lane, group), group
         groups.running.enter(group)
         due = groups.run(store, given)
