@@ -11,10 +11,6 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.engine.batch.intermediates import IntermediateStore
-from dagster_unified.engine.batch.run import Run
-from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.streaming.job import Start, StreamingJob
 from jobs.data import flights_csv
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
@@ -43,28 +39,14 @@ def pipeline(folder):
         del sys.modules["flights"]
 
 
-@pytest.mark.spark
-def test_both_modes_end_with_the_tutorials_tables(pipeline, folder, spark):
-    run_all(
-        Run(
-            pipeline.plan({"execution.runtime-mode": "BATCH"}),
-            spark,
-            IntermediateStore(str(folder / "store")),
-            "run",
-            "run",
-        )
-    )
+def test_both_modes_end_with_the_tutorials_tables(pipeline, folder, run_on_spark, run_streaming):
+    run_on_spark(pipeline)
     in_batch = tables(folder)
     assert len(in_batch["carrier_delays"]) == 3
     idle = {(row["tail"], row["last_seen"].date().isoformat(), row["dest"]) for row in in_batch["idle_aircraft"]}
     assert {("D942DN", "2013-02-11", "ATL"), ("D942DN", "2013-03-24", "MCO")} <= idle
     (folder / "tables").rename(folder / "tables of BATCH")
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(folder / "checkpoints"),
-        "pipeline.max-parallelism": 4,
-    }
-    assert StreamingJob(pipeline.plan(options), spark, Start("tutorial")).run() == "finished"
+    assert run_streaming(pipeline) == "finished"
     assert tables(folder) == in_batch
 
 

@@ -73,15 +73,8 @@ def tables(data, spark, tmp_path_factory):
     def run(module, *inputs):
         folder = tmp_path_factory.mktemp(module.__name__.rpartition(".")[2])
         build = partial(module.build, **{name: str(data[name]) for name in inputs})
-        run_all(
-            Run(
-                build(output=str(folder / "batch")).plan(),
-                spark,
-                IntermediateStore(str(folder / "store")),
-                "run1",
-                "run1",
-            )
-        )
+        plan = build(output=str(folder / "batch")).plan()
+        run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), "run1", "run1"))
         options = {
             "execution.runtime-mode": "STREAMING",
             "execution.checkpointing.dir": str(folder / "checkpoints"),
@@ -178,10 +171,9 @@ def test_delay_totals(tables, data):
     assert len(weeks) == 6
 
 
-def test_the_airports_have_the_ranks_of_a_power_iteration(data, spark, tmp_path):
+def test_the_airports_have_the_ranks_of_a_power_iteration(data, run_on_spark, tmp_path):
     pipeline = airport_ranks.build(str(data["flights_csv"]), str(tmp_path / "out"))
-    plan = pipeline.plan({"parallelism.default": 2})
-    *_, stage = run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    *_, stage = run_on_spark(pipeline, {"parallelism.default": 2})
     weights = defaultdict(float)
     for row in read(data["flights_csv"]):
         if row["arr_delay"] not in ("", "NA"):
@@ -233,10 +225,9 @@ def test_the_communities_of_airports_are_those_that_networkx_finds(data, tmp_pat
     assert set(found) == {"EWR", "JFK", "LGA"}
 
 
-def test_the_profiles_of_aircraft_are_those_of_plain_k_means(data, spark, tmp_path):
+def test_the_profiles_of_aircraft_are_those_of_plain_k_means(data, run_on_spark, tmp_path):
     pipeline = aircraft_profiles.build(str(data["flights_csv"]), str(tmp_path / "out"))
-    plan = pipeline.plan({"parallelism.default": 2})
-    *_, stage = run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    *_, stage = run_on_spark(pipeline, {"parallelism.default": 2})
     delays = defaultdict(list)
     for row in read(data["flights_csv"]):
         if row["arr_delay"] not in ("", "NA"):
@@ -272,14 +263,10 @@ def descended(rows, weights):
     return flights, loss / flights, late / flights
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_late_flights_are_learned_as_by_plain_descent(data, spark, tmp_path, mode):
-    options = {"execution.runtime-mode": mode, "execution.checkpointing.dir": str(tmp_path), "parallelism.default": 1}
-    plan = late_flights.build(str(data["flights_csv"]), str(tmp_path / "out")).plan(options)
-    if mode == "BATCH":
-        run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
-    else:
-        assert StreamingJob(plan, spark, Start("test")).run() == "finished"
+@pytest.mark.parametrize("run", ["run_on_spark", "run_streaming"])
+def test_late_flights_are_learned_as_by_plain_descent(data, request, tmp_path, run):
+    pipeline = late_flights.build(str(data["flights_csv"]), str(tmp_path / "out"))
+    request.getfixturevalue(run)(pipeline, {"parallelism.default": 1})
     weights = [0.0] * late_flights.WEIGHTS
     flights, loss, rate = descended(read(data["flights_csv"]), weights)
     (found,) = DeltaTable(str(tmp_path / "out/late_flights")).to_pyarrow_table().to_pylist()
@@ -327,11 +314,9 @@ def test_a_day_of_late_flights_goes_on_from_the_model_of_the_day_before(data, sp
     assert last["weights"] == pytest.approx(weights)
 
 
-def test_the_components_of_a_graph_are_those_of_a_union_find(spark, tmp_path):
+def test_the_components_of_a_graph_are_those_of_a_union_find(run_on_spark, tmp_path):
     vertices = 400
-    pipeline = graph_components.build(vertices, str(tmp_path / "out"))
-    plan = pipeline.plan({"parallelism.default": 2})
-    run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    run_on_spark(graph_components.build(vertices, str(tmp_path / "out")), {"parallelism.default": 2})
     above = list(range(vertices))
 
     def least(vertex):

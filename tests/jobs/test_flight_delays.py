@@ -18,7 +18,6 @@ from deltalake import DeltaTable
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.errors import PipelineError
 from dagster_unified.testing import OneInputHarness
 from dagster_unified.testing.parity import assert_same_in_both_modes
 from jobs.data import flights_csv
@@ -170,12 +169,6 @@ def test_no_departure_is_later_than_the_watermark_allows(year):
 
 def test_the_lint_has_nothing_to_warn_about():
     assert "warning" not in pipeline.explain()
-
-
-def test_a_missing_file_is_named(spark, tmp_path):
-    plan = build(str(tmp_path / "nowhere.csv"), str(tmp_path)).plan({"execution.runtime-mode": "BATCH"})
-    with pytest.raises(PipelineError, match=r"there are no files at .*nowhere\.csv"):
-        run_all(Run(plan, spark, IntermediateStore(str(tmp_path / "store")), "run1", "run1"))
 
 
 def _raw(row):
