@@ -14,6 +14,7 @@ from dagster_unified.connectors.kafka.committer import topic_partitions
 from dagster_unified.connectors.secrets import Environment
 from dagster_unified.errors import ConfigurationError, UnavailableError
 from dagster_unified.orchestration import KafkaResource
+from tests.connectors.kafka.test_reading import Relay
 
 PASSWORD = "pa55word"
 
@@ -139,7 +140,7 @@ def test_it_waits_for_a_broker_that_starts(kafka):
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-    timer = threading.Timer(1.0, _forward, (port, kafka.address))
+    timer = threading.Timer(1.0, Relay, (int(kafka.address.partition(":")[2]), port))
     timer.start()
     assert KafkaConnection(f"127.0.0.1:{port}").metadata("here").brokers
     timer.join()
@@ -158,48 +159,22 @@ def test_it_waits_for_a_broker_that_is_slow_to_answer(kafka, monkeypatch):
         timer.join()
 
 
-def test_a_sink_waits_for_a_topic_that_has_just_been_made(kafka, monkeypatch):
+@pytest.mark.parametrize("who", ["a sink", "a source", "a source of a pattern"])
+def test_a_topic_that_has_just_been_made_is_waited_for(kafka, monkeypatch, who):
     name = f"topic-{uuid.uuid4().hex[:12]}"
-    monkeypatch.setattr(connection, "SETTLING_PATIENCE", 60.0)
+    for module in (connection, cluster):
+        monkeypatch.setattr(module, "SETTLING_PATIENCE", 60.0)
     timer = threading.Timer(1.0, kafka.create_topic, (name, 3))
     timer.start()
     try:
-        assert topic_partitions(KafkaConnection(kafka.address), name, "here") == 3
+        if who == "a sink":
+            assert topic_partitions(KafkaConnection(kafka.address), name, "here") == 3
+        else:
+            topics = re.compile(name) if "pattern" in who else (name,)
+            found = cluster.Cluster(KafkaConnection(kafka.address), topics, "read_committed", 30.0, "here")
+            assert found.newest() == {f"{name}[{partition}]": 0 for partition in range(3)}
     finally:
         timer.join()
-
-
-@pytest.mark.parametrize("pattern", [False, True])
-def test_a_source_waits_for_a_topic_that_has_just_been_made(kafka, monkeypatch, pattern):
-    name = f"topic-{uuid.uuid4().hex[:12]}"
-    monkeypatch.setattr(cluster, "SETTLING_PATIENCE", 60.0)
-    timer = threading.Timer(1.0, kafka.create_topic, (name, 3))
-    timer.start()
-    try:
-        topics = re.compile(name) if pattern else (name,)
-        found = cluster.Cluster(KafkaConnection(kafka.address), topics, "read_committed", 30.0, "here")
-        assert found.newest() == {f"{name}[{partition}]": 0 for partition in range(3)}
-    finally:
-        timer.join()
-
-
-def _forward(port, address):
-    """Let what connects to a port talk to a broker, once: its answer says where the broker really is."""
-    host, _, to = address.partition(":")
-    listener = socket.create_server(("127.0.0.1", port))
-
-    def pump(source, target):
-        while data := source.recv(65536):
-            target.sendall(data)
-
-    def accept():
-        with listener:
-            client, _ = listener.accept()
-            server = socket.create_connection((host, int(to)))
-            threading.Thread(target=pump, args=(client, server), daemon=True).start()
-            pump(server, client)
-
-    threading.Thread(target=accept, daemon=True).start()
 
 
 def test_a_number_may_come_from_the_environment_too(monkeypatch):

@@ -15,9 +15,9 @@ from tests.servers.kafka import Broker
 class Relay:
     """Carries bytes between a port of its own and another, until it forgets the connections that it has."""
 
-    def __init__(self, port):
-        self._to, self._kept = port, []
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, to, port=0):
+        self._to, self._kept = to, []
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 

@@ -17,7 +17,6 @@ from dagster_unified.connectors.kafka import (
     KafkaConnection,
     KafkaOffsetsInitializer,
     KafkaSource,
-    OffsetResetStrategy,
 )
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.malformed import in_batch, in_streaming
@@ -25,7 +24,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import MalformedInputError, SourceError, UnavailableError
 from tests.connectors.kafka.killed_source import build
-from tests.connectors.kafka.test_source import JANUARY, PLACES, Placed, commit
+from tests.connectors.kafka.test_source import JANUARY, PLACES, Placed
 from tests.depth import NIGHTLY, SEED
 from tests.engine.killed_job import OPTIONS
 
@@ -33,10 +32,6 @@ ROOT = Path(__file__).parents[3]
 KILLS, MESSAGES = (12, 300) if NIGHTLY else (2, 200)
 POINTS = ("before", "staged", "committed")
 HOUR = 3_600_000
-
-
-class Sold(NamedTuple):
-    amount: int
 
 
 class Total(NamedTuple):
@@ -82,22 +77,7 @@ def windows(kafka, topic, table, **options):
     return pipeline
 
 
-def test_both_modes_give_the_same_windows(run_on_spark, run_streaming, kafka, topic, tmp_path):
-    kafka.write(topic, [*sales(1, 2, 3, 4), *sales(5, 6, 7, hour=2), *sales(8, hour=1)])
-    run_on_spark(windows(kafka, topic, tmp_path / "batch"))
-    run_streaming(windows(kafka, topic, tmp_path / "stream"))
-    at = datetime(2024, 1, 1, tzinfo=timezone.utc)
-    assert rows(tmp_path / "batch") == [
-        ("a", at + timedelta(seconds=2), 6),
-        ("a", at + timedelta(hours=1, seconds=8), 8),
-        ("a", at + timedelta(hours=2, seconds=6), 6),
-        ("b", at + timedelta(seconds=1), 4),
-        ("b", at + timedelta(hours=2, seconds=5), 12),
-    ]
-    assert rows(tmp_path / "stream") == rows(tmp_path / "batch")
-
-
-def test_a_partition_that_is_behind_the_others_holds_the_watermark_back(
+def test_both_modes_give_the_same_windows_and_a_partition_that_is_behind_holds_the_watermark_back(
     run_on_spark, run_streaming, kafka, topic, tmp_path
 ):
     kafka.write(topic, sales(2, 4, hour=20))  # of one partition, at once
@@ -105,7 +85,9 @@ def test_a_partition_that_is_behind_the_others_holds_the_watermark_back(
         kafka.write(topic, sales(1, 3, hour=hour))  # of the other, in several micro-batches
     run_on_spark(windows(kafka, topic, tmp_path / "batch"))
     run_streaming(windows(kafka, topic, tmp_path / "stream", max_records_per_trigger=6))
-    assert [row[2] for row in rows(tmp_path / "batch")] == [6] + [4] * 10
+    at = datetime(2024, 1, 1, tzinfo=timezone.utc)
+    hours = [("b", at + timedelta(hours=hour, seconds=1), 4) for hour in range(10)]
+    assert rows(tmp_path / "batch") == [("a", at + timedelta(hours=20, seconds=2), 6), *hours]
     assert rows(tmp_path / "stream") == rows(tmp_path / "batch")
 
 
@@ -137,38 +119,6 @@ def test_a_savepoint_of_a_stream_knows_of_which_topics_its_offsets_are(run_strea
     kafka.write(topic, sales(3, 4, 5, 6))
     with pytest.raises(SourceError, match=f"{topic} was deleted and made again since it was read"):
         run_streaming(totals(kafka, topic, tmp_path / "table"), {"execution.state-recovery.path": saved})
-
-
-def test_both_modes_begin_and_end_where_a_consumer_group_has_stopped(
-    run_on_spark, run_streaming, kafka, topic, tmp_path
-):
-    kafka.write(topic, sales(*range(1, 9)))
-    begun, ended, none = (f"{topic}-{name}" for name in ("begun", "ended", "none"))
-    commit(kafka, begun, **{f"{topic}_0": 1, f"{topic}_1": 3})
-    commit(kafka, ended, **{f"{topic}_0": 2, f"{topic}_1": 4})
-    of, latest = KafkaOffsetsInitializer.committed_offsets, KafkaOffsetsInitializer.latest()
-    ranges = [
-        (of(begun), latest),
-        (of(begun), of(ended)),
-        (of(none, OffsetResetStrategy.EARLIEST), of(ended)),
-        (of(none, OffsetResetStrategy.LATEST), latest),
-        (of(begun), of(none, OffsetResetStrategy.LATEST)),
-    ]
-
-    def reading(table):
-        pipeline = Pipeline("groups")
-        streams = []
-        for number, (start, end) in enumerate(ranges):
-            own = KafkaSource(topic, Sold, kafka.address, starting_offsets=start, bounded=end, name=f"sales-{number}")
-            streams.append(pipeline.from_source(own).map(lambda s, n=number: (n, s.amount), tuple[int, int]))
-        streams[0].union(*streams[1:]).sink_to(DeltaSink(str(tmp_path / table)))
-        return pipeline
-
-    run_on_spark(reading("batch"))
-    run_streaming(reading("stream"))
-    found = [sorted(amount for number, amount in rows(tmp_path / "batch") if number == n) for n in range(len(ranges))]
-    assert found == [[4, 6, 7, 8], [4, 7], [1, 2, 3, 4, 5, 7], [], [4, 6, 7, 8]]
-    assert rows(tmp_path / "stream") == rows(tmp_path / "batch")
 
 
 def test_messages_that_do_not_fit_are_set_aside_in_both_modes(run_on_spark, run_streaming, kafka, topic, tmp_path):
