@@ -23,6 +23,7 @@ app = App(
     name="dagster-unified",
     help="Write a data pipeline once, run it in batch or streaming on Spark under Dagster.",
     version_flags=[],
+    suppress_keyboard_interrupt=False,  # it would end the program without a word
 )
 config = App(name="config", help="Look at the settings.")
 config.command(pipelines.show)
@@ -60,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (CycloptsError, UnifiedError) as error:
         complain(f"dagster-unified: {error}")
         code = 2
-    except KeyboardInterrupt:  # before anything ran
+    except KeyboardInterrupt:
+        complain("dagster-unified: interrupted before anything ran")
         code = 130
     sys.exit(code if isinstance(code, int) else 0)

@@ -9,6 +9,7 @@ import pytest
 
 PIPELINE = """
 from dagster_unified.api import Pipeline
+from dagster_unified.cli import main
 
 pipeline = Pipeline("shop")
 pipeline.from_collection([("a", 1), ("b", 2)], name="sales").key_by(0).sum(1).name("totals").print("out")
@@ -172,6 +173,12 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(cli, mistake):
     assert words.lower() in err.lower()
     assert "Traceback" not in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_ctrl_c_before_anything_ran_is_one_sentence(cli, tmp_path):
+    (tmp_path / "shop_stopped.py").write_text("raise KeyboardInterrupt\n")
+    code, out, err = cli("explain", "shop_stopped.py")
+    assert (code, out, err) == (130, "", "dagster-unified: interrupted before anything ran\n")
 
 
 def test_functions_of_pyspark_are_told_apart_where_no_session_runs(tmp_path):
