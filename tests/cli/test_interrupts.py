@@ -88,14 +88,14 @@ def mirrors_output(process):
 
 
 @pytest.fixture
-def start(tmp_path):
+def start(tmp_path, request):
     """Starts `dagster-unified run` in a session of its own, with a Dagster instance that keeps the output of steps."""
     (tmp_path / "shops.py").write_text(PROGRAM)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "dagster.yaml").touch()
     with (tmp_path / "log").open("w") as output:
         running = subprocess.Popen(
-            [COMMAND, "run", "shops.py", "--master", "local[1]"],
+            [COMMAND, "run", "shops.py", "--master", "local[1]", *getattr(request, "param", ())],
             env={**os.environ, "DAGSTER_HOME": str(tmp_path / "home")},
             cwd=tmp_path,
             stdout=output,
@@ -110,24 +110,29 @@ def start(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("moment", "number", "code"),
+    ("start", "moment", "number", "code"),
     rotated(
         [
-            pytest.param("in a stage", signal.SIGINT, 130, id="Ctrl-C in a stage"),
-            pytest.param("in a stage", signal.SIGTERM, 143, id="SIGTERM in a stage"),
-            pytest.param("starting Spark", signal.SIGINT, 130, id="Ctrl-C while Spark starts"),
+            pytest.param((), "in a stage", signal.SIGINT, 130, id="Ctrl-C in a stage"),
+            pytest.param((), "in a stage", signal.SIGTERM, 143, id="SIGTERM in a stage"),
+            pytest.param((), "starting Spark", signal.SIGINT, 130, id="Ctrl-C while Spark starts"),
+            pytest.param(
+                ("-D", "execution.runtime-mode=STREAMING"), "in an epoch", signal.SIGINT, 130, id="Ctrl-C in an epoch"
+            ),
         ],
         1,
     ),
+    indirect=["start"],
 )
 def test_a_run_that_is_interrupted_is_cancelled_and_commits_nothing_more(tmp_path, start, moment, number, code):
-    until((tmp_path / "calls").exists if moment == "in a stage" else lambda: jvm_of(start.pid), moment, start)
+    until(lambda: jvm_of(start.pid) if moment == "starting Spark" else (tmp_path / "calls").exists(), moment, start)
     assert mirrors_output(start.pid) or moment != "in a stage"
     os.killpg(start.pid, number)
     assert start.wait(180) == code, (tmp_path / "log").read_text()
     said = (tmp_path / "log").read_text()
     assert "Traceback" not in said
     assert "py4j" not in said
+    assert "Exception in thread" not in said
     assert "shops is cancelled" in said
     assert not (tmp_path / "out").exists()
     if moment == "in a stage":

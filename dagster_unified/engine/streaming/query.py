@@ -205,7 +205,14 @@ class Query(ABC):
 
     def _started_here(self, writer: DataStreamWriter) -> StreamingQuery:
         def run(frame: DataFrame, epoch: int) -> None:
-            self._epoch(partial(self.runner.run, frame, epoch), epoch)
+            try:
+                self._epoch(partial(self.runner.run, frame, epoch), epoch)
+            except StoppedError:
+                raise
+            except Exception as error:
+                self.failure = self.failure or error
+                # In a trace of Java's, Spark looks for an interruption by a pattern that overflows its thread's stack.
+                raise StoppedError(f"epoch {epoch} has ended by a {type(error).__name__}") from None
 
         return writer.foreachBatch(run).start()
 
