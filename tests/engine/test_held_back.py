@@ -152,6 +152,20 @@ def test_a_run_that_leaves_a_savepoint_says_how_many_records_wait_and_for_which_
     assert metadata["records that wait for the watermark at 'checked'"] == 9
 
 
+def test_what_waits_is_counted_for_its_operator_where_another_has_its_name(spark, tmp_path):
+    made = Pipeline("p")
+    by_shop = (
+        made.from_collection([Order("a", BEGIN)], name="orders").assign_timestamps_and_watermarks(BY_AT).key_by("shop")
+    )
+    by_shop.reduce(lambda a, b: b).uid("rolling").print("rolling")
+    daily = by_shop.window(TumblingEventTimeWindows.of(timedelta(days=1))).reduce(lambda a, b: b).uid("daily")
+    daily.print("daily")
+    options = {"execution.runtime-mode": "BATCH", "execution.savepoint.path": str(tmp_path / "savepoint")}
+    manifests = run_all(Run(made.plan(options), spark, IntermediateStore(str(tmp_path / "store")), "run", "run"))
+    counted = {name for manifest in manifests for name in manifest.counters if "wait for the watermark" in name}
+    assert counted == {"timers that wait for the watermark at 'daily'"}
+
+
 def test_the_lint_says_which_stream_may_hold_others_back_where_a_run_leaves_its_state():
     def said(**strategies):
         return [one.message for one in carried(**strategies).findings if one.rule == "held-back"]

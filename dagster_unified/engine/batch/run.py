@@ -218,8 +218,8 @@ def waiting(plan: Plan, region: Region, manifest: Manifest) -> list[RecordsWait]
     time, event = _at_end(plan, Metrics(last_event_times=manifest.last_event_times), now, _reached(plan))
     waits = []
     for node in (plan.graph.node(port.node) for port in region.carried):
-        records = manifest.counters.get(records_waiting(node.name), 0)
-        timers = manifest.counters.get(timers_waiting(node.name), 0)
+        records = manifest.counters.get(records_waiting(node.uid), 0)
+        timers = manifest.counters.get(timers_waiting(node.uid), 0)
         holding = time.holding_back(node.uid, now) if records or timers else ()
         assigners = [n.id for n in plan.graph.assigners if n.uid in holding]
         sources = tuple(n.name for n in plan.graph.sources if n.id in plan.upstream(*assigners))

@@ -280,14 +280,14 @@ class MicroBatch(NamedTuple):
     """Whether the iteration has ended with the epoch before."""
 
 
-def records_waiting(operator: str) -> str:
+def records_waiting(uid: str) -> str:
     """The counter of the elements that an operator holds back at the end of a partition, until the watermark passes."""
-    return f"records that wait for the watermark at '{operator}'"
+    return f"records that wait for the watermark at '{uid}'"
 
 
-def timers_waiting(operator: str) -> str:
+def timers_waiting(uid: str) -> str:
     """The counter of event-time timers that wait; an open window has one."""
-    return f"timers that wait for the watermark at '{operator}'"
+    return f"timers that wait for the watermark at '{uid}'"
 
 
 _PLAIN = (str, int, bytes, bool)
@@ -351,8 +351,8 @@ class KeyGroups:
 
     def count_waiting(self) -> None:
         """Count what waits for the watermark among the keys of the last micro-batch."""
-        name = self.program.steps[0].name
-        for counter, count in zip((records_waiting(name), timers_waiting(name)), self._waiting, strict=True):
+        uid = self.program.steps[0].uid  # several operators may have one name
+        for counter, count in zip((records_waiting(uid), timers_waiting(uid)), self._waiting, strict=True):
             if count:
                 self.running.metrics.count(counter, count)
 
