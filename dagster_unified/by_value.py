@@ -70,8 +70,14 @@ def _lacking(error: ImportError | SyntaxError) -> str:
     """Return what a process lacks that cannot import a module."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return f"cannot import a module: {type(error).__name__}: {error}"
-    package, is_within, _ = error.name.partition(".")
-    return f"has a {package} without the module {error.name}" if is_within else f"has no {package}"
+    return without_module(error.name)
+
+
+def without_module(name: str) -> str:
+    """Return what an interpreter lacks that has no module of this name."""
+    depth = 2 if name.startswith("google.protobuf") else 1  # google itself is no package that one installs
+    package = ".".join(name.split(".")[:depth])
+    return f"has no {package}" if name == package else f"has a {package} without the module {name}"
 
 
 def install_for_workers(interpreter: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from dagster_unified import errors
-from dagster_unified.by_value import install_for_workers
+from dagster_unified.by_value import install_for_workers, without_module
 from dagster_unified.connectors.files.sources import ParquetSource, TextSource
 from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.paths import is_local
@@ -87,7 +87,7 @@ _FILE_SYSTEMS = ("fsspec", "s3fs", "gcsfs", "adlfs")
 _NOT_IMPORTED = re.compile(r"(?:^|: )((?:ModuleNotFound|Import|Syntax|Indentation|Tab)Error: .+)")
 """A sentence of Python's about a module that cannot be imported."""
 
-_ABSENT = re.compile(r"No module named '((?:google\.protobuf|\w+))(\.[\w.]+)?'")
+_ABSENT = re.compile(r"No module named '(\w+(?:\.[\w.]+)?)'")
 
 _NO_CLASS = re.compile(
     r"\b(?:ClassNotFoundException|NoClassDefFoundError|UnsupportedClassVersionError|NoSuchMethodError): "
@@ -228,8 +228,7 @@ def _no_retry_mends(error: Exception, plan: Plan, stage: str) -> errors.UnifiedE
         if absent is None:
             lacks = f"cannot import a module that stage '{stage}' needs ({imported.group(1)})"
         else:
-            package, module = absent.groups()
-            lacks = f"has no {package}" if module is None else f"has a {package} without the module {package}{module}"
+            lacks = without_module(absent.group(1))
         remedy = install_for_workers("that it was given")
         return errors.MissingRequirementError(f"{plan.name}: {whose} {lacks}: {remedy}")
     lacked = _NO_CLASS.search(sentence)

@@ -115,6 +115,7 @@ def test_a_file_whose_name_has_a_colon_is_named():
             "a dagster_unified without the module dagster_unified.engine.environment",
         ),
         ("google.protobuf", "no google.protobuf"),
+        ("google.protobuf.any", "a google.protobuf without the module google.protobuf.any"),
     ],
 )
 def test_a_worker_that_lacks_a_module_is_named(name, lacks):
