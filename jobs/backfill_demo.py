@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from upath import UPath
 
-from dagster_unified.connectors.paths import remove_tree
+from dagster_unified.storage.paths import remove_tree
 from jobs.comparison import compare
 from jobs.daily_flights import DAYS, TABLES, pipeline
 from jobs.data import OUTPUT

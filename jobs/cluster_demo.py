@@ -24,10 +24,10 @@ from rich.console import Console
 from upath import UPath
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine import connect_server
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
+from dagster_unified.storage.paths import remove_tree
 from jobs.comparison import compare
 from jobs.daily_flights import pipeline as daily_flights
 from jobs.data import OUTPUT

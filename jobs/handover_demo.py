@@ -13,11 +13,11 @@ import time
 from rich.console import Console
 from upath import UPath
 
-from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
 from dagster_unified.settings import configuration
 from dagster_unified.state import Savepoint
+from dagster_unified.storage.paths import remove_tree
 from jobs.backfill_demo import BIN, dagster, follow, launch, stages, until
 from jobs.comparison import compare
 from jobs.data import OUTPUT

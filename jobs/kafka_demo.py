@@ -24,10 +24,10 @@ import psycopg
 from dagster import DagsterInstance, RunsFilter
 from rich.console import Console
 
-from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
 from dagster_unified.settings import configuration
+from dagster_unified.storage.paths import remove_tree
 from jobs.data import daily
 from jobs.flights import RawFlight
 from jobs.kafka_flights import FLIGHTS, stream

@@ -21,10 +21,10 @@ from dagster import DagsterInstance, DagsterRunStatus, RunsFilter
 from rich.console import Console
 from rich.progress import Progress
 
-from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_status
 from dagster_unified.settings import configuration
+from dagster_unified.storage.paths import remove_tree
 from jobs.comparison import compare
 from jobs.data import OUTPUT, daily
 from jobs.live_flights import INCOMING, TABLES, pipeline

@@ -19,7 +19,7 @@ import boto3
 import s3fs
 from moto.server import ThreadedMotoServer
 
-from dagster_unified.connectors.object_store import Store
+from dagster_unified.storage.object_store import Store
 
 HADOOP, AWS = "3.5.0", "2.35.4"
 """The versions that Spark 4.3 was built with.

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import as_pattern, children, put
 from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.connectors.protocol.positions import ALL, EverythingRead, Position, cannot_follow
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
-from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest, fingerprint
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.records import record_type, shorten, type_name
+from dagster_unified.spark_internals import spark_log
+from dagster_unified.storage.paths import as_pattern, children, put
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -32,16 +32,16 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import is_local
 from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.protocol.splits import SplitSource
-from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import PipelineError, StageError, StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import checked_span
 from dagster_unified.records import record_type
+from dagster_unified.spark_internals import spark_log
+from dagster_unified.storage.paths import is_local
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.engine.events import ExecutorLost, MasterAway, MasterBack, Observer
 from dagster_unified.engine.interrupts import meanwhile
 from dagster_unified.engine.session import master_away
+from dagster_unified.storage.object_store import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,11 +19,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dagster_unified.connectors import object_store
 from dagster_unified.engine.environment import shipping
 from dagster_unified.engine.launch import without_pandas_warnings, without_zips
 from dagster_unified.engine.session import JAVA_OPTIONS, SERVER_DAEMON, check_java, defaults, forking, java_options
 from dagster_unified.errors import ConfigurationError, StageError
+from dagster_unified.storage import object_store
 
 _SHUTDOWN = 20.0
 """Seconds within which a server has to have ended."""

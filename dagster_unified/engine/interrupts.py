@@ -19,8 +19,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.errors import CancelledError
+from dagster_unified.storage.object_store import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

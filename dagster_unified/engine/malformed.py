@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from dagster_unified.connectors.files.sources import TextSource
 from dagster_unified.connectors.files.texts import Rows, explained, squeezed
-from dagster_unified.connectors.paths import for_spark, remove_tree
 from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.graph.plan import Plan
+from dagster_unified.storage.paths import for_spark, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

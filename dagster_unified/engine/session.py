@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakSet, ref
 
-from dagster_unified.connectors import object_store
-from dagster_unified.connectors.object_store import TOKENS, Store, is_connect
-from dagster_unified.engine import launch, spark_internals
+from dagster_unified import spark_internals
+from dagster_unified.engine import launch
 from dagster_unified.engine.environment import check_workers, shipping
 from dagster_unified.engine.launch import without_zips
-from dagster_unified.engine.spark_internals import local_disk
 from dagster_unified.errors import ConfigurationError, MissingRequirementError, UnreachableError, nearest
+from dagster_unified.spark_internals import local_disk
+from dagster_unified.storage import object_store
+from dagster_unified.storage.object_store import TOKENS, Store, is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

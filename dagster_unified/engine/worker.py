@@ -58,7 +58,7 @@ def this_epoch(log: str) -> int:
     """
     from pyspark import TaskContext
 
-    from dagster_unified.connectors.paths import children, worker_path  # BATCH needs neither
+    from dagster_unified.storage.paths import children, worker_path  # BATCH needs neither
 
     context = TaskContext.get()
     number = context.getLocalProperty(EPOCH) if context is not None else None

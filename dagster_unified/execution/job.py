@@ -28,7 +28,6 @@ from rich.table import Table
 
 from dagster_unified import settings
 from dagster_unified.connectors.files.sink import FileSink
-from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
@@ -53,6 +52,7 @@ from dagster_unified.operators.functions.type_variables import T
 from dagster_unified.operators.layout import declared
 from dagster_unified.operators.metrics import GaugeRange, Histogram, Metrics, Totals
 from dagster_unified.records import RecordType
+from dagster_unified.storage.object_store import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

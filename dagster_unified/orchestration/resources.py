@@ -10,7 +10,6 @@ from dagster import ConfigurableResource, ExecutorDefinition, InitResourceContex
 from pydantic import Field, PrivateAttr, create_model
 
 from dagster_unified import settings
-from dagster_unified.connectors import object_store
 from dagster_unified.connectors.kafka.connection import KafkaConnection
 from dagster_unified.connectors.secrets import deferred, resolved
 from dagster_unified.connectors.sql.postgres.connection import PostgresConnection
@@ -20,6 +19,7 @@ from dagster_unified.engine.session import BUSY_PATIENCE
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import OPTIONS, Configuration, Layer, option
 from dagster_unified.orchestration._dagster_compat import STORAGE_MODULE
+from dagster_unified.storage import object_store
 
 if TYPE_CHECKING:
     import psycopg

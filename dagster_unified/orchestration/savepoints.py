@@ -14,7 +14,6 @@ from typing import Any
 
 from dagster import AssetDep, AssetKey, AssetMaterialization, AssetObservation, AssetSpec, MetadataValue, TableRecord
 
-from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.batch.savepoint import PATH
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
@@ -32,6 +31,7 @@ from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
 from dagster_unified.state.tables import keys_per_group
+from dagster_unified.storage.paths import storage_path
 
 START = "execution.state-recovery.path"
 

@@ -14,11 +14,11 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from dagster_unified.connectors.paths import put, remove_tree, storage_path
 from dagster_unified.connectors.protocol.positions import Position
 from dagster_unified.errors import StateError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.state.table import ROLE, STATE
+from dagster_unified.storage.paths import put, remove_tree, storage_path
 
 if TYPE_CHECKING:
     from upath import UPath

@@ -11,7 +11,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_unified.connectors.paths import for_spark, storage_path
 from dagster_unified.connectors.protocol.positions import Position, Unread
 from dagster_unified.errors import StateError, nearest
 from dagster_unified.graph.nodes import Graph
@@ -44,6 +43,7 @@ from dagster_unified.state.state_table import (
     to_state_table,
 )
 from dagster_unified.state.tables import CODEC, copy_files, files_in, read_batches, read_frame, write_batches
+from dagster_unified.storage.paths import for_spark, storage_path
 from dagster_unified.version import library_version
 
 if TYPE_CHECKING:

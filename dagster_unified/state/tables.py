@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from dagster_unified.connectors.paths import is_data, load, sizes, storage_path
 from dagster_unified.errors import StateError
 from dagster_unified.operators.keys import key_hashes, key_values
 from dagster_unified.state.manifest import SUBTASK_ROLES, DataFile, OperatorState, table_schema
+from dagster_unified.storage.paths import is_data, load, sizes, storage_path
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -8,9 +8,9 @@ from deltalake import DeltaTable
 
 from dagster_unified.connectors import DeltaSink
 from dagster_unified.connectors.delta.committer import data_folder, staged_files, upsert_folder
-from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.commit import SinkCommits, WriteContext
+from dagster_unified.storage.paths import remove_tree
 from tests.object_store import CUT, LOST, Fault, disturb, served
 
 TABLE = "s3://lake/table"

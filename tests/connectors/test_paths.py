@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from upath import UPath
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, JsonSource, ParquetSource, paths
+from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, JsonSource, ParquetSource
 from dagster_unified.connectors.files.folder import Folder, as_regex
 from dagster_unified.connectors.protocol.positions import FilesRead
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.errors import ConfigurationError, PipelineError, SourceError
+from dagster_unified.storage import paths
 from tests.connectors.support import Query, read_batch
 
 

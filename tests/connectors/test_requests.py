@@ -8,8 +8,8 @@ import pytest
 from upath import UPath
 
 from dagster_unified.connectors import CsvSource
-from dagster_unified.connectors.paths import size_of, sizes
 from dagster_unified.engine.batch.intermediates import Address, IntermediateStore
+from dagster_unified.storage.paths import size_of, sizes
 from tests.engine.test_retention import put
 from tests.object_store import client, requests, served
 

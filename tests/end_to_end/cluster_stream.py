@@ -20,9 +20,10 @@ from dagster_unified.api import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
-from dagster_unified.connectors import DeltaSink, ParquetSource, object_store
+from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine import session
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.storage import object_store
 from tests.object_store import s3a
 
 BUCKET = "s3://lake/cluster"

@@ -22,12 +22,9 @@ from upath import UPath
 
 from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.connectors import CsvSource, DeltaSink
-from dagster_unified.connectors.object_store import Store, in_use
 from dagster_unified.engine.batch import intermediates
 from dagster_unified.engine.batch.intermediates import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
-from dagster_unified.engine.spark_internals import bucket_files
-from dagster_unified.engine.spark_internals.java_class import JavaClass
 from dagster_unified.engine.streaming.job import FILES, Start, StreamingJob
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.operators.layout import PARTITION_INDEX
@@ -39,6 +36,9 @@ from dagster_unified.orchestration import (
     StreamingDeployment,
     unified_definitions,
 )
+from dagster_unified.spark_internals import bucket_files
+from dagster_unified.spark_internals.java_class import JavaClass
+from dagster_unified.storage.object_store import Store, in_use
 from tests.object_store import (
     COMPLETE,
     CUT,

@@ -92,9 +92,9 @@ import sys
 from pathlib import Path
 
 from dagster_unified.connectors import DeltaSink
-from dagster_unified.engine.spark_internals import in_place
+from dagster_unified.spark_internals import in_place
 from dagster_unified.connectors.protocol.commits import WriteAttempt, WriteIdentity
-from dagster_unified.engine.spark_internals.java_class import JavaClass
+from dagster_unified.spark_internals.java_class import JavaClass
 from dagster_unified.engine import session
 from tests.object_store import client, requests, s3a
 
@@ -194,7 +194,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dagster_unified.connectors import object_store
+from dagster_unified.storage import object_store
 from dagster_unified.engine import session
 from tests.object_store import s3a
 

@@ -8,9 +8,9 @@ import pytest
 
 from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.connectors import FileSink, ParquetSource
-from dagster_unified.engine.spark_internals.java_class import JavaClass
 from dagster_unified.engine.streaming import control
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.spark_internals.java_class import JavaClass
 from tests.engine.test_streaming_on_spark import Row, add
 from tests.support import arrive, committed, streaming
 

@@ -13,7 +13,6 @@ from deltalake import DeltaTable
 from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
-from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
@@ -21,6 +20,7 @@ from dagster_unified.engine.streaming.savepoints import copy
 from dagster_unified.engine.streaming.savepoints.copy import restore_stopped, save_stopped, savepoints
 from dagster_unified.errors import LeaseLostError, StateError, UnsupportedError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.storage.paths import remove_tree
 from tests.support import committed, file_rows, table_rows
 
 

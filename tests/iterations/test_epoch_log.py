@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 from upath import UPath
 
-from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.engine.iterations.epoch_log import BEFORE, Begun, Epoch, EpochLog, Input, StoredState
 from dagster_unified.engine.iterations.files import (
     Block,
@@ -18,6 +17,7 @@ from dagster_unified.engine.iterations.files import (
 )
 from dagster_unified.errors import IntermediateLostError, LeaseLostError, StateError
 from dagster_unified.operators.iteration import Message
+from dagster_unified.storage.paths import remove_tree
 
 BATCH = pa.RecordBatch.from_pydict({"value": [1, 2, 3]})
 

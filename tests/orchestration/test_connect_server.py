@@ -13,12 +13,12 @@ from unittest import mock
 import pytest
 from deltalake import DeltaTable
 
-from dagster_unified.connectors import object_store
-from dagster_unified.connectors.object_store import Store
 from dagster_unified.engine import connect_server
 from dagster_unified.engine.session import SERVER_DAEMON
 from dagster_unified.errors import ConfigurationError, StageError
 from dagster_unified.orchestration import SparkResource
+from dagster_unified.storage import object_store
+from dagster_unified.storage.object_store import Store
 from tests.connectors.log_source import Event, append
 from tests.ports import free_port
 

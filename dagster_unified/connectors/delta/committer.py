@@ -19,7 +19,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import is_in_object_store, is_local, remove_tree
 from dagster_unified.connectors.protocol.commits import (
     Commit,
     CommitConflictError,
@@ -30,9 +29,10 @@ from dagster_unified.connectors.protocol.commits import (
     WriteIdentity,
 )
 from dagster_unified.connectors.protocol.frame import spark_schema
-from dagster_unified.engine.spark_internals import in_place
 from dagster_unified.errors import SinkError
 from dagster_unified.graph.fingerprint import digest
+from dagster_unified.spark_internals import in_place
+from dagster_unified.storage.paths import is_in_object_store, is_local, remove_tree
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

@@ -24,7 +24,13 @@ from dagster_unified.connectors.delta.committer import (
     staged_files,
     upsert_folder,
 )
-from dagster_unified.connectors.paths import (
+from dagster_unified.connectors.protocol.commits import Ship, SparkSink, WriteAttempt, WriteIdentity
+from dagster_unified.errors import ConfigurationError, PipelineError, nearest
+from dagster_unified.graph.connectors import Capabilities, Target
+from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
+from dagster_unified.records import RecordType
+from dagster_unified.spark_internals import in_place
+from dagster_unified.storage.paths import (
     check_folder,
     for_spark,
     is_local,
@@ -32,12 +38,6 @@ from dagster_unified.connectors.paths import (
     remove_tree,
     storage_path,
 )
-from dagster_unified.connectors.protocol.commits import Ship, SparkSink, WriteAttempt, WriteIdentity
-from dagster_unified.engine.spark_internals import in_place
-from dagster_unified.errors import ConfigurationError, PipelineError, nearest
-from dagster_unified.graph.connectors import Capabilities, Target
-from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
-from dagster_unified.records import RecordType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import for_spark, is_local, load_one
 from dagster_unified.errors import MalformedInputError, PipelineError
+from dagster_unified.storage.paths import for_spark, is_local, load_one
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dagster_unified.connectors.paths import STRICT, children, escaped, for_spark, is_local, load, path_text, url
 from dagster_unified.operators.time import to_millis
+from dagster_unified.storage.paths import STRICT, children, escaped, for_spark, is_local, load, path_text, url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader

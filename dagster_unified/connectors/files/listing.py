@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dagster_unified.connectors import conditional
 from dagster_unified.connectors.files.folder import File, Folder
-from dagster_unified.connectors.object_store import is_connect
-from dagster_unified.connectors.paths import children, escaped, for_spark, is_local, path_text, put, remove_tree, url
-from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import ConfigurationError, StageError
+from dagster_unified.spark_internals import spark_log
+from dagster_unified.storage import conditional
+from dagster_unified.storage.object_store import is_connect
+from dagster_unified.storage.paths import children, escaped, for_spark, is_local, path_text, put, remove_tree, url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,18 +14,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import (
-    check_folder,
-    for_spark,
-    is_in_object_store,
-    is_local,
-    load,
-    place_of,
-    put,
-    remove_tree,
-    size_of,
-    storage_path,
-)
 from dagster_unified.connectors.protocol.commits import (
     Commit,
     CommitConflictError,
@@ -40,6 +28,18 @@ from dagster_unified.errors import PipelineError, SinkError
 from dagster_unified.graph.connectors import WHOLE, Capabilities, Target
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import RecordType
+from dagster_unified.storage.paths import (
+    check_folder,
+    for_spark,
+    is_in_object_store,
+    is_local,
+    load,
+    place_of,
+    put,
+    remove_tree,
+    size_of,
+    storage_path,
+)
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

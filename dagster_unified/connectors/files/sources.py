@@ -40,17 +40,6 @@ from dagster_unified.connectors.files.texts import (
     unfit,
     within,
 )
-from dagster_unified.connectors.object_store import is_connect
-from dagster_unified.connectors.paths import (
-    STRICT,
-    for_spark,
-    is_local,
-    load,
-    load_one,
-    name_of,
-    path_text,
-    storage_path,
-)
 from dagster_unified.connectors.protocol.bounds import in_folder
 from dagster_unified.connectors.protocol.frame import (
     MALFORMED,
@@ -63,13 +52,24 @@ from dagster_unified.connectors.protocol.frame import (
 )
 from dagster_unified.connectors.protocol.positions import ALL, FilesRead, Position, Unread, cannot_follow
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
-from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.errors import MalformedInputError, PipelineError, SourceError
 from dagster_unified.graph.connectors import Boundedness, Slice
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import record_type
+from dagster_unified.spark_internals import spark_log
+from dagster_unified.storage.object_store import is_connect
+from dagster_unified.storage.paths import (
+    STRICT,
+    for_spark,
+    is_local,
+    load,
+    load_one,
+    name_of,
+    path_text,
+    storage_path,
+)
 from dagster_unified.values import check_count
 
 if TYPE_CHECKING:

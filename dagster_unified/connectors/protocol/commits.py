@@ -17,11 +17,11 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import remove_tree, storage_path
 from dagster_unified.errors import UnifiedError
 from dagster_unified.graph.connectors import WHOLE, Sink
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
+from dagster_unified.storage.paths import remove_tree, storage_path
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds

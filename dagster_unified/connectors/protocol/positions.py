@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dagster_unified.connectors.paths import put
 from dagster_unified.errors import StateError, UnsupportedError
 from dagster_unified.graph.connectors import Slice
 from dagster_unified.records import shorten
+from dagster_unified.storage.paths import put
 
 if TYPE_CHECKING:
     from upath import UPath

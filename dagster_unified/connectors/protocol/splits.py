@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from dagster_unified.connectors.paths import put
 from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.connectors.protocol.positions import (
     Offsets,
@@ -34,6 +33,7 @@ from dagster_unified.errors import PipelineError, SourceError, StateError
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.records import shorten
+from dagster_unified.storage.paths import put
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -13,9 +13,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import put, storage_path
 from dagster_unified.connectors.protocol.commits import Committable, WriteAttempt, Writer
 from dagster_unified.errors import UnavailableError
+from dagster_unified.storage.paths import put, storage_path
 
 INLINE_BYTES = 256 << 10
 """Bytes of a task that travel within their committable."""

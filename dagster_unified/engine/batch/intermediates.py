@@ -15,8 +15,15 @@ from uuid import uuid4
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors import conditional
-from dagster_unified.connectors.paths import (
+from dagster_unified.connectors.protocol.positions import Position
+from dagster_unified.engine.dataframe.partitions import PartitionAxis
+from dagster_unified.errors import ConfigurationError, LeaseLostError
+from dagster_unified.graph.connectors import WHOLE
+from dagster_unified.operators.layout import OUTPUT, PARTITION_INDEX, StreamLayout, output_column
+from dagster_unified.operators.metrics import GaugeRange, Histogram, MeterCount
+from dagster_unified.spark_internals import in_place
+from dagster_unified.storage import conditional
+from dagster_unified.storage.paths import (
     children,
     for_spark,
     is_data,
@@ -28,13 +35,6 @@ from dagster_unified.connectors.paths import (
     sizes,
     storage_path,
 )
-from dagster_unified.connectors.protocol.positions import Position
-from dagster_unified.engine.dataframe.partitions import PartitionAxis
-from dagster_unified.engine.spark_internals import in_place
-from dagster_unified.errors import ConfigurationError, LeaseLostError
-from dagster_unified.graph.connectors import WHOLE
-from dagster_unified.operators.layout import OUTPUT, PARTITION_INDEX, StreamLayout, output_column
-from dagster_unified.operators.metrics import GaugeRange, Histogram, MeterCount
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

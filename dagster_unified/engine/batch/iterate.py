@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.paths import children, remove_tree
 from dagster_unified.engine.batch.intermediates import Address, IterationSummary, Manifest
 from dagster_unified.engine.batch.run import Run, StateBefore
 from dagster_unified.engine.iterations.epoch_log import FORMAT, Epoch
@@ -19,6 +18,7 @@ from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.plan import Port, Region
 from dagster_unified.operators.layout import CARRIED
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.storage.paths import children, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

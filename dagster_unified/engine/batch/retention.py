@@ -12,12 +12,12 @@ from datetime import timedelta
 
 from upath import UPath
 
-from dagster_unified.connectors.paths import children
 from dagster_unified.engine.batch.intermediates import MANIFEST, Address, IntermediateStore, Manifest
 from dagster_unified.engine.malformed import FOLDER
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.regions import releasable
+from dagster_unified.storage.paths import children
 
 
 @dataclass(frozen=True)

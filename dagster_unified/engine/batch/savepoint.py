@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.paths import storage_path
 from dagster_unified.engine.batch import intermediates
 from dagster_unified.engine.batch.intermediates import Manifest as StageManifest
 from dagster_unified.engine.batch.run import Carrying, Run, exports_rows, time_after
@@ -35,6 +34,7 @@ from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import IterationState, Manifest, OperatorState
+from dagster_unified.storage.paths import storage_path
 from dagster_unified.version import library_version
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import remove_tree
 from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.connectors.reads import read_here
 from dagster_unified.engine.batch import intermediates
@@ -55,6 +54,7 @@ from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.graph.regions import regions_to_recompute
 from dagster_unified.operators.layout import EMITTED
 from dagster_unified.operators.metrics import merge
+from dagster_unified.storage.paths import remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

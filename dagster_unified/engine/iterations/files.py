@@ -15,14 +15,14 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors import conditional
-from dagster_unified.connectors.paths import is_local, path_text, put, read_whole, storage_path
 from dagster_unified.errors import IntermediateLostError, LeaseLostError
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
 from dagster_unified.operators.iteration import InputBuffer, Message
 from dagster_unified.operators.numbers import INDEX
 from dagster_unified.state.tables import open_input, open_output
+from dagster_unified.storage import conditional
+from dagster_unified.storage.paths import is_local, path_text, put, read_whole, storage_path
 
 if TYPE_CHECKING:
     from upath import UPath

@@ -17,9 +17,9 @@ from threading import Thread
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.engine.interrupts import JobTag
 from dagster_unified.engine.iterations.worker import Answer, stay
+from dagster_unified.storage.object_store import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

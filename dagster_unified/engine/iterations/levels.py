@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_unified.by_value import sent
-from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.engine.iterations.epoch_log import StoredState
 from dagster_unified.engine.iterations.files import IterationFolder, StoredMessage
@@ -23,7 +22,6 @@ from dagster_unified.engine.iterations.jobs import IS_PINNED, ResidentTasks, Sep
 from dagster_unified.engine.iterations.loop import LevelResult
 from dagster_unified.engine.iterations.worker import (
     ANSWER,
-    EXECUTOR,
     REPORT,
     Order,
     Report,
@@ -40,13 +38,14 @@ from dagster_unified.engine.iterations.worker import (
     take_in,
 )
 from dagster_unified.engine.shipping import Payload
-from dagster_unified.engine.spark_internals.placing import Placing
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Port
 from dagster_unified.operators.iteration import Loop
 from dagster_unified.operators.layout import CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
+from dagster_unified.spark_internals.placing import EXECUTOR, Placing
 from dagster_unified.state.manifest import OperatorState
+from dagster_unified.storage.object_store import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -32,14 +32,12 @@ from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.iteration import Loop, Message, SubtaskEpoch, again, into, run_subtask
 from dagster_unified.operators.routing import Sender, in_columns
 from dagster_unified.operators.time import wall_clock
+from dagster_unified.spark_internals.placing import EXECUTOR
 from dagster_unified.state.manifest import OperatorState
 from dagster_unified.state.tables import read_batches
 
 Answer = Callable[[bytes, int], bytes]
 """Carries out an order in a task, of which it is told the attempt."""
-
-EXECUTOR = "executor"
-"""The column in which a task is told where it runs, as Spark writes the place of an executor."""
 
 REPORT = pa.schema([pa.field("report", pa.string())])
 ANSWER = pa.schema([pa.field("answer", pa.binary()), pa.field(EXECUTOR, pa.string())])

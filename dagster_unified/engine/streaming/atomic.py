@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
-from dagster_unified.connectors import conditional
-from dagster_unified.connectors.paths import is_local, read_whole
+from dagster_unified.storage import conditional
+from dagster_unified.storage.paths import is_local, read_whole
 
 if TYPE_CHECKING:
     from upath import UPath

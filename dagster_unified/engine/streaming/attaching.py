@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dagster_unified.connectors import conditional
-from dagster_unified.connectors.object_store import is_connect
-from dagster_unified.connectors.paths import read_whole
 from dagster_unified.engine.session import in_session, server_of
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.engine.streaming.sources import SETTINGS, forget
 from dagster_unified.errors import LeaseLostError
 from dagster_unified.graph.fingerprint import digest
+from dagster_unified.storage import conditional
+from dagster_unified.storage.object_store import is_connect
+from dagster_unified.storage.paths import read_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -31,9 +31,7 @@ from uuid import uuid4
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors import conditional
 from dagster_unified.connectors.collection import forget_collections
-from dagster_unified.connectors.paths import children, read_whole, remove_tree, storage_path
 from dagster_unified.connectors.protocol.positions import Position
 from dagster_unified.connectors.protocol.splits import forget_ranges
 from dagster_unified.engine.streaming.atomic import AlternatingFiles, read_latest, write_atomically
@@ -41,6 +39,8 @@ from dagster_unified.errors import ConfigurationError, LeaseLostError, StateErro
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.operators.state.evolution import shown
 from dagster_unified.operators.time import wall_clock
+from dagster_unified.storage import conditional
+from dagster_unified.storage.paths import children, read_whole, remove_tree, storage_path
 
 if TYPE_CHECKING:
     from dagster_unified.graph.plan import Plan

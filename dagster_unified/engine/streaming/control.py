@@ -22,13 +22,13 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from dagster_unified.connectors.object_store import is_connect
-from dagster_unified.connectors.paths import storage_path
-from dagster_unified.engine.spark_internals.java_class import FOLDER, JavaClass
-from dagster_unified.engine.spark_internals.spark_log import offsets_of_sources
 from dagster_unified.engine.streaming.atomic import AlternatingFiles
 from dagster_unified.errors import LeaseLostError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
+from dagster_unified.spark_internals.java_class import FOLDER, JavaClass
+from dagster_unified.spark_internals.spark_log import offsets_of_sources
+from dagster_unified.storage.object_store import is_connect
+from dagster_unified.storage.paths import storage_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

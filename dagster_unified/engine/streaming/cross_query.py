@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import children
 from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.protocol.splits import SplitSource
@@ -37,6 +36,7 @@ from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.records import RecordType
 from dagster_unified.state.manifest import OperatorState, from_spark, to_spark
+from dagster_unified.storage.paths import children
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dagster_unified.connectors.paths import children, for_spark, load, remove_tree
 from dagster_unified.connectors.protocol.commits import WriteIdentity
 from dagster_unified.engine.commit import SinkCommits, WriteContext, spark_sink, write
 from dagster_unified.engine.dataframe.frames import Frames
@@ -28,6 +27,7 @@ from dagster_unified.graph.nodes import QueryOutputNode, SinkNode
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.metrics import Metrics, merge
+from dagster_unified.storage.paths import children, for_spark, load, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

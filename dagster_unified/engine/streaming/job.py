@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dagster_unified.connectors import written_ahead
-from dagster_unified.connectors.object_store import is_connect
-from dagster_unified.connectors.paths import is_local, remove_tree
 from dagster_unified.engine.cluster import watching
 from dagster_unified.engine.dataframe.passes import MAX_ROWS, may_be_large, small_rows
 from dagster_unified.engine.events import (
@@ -31,7 +29,6 @@ from dagster_unified.engine.events import (
 from dagster_unified.engine.failures import naming_store, translated
 from dagster_unified.engine.positions import after, check_positions
 from dagster_unified.engine.session import PARTITIONS, partitions, server_of
-from dagster_unified.engine.spark_internals import bucket_files
 from dagster_unified.engine.state_tables.savepoints import StartingState, starting_state
 from dagster_unified.engine.streaming import attaching, sources
 from dagster_unified.engine.streaming.checkpoint import (
@@ -69,6 +66,9 @@ from dagster_unified.graph.topology import (
 )
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.state.evolution import layout_of
+from dagster_unified.spark_internals import bucket_files
+from dagster_unified.storage.object_store import is_connect
+from dagster_unified.storage.paths import is_local, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

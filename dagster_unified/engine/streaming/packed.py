@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.paths import for_spark, is_local, load
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART, spark_schema
 from dagster_unified.connectors.protocol.positions import ALL
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
@@ -28,8 +27,6 @@ from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.iterations.files import text_of
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.malformed import Diverted
-from dagster_unified.engine.spark_internals.placing import PLACED, SPREAD, spread
-from dagster_unified.engine.spark_internals.spark_log import offsets_of_sources
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.engine.streaming import worker
 from dagster_unified.engine.streaming.checkpoint import INITIAL
@@ -54,6 +51,9 @@ from dagster_unified.operators.drivers.report import Report, merge_reports
 from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.routing import PACKED, REPORT, BatchOrder, Route, RoutedProgram, sequence
 from dagster_unified.operators.time import wall_clock
+from dagster_unified.spark_internals.placing import PLACED, SPREAD, spread
+from dagster_unified.spark_internals.spark_log import offsets_of_sources
+from dagster_unified.storage.paths import for_spark, is_local, load
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData, SparkSession

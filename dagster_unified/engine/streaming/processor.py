@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import BinaryType, IntegerType, StructType
 
-from dagster_unified.engine.spark_internals.state_client import WriteBehindClient
+from dagster_unified.spark_internals.state_client import WriteBehindClient
 
 if TYPE_CHECKING:
     from pyspark.sql import Row

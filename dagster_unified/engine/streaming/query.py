@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.files import listing
-from dagster_unified.connectors.object_store import is_connect
-from dagster_unified.connectors.paths import for_spark
 from dagster_unified.engine.dataframe.frames import files_lacking_columns
 from dagster_unified.engine.events import EpochCommitted, Observer
 from dagster_unified.engine.failures import translated
@@ -37,6 +35,8 @@ from dagster_unified.errors import LeaseLostError, StateError, UnifiedError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.execution_graph import ExecutionGraph
 from dagster_unified.graph.plan import Plan
+from dagster_unified.storage.object_store import is_connect
+from dagster_unified.storage.paths import for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

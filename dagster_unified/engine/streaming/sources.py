@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.connectors.protocol.positions import Watermarks, tell
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.engine.session import cores
@@ -18,6 +17,7 @@ from dagster_unified.engine.streaming.checkpoint import last_number
 from dagster_unified.graph.event_time import Aligned, aligned
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.plan import Plan
+from dagster_unified.storage.object_store import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -29,7 +29,6 @@ import msgspec
 
 from dagster_unified import errors
 from dagster_unified.by_value import by_value_bytes
-from dagster_unified.connectors.paths import is_local, read_whole, remove_tree
 from dagster_unified.engine.events import Event as JobEvent
 from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
 from dagster_unified.engine.failures import translated
@@ -42,6 +41,7 @@ from dagster_unified.engine.streaming.epoch import EpochRunner, Outcome, Stopped
 from dagster_unified.engine.streaming.iterations import Host
 from dagster_unified.errors import LeaseLostError, MissingRequirementError, PipelineError, StageError, StateError
 from dagster_unified.graph.plan import Plan
+from dagster_unified.storage.paths import is_local, read_whole, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,10 +17,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Row
 
 from dagster_unified.by_value import sent
-from dagster_unified.connectors.paths import worker_path
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART
 from dagster_unified.engine.shipping import Payload
-from dagster_unified.engine.spark_internals.state_client import WriteBehindClient
 from dagster_unified.engine.streaming.control import event_of
 from dagster_unified.engine.worker import committed_epoch, control_event, this_epoch, this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
@@ -44,6 +42,8 @@ from dagster_unified.operators.routing import (
 )
 from dagster_unified.operators.time import MIN_TIMESTAMP, wall_clock
 from dagster_unified.operators.watermarks import Kept
+from dagster_unified.spark_internals.state_client import WriteBehindClient
+from dagster_unified.storage.paths import worker_path
 
 Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _row = Row("lane", "group", "seq", "data")

@@ -9,10 +9,10 @@ import pytest
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import FileSink
 from dagster_unified.connectors.files.sink import StagedFolder, _FileCommitter, _staged
-from dagster_unified.connectors.paths import storage_path
 from dagster_unified.connectors.protocol.commits import WHOLE, Commit, WriteAttempt, WriteIdentity
 from dagster_unified.engine.commit import _commit
 from dagster_unified.errors import UnifiedError
+from dagster_unified.storage.paths import storage_path
 from tests.depth import chance
 from tests.small_disk import NEEDS_ROOT, small_disk
 

@@ -20,11 +20,11 @@ from dagster_unified.connectors.files import listing, sources
 from dagster_unified.connectors.files.folder import File, Folder
 from dagster_unified.connectors.protocol.positions import FilesRead, PartitionsRead, Position
 from dagster_unified.engine.events import EpochCommitted
-from dagster_unified.engine.spark_internals import spark_log
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StageError, StateError
 from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
+from dagster_unified.spark_internals import spark_log
 from tests.connectors.support import Query, read_batch
 from tests.connectors.test_positions import BERLIN
 from tests.connectors.trips import Trip

@@ -24,8 +24,6 @@ from uuid import uuid4
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors import conditional
-from dagster_unified.connectors.paths import children, is_local, place_of, remove_tree, sizes, storage_path
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
@@ -33,6 +31,8 @@ from dagster_unified.errors import LeaseLostError, StateError
 from dagster_unified.graph.segments import MAIN
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import NAME as TABLES
+from dagster_unified.storage import conditional
+from dagster_unified.storage.paths import children, is_local, place_of, remove_tree, sizes, storage_path
 
 SPARK = "spark"
 FOLDERS = (SPARK, "control", "iterations")

@@ -19,13 +19,11 @@ from urllib.parse import quote
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import children, for_spark
 from dagster_unified.connectors.protocol.positions import OffsetsRead, Position
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.engine.dataframe.frames import spark_source
 from dagster_unified.engine.iterations.files import text_of
 from dagster_unified.engine.iterations.savepoints import Written, write_iteration
-from dagster_unified.engine.spark_internals.spark_log import offsets_of_sources
 from dagster_unified.engine.state_tables.savepoints import operator_tables, stateful, stateful_in_all, write_table
 from dagster_unified.engine.streaming.checkpoint import (
     Deployed,
@@ -42,8 +40,10 @@ from dagster_unified.graph.segments import MAIN
 from dagster_unified.graph.topology import PackedSpec, queries
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.time import wall_clock
+from dagster_unified.spark_internals.spark_log import offsets_of_sources
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest, OperatorState
+from dagster_unified.storage.paths import children, for_spark
 from dagster_unified.version import library_version
 
 if TYPE_CHECKING:

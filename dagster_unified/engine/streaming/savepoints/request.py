@@ -12,7 +12,6 @@ from uuid import uuid4
 import msgspec
 from upath import UPath
 
-from dagster_unified.connectors.paths import children, read_whole
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.positions import after, check_positions
 from dagster_unified.engine.streaming.atomic import write_atomically
@@ -33,6 +32,7 @@ from dagster_unified.graph.segments import MAIN
 from dagster_unified.graph.topology import Lanes, packed
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
+from dagster_unified.storage.paths import children, read_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,6 @@ from functools import partial
 from threading import Thread
 from typing import TYPE_CHECKING, TypeAlias
 
-from dagster_unified.connectors.paths import is_local, remove_tree, storage_path
 from dagster_unified.engine.events import Observer, SavepointTaken
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.session import cores
@@ -36,6 +35,7 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN
 from dagster_unified.graph.topology import PackedSpec
 from dagster_unified.operators.time import to_span, wall_clock
+from dagster_unified.storage.paths import is_local, remove_tree, storage_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,9 +13,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.object_store import is_connect
-from dagster_unified.connectors.paths import is_data, is_in_object_store, sizes
-from dagster_unified.engine.spark_internals.java_class import FOLDER, JavaClass
+from dagster_unified.spark_internals.java_class import FOLDER, JavaClass
+from dagster_unified.storage.object_store import is_connect
+from dagster_unified.storage.paths import is_data, is_in_object_store, sizes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

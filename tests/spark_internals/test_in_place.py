@@ -1,6 +1,6 @@
 """Which files of a folder count, where each attempt of a task leaves its own."""
 
-from dagster_unified.engine.spark_internals.in_place import committed
+from dagster_unified.spark_internals.in_place import committed
 
 
 def test_files_of_attempts_without_a_mark_do_not_count_and_of_two_with_one_those_of_the_first():

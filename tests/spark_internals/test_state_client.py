@@ -11,8 +11,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorApiClient
 from pyspark.sql.types import BinaryType, IntegerType, StructType
 
-from dagster_unified.engine.spark_internals import state_client
-from dagster_unified.engine.spark_internals.state_client import WriteBehindClient
+from dagster_unified.spark_internals import state_client
+from dagster_unified.spark_internals.state_client import WriteBehindClient
 
 DATA = StructType().add("data", BinaryType())
 

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from dagster_unified.connectors.paths import children, put, read_whole
 from dagster_unified.errors import StateError
+from dagster_unified.storage.paths import children, put, read_whole
 
 if TYPE_CHECKING:
     from upath import UPath

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
-from dagster_unified.connectors.paths import is_local, put, read_whole
 from dagster_unified.errors import ConfigurationError
+from dagster_unified.storage.paths import is_local, put, read_whole
 
 if TYPE_CHECKING:
     from upath import UPath

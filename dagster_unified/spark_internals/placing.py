@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from dagster_unified.connectors.object_store import is_connect
-from dagster_unified.engine.iterations.worker import EXECUTOR
+from dagster_unified.storage.object_store import is_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+EXECUTOR = "executor"
+"""The column in which a task is told where it runs, as Spark writes the place of an executor."""
 
 
 class Placing:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink, ParquetSource
-from dagster_unified.engine.spark_internals.placing import PLACED, spread, spread_of
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from dagster_unified.spark_internals.placing import PLACED, spread, spread_of
 from tests.support import committed, streaming
 
 pytestmark = pytest.mark.spark

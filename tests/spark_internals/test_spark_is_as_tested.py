@@ -9,9 +9,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor_api_client import StatefulProcessorApiClient
 from upath import UPath
 
-from dagster_unified.engine import spark_internals
-from dagster_unified.engine.spark_internals.placing import spread_of
-from dagster_unified.engine.spark_internals.spark_log import entries, files_found, readers
+from dagster_unified import spark_internals
+from dagster_unified.spark_internals.placing import spread_of
+from dagster_unified.spark_internals.spark_log import entries, files_found, readers
 
 
 def test_this_is_the_version_that_was_tested():

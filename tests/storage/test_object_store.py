@@ -3,9 +3,9 @@
 import boto3
 import pytest
 
-from dagster_unified.connectors import object_store
-from dagster_unified.connectors.object_store import Store
 from dagster_unified.errors import ConfigurationError
+from dagster_unified.storage import object_store
+from dagster_unified.storage.object_store import Store
 
 
 def test_a_token_of_the_machine_does_not_go_with_another_key(monkeypatch):

@@ -11,7 +11,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.engine.spark_internals.java_class import FOLDER, JavaClass
+from dagster_unified.spark_internals.java_class import FOLDER, JavaClass
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,7 +6,7 @@
 * `spark_log.py` reads and writes the logs of Spark's file sources and sinks.
 * `placing.py` inverts the hash by which Spark's exchange chooses a task, and has an RDD of the JVM prefer executors.
 
-`tests/engine/spark_internals/test_spark_is_as_tested.py` is the first that fails where Spark has changed one of these.
+`tests/spark_internals/test_spark_is_as_tested.py` is the first that fails where Spark has changed one of these.
 """
 
 import logging

@@ -13,8 +13,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dagster_unified.connectors.paths import for_spark
-from dagster_unified.engine.spark_internals.java_class import FOLDER, JavaClass
+from dagster_unified.spark_internals.java_class import FOLDER, JavaClass
+from dagster_unified.storage.paths import for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from urllib.parse import quote
 from uuid import uuid4
 
-from dagster_unified.connectors.object_store import is_connect
 from dagster_unified.errors import ConfigurationError, SinkError, SourceError
+from dagster_unified.storage.object_store import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dagster_unified.engine.spark_internals.placing import within_share
+from dagster_unified.spark_internals.placing import within_share
 
 
 @pytest.mark.parametrize(
