@@ -914,9 +914,9 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         """Column aggregates per key, such as `F.sum("delay").alias("delay")`.
 
         The result has the key's fields first. In BATCH it is one row per key; in STREAMING each micro-batch gives an
-        update for each key that it has records of. Runs in Catalyst; with portable state (`state.native-aggregates`),
-        which savepoints and keyed operators behind it need, Arrow aggregates in Python workers, and an aggregate that
-        such a state cannot keep is an `UnsupportedError` that names it.
+        update for each key that it has records of. Runs in Catalyst; as local-global aggregation
+        (`state.native-aggregates`), which savepoints and keyed operators behind it need, in Arrow in Python workers,
+        and an aggregate that cannot be merged is then an `UnsupportedError` that names it.
 
         Examples:
             >>> class Total(NamedTuple):
@@ -1108,8 +1108,9 @@ class WindowedStream(Windows[T, W], Generic[K, T, W]):
         Runs in Catalyst: Spark's `window` and `session_window`. The result has the key's fields, the window's bounds
         where `output_type` has fields `window_start` and `window_end` (datetimes, or milliseconds), and the aggregates.
         In both modes each window gives one result: in BATCH when its key is over, in STREAMING once the watermark has
-        passed its end; what comes later is dropped and counted. With portable state (`state.native-aggregates`), which
-        savepoints and keyed operators behind it need, Arrow aggregates in Python workers instead of Catalyst.
+        passed its end; what comes later is dropped and counted. As local-global aggregation
+        (`state.native-aggregates`), which savepoints and keyed operators behind it need, it runs in Arrow in Python
+        workers instead of Catalyst.
 
         Examples:
             >>> class Hour(NamedTuple):

@@ -1,4 +1,4 @@
-"""Column aggregates whose state is portable: partial aggregates before the exchange, and one merge behind it."""
+"""Local-global column aggregates: partial aggregates before the exchange, and one merge behind it."""
 
 from __future__ import annotations
 
@@ -137,13 +137,13 @@ MERGED_BY = {
     "count": "count", "count_if": "count", "sum": "sum", "min": "min", "max": "max", "bool_and": "min", "every": "min",
     "bool_or": "max", "some": "max",
 }  # fmt: skip
-"""The aggregates that a portable state can keep, and what each is a partial of."""
+"""The aggregates that have a local and a global part, and how partials merge."""
 
-PORTABLE = Purpose("a portable state", "cannot keep {}", MERGED_BY)
+LOCAL_GLOBAL = Purpose("local-global aggregation", "cannot merge {}", MERGED_BY)
 
 
-def with_portable_state(graph: Graph, execution: Execution, carry_state: bool) -> tuple[Graph, dict[int, int]]:
-    """The graph in which aggregates whose state has to be portable are taken apart, and the new number of each node.
+def with_local_global(graph: Graph, execution: Execution, carry_state: bool) -> tuple[Graph, dict[int, int]]:
+    """The graph in which the aggregates that have to be local-global are taken apart, and the new number of each node.
 
     Raises `UnsupportedError` for an aggregate that cannot be.
     """
@@ -154,14 +154,14 @@ def with_portable_state(graph: Graph, execution: Execution, carry_state: bool) -
 
 
 def _chosen(graph: Graph, execution: Execution, carry_state: bool) -> set[int]:
-    """Return the native aggregates whose state has to be portable."""
+    """Return the native aggregates that have to be local-global."""
     natives = {node.id for node in graph.nodes if node.aggregates_natively}
     if execution.native_aggregates == "SPARK" or not natives:
         return set()
-    streaming, portable = execution.mode == "STREAMING", execution.native_aggregates == "PORTABLE"
+    streaming, asked_for = execution.mode == "STREAMING", execution.native_aggregates == "PORTABLE"
     if execution.has_savepoint or (streaming and execution.savepoint.interval is not None):
         return natives
-    if portable and (streaming or carry_state):
+    if asked_for and (streaming or carry_state):
         return natives
     if not streaming:  # partitions hand on Catalyst's own form, where it has one that can be handed on
         return {number for number in natives if carry_state and graph.node(number).not_carried is not None}
@@ -240,7 +240,7 @@ class _Apart:
         self.where, self.node, self.records, self.result = where, node, records, node.records
         self.keys = node.key.fields
         self._names: dict[str, str] = {}
-        self.parts: Parts = take_apart(where, node.columns, PORTABLE, self._named)
+        self.parts: Parts = take_apart(where, node.columns, LOCAL_GLOBAL, self._named)
         self._hints = {repr(_bare(c)): name for c in node.columns if (name := alias_of(c)) in self.result.names}
         self.computed: dict[str, tuple[Column, Any]] = {}
         """The inputs that are no columns yet, by the name of their column, with their types."""
@@ -350,8 +350,8 @@ class _Apart:
         shown = _shown(aggregate)
         if len(operands) != 1:
             raise UnsupportedError(
-                f"{self.where}: a portable state cannot keep {aggregate!r}, an aggregate of {len(operands)} columns;"
-                " use reduce or process"
+                f"{self.where}: local-global aggregation cannot merge {aggregate!r}, an aggregate of"
+                f" {len(operands)} columns; use reduce or process"
             )
         read = _as_column(operands[0])
         if kind == "count" and aggregate.name == "count" and (read is None or _is_constant(read)):
@@ -388,8 +388,8 @@ class _Apart:
             python = _plain(self.result.type_of(hint))
         if python is None:
             raise UnsupportedError(
-                f"{self.where}: the type of {read!r} in {aggregate!r} is not known, and a portable state is typed; add"
-                " it as a column of its own with with_columns(...) before key_by"
+                f"{self.where}: the type of {read!r} in {aggregate!r} is not known, and the state of local-global"
+                " aggregation is typed; add it as a column of its own with with_columns(...) before key_by"
             )
         numbers = (int, float, Decimal, timedelta)
         allowed = numbers if kind == "sum" else (*numbers, str, bool, bytes, date, datetime)
@@ -401,8 +401,8 @@ class _Apart:
             kind != "sum"
         ):
             raise UnsupportedError(
-                f"{self.where}: a portable state cannot keep {aggregate!r} of a {type_name(python)}; use reduce or"
-                " process"
+                f"{self.where}: local-global aggregation cannot merge {aggregate!r} of a {type_name(python)}; use"
+                " reduce or process"
             )
         return python
 

@@ -246,10 +246,10 @@ OPTIONS: tuple[Option, ...] = (
         "choice",
         "AUTOMATIC",
         "What keeps the state of aggregates on columns (agg) in STREAMING: SPARK, in Catalyst's own form, or PORTABLE,"
-        " in key groups, so that it is in savepoints of both modes and keyed operators may follow. AUTOMATIC: PORTABLE"
-        " where one of these is asked for, else SPARK. In BATCH it is PORTABLE where a run starts from a savepoint or"
-        " leaves one; partitions with carry_state hand it on in that form then, with PORTABLE always, and session"
-        " windows unless it is SPARK.",
+        " for local-global aggregation with state in key groups, so that it is in savepoints of both modes and keyed"
+        " operators may follow. AUTOMATIC: PORTABLE where one of these is asked for, else SPARK. In BATCH it is"
+        " PORTABLE where a run starts from a savepoint or leaves one; partitions with carry_state hand it on in that"
+        " form then, with PORTABLE always, and session windows unless it is SPARK.",
         ("AUTOMATIC", "PORTABLE", "SPARK"),
     ),
     Option(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.aggregates import with_portable_state
+from dagster_unified.graph.aggregates import with_local_global
 from dagster_unified.graph.event_time import check_generators, nearest_assigners
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.iterations import check_iterations
@@ -216,7 +216,7 @@ def plan_in_one(graph: Graph, configuration: Configuration | None = None) -> Pla
 def _decided(graph: Graph, execution: Execution, carry_state: bool) -> tuple[Plan, dict[int, int]]:
     """Return the mode and the tasks of a plan, and the numbers in it of the graph's nodes."""
     used = _used(graph)
-    graph, rewritten = with_portable_state(_without_unused(graph, used), execution, carry_state)
+    graph, rewritten = with_local_global(_without_unused(graph, used), execution, carry_state)
     if execution.mode == "STREAMING":
         check_iterations(graph, execution.goes_on)
         check_generators(graph)

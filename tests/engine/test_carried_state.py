@@ -223,7 +223,7 @@ def native_windows(events, path):
 
 
 def native_sessions(events, path):
-    """In columns, and open over several partitions: their state is portable."""
+    """In columns, and open over several partitions: they are local-global."""
     pipeline = Pipeline("native_sessions")
     sessions = events_of(pipeline, events).key_by("key").window(EventTimeSessionWindows.with_gap(timedelta(hours=18)))
     counted = sessions.agg(F.sum("value").alias("value"), F.max("at").alias("at"), output_type=Window).uid("w")
@@ -406,22 +406,22 @@ def test_a_stream_goes_on_from_the_aggregates_that_days_with_carried_state_have_
 
 
 @pytest.mark.parametrize(("build", "together"), rotated(AGGREGATES, 1))
-def test_days_may_hand_aggregates_on_in_the_portable_form_and_not_change_it(
+def test_days_may_hand_on_local_global_aggregates_and_not_change_the_form(
     spark, tmp_path, run_on_spark, build, together
 ):
     path, kept = str(tmp_path / "table"), {"state.native-aggregates": "PORTABLE"}
-    portable, catalyst = Days(spark, tmp_path, **kept), Days(spark, tmp_path)
+    local_global, catalyst = Days(spark, tmp_path, **kept), Days(spark, tmp_path)
     if together:
-        portable.run_together(build(EVENTS, path), *DAYS)
+        local_global.run_together(build(EVENTS, path), *DAYS)
     else:
-        portable.run(build(EVENTS, path), *DAYS)
+        local_global.run(build(EVENTS, path), *DAYS)
     run_on_spark(build(EVENTS, str(tmp_path / "once")))
     assert table_rows(path) == table_rows(tmp_path / "once")
-    with pytest.raises(StateError, match=r"in the portable form, and this run takes Catalyst's form"):
+    with pytest.raises(StateError, match=r"in the local-global form, and this run takes Catalyst's form"):
         catalyst.run(build(EVENTS, path), DAYS[1])
     catalyst.run(build(EVENTS, path), DAYS[0])
-    with pytest.raises(StateError, match=r"in Catalyst's form, and this run takes the portable form"):
-        portable.run(build(EVENTS, path), DAYS[1])
+    with pytest.raises(StateError, match=r"in Catalyst's form, and this run takes the local-global form"):
+        local_global.run(build(EVENTS, path), DAYS[1])
 
 
 class Numbered(MapFunction, CheckpointedFunction):

@@ -30,7 +30,7 @@ from tests.depth import examples
 from tests.operators.support import ASSIGNERS, EVENTS, ms
 from tests.support import MODES, Event, results
 
-PORTABLE = {"state.native-aggregates": "PORTABLE"}
+LOCAL_GLOBAL = {"state.native-aggregates": "PORTABLE"}
 
 
 class Reading(NamedTuple):
@@ -130,7 +130,7 @@ def last_of_each(records):
 
 
 @settings(max_examples=examples(20))
-@given(READINGS, st.sampled_from([("BATCH", {}), ("STREAMING", PORTABLE)]), st.sampled_from([1, 3, None]))
+@given(READINGS, st.sampled_from([("BATCH", {}), ("STREAMING", LOCAL_GLOBAL)]), st.sampled_from([1, 3, None]))
 def test_partials_merge_to_the_aggregate_over_all_records(readings, mode, size):
     made = Pipeline("p").from_collection(readings, Reading).key_by("sensor").agg(*COLUMNS, output_type=Summary)
     found = last_of_each(results(made, mode[0], options=mode[1], micro_batch=size))
@@ -145,7 +145,7 @@ def test_streaming_gives_one_update_for_a_key_and_micro_batch():
     pipeline = Pipeline("p")
     records = pipeline.from_collection([("a", 1), ("a", 2), ("b", 5), ("a", 4)], tuple[str, int])
     records.key_by("f0").agg(F.sum("f1").alias("total"), output_type=Total).print()
-    found = run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=3, seed=None).only()
+    found = run_pipeline(pipeline, "STREAMING", options=LOCAL_GLOBAL, micro_batch=3, seed=None).only()
     assert found == [Total("a", 3), Total("b", 5), Total("a", 7)]
 
 
@@ -157,7 +157,7 @@ def test_a_task_that_has_too_many_records_to_aggregate_at_once_emits_as_few(monk
     pipeline.from_collection(records, tuple[str, int]).key_by("f0").agg(
         F.sum("f1").alias("f1"), output_type=tuple[str, int]
     ).print()
-    found = dict(run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=None).only())
+    found = dict(run_pipeline(pipeline, "STREAMING", options=LOCAL_GLOBAL, micro_batch=None).only())
     assert found == {str(k): sum(range(k, 100, 3)) for k in range(3)} | {f"x{n}": n for n in range(30)}
 
 
@@ -167,16 +167,16 @@ def test_a_sum_that_no_column_holds_is_an_error_in_one_batch_and_over_several(nu
     records = pipeline.from_collection([("a", n) for n in numbers], tuple[str, int])
     records.key_by("f0").agg(F.sum("f1").alias("f1"), output_type=tuple[str, int]).print()
     with pytest.raises(RecordTypeError, match=r"sum\(f1\) is larger than its type holds"):
-        run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=None)
+        run_pipeline(pipeline, "STREAMING", options=LOCAL_GLOBAL, micro_batch=None)
     with pytest.raises(RecordTypeError, match=r"operator 'agg': sum\(f1\) is larger than its type holds"):
-        run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=1)
+        run_pipeline(pipeline, "STREAMING", options=LOCAL_GLOBAL, micro_batch=1)
 
 
 def test_a_large_sum_that_a_column_holds_is_exact():
     pipeline = Pipeline("p")
     records = pipeline.from_collection([("a", 2**62), ("a", 2**62 - 1), ("b", 5)], tuple[str, int])
     records.key_by("f0").agg(F.sum("f1").alias("f1"), output_type=tuple[str, int]).print()
-    found = run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=None).only()
+    found = run_pipeline(pipeline, "STREAMING", options=LOCAL_GLOBAL, micro_batch=None).only()
     assert dict(found) == {"a": 2**63 - 1, "b": 5}
 
 
@@ -192,7 +192,7 @@ def test_a_key_that_is_none_is_an_error():
         .agg(F.sum("amount").alias("amount"), output_type=Loose)
     )
     with pytest.raises(RecordTypeError, match="the key 'shop' is None"):
-        results(made, "STREAMING", options=PORTABLE)
+        results(made, "STREAMING", options=LOCAL_GLOBAL)
 
 
 def test_spans_of_time_are_added_and_compared():
@@ -254,7 +254,7 @@ def test_windows_close_and_drop_as_those_of_spark_do(assigner, events, bound, si
 def test_late_records_are_counted():
     events = [Event("a", 0, 1), Event("a", 100, 1), Event("a", 5, 1), Event("a", 6, 1)]
     result = run_pipeline(
-        windowed(events, TumblingEventTimeWindows.of(ms(10)), 0), "STREAMING", options=PORTABLE, seed=None
+        windowed(events, TumblingEventTimeWindows.of(ms(10)), 0), "STREAMING", options=LOCAL_GLOBAL, seed=None
     )
     assert [(t.window_start, t.total) for t in result.only()] == [(0, 1), (100, 1)]
     assert result.metrics.counters["late records dropped"] == 2
@@ -339,7 +339,7 @@ WINDOWS = st.sampled_from([TumblingEventTimeWindows.of(ms(1000)), EventTimeSessi
         max_size=8,
     ),
     WINDOWS,
-    st.sampled_from([{}, PORTABLE]),
+    st.sampled_from([{}, LOCAL_GLOBAL]),
     st.sampled_from([1, 3, None]),
 )
 def test_a_windows_sum_goes_by_what_it_comes_to_and_not_by_what_it_passes(numbers, windows, options, micro_batch):
@@ -358,11 +358,11 @@ def test_a_windows_sum_of_decimals_goes_by_what_it_comes_to(micro_batch):
     most = 10**20 - 1
     tumbling = TumblingEventTimeWindows.of(ms(1000))
     pipeline = summed([most, most, most, -most, -most], "price", PriceTotal, tumbling)
-    found = run_pipeline(pipeline, "STREAMING", options=PORTABLE, micro_batch=micro_batch).only()
+    found = run_pipeline(pipeline, "STREAMING", options=LOCAL_GLOBAL, micro_batch=micro_batch).only()
     assert found == [PriceTotal("a", Decimal(most))]
     beyond = summed([most, most], "price", PriceTotal, tumbling)
     with pytest.raises(RecordTypeError, match=r"operator 'op': sum\(price\) is larger than its type holds"):
-        run_pipeline(beyond, "STREAMING", options=PORTABLE, micro_batch=micro_batch)
+        run_pipeline(beyond, "STREAMING", options=LOCAL_GLOBAL, micro_batch=micro_batch)
 
 
 @MODES

@@ -117,7 +117,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     subtasks: dict[str, int] = {}
     """How many subtasks carried operator state is of, by the uid of its operator."""
 
-    portable: list[str] = []
+    local_global: list[str] = msgspec.field(name="portable", default_factory=list)
     """The uids of the column aggregates whose carried state is in key groups, not in Catalyst's form."""
 
     together: int = 1

@@ -425,7 +425,7 @@ def manifests_of(
                 carried_from=carried_from,
                 ended=run.carry is not None and run.carry.last and bool(hear_of_the_end),
                 subtasks=run.plan.subtasks_of_state(carrying),
-                portable=[node.uid for node in carrying if node.merges_partials],
+                local_global=[node.uid for node in carrying if node.merges_partials],
                 groups=run.plan.execution.streaming.max_parallelism if region.carried and not only_saved(runs) else 0,
                 together=len(runs),
                 positions=dict(read),

@@ -263,12 +263,12 @@ def state_before(run: Run, manifest: Manifest | None, port: Port) -> DataFrame |
 
 def _check_form(run: Run, node: g.Node, manifest: Manifest) -> None:
     """Raise `StateError` where the aggregate's state from the partition before has another form than this run's."""
-    portable = node.uid in manifest.portable
-    if (node.merges_partials and not portable) or (node.aggregates_natively and portable):
-        forms = ("Catalyst's form", "the portable form")
+    local_global = node.uid in manifest.local_global
+    if (node.merges_partials and not local_global) or (node.aggregates_natively and local_global):
+        forms = ("Catalyst's form", "the local-global form")
         raise StateError(
             f"{run.plan.name}: the partition before has left the state of the aggregates of '{node.name}' in"
-            f" {forms[portable]}, and this run takes {forms[not portable]}, as its options of savepoints and"
+            f" {forms[local_global]}, and this run takes {forms[not local_global]}, as its options of savepoints and"
             " state.native-aggregates say; launch it with the options of the partition before, or run a backfill from"
             " the first partition with state.native-aggregates=PORTABLE, which all may share"
         )

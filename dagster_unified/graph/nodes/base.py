@@ -156,7 +156,7 @@ class Node:
     """Whether its state is that of its subtasks, which have no keys."""
 
     merges_partials: ClassVar[bool] = False
-    """Whether its state is the portable form of a column aggregate's."""
+    """Whether it is the global part of a column aggregate."""
 
     product: ClassVar[str] = "output is"
     """What it computes, and the verb."""

@@ -1,4 +1,4 @@
-"""Operators on columns, which Catalyst runs, and what column aggregates become where their state is portable."""
+"""Operators on columns, which Catalyst runs, and the nodes of local-global column aggregates."""
 
 from __future__ import annotations
 

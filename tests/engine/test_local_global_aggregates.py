@@ -1,4 +1,4 @@
-"""Column aggregates with portable state on Spark: what Spark's own gives, and savepoints of both modes."""
+"""Local-global column aggregates on Spark: what Spark's own gives, and savepoints of both modes."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -289,9 +289,12 @@ def test_a_sum_that_overflows_names_operator_and_field_in_every_mode(run_on_spar
         run_on_spark(pipeline)
     with pytest.raises(RecordTypeError, match=message):
         run_streaming(pipeline, {"execution.checkpointing.dir": str(tmp_path / "spark")})
-    portable = {"state.native-aggregates": "PORTABLE", "execution.checkpointing.dir": str(tmp_path / "portable")}
+    local_global = {
+        "state.native-aggregates": "PORTABLE",
+        "execution.checkpointing.dir": str(tmp_path / "local-global"),
+    }
     with pytest.raises(RecordTypeError, match=message):
-        run_streaming(pipeline, portable)
+        run_streaming(pipeline, local_global)
 
 
 @pytest.mark.parametrize("numbers", [[2**63 - 1, 1, -5], [-(2**63), -1, 1], [-(2**63)], [2**62, -3, 2**62]])

@@ -1,4 +1,4 @@
-"""What a plan makes of column aggregates whose state is portable, and which it refuses."""
+"""What a plan makes of local-global column aggregates, and which it refuses."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -14,7 +14,7 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from tests.support import MODES
 
-PORTABLE = {"execution.runtime-mode": "STREAMING", "state.native-aggregates": "PORTABLE"}
+LOCAL_GLOBAL = {"execution.runtime-mode": "STREAMING", "state.native-aggregates": "PORTABLE"}
 
 
 class Size(Enum):
@@ -63,7 +63,7 @@ TOTAL = F.sum("amount").alias("total")
 
 
 @pytest.mark.parametrize(
-    ("options", "portable"),
+    ("options", "local_global"),
     [
         ({}, False),
         ({"state.native-aggregates": "PORTABLE"}, False),
@@ -80,24 +80,24 @@ TOTAL = F.sum("amount").alias("total")
             },
             False,
         ),
-        (PORTABLE, True),
+        (LOCAL_GLOBAL, True),
     ],
 )
-def test_the_state_is_portable_where_it_is_asked_for_or_needed(options, portable):
-    assert ("merge" in kinds(pipeline(TOTAL).plan(options))) is portable
+def test_aggregates_are_local_global_where_it_is_asked_for_or_needed(options, local_global):
+    assert ("merge" in kinds(pipeline(TOTAL).plan(options))) is local_global
 
 
 @pytest.mark.parametrize(
-    ("options", "portable"),
+    ("options", "local_global"),
     [
         ({}, False),
         ({"state.native-aggregates": "PORTABLE"}, True),
         ({"execution.savepoint.path": "/s"}, True),
     ],
 )
-def test_partitions_hand_state_on_in_the_portable_form_where_it_is_asked_for_or_a_savepoint_is(options, portable):
+def test_partitions_hand_on_local_global_aggregates_where_it_is_asked_for_or_a_savepoint_is(options, local_global):
     planned = plan(pipeline(TOTAL).graph(), Configuration.of(options), carry_state=True)
-    assert ("merge" in kinds(planned)) is portable
+    assert ("merge" in kinds(planned)) is local_global
 
 
 @MODES
@@ -114,7 +114,7 @@ def test_partitions_whose_aggregates_spark_keeps_leave_no_savepoint():
 
 
 def test_an_aggregate_becomes_partials_a_merge_and_its_results():
-    plan = pipeline(TOTAL).plan(PORTABLE)
+    plan = pipeline(TOTAL).plan(LOCAL_GLOBAL)
     assert kinds(plan) == ["source", "partials", "merge", "select", "sink"]
     merge = plan.graph.nodes[2]
     assert (merge.uid, merge.name) == ("u", "totals")
@@ -133,7 +133,7 @@ def test_stages_keep_their_names():
 
 
 def test_what_an_aggregate_computes_is_computed_as_columns_before():
-    plan = pipeline(F.sum(F.col("amount") * 2).alias("total")).plan(PORTABLE)
+    plan = pipeline(F.sum(F.col("amount") * 2).alias("total")).plan(LOCAL_GLOBAL)
     assert kinds(plan) == ["source", "select", "partials", "merge", "select", "sink"]
     assert plan.graph.nodes[1].records.describe() == "Inputs(shop: string, sum_amount_2_edde6a: int64?)"
 
@@ -146,7 +146,7 @@ def test_a_mean_is_a_sum_and_a_count_which_other_aggregates_share():
         count: int
 
     columns = [F.avg("price").alias("mean"), F.sum("price").alias("total"), F.count("price").alias("count")]
-    plan = pipeline(*columns, output_type=Means).plan(PORTABLE)
+    plan = pipeline(*columns, output_type=Means).plan(LOCAL_GLOBAL)
     assert plan.graph.nodes[2].records.describe() == ("Partials(shop: string, sum_price: double?, count_price: int64)")
 
 
@@ -166,7 +166,7 @@ def test_partials_have_the_types_of_what_they_read():
         F.bool_or(F.col("amount") > 3).alias("some"),
         F.count_if(F.col("amount") > 3).alias("of"),
     ]
-    plan = pipeline(*columns, output_type=Most).plan(PORTABLE)
+    plan = pipeline(*columns, output_type=Most).plan(LOCAL_GLOBAL)
     assert plan.graph.nodes[3].records.describe() == (
         "Partials(shop: string, sum_paid: decimal128(38, 18)?, max_size: string?,"
         " max_year_lit_2026_01_01_88c3e7: int64?, bool_or_amount_3_4e5a92: bool?,"
@@ -175,7 +175,7 @@ def test_partials_have_the_types_of_what_they_read():
 
 
 def test_the_declared_result_says_the_type_where_the_expression_does_not():
-    plan = pipeline(F.sum(F.expr("amount div 2")).alias("total")).plan(PORTABLE)
+    plan = pipeline(F.sum(F.expr("amount div 2")).alias("total")).plan(LOCAL_GLOBAL)
     assert plan.graph.nodes[1].records.names == ("shop", "sum_expr_amount_div_2_c96cb7")
 
 
@@ -187,7 +187,7 @@ def test_what_keeps_an_aggregate_is_named_after_it_wherever_it_stands():
 
     columns = [F.sum(F.col("amount") + F.col("at")).alias("more"), F.sum(F.col("amount") - F.col("at")).alias("less")]
     names = [
-        set(pipeline(*order, output_type=Two).plan(PORTABLE).graph.nodes[3].records.names)
+        set(pipeline(*order, output_type=Two).plan(LOCAL_GLOBAL).graph.nodes[3].records.names)
         for order in (columns, columns[::-1])
     ]
     assert names[0] == names[1]
@@ -200,13 +200,13 @@ def test_windows_merge_as_windows():
         window_start: int
         total: int
 
-    plan = pipeline(TOTAL, output_type=Hour, windowed=True).plan(PORTABLE)
+    plan = pipeline(TOTAL, output_type=Hour, windowed=True).plan(LOCAL_GLOBAL)
     assert kinds(plan) == ["source", "assign timestamps", "partials", "merge windows", "select", "sink"]
     assert plan.graph.nodes[3].records.describe() == ("Windowed(shop: string, window_start: int64, sum_amount: int64?)")
 
 
 def test_columns_keep_their_lineage():
-    plan = pipeline(TOTAL).plan(PORTABLE)
+    plan = pipeline(TOTAL).plan(LOCAL_GLOBAL)
     before = {name: frozenset({(0, name)}) for name in Sale._fields}
     for node in plan.graph.nodes[1:4]:
         before = node.lineage(before)
@@ -216,23 +216,26 @@ def test_columns_keep_their_lineage():
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (F.count_distinct("amount"), r"p: operator 'totals': a portable state cannot keep count_distinct\('amount'\);"),
-        (F.min("tags"), r"a portable state cannot keep min\('tags'\) of a list\[str\]; use reduce or process"),
-        (F.sum("shop"), r"a portable state cannot keep sum\('shop'\) of a str; use reduce or process"),
-        (F.max_by("amount", "price"), r"a portable state cannot keep max_by\('amount', 'price'\)"),
+        (
+            F.count_distinct("amount"),
+            r"p: operator 'totals': local-global aggregation cannot merge count_distinct\('amount'\);",
+        ),
+        (F.min("tags"), r"local-global aggregation cannot merge min\('tags'\) of a list\[str\]; use reduce or process"),
+        (F.sum("shop"), r"local-global aggregation cannot merge sum\('shop'\) of a str; use reduce or process"),
+        (F.max_by("amount", "price"), r"local-global aggregation cannot merge max_by\('amount', 'price'\)"),
         (F.sum(F.expr("amount div 2")) + 1, r"the type of .* in .* is not known, .* with_columns\(...\) before key_by"),
-        ("sum(amount)", r"a portable state cannot take apart 'sum\(amount\)'; write it with"),
+        ("sum(amount)", r"local-global aggregation cannot take apart 'sum\(amount\)'; write it with"),
     ],
 )
-def test_what_a_portable_state_cannot_keep_is_an_error_that_names_it(column, message):
+def test_what_cannot_be_merged_is_an_error_that_names_it(column, message):
     named = f"{column} AS total" if isinstance(column, str) else column.alias("total")
     with pytest.raises(UnsupportedError, match=message if not isinstance(column, str) else "cannot take apart"):
-        pipeline(named).plan(PORTABLE)
+        pipeline(named).plan(LOCAL_GLOBAL)
 
 
 def test_a_result_that_the_record_does_not_have_is_an_error():
     with pytest.raises(PipelineError, match=r"operator 'totals': no column 'total'; it gives shop, "):
-        pipeline(F.sum("amount").alias("total").cast("long")).plan(PORTABLE)
+        pipeline(F.sum("amount").alias("total").cast("long")).plan(LOCAL_GLOBAL)
 
 
 def test_findings_name_their_operators():
