@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.operators.drivers.batch import run_batch
-from dagster_unified.operators.drivers.group import GroupStore
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import sorted_runs
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.operator import PageStore
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.program.step import Program
 from dagster_unified.operators.routing import EVERYWHERE, Route, Sender, encode, in_columns
@@ -228,7 +228,7 @@ Inbox: TypeAlias = Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
 class States(Protocol):
     """Where the state of a subtask's key groups is kept from epoch to epoch."""
 
-    def group(self, pass_number: int, group: int) -> GroupStore:
+    def group(self, pass_number: int, group: int) -> PageStore:
         """The state of a group of a pass."""
 
     def groups(self, pass_number: int) -> Sequence[int]:

@@ -58,10 +58,14 @@ def _forbidden() -> int:
 
 
 class PageStore(Protocol):
-    """Where a group's pages are kept."""
+    """Where a group's pages are kept. Entries that are no pages, such as its index, have numbers of their own.
+
+    `numbers.py` has these.
+    """
 
     def read_page(self, number: int) -> bytes | None: ...
     def write_page(self, number: int, data: bytes) -> None: ...
+    def remove_page(self, number: int) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

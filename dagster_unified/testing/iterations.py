@@ -19,10 +19,11 @@ from dagster_unified.engine.iterations.loop import (
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import compiled
 from dagster_unified.graph.plan import Plan
-from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
+from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.iteration import Inbox, Level, Loop, Message, SubtaskEpoch, into, run_subtask
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.operator import PageStore
 from dagster_unified.operators.routing import Sender
 from dagster_unified.testing.driving import Timed, shipped, to_batch, to_timed
 
@@ -97,7 +98,7 @@ class _States:
         self._stores: dict[tuple[int, int], MemoryStore] = {}
         self.subtask, self.subtasks = 0, 1
 
-    def group(self, one: int, group: int) -> GroupStore:
+    def group(self, one: int, group: int) -> PageStore:
         return self._stores.setdefault((one, group), MemoryStore())
 
     def groups(self, one: int) -> Sequence[int]:

@@ -17,6 +17,7 @@ from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, 
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.keys import KeyedInput, key_hash
 from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.step import KeyedStep, Output, Program
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE
@@ -58,23 +59,24 @@ TEXTS = StreamLayout(record_type(str, "texts"))
 
 
 class Memory:
-    """A group store in memory that counts what is read and written."""
+    """A group store in memory that notes which pages are read and written."""
 
     def __init__(self):
         self.index = None
         self.pages = {}
+        self.read = []
         self.written = []
 
-    def read_index(self):
-        return self.index
-
-    def write_index(self, data):
-        self.index = data
-
     def read_page(self, number):
+        if number == INDEX:
+            return self.index
+        self.read.append(number)
         return self.pages.get(number)
 
     def write_page(self, number, data):
+        if number == INDEX:
+            self.index = data
+            return
         self.written.append(number)
         self.pages[number] = data
 

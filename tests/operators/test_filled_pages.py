@@ -13,6 +13,7 @@ from dagster_unified.engine.state_tables import worker
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import KeyGroups
 from dagster_unified.operators.keys import key_hash
+from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.state.pages import Columns, Content, decode_index, decode_page
 from dagster_unified.operators.state.table import StateTable
 from tests.operators.test_state_of_every_operator import Driving, Event
@@ -63,11 +64,11 @@ def filled(payload, entries, all_alike):
 
     driver = KeyGroups(payload.load(), lambda *_: None, lambda: 0)
     (rows,) = driver.table().batches(content_of(entries, all_alike))
-    slices = pa.Table.from_batches(worker.to_slices(payload, 1, chosen=False)([rows])).to_batches()
+    slices = pa.Table.from_batches(worker.to_slices(payload, 1, False, [rows])).to_batches()
     with patch.object(StateTable, "columns", seen):
-        made = pa.Table.from_batches(worker.to_pages(payload, rows.schema, 0)(slices))
+        made = pa.Table.from_batches(worker.to_pages(payload, rows.schema, 0, slices))
     store = MemoryStore(dict(zip(made["page"].to_pylist(), made["state"].to_pylist(), strict=True)))
-    index = decode_index(store.read_index())
+    index = decode_index(store.read_page(INDEX))
     assert len(index.pages) == 1
     blocks = decode_page(index.inline)
     codec = driver.grouped.codec

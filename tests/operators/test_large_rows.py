@@ -1,6 +1,7 @@
 """State of one key that is larger than Arrow and Spark can hold; here with a limit of a few kilobytes."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -64,10 +65,10 @@ def pages(notes):
 def saved(notes, folder):
     """The rows of the table that a worker writes of these notes."""
     shipped = payload()
-    (described,) = worker.describe([shipped], [None])([pa.RecordBatch.from_pydict({"id": [0]})])
+    (described,) = worker.describe([shipped], [None], [pa.RecordBatch.from_pydict({"id": [0]})])
     schema = pa.ipc.read_schema(pa.py_buffer(described.column("schema")[0].as_py()))
     folder.mkdir()
-    (written,) = worker.to_file(shipped, schema, str(folder))([pages(notes)])
+    (written,) = worker.rows_to_file(partial(worker.to_rows, shipped), schema, str(folder), [pages(notes)])
     found = pq.read_table(folder / written.column("name")[0].as_py())
     assert written.column("rows").to_pylist() == [found.num_rows]
     return found
@@ -108,8 +109,8 @@ def test_rows_are_sliced_in_pieces_that_fit_together(tmp_path, monkeypatch):
 
     def sliced(limit):
         monkeypatch.setattr(worker, "SLICED_BYTES", limit)
-        slices = pa.Table.from_batches(worker.to_slices(payload(), 2, False)(rows.to_batches()))
-        pages = pa.Table.from_batches(worker.to_pages(payload(), rows.schema, 0)(slices.sort_by("group").to_batches()))
+        slices = pa.Table.from_batches(worker.to_slices(payload(), 2, False, rows.to_batches()))
+        pages = pa.Table.from_batches(worker.to_pages(payload(), rows.schema, 0, slices.sort_by("group").to_batches()))
         return pages.select(["group", "page"]).to_pylist(), [len(data) for data in slices.column("rows").to_pylist()]
 
     whole, sizes = sliced(64 << 20)
@@ -126,9 +127,9 @@ def test_a_group_whose_rows_do_not_fit_together_is_restored_in_pieces(tmp_path, 
 
     def restored():
         """The state of each key in the pages of the one group, how many pages and batches of them there are."""
-        slices = pa.Table.from_batches(worker.to_slices(payload(), 1, False)(rows.to_batches()))
-        batches = list(worker.to_pages(payload(), rows.schema, 0)(slices.to_batches()))
-        (written,) = worker.to_file(payload(), rows.schema, str(tmp_path))(batches)
+        slices = pa.Table.from_batches(worker.to_slices(payload(), 1, False, rows.to_batches()))
+        batches = list(worker.to_pages(payload(), rows.schema, 0, slices.to_batches()))
+        (written,) = worker.rows_to_file(partial(worker.to_rows, payload()), rows.schema, str(tmp_path), batches)
         found = pq.read_table(tmp_path / written.column("name")[0].as_py())
         return found.sort_by("key").to_pylist(), sum(batch.num_rows for batch in batches), batches
 

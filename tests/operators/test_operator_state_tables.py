@@ -73,13 +73,13 @@ def subtask(number, *items):
 
 
 def rows(*pages):
-    return list(worker.to_rows(payload(Kept()))(pages))
+    return list(worker.to_rows(payload(Kept()), pages))
 
 
 def restored(batches, before, count):
     """What each subtask that starts with the rows of a savepoint answers to an item."""
     schema = batches[0].schema if batches else pa.schema([])
-    pages = worker.to_subtasks(payload(Kept()), schema, before, count)(batches)
+    pages = worker.to_subtasks(payload(Kept()), schema, before, count, batches)
     found = {}
     for batch in pages:
         numbers, places, data = (column.to_pylist() for column in batch.columns)
@@ -137,10 +137,10 @@ def test_a_subtask_without_records_does_not_hand_on_the_union_list_that_it_was_g
     first = own()
     first.process_element(Item("a", 1))
     first.process_element(Item("a", 2))
-    saved = list(worker.to_rows(payload(Own()))(rows_of(0, MemoryStore(first.snapshot()))))
+    saved = list(worker.to_rows(payload(Own()), rows_of(0, MemoryStore(first.snapshot()))))
     assert [row["seen"] for row in pa.Table.from_batches(saved).to_pylist()] == [[2]]
-    pages = list(worker.to_subtasks(payload(Own()), saved[0].schema, 1, 3)(saved))
-    idle = pa.Table.from_batches(worker.to_rows(payload(Own()))(pages)).to_pylist()
+    pages = list(worker.to_subtasks(payload(Own()), saved[0].schema, 1, 3, saved))
+    idle = pa.Table.from_batches(worker.to_rows(payload(Own()), pages)).to_pylist()
     assert [(row["subtask"], row["seen"]) for row in idle] == [(0, []), (1, []), (2, [])]
     one = own(dict(zip(pages[1].column("page").to_pylist(), pages[1].column("state").to_pylist(), strict=True)))
     assert one.process_element(Item("b", 7)) == ["[2]"]
@@ -189,12 +189,12 @@ def test_arrow_rows_are_records_in_a_savepoint_and_go_to_another_number_of_subta
         for item in items:
             one.process_element(item)
         groups += rows_of(number, MemoryStore(one.snapshot()))
-    saved = list(worker.to_rows(payload(InRows()))(groups))
+    saved = list(worker.to_rows(payload(InRows()), groups))
     assert [row["items"] for row in pa.Table.from_batches(saved).to_pylist()] == [
         [{"name": "a", "amount": 1}, {"name": "b", "amount": 2}],
         [{"name": "c", "amount": 3}],
     ]
-    (pages,) = worker.to_subtasks(payload(InRows()), saved[0].schema, 2, 1)(saved)
+    (pages,) = worker.to_subtasks(payload(InRows()), saved[0].schema, 2, 1, saved)
     one = in_rows(dict(zip(pages["page"].to_pylist(), pages["state"].to_pylist(), strict=True)))
     assert one.process_element(Item("new", 0)) == ["[('a', 1), ('b', 2), ('c', 3), ('new', 0)]"]
 
@@ -214,12 +214,12 @@ class OfText(InRows):
 
 def test_a_type_that_does_not_fit_is_an_error_before_anything_runs():
     (saved,) = rows(subtask(0, Item("a", 1)))
-    given = [saved.schema.serialize().to_pybytes()]
+    given = [saved.schema]
     numbers = [pa.RecordBatch.from_pydict({"id": [0]})]
     with pytest.raises(StateError, match=r"operator 'Changed': state 'items' is declared list\[.*Amount\], and the"):
-        list(worker.describe([payload(Changed())], given)(numbers))
+        list(worker.describe([payload(Changed())], given, numbers))
     with pytest.raises(StateError, match=r"operator 'OfText': state 'items' is declared Amount, and has rows of name"):
-        list(worker.describe([payload(OfText())], given)(numbers))
+        list(worker.describe([payload(OfText())], given, numbers))
 
 
 def test_a_table_of_subtasks_may_be_made_operator_state():

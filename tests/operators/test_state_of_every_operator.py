@@ -568,7 +568,7 @@ class Driving:
         return found
 
     def rows(self, pages):
-        found = list(worker.to_rows(self.payload)([pages]))
+        found = list(worker.to_rows(self.payload, [pages]))
         if not found:
             return []
         file = BytesIO()
@@ -578,10 +578,10 @@ class Driving:
 
     def pages(self, rows, groups, watermark):
         stored = rows[0].schema if rows else pa.schema([])
-        slices = list(worker.to_slices(self.payload, groups, chosen=False)(rows))
+        slices = list(worker.to_slices(self.payload, groups, False, rows))
         slices.append(pa.RecordBatch.from_pylist([{"group": n} for n in range(groups)], worker.SLICES))
         by_group = pa.Table.from_batches(slices).sort_by("group").combine_chunks().to_batches(max_chunksize=3)
-        made = list(worker.to_pages(self.payload, stored, watermark)(by_group))
+        made = list(worker.to_pages(self.payload, stored, watermark, by_group))
         return pa.Table.from_batches(made).combine_chunks().to_batches()[0]
 
 

@@ -215,7 +215,7 @@ def test_nothing_is_written_of_a_micro_batch_with_a_mistake(mistake):
     with pytest.raises(UnifiedError):
         ran(process(WRONG[mistake][0]), [(ROWS, None)], groups=1, stores=stores)
     assert not stores[0].pages
-    assert stores[0].read_index() is None
+    assert stores[0].index is None
 
 
 def test_the_line_that_wrote_the_value_is_named():

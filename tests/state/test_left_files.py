@@ -21,7 +21,7 @@ def test_rows_are_in_files_of_a_bounded_size_and_other_outputs_pass(tmp_path, mo
     assert [one.batch for one in made if one.output == 0] == [OTHER]
     rows = [one.batch for one in made if one.output == 1]
     assert {batch.schema for batch in rows} == {CARRIED_LAYOUT.schema}
-    (*written,) = worker.files_left(str(tmp_path))(rows)
+    (*written,) = worker.files_left(str(tmp_path), rows)
     found = {row["name"]: row["rows"] for batch in written for row in batch.to_pylist()}
     assert len(found) == files
     assert sum(found.values()) == 50

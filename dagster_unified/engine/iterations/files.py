@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from dagster_unified.errors import IntermediateLostError, LeaseLostError
 from dagster_unified.graph.fingerprint import digest
-from dagster_unified.operators.drivers.group import GroupStore, MemoryStore
+from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.iteration import InputBuffer, Message
-from dagster_unified.operators.numbers import INDEX
+from dagster_unified.operators.operator import PageStore
 from dagster_unified.state.tables import open_input, open_output
 from dagster_unified.storage import conditional
 from dagster_unified.storage.paths import is_local, path_text, put, read_whole, storage_path
@@ -308,7 +308,7 @@ class PagedStates:
             stored = msgspec.msgpack.decode(files.bytes_of(committed).to_pybytes(), type=StoredPages)
             self._pages = {(pass_number, group, page): block for pass_number, group, page, block in stored}
 
-    def group(self, pass_number: int, group: int) -> GroupStore:
+    def group(self, pass_number: int, group: int) -> PageStore:
         return _Group(self, pass_number, group)
 
     def groups(self, pass_number: int) -> Sequence[int]:
@@ -377,12 +377,6 @@ def _size(folder: str, file: str) -> int:
 class _Group:
     def __init__(self, states: PagedStates, pass_number: int, group: int) -> None:
         self._states, self._pass_number, self._group = states, pass_number, group
-
-    def read_index(self) -> bytes | None:
-        return self.read_page(INDEX)
-
-    def write_index(self, data: bytes) -> None:
-        self.write_page(INDEX, data)
 
     def read_page(self, number: int) -> bytes | None:
         return self._states.read((self._pass_number, self._group, number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -15,7 +16,6 @@ from dagster_unified.engine.failures import translated
 from dagster_unified.engine.session import cores
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.state_tables import worker
-from dagster_unified.engine.state_tables.worker import WRITTEN, rows_to_file
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import body_plan, keyed_program
@@ -38,7 +38,6 @@ from dagster_unified.state.tables import Split, files_in, splits
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql import Column as SparkColumn
 
 
 class Stateful(NamedTuple):
@@ -69,18 +68,20 @@ class OperatorTable:
 
     def files_of_groups(self, pages: DataFrame, folder: UPath) -> DataFrame:
         """As `files`, from pages of which those of a group lie together."""
-        return pages.mapInArrow(worker.to_file(self.payload, self.schema, str(folder)), spark_schema(worker.WRITTEN))
+        rows = partial(worker.to_rows, self.payload)
+        writing = partial(worker.rows_to_file, rows, self.schema, str(folder))
+        return pages.mapInArrow(writing, spark_schema(worker.WRITTEN))
 
     def files_left(self, pages: DataFrame, folder: UPath) -> DataFrame:
         """As `files`, of finished files: each is the state of a row in the columns of `CARRIED_LAYOUT`."""
-        return pages.mapInArrow(worker.files_left(str(folder)), spark_schema(worker.WRITTEN))
+        return pages.mapInArrow(partial(worker.files_left, str(folder)), spark_schema(worker.WRITTEN))
 
     def pages(self, spark: SparkSession, folder: UPath, state: OperatorState, groups: int, watermark: int) -> DataFrame:
         """Pages of the key groups of a STREAMING job, from its rows in a savepoint, which tasks read."""
         from pyspark.sql import functions as F
 
         file_splits = splits(folder, state)
-        reading = worker.read_slices(self.payload, groups, str(folder), state, file_splits)
+        reading = partial(worker.read_slices, self.payload, groups, str(folder), state, file_splits)
         slices = _numbers(spark, file_splits).mapInArrow(reading, spark_schema(worker.SLICES))
         # Also a group without keys has a watermark.
         empty = spark.range(groups).select(F.col("id").cast("int").alias("group"))
@@ -98,29 +99,30 @@ class OperatorTable:
 
         file_splits, stored = splits(folder, state), from_spark(state.schema)
         keys = pa.schema([stored.field(column.name) for column in state.columns if column.role == "key"])
-        reading = worker.read_keys(str(folder), state, file_splits, keys.names)
+        reading = partial(worker.read_keys, str(folder), state, file_splits, keys.names)
         chosen = _numbers(spark, file_splits).mapInArrow(reading, spark_schema(keys.append(worker.SPLIT_FIELD)))
         chosen = chosen.select(F.col(worker.SPLIT), group.cast("int").alias(worker.GROUP))
-        slicing = worker.slices_in_groups(self.payload, groups, str(folder), state, file_splits)
+        slicing = partial(worker.slices_in_groups, self.payload, groups, str(folder), state, file_splits)
         return self._pages(chosen.mapInArrow(slicing, spark_schema(worker.SLICES)), stored, watermark)
 
     def pages_of_subtasks(self, spark: SparkSession, folder: UPath, state: OperatorState, subtasks: int) -> DataFrame:
         """Pages of so many subtasks, from its rows in a savepoint, all of which one task reads."""
         file_splits = splits(folder, state)
-        reading = worker.read_subtasks(self.payload, str(folder), state, file_splits, subtasks)
+        reading = partial(worker.read_subtasks, self.payload, str(folder), state, file_splits, subtasks)
         numbers = spark.range(0, max(len(file_splits), 1), 1, 1)  # a task also where no subtask had state
         return numbers.mapInArrow(reading, spark_schema(CARRIED_LAYOUT.schema))
 
     def divided(self, pages: DataFrame, before: int, count: int) -> DataFrame:
         """Return the pages of `count` subtasks with operator state, from those of the subtasks before."""
         rows = pages.coalesce(1).sortWithinPartitions("group", "page")
-        rows = rows.mapInArrow(worker.to_rows(self.payload), spark_schema(self.schema))
-        divided = worker.to_subtasks(self.payload, self.schema, before, count)
+        rows = rows.mapInArrow(partial(worker.to_rows, self.payload), spark_schema(self.schema))
+        divided = partial(worker.to_subtasks, self.payload, self.schema, before, count)
         return rows.mapInArrow(divided, spark_schema(CARRIED_LAYOUT.schema))
 
     def _pages(self, slices: DataFrame, stored: pa.Schema, watermark: int) -> DataFrame:
         spread = slices.repartition("group").sortWithinPartitions("group")
-        return spread.mapInArrow(worker.to_pages(self.payload, stored, watermark), spark_schema(CARRIED_LAYOUT.schema))
+        filling = partial(worker.to_pages, self.payload, stored, watermark)
+        return spread.mapInArrow(filling, spark_schema(CARRIED_LAYOUT.schema))
 
 
 def _numbers(spark: SparkSession, file_splits: Sequence[Split]) -> DataFrame:
@@ -138,11 +140,9 @@ def operator_tables(
     if not operators:
         return []
     payloads = [worker.payload_of(keyed_program(operator.plan, operator.node)) for operator in operators]
-    schemas_before = [
-        stored[operator.uid].serialize().to_pybytes() if operator.uid in stored else None for operator in operators
-    ]
+    schemas_before = [stored.get(operator.uid) for operator in operators]
     numbers = spark.range(0, len(operators), 1, 1)
-    described = numbers.mapInArrow(worker.describe(payloads, schemas_before), spark_schema(worker.DESCRIBED))
+    described = numbers.mapInArrow(partial(worker.describe, payloads, schemas_before), spark_schema(worker.DESCRIBED))
     try:
         answers = described.collect()
     except Exception as error:
@@ -259,8 +259,8 @@ def write_records(
     """
 
     def files(table_folder: UPath) -> DataFrame:
-        writing = rows_to_file(reading, schema, str(table_folder))
-        return spark.range(0, tasks, 1, tasks).mapInArrow(writing, spark_schema(WRITTEN))
+        writing = partial(worker.rows_to_file, reading, schema, str(table_folder))
+        return spark.range(0, tasks, 1, tasks).mapInArrow(writing, spark_schema(worker.WRITTEN))
 
     return write_files(table, files, folder)
 
@@ -275,7 +275,7 @@ class StartingState:
     manifest: Manifest
     tables: Mapping[str, OperatorTable]
 
-    def pages(self, uid: str, groups: int, group: Callable[[], SparkColumn] | None = None) -> DataFrame | None:
+    def pages(self, uid: str, groups: int, group: Callable[[], Column] | None = None) -> DataFrame | None:
         """Return an operator's state as pages of key groups; None where the savepoint has none of it.
 
         By default a key's group is that of a STREAMING job.

@@ -1,7 +1,8 @@
-"""What Spark's workers run to turn pages of key groups into rows of a typed table, and rows into pages.
+"""Turns pages of key groups into rows of a typed table, and rows into pages, in Spark's workers.
 
-The types are the operator's own: it is opened, as it is for records, and says which states it has. Knows the operators
-and how they get to a worker; no session.
+Each public function maps a task's batches, its last argument; the driver binds the others with `partial`. The types are
+the operator's own: it is opened, as it is for records, and says which states it has. Knows the operators and how they
+get to a worker; no session.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dagster_unified.operators.drivers.batch import rows_of, spare_the_garbage_c
 from dagster_unified.operators.drivers.group import Divided, MemoryStore, apart, in_order_of_blocks, pages_of_hashes
 from dagster_unified.operators.drivers.key_groups import KeyGroups
 from dagster_unified.operators.keys import grouped_stretches, key_hashes, stretches
-from dagster_unified.operators.numbers import BROADCAST
+from dagster_unified.operators.numbers import BROADCAST, INDEX
 from dagster_unified.operators.operator_state import KEY, LIST, CheckpointedOperator, redistributed
 from dagster_unified.operators.program.step import Program
 from dagster_unified.operators.routing import decode, encode
@@ -70,78 +71,6 @@ def payload_of(program: Program) -> Payload:
     return Payload.of(program, [step.function for step in program.steps])
 
 
-def describe(payloads: list[Payload], stored: list[bytes | None]) -> Mapped:
-    """Describe the columns of the tables of operators, whose numbers come in rows.
-
-    `stored` are the columns that a savepoint has; `StateError` is raised where they do not fit.
-    """
-    return functools.partial(_describe, payloads, stored)
-
-
-def to_rows(payload: Payload) -> Mapped:
-    """Turn pages, sorted by group, into rows of the operator's table."""
-    return functools.partial(_to_rows, payload)
-
-
-def to_file(payload: Payload, schema: pa.Schema, folder: str) -> Mapped:
-    """Write pages, sorted by group, as rows of the operator's table into a file of the task's own.
-
-    Gives the file, in the columns of `WRITTEN`. The folder has to be there.
-    """
-    return functools.partial(_to_file, payload, schema.serialize().to_pybytes(), folder)
-
-
-def files_left(folder: str) -> Mapped:
-    """Write files with rows of a table, as `engine/worker.py` makes them, under names of the task's own."""
-    return functools.partial(_files_left, folder)
-
-
-def rows_to_file(rows: Mapped, schema: pa.Schema, folder: str) -> Mapped:
-    """Write rows of a table, which a task computes, into a file of its own, as `to_file` does."""
-    return functools.partial(_rows_to_file, rows, schema.serialize().to_pybytes(), folder)
-
-
-def to_slices(payload: Payload, groups: int, chosen: bool) -> Mapped:
-    """Rows as slices, each of one key group, in the columns of `SLICES`; broadcast state is in one of every group.
-
-    A key's group is that of a STREAMING job, or is `chosen` by Spark and in the column `GROUP`.
-    """
-    return functools.partial(_to_slices, payload, groups, chosen)
-
-
-def read_slices(payload: Payload, groups: int, folder: str, state: OperatorState, splits: Sequence[Split]) -> Mapped:
-    """Read the rows of splits, whose numbers come, as slices of the key groups of a STREAMING job."""
-    return functools.partial(_read_slices, payload, groups, folder, state, splits)
-
-
-def read_keys(folder: str, state: OperatorState, splits: Sequence[Split], names: Sequence[str]) -> Mapped:
-    """Read the key of each row of splits, whose numbers come, next to the number of the split."""
-    return functools.partial(_read_keys, folder, state, splits, names)
-
-
-def slices_in_groups(
-    payload: Payload, groups: int, folder: str, state: OperatorState, splits: Sequence[Split]
-) -> Mapped:
-    """Slice the rows of `read_keys`, in its order, by the key group that comes for each."""
-    return functools.partial(_slices_in_groups, payload, groups, folder, state, splits)
-
-
-def read_subtasks(payload: Payload, folder: str, state: OperatorState, splits: Sequence[Split], count: int) -> Mapped:
-    """Read all splits of operator state, whose numbers come, as `to_subtasks` gives its rows."""
-    return functools.partial(_read_subtasks, payload, folder, state, splits, count)
-
-
-def to_pages(payload: Payload, stored: pa.Schema, watermark: int) -> Mapped:
-    """Turn slices of a table with the columns `stored`, sorted by group, into pages of groups that saw `watermark`."""
-    sliced = stored.append(HASH_FIELD)
-    return functools.partial(_to_pages, payload, sliced.serialize().to_pybytes(), watermark)
-
-
-def to_subtasks(payload: Payload, stored: pa.Schema, before: int, count: int) -> Mapped:
-    """Turn all rows of operator state, with the columns `stored`, from `before` subtasks into pages of `count`."""
-    return functools.partial(_to_subtasks, payload, stored.serialize().to_pybytes(), before, count)
-
-
 @contextmanager
 def _opened(payload: Payload) -> Iterator[tuple[KeyGroups, StateTable]]:
     spare_the_garbage_collector()
@@ -154,20 +83,25 @@ def _nowhere(_: int, __: pa.RecordBatch) -> None:
     """Drop records: an operator that is only asked for its state gets none."""
 
 
-def _describe(
-    payloads: list[Payload], stored: list[bytes | None], batches: Iterable[pa.RecordBatch]
+def describe(
+    payloads: Sequence[Payload], stored: Sequence[pa.Schema | None], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    """Describe the tables of the operators whose numbers come, in the columns of `DESCRIBED`.
+
+    `stored` are the columns that a savepoint has of each; raises `StateError` where they do not fit.
+    """
     for batch in batches:
         for number in batch.column(0).to_pylist():
             with _opened(payloads[number]) as (_, table):
                 stored_schema = stored[number]
                 if stored_schema is not None:
-                    table.check(pa.ipc.read_schema(pa.py_buffer(stored_schema)))
+                    table.check(stored_schema)
                 schema = table.schema.serialize().to_pybytes()
             yield pa.RecordBatch.from_pylist([{"operator": number, "schema": schema}], DESCRIBED)
 
 
-def _to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def to_rows(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Turn pages, sorted by group, into rows of the operator's table."""
     with _opened(payload) as (driver, table):
         for group, store in _stores(batches, table.where):
             if driver.broadcast is not None and group == 0:
@@ -207,13 +141,8 @@ def _together(contents: Iterable[Block], most: int) -> Iterator[Block]:
         yield waiting
 
 
-def _to_file(
-    payload: Payload, schema: bytes, folder: str, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    return _rows_to_file(functools.partial(_to_rows, payload), schema, folder, batches)
-
-
-def _files_left(folder: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def files_left(folder: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write files with rows of a table, as `engine/worker.py` makes them, under names of the task's own."""
     files = (data.as_buffer() for batch in batches for data in batch.column("state"))
     for number, data in enumerate(files):
         name = _file_of_task(number)
@@ -223,12 +152,15 @@ def _files_left(folder: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
         yield pa.RecordBatch.from_pylist([{"name": name, "rows": rows}], WRITTEN)
 
 
-def _rows_to_file(
-    table: Mapped, schema: bytes, folder: str, batches: Iterable[pa.RecordBatch]
+def rows_to_file(
+    rows_of_task: Mapped, schema: pa.Schema, folder: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    columns = pa.ipc.read_schema(pa.py_buffer(schema))
+    """Write the rows that a task computes into a file of its own, and yield it in the columns of `WRITTEN`.
+
+    The folder has to be there.
+    """
     name = _file_of_task()
-    rows = write_file(table(batches), columns, f"{folder}/{name}")
+    rows = write_file(rows_of_task(batches), schema, f"{folder}/{name}")
     if rows:
         yield pa.RecordBatch.from_pylist([{"name": name, "rows": rows}], WRITTEN)
 
@@ -247,7 +179,7 @@ def _file_of_task(number: int = 0) -> str:
 
 def _keys_at_once(store: MemoryStore) -> int:
     """Return how many keys of a group become rows together: fewer where they have large lists and maps."""
-    index, size = store.read_index(), sum(map(len, store.pages.values()))
+    index, size = store.read_page(INDEX), sum(map(len, store.pages.values()))
     keys = 0 if index is None else sum(page.keys for page in decode_index(index).pages)
     return max(1, min(ROWS, keys * ROWS_BYTES // max(size, 1)))
 
@@ -258,14 +190,18 @@ def _stores(batches: Iterable[pa.RecordBatch], where: str) -> Iterator[tuple[int
         for rows in batches_of_group:
             pages, states = rows.column("page").to_pylist(), rows.column("state").to_pylist()
             store.pages.update(zip(pages, states, strict=True))
-        if store.read_index() is None:
+        if store.read_page(INDEX) is None:
             raise StateError(f"{where}: the state of key group {group} has no index; take the savepoint again")
         yield group, store
 
 
-def _to_slices(
+def to_slices(
     payload: Payload, groups: int, chosen: bool, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
+    """Cut rows into slices, each of one key group, in the columns of `SLICES`; every group gets the broadcast state.
+
+    A key's group is that of a STREAMING job, or is `chosen` by Spark and in the column `GROUP`.
+    """
     with _opened(payload) as (_, table):
         waiting: list[pa.RecordBatch] = []
         for batch in (piece for received in batches for piece in _pieces(received)):
@@ -292,7 +228,7 @@ def _to_slices(
             yield _by_group(waiting)
 
 
-def _read_slices(
+def read_slices(
     payload: Payload,
     groups: int,
     folder: str,
@@ -300,7 +236,8 @@ def _read_slices(
     splits: Sequence[Split],
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    yield from _to_slices(payload, groups, False, _read_rows(folder, state, splits, batches))
+    """Read the rows of the splits whose numbers come, as slices of the key groups of a STREAMING job."""
+    return to_slices(payload, groups, False, _read_rows(folder, state, splits, batches))
 
 
 def _read_rows(
@@ -322,20 +259,21 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from _pieces(batch.slice(middle))
 
 
-def _read_keys(
+def read_keys(
     folder: str,
     state: OperatorState,
     splits: Sequence[Split],
     names: Sequence[str],
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
+    """Read the key of each row of the splits whose numbers come, next to the number of the split."""
     for batch in batches:
         for number in batch.column(0).to_pylist():
             for keys in read_split(folder, state, splits[number], names):
                 yield keys.append_column(SPLIT_FIELD, pa.repeat(pa.scalar(number, SPLIT_FIELD.type), keys.num_rows))
 
 
-def _slices_in_groups(
+def slices_in_groups(
     payload: Payload,
     groups: int,
     folder: str,
@@ -343,7 +281,8 @@ def _slices_in_groups(
     splits: Sequence[Split],
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
-    yield from _to_slices(payload, groups, True, _in_groups(folder, state, splits, batches))
+    """Slice the rows of `read_keys`, in its order, by the key group that comes for each."""
+    return to_slices(payload, groups, True, _in_groups(folder, state, splits, batches))
 
 
 def _in_groups(
@@ -375,10 +314,11 @@ def _slices(rows: Sequence[tuple[int, pa.RecordBatch]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SLICES)
 
 
-def _to_pages(
-    payload: Payload, sliced: bytes, watermark: int, batches: Iterable[pa.RecordBatch]
+def to_pages(
+    payload: Payload, stored: pa.Schema, watermark: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    schema = pa.ipc.read_schema(pa.py_buffer(sliced))
+    """Turn slices of a table with the columns `stored`, sorted by group, into pages of groups that saw `watermark`."""
+    schema = stored.append(HASH_FIELD)
     with _opened(payload) as (driver, table):
         for group, batches_of_group in grouped_stretches(batches, "group"):
             slices = [
@@ -412,15 +352,15 @@ def _filled(driver: KeyGroups, table: StateTable, slices: Sequence[pa.RecordBatc
     return store
 
 
-def _to_subtasks(
-    payload: Payload, stored: bytes, before: int, count: int, batches: Iterable[pa.RecordBatch]
+def to_subtasks(
+    payload: Payload, stored: pa.Schema, before: int, count: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    schema = pa.ipc.read_schema(pa.py_buffer(stored))
+    """Turn all rows of operator state, with the columns `stored`, from `before` subtasks into pages of `count`."""
     with _opened(payload) as (driver, table):
         assert isinstance(driver.operator, CheckpointedOperator)
         before_by_subtask: dict[int, dict[str, Any]] = {}
         for batch in batches:
-            rows = table.content(decode(encode(batch), schema))
+            rows = table.content(decode(encode(batch), stored))
             before_by_subtask |= {number: state for number, state in rows.keys.items() if isinstance(number, int)}
         divided = redistributed([before_by_subtask[n] for n in sorted(before_by_subtask)], driver.operator.kinds, count)
         for number in range(count):
@@ -438,7 +378,7 @@ def _to_subtasks(
             yield from rows_of(number, store)
 
 
-def _read_subtasks(
+def read_subtasks(
     payload: Payload,
     folder: str,
     state: OperatorState,
@@ -446,9 +386,9 @@ def _read_subtasks(
     count: int,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
+    """Read all splits of operator state, whose numbers come, as `to_subtasks` gives its rows."""
     rows = _read_rows(folder, state, splits, batches)
-    stored = table_schema(state).serialize().to_pybytes()
-    yield from _to_subtasks(payload, stored, state.subtasks, count, rows)
+    return to_subtasks(payload, table_schema(state), state.subtasks, count, rows)
 
 
 def _contents(table: StateTable, keyed: Sequence[pa.RecordBatch], pages: int) -> Iterator[tuple[int, int, Divided]]:

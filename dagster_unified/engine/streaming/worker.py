@@ -25,7 +25,6 @@ from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, MicroBatch, decode_event
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.drivers.stages import HEAD, Level, Pass, Programs
-from dagster_unified.operators.numbers import INDEX
 from dagster_unified.operators.routing import (
     PACKED,
     REPORT,
@@ -367,12 +366,6 @@ class _SparkStore:
 
     def __init__(self, client: WriteBehindClient, pages: Any) -> None:
         self._client, self._pages = client, pages
-
-    def read_index(self) -> bytes | None:
-        return self.read_page(INDEX)
-
-    def write_index(self, data: bytes) -> None:
-        self.write_page(INDEX, data)
 
     def read_page(self, number: int) -> bytes | None:
         held = self._pages.getValue((number,))

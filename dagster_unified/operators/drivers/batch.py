@@ -18,7 +18,7 @@ from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import grouped_stretches, last_run, runs, stretches
 from dagster_unified.operators.layout import CARRIED_LAYOUT, PARTITION_INDEX, TIMESTAMP
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.numbers import BROADCAST
+from dagster_unified.operators.numbers import BROADCAST, INDEX
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.step import CarryOver, Program
 from dagster_unified.operators.routing import decode
@@ -122,7 +122,7 @@ def carried(
 
 
 def _holds_something(store: MemoryStore) -> bool:
-    index = store.read_index()
+    index = store.read_page(INDEX)
     if BROADCAST in store.pages:
         return True
     return index is not None and any(page != Page() for page in decode_index(index).pages)

@@ -1,7 +1,7 @@
 """One key group's state: pages of keys, read when they are needed, and written back where they have changed.
 
 Of a page only the needed blocks are decoded. Where an operator has one state of one value, and its keys nothing else,
-they are decoded into one column for the group; else each key has a dict of its states. Knows no engine; a `GroupStore`
+they are decoded into one column for the group; else each key has a dict of its states. Knows no engine; a `PageStore`
 decides where the pages are kept.
 """
 
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from dagster_unified.errors import UnifiedError
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.numbers import INDEX
+from dagster_unified.operators.operator import PageStore
 from dagster_unified.operators.state.backend import KeyedColumn
 from dagster_unified.operators.state.pages import (
     BLOCKS_PER_PAGE,
@@ -44,27 +45,11 @@ from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.timers import TimerQueue
 
 
-class GroupStore(Protocol):
-    """Where one group's state is kept."""
-
-    def read_index(self) -> bytes | None: ...
-    def write_index(self, data: bytes) -> None: ...
-    def read_page(self, number: int) -> bytes | None: ...
-    def write_page(self, number: int, data: bytes) -> None: ...
-    def remove_page(self, number: int) -> None: ...
-
-
 class MemoryStore:
     """A group's state in memory."""
 
     def __init__(self, pages: Mapping[int, bytes] | None = None) -> None:
         self.pages = dict(pages or {})
-
-    def read_index(self) -> bytes | None:
-        return self.pages.get(INDEX)
-
-    def write_index(self, data: bytes) -> None:
-        self.pages[INDEX] = data
 
     def read_page(self, number: int) -> bytes | None:
         return self.pages.get(number)
@@ -138,10 +123,10 @@ class _OpenPage:
 class Group:
     """The pages of one group that have been read, and the state of their keys."""
 
-    def __init__(self, store: GroupStore, codec: PageCodec, keys_per_page: int) -> None:
+    def __init__(self, store: PageStore, codec: PageCodec, keys_per_page: int) -> None:
         self.store, self.codec, self.keys_per_page = store, codec, keys_per_page
         self.keys_per_block = max(1, keys_per_page // BLOCKS_PER_PAGE)
-        data = store.read_index()
+        data = store.read_page(INDEX)
         self.before = data
         self.index = decode_index(data) if data is not None else Index(MIN_TIMESTAMP, [Page()])
         codec.check_layouts(self.index)
@@ -444,7 +429,7 @@ class Group:
         self.codec.set_layouts(self.index)
         index = encode_index(self.index)
         if index != self.before:
-            self.store.write_index(index)
+            self.store.write_page(INDEX, index)
 
     def _read_chunk(self, number: int) -> bytes:
         data = self.store.read_page(number)

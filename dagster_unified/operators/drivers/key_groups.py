@@ -10,14 +10,14 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.operators.broadcast import BroadcastOperator
-from dagster_unified.operators.drivers.group import Group, GroupStore
+from dagster_unified.operators.drivers.group import Group
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.functions.iterations import IterationListener
 from dagster_unified.operators.keys import runs, sorted_runs
 from dagster_unified.operators.layout import TIMESTAMP
 from dagster_unified.operators.numbers import BROADCAST
-from dagster_unified.operators.operator import KeyedOperator
+from dagster_unified.operators.operator import KeyedOperator, PageStore
 from dagster_unified.operators.operator_state import CheckpointedOperator
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.step import Program
@@ -62,7 +62,7 @@ class GroupedOperator:
         self._group: Group | None = None
 
     @contextmanager
-    def opened(self, store: GroupStore, watermark: int = MIN_TIMESTAMP) -> Iterator[Group]:
+    def opened(self, store: PageStore, watermark: int = MIN_TIMESTAMP) -> Iterator[Group]:
         """Make a group current. A group that has not seen a later watermark starts from `watermark`."""
         group = self._group = Group(store, self.codec, self.keys_per_page)
         operator = self.operator
@@ -173,7 +173,7 @@ class GroupedOperator:
         """Read all that has not been read."""
         self._load(group, group.load_all())
 
-    def contents(self, store: GroupStore) -> Iterator[Block]:
+    def contents(self, store: PageStore) -> Iterator[Block]:
         """The contents of a group's blocks, one after another, by column where possible."""
         return Group(store, self.codec, self.keys_per_page).contents()
 
@@ -331,7 +331,7 @@ class KeyGroups:
         self.ahead = False
         """Whether downstream operators get what is emitted now before the micro-batch's control event."""
 
-    def run(self, store: GroupStore, micro_batch: MicroBatch, watermark: int = MIN_TIMESTAMP) -> int | None:
+    def run(self, store: PageStore, micro_batch: MicroBatch, watermark: int = MIN_TIMESTAMP) -> int | None:
         """Process a micro-batch of one group, and return when its earliest processing-time timer is due.
 
         A group that has not seen a later watermark starts from `watermark`.
@@ -342,7 +342,7 @@ class KeyGroups:
             self.grouped.save(group)
         return min((p.processing_timer for p in group.index.pages if p.processing_timer is not None), default=None)
 
-    def run_and_leave(self, store: GroupStore, micro_batch: MicroBatch, watermark: int) -> Block:
+    def run_and_leave(self, store: PageStore, micro_batch: MicroBatch, watermark: int) -> Block:
         """As `run`, but return the group's content instead of writing it to the store."""
         with self._opened(store, watermark) as group:
             self._process(group, micro_batch)
@@ -359,7 +359,7 @@ class KeyGroups:
     def _waits(self, group: Group) -> tuple[int, int]:
         return sum(map(len, group.held_back.values())), len(self.operator.event_timers)
 
-    def run_unfinished(self, store: GroupStore, batch: pa.RecordBatch, watermark: int = MIN_TIMESTAMP) -> None:
+    def run_unfinished(self, store: PageStore, batch: pa.RecordBatch, watermark: int = MIN_TIMESTAMP) -> None:
         """Process some of one key's records, of which more follow, so that its bundle is not over."""
         with self._opened(store, watermark) as group:
             (key,), _ = runs(batch, self.keyed, self.program.input, self.operator.where)
@@ -369,7 +369,7 @@ class KeyGroups:
             self.running.flush()
             self.grouped.save(group)
 
-    def contents(self, store: GroupStore) -> Iterator[Block]:
+    def contents(self, store: PageStore) -> Iterator[Block]:
         """The contents of a group's blocks, one after another, by column where possible."""
         return self.grouped.contents(store)
 
@@ -426,7 +426,7 @@ class KeyGroups:
             self._records(group, arrived.keyed, micro_batch)
 
     @contextmanager
-    def _opened(self, store: GroupStore, watermark: int) -> Iterator[Group]:
+    def _opened(self, store: PageStore, watermark: int) -> Iterator[Group]:
         """Make a group current, with its copy of the broadcast state."""
         with self.grouped.opened(store, watermark) as group:
             if isinstance(self.operator, BroadcastOperator):

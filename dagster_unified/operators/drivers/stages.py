@@ -13,10 +13,10 @@ from typing import Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
-from dagster_unified.operators.drivers.group import GroupStore
 from dagster_unified.operators.drivers.key_groups import KeyGroups, MicroBatch
 from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.functions.base import Subtask
+from dagster_unified.operators.operator import PageStore
 from dagster_unified.operators.program.blocks import close_each
 from dagster_unified.operators.program.run import RunningProgram
 from dagster_unified.operators.routing import Route, RoutedProgram
@@ -179,7 +179,7 @@ class Level(_Stage[KeyGroups]):
         self._keys_per_page = keys_per_page
         self._group = 0
 
-    def run(self, lane: int, group: int, store: GroupStore, given: MicroBatch) -> Report:
+    def run(self, lane: int, group: int, store: PageStore, given: MicroBatch) -> Report:
         """Run a micro-batch of one key group of a lane, and return its report."""
         groups, self._group = self.of(lane, group), group
         groups.running.enter(group)
