@@ -26,7 +26,7 @@ from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import IterationNode, Node, QueryInputNode, QueryOutputNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
-from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.drivers.stages import Report
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.time import MIN_TIMESTAMP, to_span
 from dagster_unified.operators.watermarks import Generated, Mark

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pyarrow as pa
 
 from dagster_unified.by_value import by_value_bytes, from_bytes, sent
-from dagster_unified.operators.drivers.batch import run_batch, run_range, spare_the_garbage_collector
-from dagster_unified.operators.drivers.report import Emitted
+from dagster_unified.operators.drivers.batch import Emitted, run_batch, run_range, spare_the_garbage_collector
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.layout import (
     CARRIED_LAYOUT,

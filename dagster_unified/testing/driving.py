@@ -27,7 +27,7 @@ from dagster_unified.operators.functions.base import FIRST
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.run import RunningProgram
-from dagster_unified.operators.program.step import Output, Program
+from dagster_unified.operators.program.step import CompiledProgram, Output, Program
 from dagster_unified.operators.routing import Route, RoutedProgram
 from dagster_unified.operators.state.pages import Block
 from dagster_unified.operators.time import MIN_TIMESTAMP
@@ -145,9 +145,11 @@ class Stage:
             lane: shipped(routed, [routed.program], where) for lane, routed in programs.items() if routed.in_subtasks
         }
 
+        self._compiled: dict[int, CompiledProgram] = {}
+
     def load(self) -> Programs:
         """The programs, with functions that nobody has used."""
-        return Programs(self._shared.load(), self._in_subtasks)
+        return Programs(self._shared.load(), self._in_subtasks, self._compiled)
 
 
 class InMemoryEpoch:

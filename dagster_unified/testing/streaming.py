@@ -23,8 +23,7 @@ from dagster_unified.graph.segments import segments
 from dagster_unified.graph.topology import TAIL, Exchanged, Lanes, Native, QuerySpec, Topology, laid_out
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, MicroBatch
-from dagster_unified.operators.drivers.report import Report, merged
-from dagster_unified.operators.drivers.stages import HEAD, Level, Pass
+from dagster_unified.operators.drivers.stages import HEAD, Level, Pass, Report, merge_reports
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.step import Program
@@ -185,7 +184,7 @@ class _Query:
 
     def _after(self) -> ControlEvent | None:
         reports, self.reports = self.reports, []
-        return self.time.after(reports[0] if len(reports) == 1 else merged(reports), self.pace.clock())
+        return self.time.after(reports[0] if len(reports) == 1 else merge_reports(reports), self.pace.clock())
 
     def _micro_batch(self, arriving: Mapping[int, pa.RecordBatch], event: ControlEvent | None) -> None:
         before = self.epoch.event

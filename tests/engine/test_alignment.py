@@ -19,7 +19,7 @@ from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.event_time import aligned
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.topology import Lanes, laid_out
-from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.drivers.stages import Report
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.testing import run_pipeline
 from tests.connectors.log_source import Event, LogSource, append

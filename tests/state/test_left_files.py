@@ -6,7 +6,7 @@ import pytest
 
 from dagster_unified.engine import worker as batch_worker
 from dagster_unified.engine.state_tables import worker
-from dagster_unified.operators.drivers.report import Emitted
+from dagster_unified.operators.drivers.batch import Emitted
 from dagster_unified.operators.layout import CARRIED_LAYOUT
 
 ROWS = pa.RecordBatch.from_pydict({"key": list(range(10)), "value": [None, *range(9)]})

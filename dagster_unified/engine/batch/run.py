@@ -25,7 +25,7 @@ from dagster_unified.graph.event_time import straight_from_source
 from dagster_unified.graph.plan import Plan, Port, Region
 from dagster_unified.operators.drivers.batch import GROUP, PAGE, STATE
 from dagster_unified.operators.drivers.key_groups import ControlEvent, records_waiting, timers_waiting
-from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.drivers.stages import Report
 from dagster_unified.operators.layout import CARRIED, TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.numbers import BROADCAST

@@ -25,7 +25,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph
 from dagster_unified.graph.nodes import QueryOutputNode, SinkNode
 from dagster_unified.graph.plan import Plan, Port
-from dagster_unified.operators.drivers.report import Report
+from dagster_unified.operators.drivers.stages import Report
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.storage.paths import children, for_spark, load, remove_tree
 

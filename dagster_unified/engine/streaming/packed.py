@@ -47,7 +47,7 @@ from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.topology import Exchanged, Head, Native, Topology
-from dagster_unified.operators.drivers.report import Report, merge_reports
+from dagster_unified.operators.drivers.stages import Report, merge_reports
 from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.routing import PACKED, REPORT, BatchOrder, Route, RoutedProgram, sequence
 from dagster_unified.operators.time import wall_clock

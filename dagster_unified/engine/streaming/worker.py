@@ -23,8 +23,7 @@ from dagster_unified.engine.streaming.control import event_of
 from dagster_unified.engine.worker import committed_epoch, control_event, this_epoch, this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, MicroBatch, decode_event
-from dagster_unified.operators.drivers.report import Report
-from dagster_unified.operators.drivers.stages import HEAD, Level, Pass, Programs
+from dagster_unified.operators.drivers.stages import HEAD, Level, Pass, Programs, Report
 from dagster_unified.operators.routing import (
     PACKED,
     REPORT,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
-from dagster_unified.operators.drivers.report import Emitted, Emitting, Run
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import grouped_stretches, last_run, runs, stretches
@@ -38,6 +37,30 @@ MOST_WAITING = 100_000
 
 ROWS_BYTES = 64 << 20
 """Bytes of pages that become rows together."""
+
+
+class Emitted(NamedTuple):
+    """A batch of one of a program's outputs, and the index of the partition that it belongs to."""
+
+    output: int
+    batch: pa.RecordBatch
+    partition: int = 0
+
+
+Emitting = Generator[Emitted, None, dict[int, Metrics]]
+"""A driver at work; it returns the metrics of each partition."""
+
+
+class Run:
+    """A driver's run, which goes on while it is iterated."""
+
+    def __init__(self, emitting: Emitting) -> None:
+        self._emitting = emitting
+        self.metrics: dict[int, Metrics] = {}
+        """The metrics of each partition by its index, at the end of the run."""
+
+    def __iter__(self) -> Iterator[Emitted]:
+        self.metrics = yield from self._emitting
 
 
 class _Group:

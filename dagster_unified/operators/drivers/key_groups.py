@@ -20,7 +20,7 @@ from dagster_unified.operators.numbers import BROADCAST
 from dagster_unified.operators.operator import KeyedOperator, PageStore
 from dagster_unified.operators.operator_state import CheckpointedOperator
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
-from dagster_unified.operators.program.step import Program
+from dagster_unified.operators.program.step import CompiledProgram, Program
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.handles import ValueStateDescriptor
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Block, BroadcastCodec, Content, PageCodec
@@ -304,10 +304,11 @@ class KeyGroups:
         clock: Callable[[], int],
         subtask: Subtask = FIRST,
         keys_per_page: int = KEYS_PER_PAGE,
+        compiled: CompiledProgram | None = None,
     ) -> None:
         assert program.keyed is not None
         self.program, self.keyed = program, program.keyed
-        self.running = RunningProgram(program, emit, clock, subtask)
+        self.running = RunningProgram(program, emit, clock, subtask, compiled=compiled)
         operator = self.running.keyed
         assert operator is not None
         self.operator = operator

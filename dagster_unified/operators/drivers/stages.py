@@ -1,27 +1,30 @@
 """The stages of a STREAMING query in one task: a pass through programs, and a level of keyed operators.
 
-An engine gives a stage the records of a micro-batch by lane and group, and takes what leaves it along routes. It also
-says what the stage asks of the epoch. Knows no engine: Spark's workers bring packed rows, the harness brings batches.
+An engine gives a stage the records of a micro-batch by lane and group, and takes what leaves it along routes, and a
+report. It also says what the stage asks of the epoch. Knows no engine: Spark's workers bring packed rows, the harness
+brings batches.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, Self, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from dagster_unified.operators.drivers.key_groups import KeyGroups, MicroBatch
-from dagster_unified.operators.drivers.report import Report
 from dagster_unified.operators.functions.base import Subtask
+from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.operator import PageStore
 from dagster_unified.operators.program.blocks import close_each
 from dagster_unified.operators.program.run import RunningProgram
+from dagster_unified.operators.program.step import CompiledProgram, Program, compile_program
 from dagster_unified.operators.routing import Route, RoutedProgram
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE
-from dagster_unified.operators.watermarks import Kept
+from dagster_unified.operators.watermarks import Kept, Mark, slowest
 
 HEAD = 0
 """What stands for the lane of a source's rows, which have none yet."""
@@ -53,12 +56,21 @@ class Programs:
     in_subtasks: Mapping[int, Shipped[RoutedProgram]] = field(default_factory=dict)
     """Those of which each subtask that an exchange chose has an instance, with functions of its own."""
 
+    compiled: dict[int, CompiledProgram] = field(default_factory=dict)
+    """Those that have been opened, which outlive a micro-batch where a process goes on with this."""
+
     def __contains__(self, lane: int) -> bool:
         return lane in self.shared or lane in self.in_subtasks
 
     def load(self, lane: int) -> RoutedProgram:
         """The program of a lane."""
         return self.shared[lane] if lane in self.shared else self.in_subtasks[lane].load()
+
+    def compile(self, lane: int, program: Program) -> CompiledProgram:
+        """Compile the program of a lane, once for all its instances."""
+        if lane not in self.compiled:
+            self.compiled[lane] = compile_program(program)
+        return self.compiled[lane]
 
 
 class Epoch(Protocol):
@@ -79,6 +91,63 @@ class Epoch(Protocol):
 
     def watermark(self, uid: str, ahead: bool) -> int:
         """How far event time is for an operator; `ahead` of the control event, how far it was before that."""
+
+
+class Report(msgspec.Struct):
+    """The report of one partition, or merged from many.
+
+    `due` is the earliest pending processing-time timer, in milliseconds since the epoch.
+    """
+
+    metrics: Metrics = msgspec.field(default_factory=Metrics)
+    due: int | None = None
+    rows: int = 0
+    """Records read from sources."""
+
+    marks: dict[str, Mark] = {}
+    """The marks of watermark generators, by their assigner's uid."""
+
+    parts: dict[str, dict[str, int]] = {}
+    """The last event time of each part of a source, such as a partition of a topic, by the assigner's uid.
+
+    '' stands for sources without parts.
+    """
+
+    def saw_part(self, part: str, last_event_times: Mapping[str, int]) -> None:
+        """Note the last event times that assigners saw in one part of a source."""
+        for uid, moment in last_event_times.items():
+            times = self.parts.setdefault(uid, {})
+            times[part] = max(moment, times.get(part, moment))
+
+    def mark(self, marks: Mapping[str, Mark]) -> None:
+        """Note the marks of more watermark generators."""
+        self.marks = {uid: slowest(m[uid] for m in (self.marks, marks) if uid in m) for uid in {**self.marks, **marks}}
+
+    def add(self, other: Report) -> None:
+        """Add the report of another partition."""
+        self.metrics.add(other.metrics)
+        self.due = min((due for due in (self.due, other.due) if due is not None), default=None)
+        self.rows += other.rows
+        self.mark(other.marks)
+        for uid, times in other.parts.items():
+            for part, moment in times.items():
+                self.saw_part(part, {uid: moment})
+
+    def empty(self) -> bool:
+        """Whether there is nothing to report."""
+        return self.due is None and not self.rows and not self.marks and self.metrics.empty()
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.encode(self)
+
+
+def merge_reports(reports: Iterable[bytes | Report]) -> Report:
+    """The totals over several reports, as they are or as they were encoded."""
+    total = Report()
+    for report in reports:
+        total.add(report if isinstance(report, Report) else msgspec.json.decode(report, type=Report))
+    return total
 
 
 Instance = TypeVar("Instance", RunningProgram, KeyGroups)
@@ -112,11 +181,13 @@ class _Stage(ABC, Generic[Instance]):
         found = self._instances.get((lane, subtask))
         if found is None:
             own = self._epoch.subtask if subtask is None else self._epoch.subtask._replace(number=subtask)
-            found = self._instances[lane, subtask] = self._opened(self.programs.load(lane), subtask, own)
+            routed = self.programs.load(lane)
+            compiled = self.programs.compile(lane, routed.program)
+            found = self._instances[lane, subtask] = self._opened(routed, compiled, subtask, own)
         return found
 
     @abstractmethod
-    def _opened(self, routed: RoutedProgram, subtask: int | None, own: Subtask) -> Instance:
+    def _opened(self, routed: RoutedProgram, compiled: CompiledProgram, subtask: int | None, own: Subtask) -> Instance:
         """An instance of a program."""
 
     def _notify(self, running: RunningProgram) -> None:
@@ -157,7 +228,9 @@ class Pass(_Stage[RunningProgram]):
         for running in self._instances.values():
             running.flush()
 
-    def _opened(self, routed: RoutedProgram, subtask: int | None, own: Subtask) -> RunningProgram:
+    def _opened(
+        self, routed: RoutedProgram, compiled: CompiledProgram, subtask: int | None, own: Subtask
+    ) -> RunningProgram:
         def emit(number: int, batch: pa.RecordBatch) -> None:
             for route in routed.routes[number]:
                 self._leave(route, batch, self._ahead, subtask)
@@ -166,7 +239,7 @@ class Pass(_Stage[RunningProgram]):
             return self._epoch.watermark(uid, self._ahead)
 
         remembered = self._epoch.remembered() if any(step.remembers for step in routed.program.steps) else None
-        running = RunningProgram(routed.program, emit, self._epoch.clock, own, True, remembered, watermark)
+        running = RunningProgram(routed.program, emit, self._epoch.clock, own, True, remembered, watermark, compiled)
         self._notify(running)
         return running
 
@@ -186,11 +259,11 @@ class Level(_Stage[KeyGroups]):
         due = groups.run(store, given)
         return Report(groups.running.report(), due)
 
-    def _opened(self, routed: RoutedProgram, subtask: int | None, own: Subtask) -> KeyGroups:
+    def _opened(self, routed: RoutedProgram, compiled: CompiledProgram, subtask: int | None, own: Subtask) -> KeyGroups:
         def emit(number: int, batch: pa.RecordBatch) -> None:
             for route in routed.routes[number]:
                 self._leave(route, batch, groups.ahead, self._group)
 
-        groups = KeyGroups(routed.program, emit, self._epoch.clock, own, self._keys_per_page)
+        groups = KeyGroups(routed.program, emit, self._epoch.clock, own, self._keys_per_page, compiled)
         self._notify(groups.running)
         return groups

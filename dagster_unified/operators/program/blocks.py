@@ -32,13 +32,9 @@ class Block:
         self._records, self._batch, self._kind = records, batch, kind
         self._where = where
         self.timestamps = timestamps
-
-    @property
-    def size(self) -> int:
-        """How many records."""
-        if self._records is not None:
-            return len(self._records)
-        return 0 if self._batch is None else int(self._batch.num_rows)
+        self.size: int = 0 if batch is None else batch.num_rows
+        if records is not None:
+            self.size = len(records)
 
     @property
     def columns(self) -> pa.RecordBatch | None:

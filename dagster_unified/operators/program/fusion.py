@@ -11,10 +11,11 @@ records that do not fail. Knows no graph, no driver, no Arrow.
 from __future__ import annotations
 
 import dis
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
@@ -172,9 +173,15 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
     for position, clause_input in where.items():
         origin[first + 1 + position] = clause_input
     namespace |= {"seen": seen, "no_answer": _no_answer, "no_records": _no_records}
-    exec(compile("\n".join(lines), MARK, "exec"), namespace)
+    exec(_code("\n".join(lines)), namespace)
     at = {first + 1 + position: i for position, i in formed.items()}
     return FusedChain(namespace["fused"], origin, loops, at)
+
+
+@functools.lru_cache(maxsize=256)
+def _code(source: str) -> CodeType:
+    """Compiled once: a program is opened in each micro-batch, and chains of the same kinds have the same source."""
+    return compile(source, MARK, "exec")
 
 
 def _formed(clause: Clause, i: int, element: str, names: dict[str, Any]) -> str:

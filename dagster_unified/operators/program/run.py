@@ -18,7 +18,7 @@ from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.broadcast import BroadcastOperator
 from dagster_unified.operators.failures import RAISED, computed_from, placed, user_failure
 from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
-from dagster_unified.operators.functions.iterations import IterationListener, hears_of_epochs, iteration_listeners
+from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, declared
 from dagster_unified.operators.metrics import Metrics, Registry
 from dagster_unified.operators.operator import KeyedOperator
@@ -27,14 +27,23 @@ from dagster_unified.operators.program.blocks import (
     Closing,
     Collector,
     Consumer,
-    Copies,
     Emitting,
     close_each,
     encoded,
     tell,
 )
 from dagster_unified.operators.program.fusion import Clause, FusedChain, fuse
-from dagster_unified.operators.program.step import BlockStep, FusedStep, KeyedStep, Output, Program, StepContext
+from dagster_unified.operators.program.step import (
+    BlockStep,
+    CompiledProgram,
+    CompiledStep,
+    FusedStep,
+    KeyedStep,
+    Program,
+    StepChain,
+    StepContext,
+    compile_program,
+)
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import Generated, Kept, Mark, slowest
@@ -64,26 +73,25 @@ class RunningProgram:
         generating: bool = False,
         remembered: Mapping[str, Kept] | None = None,
         watermark: Callable[[str], int] = _beginning,
+        compiled: CompiledProgram | None = None,
     ) -> None:
-        self.program = program
+        self.program, self._compiled = program, compiled or compile_program(program)
         self._watermark = watermark
         self.registry = Registry()
         self.metrics = self.registry.metrics
         self._emit, self._clock, self._subtask = emit, clock, subtask
-        self._first = program.where(program.steps[0]) if program.steps else program.pipeline
         self._closing: list[tuple[str, Any]] = []
         self._flushing: list[Callable[[], None]] = []
         self._table: pa.Table | None = None
-        self._listening: list[tuple[int, IterationListener[Any]]] = []
         self._generated: list[tuple[str, Generated]] | None = [] if generating else None
         self._remembered = remembered or {}
         self._consumers: dict[tuple[int, str | None], list[Consumer]] = {}
         self.keyed: KeyedOperator | None = None
         for number, output in enumerate(program.outputs):
-            self._consumers.setdefault((output.step, output.tag), []).append(self._leave(number, output))
+            self._consume(output.step, output.tag, partial(self._export, number))
         try:
-            self._build(-1)
-            self._keep_apart()
+            for chain in self._compiled.chains:
+                self._open(chain)
         except BaseException as error:
             self.close(error)
             raise
@@ -103,7 +111,7 @@ class RunningProgram:
         assert isinstance(self.keyed, BroadcastOperator)
         assert self.program.broadcast is not None
         layout = self.program.broadcast.layout
-        with placed(self._first):
+        with placed(self._compiled.head):
             records = self.keyed.read_broadcast(batch, layout)
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * len(records)
         self.keyed.process_broadcast(records, timestamps, leads)
@@ -162,19 +170,20 @@ class RunningProgram:
     def _tell(self, call: Callable[[IterationListener[Any], Emitting], None], what: str) -> None:
         """Call the functions that listen, in the order of the chain; a driver calls a keyed head."""
         self.flush()
-        for index, listener in self._listening:
-            step, emitted = self.program.steps[index], Emitting(Collector(self._copies(index)))
-            where = self.program.where(step)
-            try:
-                call(listener, emitted)
-            except RAISED as error:
-                called = listener.on_epoch_watermark_incremented
-                raise user_failure(error, where, called, what) from error
-            out = emitted.out
-            self._send(index, None, step.emitted(out.records, out.timestamps, where))
-            for tag, (records, timestamps) in out.side.items():
-                self._send(index, tag, Block(records, None, timestamps, None))
-            self.flush()
+        for last in (chain.steps[-1] for chain in self._compiled.chains):
+            step = self.program.steps[last.index]
+            for listener in () if isinstance(step, KeyedStep) else iteration_listeners(step.function):
+                emitted = Emitting(Collector(last.copies))
+                try:
+                    call(listener, emitted)
+                except RAISED as error:
+                    called = listener.on_epoch_watermark_incremented
+                    raise user_failure(error, last.where, called, what) from error
+                out = emitted.out
+                self._send(last.index, None, step.emitted(out.records, out.timestamps, last.where))
+                for tag, (records, timestamps) in out.side.items():
+                    self._send(last.index, tag, Block(records, None, timestamps, None))
+                self.flush()
 
     def notify(self, epoch: int) -> None:
         """Tell the functions that an epoch is committed."""
@@ -214,91 +223,43 @@ class RunningProgram:
     def close(self, failure: BaseException | None = None) -> None:
         """Close every opened function, also after a failure, which is then the error that is raised."""
         closing, self._closing = self._closing, []
-        close_each([Closing(where, closable) for where, closable in reversed(closing)], failure)
+        if closing:
+            close_each([Closing(where, closable) for where, closable in reversed(closing)], failure)
 
     def _block(self, batch: pa.RecordBatch, layout: StreamLayout) -> Block:
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else None
-        return Block(None, batch.select(list(layout.records.names)), timestamps, layout.records, self._first)
+        return Block(None, batch.select(list(layout.records.names)), timestamps, layout.records, self._compiled.head)
 
     def _send(self, step: int, tag: str | None, block: Block) -> None:
         if block.size:
             for consumer in self._consumers.get((step, tag), ()):
                 consumer(block)
 
-    def _children(self, parent: int) -> list[int]:
-        return [i for i, s in enumerate(self.program.steps) if s.parent == parent]
+    def _consume(self, step: int, tag: str | None, consumer: Consumer) -> None:
+        self._consumers.setdefault((step, tag), []).append(consumer)
 
-    def _build(self, parent: int) -> None:
-        for index in self._children(parent):
-            step = self.program.steps[index]
-            last = index
-            if isinstance(step, KeyedStep):
-                self._open_keyed(step, self._step_context(index))
-            elif isinstance(step, BlockStep):
-                self._consumers.setdefault((parent, step.tag), []).append(step.consumer(self._step_context(index)))
-                self._listen(index)
-            elif isinstance(step, FusedStep):
-                chain = self._fusable_from(index, step)
-                self._consumers.setdefault((parent, step.tag), []).append(self._fused(chain))
-                last = next(reversed(chain))
-                self._listen(last)
-            self._build(last)
+    def _open(self, chain: StepChain) -> None:
+        first = chain.steps[0]
+        step = self.program.steps[first.index]
+        if isinstance(step, KeyedStep):
+            self._open_keyed(step, self._context(first))
+            return
+        consumer = step.consumer(self._context(first)) if isinstance(step, BlockStep) else self._fused(chain.steps)
+        if chain.normal is not None:
+            consumer = partial(_normal, consumer, chain.normal, first.before)
+        if chain.copy is not None:
+            consumer = partial(_copied, consumer, chain.copy)
+        self._consume(step.parent, step.tag, consumer)
 
-    def _keep_apart(self) -> None:
-        """Give each of several operators that read one output its own records, so that it may change them.
-
-        Exported batches come before them, and are encoded by then.
-        """
-        for (parent, tag), consumers in self._consumers.items():
-            records = next((self.program.steps[i].input for i in self._children(parent) if self._reads(i, tag)), None)
-            if records is None:
-                continue
-            exported = sum((output.step, output.tag) == (parent, tag) for output in self.program.outputs)
-            if self._makes(parent, tag):
-                consumers[exported] = partial(_normal, consumers[exported], records, self._made_by(parent, tag))
-            copy = self._copier(records)
-            if copy is None:
-                continue
-            for number in range(exported, len(consumers) - 1):
-                consumers[number] = partial(_copied, consumers[number], copy)
-
-    def _makes(self, index: int, tag: str | None) -> bool:
-        """Whether a step's function makes the records of an output, so that they may be in any form."""
-        if index < 0:
-            return False
-        step = self.program.steps[index]
-        return tag is not None or (step.output is not None and not getattr(step.function, "keeps_form", False))
-
-    def _reads(self, index: int, tag: str | None) -> bool:
-        return self.program.steps[index].tag == tag
-
-    def _copier(self, records: RecordType) -> Copy | None:
-        return None if self.program.options.object_reuse else records.copier
-
-    def _copies(self, index: int) -> Copies:
-        """Copiers for the records that a step emits, for the outputs that are read."""
-        read = {output.tag: output.layout.records for output in self.program.outputs if output.step == index}
-        for child in map(self.program.steps.__getitem__, self._children(index)):
-            if child.input is not None:
-                read[child.tag] = child.input
-        step = self.program.steps[index]
-        if step.output is None:  # it passes on the records of others
-            read.pop(None, None)
-        copies = {tag: self._copier(records) for tag, records in read.items()}
-        return {tag: copy for tag, copy in copies.items() if copy is not None}
-
-    def _listen(self, index: int) -> None:
-        self._listening += [(index, listener) for listener in iteration_listeners(self.program.steps[index].function)]
-
-    def _step_context(self, index: int) -> StepContext:
-        step = self.program.steps[index]
+    def _context(self, compiled: CompiledStep) -> StepContext:
+        step = self.program.steps[compiled.index]
 
         def runtime_context(state: KeyedStateBackend | None) -> RuntimeContext:
             return RuntimeContext(step.name, self._subtask, step.parallelism, self.registry, state)
 
         return StepContext(
-            where=self.program.where(step),
-            before=self._made_by(step.parent, step.tag),
+            where=compiled.where,
+            before=compiled.before,
             options=self.program.options,
             clock=self._clock,
             watermark=partial(self._watermark, step.uid),
@@ -308,14 +269,14 @@ class RunningProgram:
             runtime_context=runtime_context,
             closing=self._closing,
             flushing=self._flushing,
-            copy=None if step.input is None else self._copier(step.input),
-            copies=self._copies(index),
+            copy=compiled.copy,
+            copies=compiled.copies,
             generated=self._generated,
             remembered=self._remembered,
             subtask=self._subtask.number,
             broadcast=None if self.program.broadcast is None else self.program.broadcast.layout,
             table=lambda: self._table,
-            send=partial(self._send, index),
+            send=partial(self._send, compiled.index),
         )
 
     def _open_keyed(self, step: KeyedStep, context: StepContext) -> None:
@@ -326,29 +287,12 @@ class RunningProgram:
         except RAISED as error:
             raise user_failure(error, context.where, getattr(step.function, "open", None), "open()") from error
 
-    def _fusable_from(self, index: int, step: FusedStep) -> dict[int, FusedStep]:
-        """The longest chain of fusable steps from `index` where only the next step reads each output.
-
-        A function that listens to epochs ends the chain: it also emits where no record came.
-        """
-        chain = {index: step}
-        while True:
-            children = self._children(index)
-            listens = hears_of_epochs(self.program.steps[index].function)
-            if len(children) != 1 or listens or (index, None) in self._consumers:
-                return chain
-            (index,) = children
-            child = self.program.steps[index]
-            if not isinstance(child, FusedStep) or child.tag is not None:
-                return chain
-            chain[index] = child
-
-    def _fused(self, chain: dict[int, FusedStep]) -> Consumer:
-        steps = list(chain.values())
-        clauses = [self._clause(index, step, index == next(reversed(chain))) for index, step in chain.items()]
+    def _fused(self, compiled: Sequence[CompiledStep]) -> Consumer:
+        steps = [self._fused_step(each) for each in compiled]
+        clauses = [self._clause(step, each) for step, each in zip(steps, compiled, strict=True)]
         alone = steps[0] if len(steps) == 1 else None
-        compiled: dict[bool, FusedChain] = {}
-        last = next(reversed(chain))
+        functions: dict[bool, FusedChain] = {}
+        last = compiled[-1].index
         output = next((step.output for step in reversed(steps) if step.output is not None), None)
 
         def saw(clause: int, timestamps: list[int]) -> None:
@@ -362,9 +306,9 @@ class RunningProgram:
                 self._send(last, None, block.at(times))
                 return
             timestamped = block.timestamps is not None
-            function = compiled.get(timestamped)
+            function = functions.get(timestamped)
             if function is None:
-                function = compiled[timestamped] = fuse(clauses, timestamped, saw)
+                function = functions[timestamped] = fuse(clauses, timestamped, saw)
             try:
                 records, timestamps = function.run(block.records(), block.timestamps)
             except UserFunctionError:
@@ -372,13 +316,13 @@ class RunningProgram:
             except RAISED as error:
                 maker = function.made_by(error.__traceback__) if isinstance(error, RecordTypeError) else None
                 if maker is not None and output is not None:
-                    odd = RecordTypeError(f"{self.program.where(steps[maker])}: {error}")
+                    odd = RecordTypeError(f"{compiled[maker].where}: {error}")
                     raise computed_from(odd, output, partial(_run_alone, function), block.records()) from error
                 located = function.locate(error.__traceback__)
                 if located is None:
                     raise
-                step = steps[located[0]]
-                raise user_failure(error, self.program.where(step), step.function, located[1]) from error
+                number, record = located
+                raise user_failure(error, compiled[number].where, steps[number].function, record) from error
             try:
                 self._send(last, None, Block(records, None, timestamps, None))
             except RecordTypeError as error:
@@ -388,47 +332,31 @@ class RunningProgram:
 
         return consume
 
-    def _clause(self, index: int, step: FusedStep, is_last: bool) -> Clause:
+    def _fused_step(self, compiled: CompiledStep) -> FusedStep:
+        step = self.program.steps[compiled.index]
+        assert isinstance(step, FusedStep)
+        return step
+
+    def _clause(self, step: FusedStep, compiled: CompiledStep) -> Clause:
         """A step's clause. Records that only the chain's own functions take get their normal form in it."""
-        clause = replace(step.clause(self._step_context(index)), copy=self._copies(index).get(None))
-        if is_last or step.output is None or not self._makes(index, None):
+        clause = replace(step.clause(self._context(compiled)), copy=compiled.copies.get(None))
+        normal = compiled.normal_in_chain
+        if normal is None:
             return clause
-        copy = None if clause.copy is None else step.output.fit.copied
-        return replace(clause, copy=copy, normal=step.output.normal, fit=step.output.fit)
+        copy = None if clause.copy is None else normal.fit.copied
+        return replace(clause, copy=copy, normal=normal.normal, fit=normal.fit)
 
-    def _made_by(self, index: int, tag: str | None) -> str:
-        """How an error names the operator whose function emitted a step's records.
-
-        Filters and assigners pass other operators' records on.
-        """
-        steps = self.program.steps
-        while index >= 0 and steps[index].output is None and steps[index].tag is None:
-            index = steps[index].parent
-        name = "input" if index < 0 else steps[index].name
-        return f"{self.program.pipeline}: stage '{self.program.stage}', operator '{name}'" + (
-            f", side output '{tag}'" if tag else ""
-        )
-
-    def _leave(self, number: int, output: Output) -> Consumer:
-        layout = output.layout
-        schema = layout.schema
-        where = self._made_by(output.step, output.tag)
-        for_keys = bool(layout.keys) and self._makes(output.step, output.tag)
-
-        def consume(block: Block) -> None:
-            if for_keys and not block.encode_plain(layout.records):
-                block.normal(layout.records, where)
-            arrays = list(encoded(block, layout.records, where).columns)
-            if layout.timestamped:
-                arrays.append(
-                    pa.nulls(block.size, pa.int64())
-                    if block.timestamps is None
-                    else pa.array(block.timestamps, pa.int64())
-                )
-            arrays += [key.column(block.records()) for key in layout.keys]
-            self._emit(number, declared(arrays, schema))
-
-        return consume
+    def _export(self, number: int, block: Block) -> None:
+        export, layout = self._compiled.exports[number], self.program.outputs[number].layout
+        if export.is_normal and not block.encode_plain(layout.records):
+            block.normal(layout.records, export.where)
+        arrays = list(encoded(block, layout.records, export.where).columns)
+        if layout.timestamped:
+            arrays.append(
+                pa.nulls(block.size, pa.int64()) if block.timestamps is None else pa.array(block.timestamps, pa.int64())
+            )
+        arrays += [key.column(block.records()) for key in layout.keys]
+        self._emit(number, declared(arrays, export.schema))
 
 
 def _normal(consumer: Consumer, kind: RecordType, where: str, block: Block) -> None:

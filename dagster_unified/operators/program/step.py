@@ -1,8 +1,12 @@
-"""A program as it ships: its steps; each is one operator and how it is opened where it runs."""
+"""A program as it ships: its steps; each is one operator and how it is opened where it runs.
+
+What follows from the steps' places, whatever their functions, is compiled once, and outlives the micro-batches that
+open the program.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,14 +16,15 @@ import pyarrow as pa
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import Function, RuntimeContext
 from dagster_unified.operators.functions.checkpoints import CheckpointListener, checkpointed, listeners
+from dagster_unified.operators.functions.iterations import hears_of_epochs
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import CARRIED, StreamLayout
 from dagster_unified.operators.operator import KeyedOperator, KeyedOptions, OperatorContext
-from dagster_unified.operators.program.blocks import Block, Consumer
+from dagster_unified.operators.program.blocks import Block, Consumer, Copies
 from dagster_unified.operators.program.fusion import Clause
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.watermarks import Generated, Kept
-from dagster_unified.records import RecordType
+from dagster_unified.records import Copy, RecordType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,3 +220,176 @@ class Program:
     def where(self, step: Step) -> str:
         """How an error names the place."""
         return f"{self.pipeline}: stage '{self.stage}', operator '{step.name}'"
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledStep:
+    """What its place in the program decides for a step."""
+
+    index: int
+    where: str
+    """How an error names it."""
+
+    before: str
+    """How an error names the operator whose function emitted the records that reach it."""
+
+    copy: Copy | None
+    """Copies an input record; None where records are immutable, or are not to be copied."""
+
+    copies: Copies
+    """Copiers of the records that it emits, for the outputs that are read."""
+
+    normal_in_chain: RecordType | None
+    """The type to whose normal form its function's records are brought, where only the next step of a chain reads them.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class StepChain:
+    """Steps that take a stream's records together: one alone, or a chain of fused ones."""
+
+    steps: tuple[CompiledStep, ...]
+    normal: RecordType | None
+    """The type to whose normal form the records are brought first, since it is the first reader."""
+
+    copy: Copy | None
+    """Copies the records first, which others read after it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Export:
+    """How the records of an output become batches."""
+
+    schema: pa.Schema
+    where: str
+    """How an error names the operator whose function made the records."""
+
+    is_normal: bool
+    """Whether the records are brought to their normal form first, as keys are computed from them."""
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledProgram:
+    """What the places of a program's steps decide: what is fused, copied, brought to its normal form, and exported.
+
+    It holds nothing of an author's functions: copies of a program may share it.
+    """
+
+    exports: tuple[Export, ...]
+    """Of the program's outputs, in their order."""
+
+    chains: tuple[StepChain, ...]
+    """Each behind the one whose records it takes."""
+
+    head: str
+    """How an error names the place of the input's records."""
+
+
+def compile_program(program: Program) -> CompiledProgram:
+    """Work out what the places of a program's steps decide."""
+    return _Compiler(program).compiled()
+
+
+class _Compiler:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.children: dict[int, list[int]] = {}
+        for index, step in enumerate(program.steps):
+            self.children.setdefault(step.parent, []).append(index)
+        self.exported = [(output.step, output.tag) for output in program.outputs]
+
+    def compiled(self) -> CompiledProgram:
+        program = self.program
+        return CompiledProgram(
+            exports=tuple(map(self._export, program.outputs)),
+            chains=tuple(self._chains(-1)),
+            head=program.where(program.steps[0]) if program.steps else program.pipeline,
+        )
+
+    def _export(self, output: Output) -> Export:
+        is_normal = bool(output.layout.keys) and self._makes(output.step, output.tag)
+        return Export(output.layout.schema, self._made_by(output.step, output.tag), is_normal)
+
+    def _chains(self, parent: int) -> Iterator[StepChain]:
+        for index in self.children.get(parent, ()):
+            indices = self._chain_from(index)
+            yield self._chain(indices)
+            yield from self._chains(indices[-1])
+
+    def _chain(self, indices: list[int]) -> StepChain:
+        """Each of several readers of one output gets records of its own, so that it may change them.
+
+        Exported batches come before them, and are encoded by then.
+        """
+        first = self.program.steps[indices[0]]
+        readers = [i for i in self.children[first.parent] if self.program.steps[i].tag == first.tag]
+        records = self.program.steps[readers[0]].input
+        steps = tuple(self._step(index, index == indices[-1]) for index in indices)
+        if records is None:
+            return StepChain(steps, None, None)
+        is_first, is_last = indices[0] == readers[0], indices[0] == readers[-1]
+        normal = records if is_first and self._makes(first.parent, first.tag) else None
+        return StepChain(steps, normal, None if is_last else self._copier(records))
+
+    def _step(self, index: int, ends_chain: bool) -> CompiledStep:
+        step = self.program.steps[index]
+        makes = not ends_chain and self._makes(index, None)
+        return CompiledStep(
+            index,
+            self.program.where(step),
+            self._made_by(step.parent, step.tag),
+            None if step.input is None else self._copier(step.input),
+            self._copies(index),
+            step.output if makes else None,
+        )
+
+    def _chain_from(self, index: int) -> list[int]:
+        """The longest chain of fusable steps from `index` where only the next step reads each output.
+
+        A function that listens to epochs ends the chain: it also emits where no record came.
+        """
+        chain = [index]
+        while isinstance(self.program.steps[index], FusedStep):
+            children = self.children.get(index, [])
+            listens = hears_of_epochs(self.program.steps[index].function)
+            if len(children) != 1 or listens or (index, None) in self.exported:
+                break
+            (index,) = children
+            child = self.program.steps[index]
+            if not isinstance(child, FusedStep) or child.tag is not None:
+                break
+            chain.append(index)
+        return chain
+
+    def _makes(self, index: int, tag: str | None) -> bool:
+        """Whether a step's function makes the records of an output, so that they may be in any form."""
+        if index < 0:
+            return False
+        step = self.program.steps[index]
+        return tag is not None or (step.output is not None and not getattr(step.function, "keeps_form", False))
+
+    def _copier(self, records: RecordType) -> Copy | None:
+        return None if self.program.options.object_reuse else records.copier
+
+    def _copies(self, index: int) -> Copies:
+        read = {output.tag: output.layout.records for output in self.program.outputs if output.step == index}
+        for child in map(self.program.steps.__getitem__, self.children.get(index, ())):
+            if child.input is not None:
+                read[child.tag] = child.input
+        if self.program.steps[index].output is None:  # it passes on the records of others
+            read.pop(None, None)
+        copies = {tag: self._copier(records) for tag, records in read.items()}
+        return {tag: copy for tag, copy in copies.items() if copy is not None}
+
+    def _made_by(self, index: int, tag: str | None) -> str:
+        """How an error names the operator whose function emitted a step's records.
+
+        Filters and assigners pass other operators' records on.
+        """
+        steps = self.program.steps
+        while index >= 0 and steps[index].output is None and steps[index].tag is None:
+            index = steps[index].parent
+        name = "input" if index < 0 else steps[index].name
+        return f"{self.program.pipeline}: stage '{self.program.stage}', operator '{name}'" + (
+            f", side output '{tag}'" if tag else ""
+        )
