@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -108,44 +110,103 @@ def _fields_decoder(fields: tuple[str, ...], records: RecordType) -> Decoder | N
     )
 
 
-def keyed_program(plan: Plan, node: g.Node) -> Program:
-    """One keyed operator alone, none of whose output goes anywhere."""
-    layout = plan.input_layout(node.id)
-    keyed, options = keyed_input(node, layout.records), keyed_options(plan.execution, None)
-    steps = (step(plan, node, -1, None),)
-    return Program(plan.name, node.name, layout, steps, (), keyed, options, broadcast_input(plan, node))
+class Link(NamedTuple):
+    """An operator of a chain, and the link whose records it takes, or a side output of it; -1 for the chain's input."""
+
+    node: int
+    parent: int = -1
+    tag: str | None = None
+
+
+class Leaving(NamedTuple):
+    """A stream that leaves a chain: that of a link, or its input (-1), and the edges over which it does."""
+
+    link: int
+    port: Port
+    edges: tuple[Edge, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorChain:
+    """Operators that run in one pass, each behind the one whose records it takes, and the streams that leave them."""
+
+    links: tuple[Link, ...]
+    outputs: tuple[Leaving, ...]
+
+
+class Chaining:
+    """Puts operators into chains: over the edges that are `joined`, records stay in the chain."""
+
+    def __init__(self, edges: Iterable[Edge], joined: Collection[Edge]) -> None:
+        self._joined = joined
+        self._outputs: dict[int, list[Edge]] = {}
+        for edge in edges:
+            self._outputs.setdefault(edge.source, []).append(edge)
+
+    def behind(self, port: Port) -> OperatorChain:
+        """Return all that runs on a stream; an operator is there once for each of its inputs that the chain has."""
+        links: list[Link] = []
+        leaving: list[Leaving] = []
+        self._follow(port, -1, links, leaving)
+        return OperatorChain(tuple(links), tuple(leaving))
+
+    def of(self, head: int) -> OperatorChain:
+        """Return an operator, and all that runs on what it emits."""
+        links: list[Link] = []
+        leaving: list[Leaving] = []
+        self._run(Link(head), links, leaving)
+        return OperatorChain(tuple(links), tuple(leaving))
+
+    def _run(self, link: Link, links: list[Link], leaving: list[Leaving]) -> None:
+        links.append(link)
+        number = len(links) - 1
+        for tag in dict.fromkeys(edge.side_output for edge in self._outputs.get(link.node, ())):
+            self._follow(Port(link.node, tag), number, links, leaving)
+
+    def _follow(self, port: Port, number: int, links: list[Link], leaving: list[Leaving]) -> None:
+        edges = [edge for edge in self._outputs.get(port.node, ()) if edge.side_output == port.tag]
+        others = tuple(edge for edge in edges if edge not in self._joined)
+        if others:
+            leaving.append(Leaving(number, port, others))
+        for edge in edges:
+            if edge in self._joined:
+                self._run(Link(edge.target, number, port.tag if number >= 0 else None), links, leaving)
 
 
 def program(
-    plan: Plan, stage: str, members: Sequence[int], outputs: Sequence[Port], last_event_time: int | None = None
+    plan: Plan,
+    stage: str,
+    links: Sequence[Link],
+    outputs: Iterable[Output] = (),
+    layout: StreamLayout | None = None,
+    last_event_time: int | None = None,
 ) -> Program:
-    """One pass for connected nodes, the head first; `outputs` are the streams that leave."""
-    index = {node: i for i, node in enumerate(members)}
-    steps = []
-    for member in members:
-        node = plan.graph.node(member)
-        edge = plan.graph.main_inputs(member)[0]
-        parent = index.get(edge.source, -1)
-        steps.append(step(plan, node, parent, edge.tag.name if edge.tag is not None and parent >= 0 else None))
-    head = plan.graph.node(members[0])
-    layout = plan.input_layout(members[0])
+    """Return the program of a chain; errors give `stage` as their stage.
+
+    Without a `layout` it takes the input of its first operator, which may be keyed; else a stream of these columns.
+    """
+    head = plan.graph.node(links[0].node) if layout is None else None
+    columns = plan.input_layout(links[0].node) if layout is None else layout
     return Program(
         pipeline=plan.name,
         stage=stage,
-        input=layout,
-        steps=tuple(steps),
-        outputs=tuple(Output(index[p.node], plan.layout(p), p.tag) for p in outputs),
-        keyed=keyed_input(head, layout.records) if head.key is not None else None,
+        input=columns,
+        steps=tuple(step(plan, plan.graph.node(link.node), link.parent, link.tag) for link in links),
+        outputs=tuple(outputs),
+        keyed=keyed_input(head, columns.records) if head is not None and head.key is not None else None,
         options=keyed_options(plan.execution, last_event_time),
-        broadcast=broadcast_input(plan, head),
-        in_subtasks=head.id in plan.subtasks,
+        broadcast=None if head is None else broadcast_input(plan, head),
     )
+
+
+def keyed_program(plan: Plan, node: g.Node) -> Program:
+    """One keyed operator alone, none of whose output goes anywhere."""
+    return program(plan, node.name, (Link(node.id),))
 
 
 def keys_program(plan: Plan, stage: str, layout: StreamLayout) -> Program:
     """Return a program of no operators, which adds the keys that functions compute."""
-    bare = StreamLayout(layout.records, layout.timestamped)
-    return Program(plan.name, stage, bare, (), (Output(-1, layout),))
+    return program(plan, stage, (), (Output(-1, layout),), layout.without_keys)
 
 
 class Runs(Enum):
@@ -159,21 +220,30 @@ class Runs(Enum):
     """A sink, what hands records on to another query, or the end of a body."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Vertex:
-    """Operators that run in one pass, the head first, and the streams that leave it."""
+    """A chain of operators in an execution graph."""
 
-    members: tuple[int, ...]
-    outputs: tuple[Port, ...]
+    chain: OperatorChain
     depth: int
     """How many exchanges there are before it, at most."""
 
     runs: Runs
 
     @cached_property
+    def members(self) -> tuple[int, ...]:
+        """Its operators, the head first."""
+        return tuple(link.node for link in self.chain.links)
+
+    @cached_property
     def head(self) -> int:
         """The operator that reads its input."""
         return self.members[0]
+
+    @cached_property
+    def outputs(self) -> tuple[Port, ...]:
+        """The streams that leave it."""
+        return tuple(leaving.port for leaving in self.chain.outputs)
 
 
 @dataclass(frozen=True)
@@ -216,40 +286,42 @@ class ExecutionGraph:
     def vertices(self) -> tuple[Vertex, ...]:
         """The vertices, each behind those that it reads.
 
-        Python operators of one task that follow each other one-to-one are one. An assigner that reads a field joins a
-        vertex of Python, but does not begin one.
+        An assigner that reads a field joins a chain of Python, but does not begin one.
         """
         graph = self.plan.graph
-        task_of = {o: t.id for t in self.plan.tasks for o in t.operators}
-        groups: dict[int, list[int]] = {}
-        group_of: dict[int, list[int]] = {}
-        for number in sorted(self.nodes):
-            node, edges = graph.node(number), graph.inputs(number)
-            before = None
-            if len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD and node.step is not None:
-                before = group_of.get(edges[0].source)
-            if before is not None and task_of[before[0]] == task_of[number] and self._goes_on(before[0]):
-                before.append(number)
-                group_of[number] = before
-            else:
-                groups[number] = group_of[number] = [number]
+        chaining, alone = Chaining(graph.edges, self._joined()), Chaining(graph.edges, ())
         vertices: list[Vertex] = []
         depth_of: dict[int, int] = {}
-        for head, group in groups.items():
-            reads = [e for e in graph.inputs(head) if e.source in depth_of]
-            depth = max(
-                (depth_of[e.source] + (e.partitioning.kind is not ExchangeKind.FORWARD) for e in reads), default=0
-            )
-            depth_of |= dict.fromkeys(group, depth)
-            vertices.append(Vertex(tuple(group), self._leaving(group), depth, _runs(graph.node(head))))
+        for number in sorted(self.nodes):
+            if number in depth_of:
+                continue
+            reads = [edge for edge in graph.inputs(number) if edge.source in depth_of]
+            depths = (depth_of[e.source] + (e.partitioning.kind is not ExchangeKind.FORWARD) for e in reads)
+            node = graph.node(number)
+            chain = (chaining if node.needs_worker else alone).of(number)
+            vertex = Vertex(self._with_carried(chain), max(depths, default=0), _runs(node))
+            vertices.append(vertex)
+            depth_of |= dict.fromkeys(vertex.members, vertex.depth)
         return tuple(vertices)
 
-    def _goes_on(self, head: int) -> bool:
-        return self.plan.graph.node(head).needs_worker
+    def _joined(self) -> list[Edge]:
+        """Return the edges between Python operators of one task that follow each other one-to-one."""
+        graph, task_of = self.plan.graph, self.plan.task_of
+        inputs = Counter(edge.target for edge in graph.edges)
+        return [
+            edge
+            for edge in graph.edges
+            if edge.target in self.nodes
+            and inputs[edge.target] == 1
+            and edge.partitioning.kind is ExchangeKind.FORWARD
+            and graph.nodes[edge.target].step is not None
+            and task_of[edge.source] == task_of[edge.target]
+        ]
 
-    def _leaving(self, group: Sequence[int]) -> tuple[Port, ...]:
-        ports = [Port.of(e) for e in self.plan.graph.edges if e.source in group and e.target not in group]
-        return (*dict.fromkeys(ports), *[p for p in self.carried if p.node in group])
+    def _with_carried(self, chain: OperatorChain) -> OperatorChain:
+        index = {link.node: number for number, link in enumerate(chain.links)}
+        carried = [Leaving(index[port.node], port) for port in self.carried if port.node in index]
+        return OperatorChain(chain.links, (*chain.outputs, *carried)) if carried else chain
 
     @cached_property
     def vertex_of(self) -> dict[int, Vertex]:
@@ -271,19 +343,21 @@ class ExecutionGraph:
 
     def program(self, vertex: Vertex, last_event_time: int | None = None) -> Program:
         """Return the program of a Python vertex."""
-        return program(self.plan, self.name, vertex.members, vertex.outputs, last_event_time)
+        outputs = [
+            Output(leaving.link, self.plan.layout(leaving.port), leaving.port.tag) for leaving in vertex.chain.outputs
+        ]
+        made = program(self.plan, self.name, vertex.chain.links, outputs, last_event_time=last_event_time)
+        return replace(made, in_subtasks=vertex.head in self.plan.subtasks)
 
     def is_computed_again(self, vertex: Vertex) -> bool:
         """Return whether a vertex would run once for each of several readers, as lazy streams do.
 
         It does not where all its streams leave the graph, since those are computed together.
         """
-        graph = self.plan.graph
-        carried = [p for p in self.carried if p.node in vertex.members]
-        edges = [e for e in graph.edges if e.source in vertex.members and e.target not in vertex.members]
-        if len(carried) + len(edges) < 2:
+        readers = [max(len(leaving.edges), 1) for leaving in vertex.chain.outputs]  # what is carried is read as well
+        if sum(readers) < 2:
             return False
-        written = {Port.of(e) for s in self.sinks for e in graph.inputs(s)}
+        written = {Port.of(e) for s in self.sinks for e in self.plan.graph.inputs(s)}
         return not set(vertex.outputs) <= {*self.outputs, *self.carried, *written}
 
 
@@ -407,7 +481,7 @@ class _Compiler:
         head = self.body.node(vertex.head)
         if isinstance(head, g.TailNode):
             layout = self.plan.input_layout(head.id)
-            bare = Program(self.plan.name, head.name, layout, (), (Output(-1, layout),))
+            bare = program(self.plan, head.name, (), (Output(-1, layout),), layout)
             output = self._output(layout, self.body.inputs(head.id)[:1])
             return BodyPass(number, bare, Driver.PLAIN, head.parallelism or 1, self._buffer(head.id, True), (output,))
         bounded = head.id in self.node.per_round
@@ -433,7 +507,9 @@ class _Compiler:
             driver=grouped if keyed else Driver.PLAIN,
             subtasks=subtasks,
             main=self._buffer(head.id),
-            outputs=tuple(self._output_of(port) for port in vertex.outputs),
+            outputs=tuple(
+                self._output(self.plan.layout(leaving.port), leaving.edges) for leaving in vertex.chain.outputs
+            ),
             broadcast=self._buffer(head.id, True) if head.has_broadcast_input else None,
             groups=groups,
             listens=any(map(hears_of_epochs, functions)),
@@ -461,12 +537,7 @@ class _Compiler:
 
     # Where records go
 
-    def _output_of(self, port: Port) -> OutputRoutes:
-        edges = [edge for edge in self.body.outputs(port.node) if edge.side_output == port.tag]
-        inside = self.graph.vertex_of[port.node].members
-        return self._output(self.plan.layout(port), [edge for edge in edges if edge.target not in inside])
-
-    def _output(self, layout: StreamLayout, edges: list[Edge]) -> OutputRoutes:
+    def _output(self, layout: StreamLayout, edges: Sequence[Edge]) -> OutputRoutes:
         routes, feedback, criteria = [], [], False
         for edge in edges:
             tail = self.body.node(edge.target)

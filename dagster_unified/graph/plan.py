@@ -100,6 +100,11 @@ class Plan:
         return self.graph.upstream(*nodes)
 
     @cached_property
+    def task_of(self) -> dict[int, int]:
+        """The task of each operator."""
+        return {operator: task.id for task in self.tasks for operator in task.operators}
+
+    @cached_property
     def subtasks(self) -> dict[int, int]:
         """How many subtasks there are, for each operator whose records are in subtasks that an exchange chose."""
         return subtasks(self.graph, self.execution.parallelism)

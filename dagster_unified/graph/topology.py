@@ -20,21 +20,22 @@ from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.event_time import aligned, nearest_assigners
 from dagster_unified.graph.execution_graph import (
+    Chaining,
     ExecutionGraph,
-    broadcast_input,
+    Link,
+    OperatorChain,
     channel_selector,
     channels,
     keyed_input,
-    keyed_options,
+    program,
     route,
-    step,
 )
 from dagster_unified.graph.nodes import Edge, ExchangeKind
 from dagster_unified.graph.operator_state import CHOOSING
 from dagster_unified.graph.plan import Plan, Port
 from dagster_unified.graph.segments import MAIN, query_name, segments
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.program.step import Output, Program, Step
+from dagster_unified.operators.program.step import Output
 from dagster_unified.operators.routing import (
     ByKey,
     ChannelSelector,
@@ -254,6 +255,9 @@ class _Builder:
         self.exchanged: set[int] = set()
         """Operators to which an exchange sends what comes out of a program."""
 
+        edges = [edge for edges in self.outputs.values() for edge in edges]
+        self.chaining = Chaining(edges, [edge for edge in edges if self.joins(edge)])
+
     def build(self) -> Topology:
         heads = tuple(map(self._head, self._sources()))
         levels: list[dict[int, RoutedProgram]] = []
@@ -383,7 +387,7 @@ class _Builder:
 
     def _head(self, node: g.Node) -> Head:
         native = self._followed_natively(node.id)
-        return Head(node.id, tuple(native), self._onward([node.id, *native][-1]))
+        return Head(node.id, tuple(native), self._onward(Port([node.id, *native][-1])))
 
     def _followed_natively(self, current: int) -> list[int]:
         """The native operators that alone follow a node, one after another."""
@@ -425,7 +429,7 @@ class _Builder:
             wanted, self.pending = list(dict.fromkeys(self.pending)), []
             for node in wanted:
                 nodes = [node, *self._followed_natively(node)]
-                found.append(Native(self._native_lane(node), tuple(nodes), self._onward(nodes[-1])))
+                found.append(Native(self._native_lane(node), tuple(nodes), self._onward(Port(nodes[-1]))))
         return found
 
     def _native_lane(self, node: int) -> int:
@@ -434,83 +438,68 @@ class _Builder:
     def _subtasks_lane(self, node: int) -> int:
         return self.lanes.of(f"{self.nodes[node].uid} in subtasks")
 
-    def _onward(self, node: int) -> RoutedProgram:
-        layout = self.plan.layout(Port(node))
-        return self._onward_from(Port(node), StreamLayout(layout.records, layout.timestamped))
-
     def _keyed(self, node_id: int) -> RoutedProgram:
         """A keyed operator alone: what it emits goes to the pass after it, or straight to the tail."""
         node = self.nodes[node_id]
-        layout = self.plan.input_layout(node_id)
         outputs: list[Output] = []
         routes: list[tuple[Route]] = []
         for port in self.ports(node_id):
-            full = self.plan.layout(port)
-            bare = StreamLayout(full.records, full.timestamped)
-            targets = [e.target for e in self.outputs[node_id] if e.side_output == port.tag]
-            if any(t in self.body or t in self.keyed for t in targets):
-                routes.append((_all(self._pass_lane(port), bare),))
-                outputs.append(Output(0, bare, port.tag))
-            if any(t in self.tail for t in targets):
-                routes.append((_all(self.tail_lane(port), full),))
-                outputs.append(Output(0, full, port.tag))
-        return RoutedProgram(
-            Program(
-                self.plan.name,
-                node.name,
-                layout,
-                (step(self.plan, node, -1, None),),
-                tuple(outputs),
-                keyed_input(node, layout.records),
-                keyed_options(self.plan.execution, None),
-                broadcast_input(self.plan, node),
-            ),
-            tuple(routes),
-            node_id in self.plan.subtasks,
-        )
+            layout = self.plan.layout(port)
+            if self._has_pass(port):
+                routes.append((_all(self._pass_lane(port), layout.without_keys),))
+                outputs.append(Output(0, layout.without_keys, port.tag))
+            if any(edge.target in self.tail for edge in self.edges_of(port)):
+                routes.append((_all(self.tail_lane(port), layout),))
+                outputs.append(Output(0, layout, port.tag))
+        alone = program(self.plan, node.name, (Link(node_id),), outputs)
+        return RoutedProgram(alone, tuple(routes), node_id in self.plan.subtasks)
 
     def _after(self, node_id: int) -> list[tuple[int, RoutedProgram]]:
-        found = []
-        for port in self.ports(node_id):
-            if any(
-                e.target in self.body or e.target in self.keyed
-                for e in self.outputs[node_id]
-                if e.side_output == port.tag
-            ):
-                full = self.plan.layout(port)
-                found.append(
-                    (self._pass_lane(port), self._onward_from(port, StreamLayout(full.records, full.timestamped)))
-                )
-        return found
+        ports = filter(self._has_pass, self.ports(node_id))
+        return [(self._pass_lane(port), self._onward(port)) for port in ports]
+
+    def _has_pass(self, port: Port) -> bool:
+        """Whether a pass takes what a keyed operator emits; what goes to the tail does without."""
+        return any(edge.target in self.body or edge.target in self.keyed for edge in self.edges_of(port))
 
     def ports(self, node_id: int) -> list[Port]:
-        return list(dict.fromkeys(Port(node_id, e.side_output) for e in self.outputs[node_id]))
+        return list(dict.fromkeys(map(Port.of, self.outputs[node_id])))
+
+    def edges_of(self, port: Port) -> list[Edge]:
+        return [edge for edge in self.outputs[port.node] if edge.side_output == port.tag]
 
     def _pass_lane(self, port: Port) -> int:
         return self.lanes.of(f"{self.nodes[port.node].uid} {port.tag or ''} onward")
 
-    def _onward_from(self, entry: Port, layout: StreamLayout) -> RoutedProgram:
-        """Everything from a stream to the next keyed operators, native operators and exchanges, and to the tail.
+    def joins(self, edge: Edge) -> bool:
+        """All that needs no state, no Catalyst and no exchange runs where its records are: a union with each input."""
+        return edge.target in self.body and not self.nodes[edge.target].native and not self.exchanges(edge)
 
-        A node with several inputs is there once for each of them, unless an exchange brings them together.
-
-        What a keyed operator emits to the tail goes there without a pass between.
-        """
-        building = _ProgramBuilder(self, layout)
-        building.follow(entry, -1)
-        return building.build(self.nodes[entry.node].name, entry.node in self.plan.subtasks)
+    def _onward(self, port: Port) -> RoutedProgram:
+        """Everything from a stream to the next keyed operators, native operators and exchanges, and to the tail."""
+        name, in_subtasks = self.nodes[port.node].name, port.node in self.plan.subtasks
+        return self._routed(name, self.plan.layout(port).without_keys, self.chaining.behind(port), in_subtasks)
 
     def _in_subtasks(self, node_id: int) -> RoutedProgram:
         """Everything from what an exchange brings to an operator, itself included."""
         node, layout = self.nodes[node_id], self.plan.input_layout(node_id)
-        building = _ProgramBuilder(self, layout)
-        if node.native:
-            self.pending.append(node_id)
-            building.outputs.append(Output(-1, layout))
-            building.routes.append((_all(self._native_lane(node_id), layout),))
-        else:
-            building.run(node, -1, None)
-        return building.build(node.name, True)
+        if not node.native:
+            return self._routed(node.name, layout, self.chaining.of(node_id), True)
+        self.pending.append(node_id)
+        bare = program(self.plan, node.name, (), (Output(-1, layout),), layout)
+        return RoutedProgram(bare, ((_all(self._native_lane(node_id), layout),),), True)
+
+    def _routed(self, name: str, layout: StreamLayout, chain: OperatorChain, in_subtasks: bool) -> RoutedProgram:
+        outputs: list[Output] = []
+        routes: list[tuple[Route, ...]] = []
+        for link, port, edges in chain.outputs:
+            onward = [self.route(edge) for edge in edges if edge.target not in self.tail]
+            if len(onward) < len(edges) and port.node not in self.keyed:
+                onward.append(_all(self.tail_lane(port), self.plan.layout(port)))
+            if onward:
+                outputs.append(Output(link, self.plan.layout(port), port.tag if link >= 0 else None))
+                routes.append(tuple(onward))
+        return RoutedProgram(program(self.plan, name, chain.links, outputs, layout), tuple(routes), in_subtasks)
 
     def route(self, edge: Edge) -> Route:
         """From a stream to the lane of the operator behind an edge, in the columns of that operator's input."""
@@ -537,54 +526,6 @@ class _Builder:
         if not keyed.columns:
             return Rebalance(groups)
         return ByKey(keyed, layout, f"{self.plan.name}: operator '{node.name}'", groups)
-
-
-class _ProgramBuilder:
-    """Collects the steps of a program, what leaves it, and where to."""
-
-    def __init__(self, builder: _Builder, layout: StreamLayout) -> None:
-        self.builder, self.plan, self.graph = builder, builder.plan, builder.graph
-        self.layout = layout
-        self.steps: list[Step] = []
-        self.outputs: list[Output] = []
-        self.routes: list[tuple[Route, ...]] = []
-
-    def build(self, name: str, in_subtasks: bool) -> RoutedProgram:
-        """The program and its routes; `name` is how errors name it."""
-        options = keyed_options(self.plan.execution, None)
-        program = Program(self.plan.name, name, self.layout, tuple(self.steps), tuple(self.outputs), None, options)
-        return RoutedProgram(program, tuple(self.routes), in_subtasks)
-
-    def run(self, node: g.Node, parent: int, tag: str | None) -> None:
-        """Run a Python operator on a stream, and follow what it emits."""
-        assert node.step is not None
-        self.steps.append(step(self.plan, node, parent, tag))
-        mine = len(self.steps) - 1
-        for port in self.builder.ports(node.id):
-            self.follow(port, mine)
-
-    def _leaves(self, edge: Edge) -> bool:
-        """Whether what comes over an edge leaves the program, other than to the tail."""
-        builder = self.builder
-        between = edge.target in builder.body and (self.graph.nodes[edge.target].native or builder.exchanges(edge))
-        return edge.target in builder.keyed or between
-
-    def follow(self, port: Port, index: int) -> None:
-        """Follow a stream: of the program's input, or of a step by its `index`."""
-        tag = port.tag if index >= 0 else None
-        edges = [e for e in self.builder.outputs[port.node] if e.side_output == port.tag]
-        leaving = [e for e in edges if self._leaves(e)]
-        to_tail = any(e.target in self.builder.tail for e in edges) and port.node not in self.builder.keyed
-        if leaving or to_tail:
-            layout = self.plan.layout(port)
-            routes = [self.builder.route(edge) for edge in leaving]
-            if to_tail:
-                routes.append(_all(self.builder.tail_lane(port), layout))
-            self.outputs.append(Output(index, layout, tag))
-            self.routes.append(tuple(routes))
-        for edge in edges:
-            if edge.target in self.builder.body and edge not in leaving:
-                self.run(self.graph.nodes[edge.target], index, tag)
 
 
 def _all(lane: int, layout: StreamLayout) -> Route:

@@ -236,6 +236,11 @@ class StreamLayout:
         fields += [pa.field(key_column(i), key.arrow) for i, key in enumerate(self.keys)]
         return pa.schema(fields)
 
+    @cached_property
+    def without_keys(self) -> StreamLayout:
+        """The same, without the computed keys."""
+        return StreamLayout(self.records, self.timestamped) if self.keys else self
+
 
 CARRIED = "__carried"
 """The side output that carries a program's state to the next partition."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from dagster_unified.by_value import InThisProcess, sent
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.execution_graph import program
+from dagster_unified.graph.execution_graph import Link, program
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Port, plan_in_one
 from dagster_unified.operators.drivers.group import MemoryStore
@@ -54,13 +54,9 @@ def planned(graph: g.Graph, mode: str, options: Mapping[str, Any] | None) -> Pla
 
 def single(plan: Plan, node: g.Node) -> Program:
     """The program of one node alone, with an output for each of its tags that something reads."""
-    ports = tuple(Port(node.id, tag) for tag in tags(plan, node))
-    made = program(plan, node.name, (node.id,), ports)
-    bare = tuple(
-        replace(output, layout=StreamLayout(output.layout.records, output.layout.timestamped))
-        for output in made.outputs
-    )
-    return replace(made, outputs=bare)
+    outputs = [Output(0, plan.layout(Port(node.id, tag)).without_keys, tag) for tag in tags(plan, node)]
+    alone = program(plan, node.name, (Link(node.id),), outputs)
+    return replace(alone, in_subtasks=node.id in plan.subtasks)
 
 
 T = TypeVar("T")

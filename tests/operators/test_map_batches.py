@@ -8,10 +8,11 @@ import pytest
 
 from dagster_unified.api import KeyedProcessFunction, OutputTag, Pipeline, ProcessFunction, WatermarkStrategy
 from dagster_unified.errors import RecordTypeError, UserFunctionError
-from dagster_unified.graph.execution_graph import program
+from dagster_unified.graph.execution_graph import Link, program
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Port, plan
 from dagster_unified.operators.drivers.batch import run_batch
+from dagster_unified.operators.program.step import Output
 from dagster_unified.testing import run_pipeline
 
 
@@ -103,7 +104,8 @@ def test_behind_a_side_output_it_gets_batches_of_the_side_outputs_type():
     rows.get_side_output(names).map_batches(lambda batch: batch, str).print("names")
     decided = plan(pipeline.graph(), Configuration.of({"execution.runtime-mode": "BATCH"}))
     split, same = (node.id for node in decided.graph.nodes if node.name in ("Split", "map_batches"))
-    chained = program(decided, "stage", [split, same], [Port(same)])
+    links = [Link(split), Link(same, 0, names.name)]
+    chained = program(decided, "stage", links, [Output(1, decided.layout(Port(same)))])
     batches = [chained.input.records.to_batch([Row("a", 1), Row("b", 2)])]
     (emitted,) = run_batch(chained, batches)
     assert emitted.batch.to_pylist() == [{"value": "a"}, {"value": "b"}]

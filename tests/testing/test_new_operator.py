@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dagster_unified.api import Pipeline
-from dagster_unified.graph.execution_graph import program
+from dagster_unified.graph.execution_graph import Link, program
 from dagster_unified.graph.nodes import Node
-from dagster_unified.graph.plan import Port, column_lineage
+from dagster_unified.graph.plan import column_lineage
 from dagster_unified.operators.program.step import FusedStep
 from dagster_unified.operators.stateless import Filter
 from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
@@ -104,7 +104,7 @@ def test_columns_come_through_it_as_its_traits_say():
 def test_it_is_translated_to_the_step_that_it_names():
     plan = sampled().plan()
     sample = next(n for n in plan.graph.nodes if isinstance(n, SampleNode))
-    (step,) = program(plan, "stage", [sample.id], [Port(sample.id)]).steps
+    (step,) = program(plan, "stage", [Link(sample.id)]).steps
     assert (type(step), step.name, step.output, step.every) == (SampleStep, "sample", None, 2)
 
 
