@@ -3,10 +3,10 @@
 # No `from __future__ import annotations` here: Dagster reads the annotations of a component's fields as objects.
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
 
 from dagster import (
     AssetKey,
@@ -84,25 +84,12 @@ def _partitions(context: ResolutionContext, value: object) -> PartitionsDefiniti
     return loaded
 
 
-def _duration(context: ResolutionContext, text: str | None) -> timedelta | None:
+def _duration(_: ResolutionContext, text: str | None) -> timedelta | None:
     parsed: timedelta | None = Option("a duration", "duration", None, "").parse(text) if text is not None else None
     return parsed
 
 
-def _length(description: str, example: str) -> Resolver:
-    return Resolver(_duration, model_field_type=str, description=description, examples=[example])
-
-
-def _length_or_none(description: str, example: str) -> Resolver:
-    return Resolver(_duration, model_field_type=str | None, description=description, examples=[example])
-
-
-def _plain(description: str, *examples: object) -> Resolver:
-    resolver: Resolver = Resolver.default(description=description, examples=list(examples) or None)
-    return resolver
-
-
-def _checked(kind: Any, description: str, *examples: object) -> Resolver:
+def _checked(kind: Any, description: str, *examples: object, called: str | None = None) -> Resolver:
     """Resolve a value of a plain type. A template gives text, such as `false` from an environment variable."""
     read = TypeAdapter(kind)
 
@@ -112,7 +99,13 @@ def _checked(kind: Any, description: str, *examples: object) -> Resolver:
         except ValidationError:
             raise ConfigurationError(f"expected {type_name(kind)}, and not {value!r}") from None
 
-    return Resolver(resolve, model_field_type=kind | str, description=description, examples=list(examples) or None)
+    return Resolver(
+        resolve,
+        model_field_name=called,
+        model_field_type=kind | str,
+        description=description,
+        examples=list(examples) or None,
+    )
 
 
 def _nested(kind: type[Resolvable], description: str) -> Resolver:
@@ -141,170 +134,147 @@ def _upstream(_: ResolutionContext, assets: Mapping[str, str] | str) -> Mapping[
     return {source: AssetKey.from_user_string(asset) for source, asset in assets.items()}
 
 
-Options: TypeAlias = Annotated[
-    Mapping[str, str | int | float | bool],
-    _checked(
-        dict[str, str | int | float | bool],
-        "Option keys and values.",
-        {"execution.checkpointing.dir": "/data/checkpoints"},
-    ),
-]
-
-Upstream: TypeAlias = Annotated[
-    Mapping[str, CoercibleToAssetDep],
-    Resolver(
-        _upstream,
-        model_field_type=Mapping[str, str],
-        description="Your own assets, by the names of the sources that read them.",
-        examples=[{"sales": "exports/sales"}],
-    ),
-]
-
-
 @dataclass(frozen=True)
-class Schedule(Resolvable):
-    """When the pipeline runs in BATCH."""
+class Attributes(Resolvable):
+    """The attributes of a `defs.yaml` for what is declared in Python by a dataclass, whose fields they are."""
 
-    offset: Annotated[timedelta, _length("How long after the end of a partition it runs.", "2 h")] = timedelta(0)
-    catch_up: Annotated[
-        int, _checked(int, "How many of the partitions before that one a tick runs where they are missing.")
-    ] = 0
-    retries: Annotated[int | None, _checked(int | None, "How often Dagster executes a failed run again.")] = None
-    cron: Annotated[
-        str | None,
-        _plain(
-            "When it runs; for a pipeline without partitions in time, or whose partitions have a cron of their own.",
-            "0 3 * * *",
-        ),
-    ] = None
-    running: Annotated[bool, _checked(bool, "Whether the schedule is on unless somebody turns it off.")] = False
+    declares: ClassVar[Any]
 
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of that dataclass."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {
+            name: value.declares(**value.arguments()) if isinstance(value, Attributes) else value
+            for name, value in values
+        }
 
-@dataclass(frozen=True)
-class Kept(Resolvable):
-    """Which intermediates are kept."""
-
-    max_age: Annotated[
-        timedelta | None, _length_or_none("How long intermediates that nobody needs are kept.", "7 d")
-    ] = timedelta(days=7)
-    max_bytes: Annotated[int | None, _checked(int | None, "How many bytes of them are kept at most.")] = 100_000_000_000
-    failed_for: Annotated[timedelta, _length("How long those of a failed run are kept.", "3 d")] = timedelta(days=3)
-    cron: Annotated[str, _plain("When the janitor runs.")] = "30 3 * * *"
-    running: Annotated[bool, _checked(bool, "Whether its schedule is on unless somebody turns it off.")] = True
-
-
-@dataclass(frozen=True)
-class SinkChecks(Resolvable):
-    """Which checks the assets of the sinks get."""
-
-    columns: Annotated[bool, _checked(bool, "Compare the columns of a table with its record type.")] = True
-    unique_keys: Annotated[bool, _checked(bool, "Check the keys of upserted tables.")] = True
-    rows_within: Annotated[
-        float | None,
-        _checked(float | None, "By which part a row count of BATCH may differ from the median of those before.", 0.5),
-    ] = None
-    history: Annotated[int, _checked(int, "How many row counts to compare with.")] = 10
-    fresh_within: Annotated[
-        timedelta | None,
-        _length_or_none("How old the last materialization may be, or the last rows of a stream.", "1 d"),
-    ] = None
-    blocking: Annotated[bool, _checked(bool, "Whether a failed check stops the assets after it.")] = False
-
-    def declared(self) -> Checks:
+    def deployment(self, pipeline: Pipeline) -> BatchDeployment | StreamingDeployment:
         """Declare the same in Python."""
-        values = _values(self)
-        return Checks(schema=values.pop("columns"), **values)
+        deployment: BatchDeployment | StreamingDeployment = self.declares(pipeline, **self.arguments())
+        return deployment
 
 
-@dataclass(frozen=True)
-class Batch(Resolvable):
-    """How the pipeline runs in BATCH: see `BatchDeployment`."""
+def _attributes(name: str, declares: type, **described: Resolver | tuple[str, *tuple[object, ...]]) -> type[Attributes]:
+    """The attributes for some fields of a dataclass: each with a resolver, or a description and examples.
 
-    partitions: Annotated[
-        PartitionsDefinition[str] | None,
-        Resolver(
-            _partitions,
-            model_field_type=PARTITIONS_MODEL,
-            description="Dagster's partitions, in its own attributes, or module:attribute of a PartitionsDefinition.",
-            examples=[
-                {"type": "daily", "start_date": "2024-01-01", "timezone": "America/New_York"},
-                "my_project.partitions:DAYS",
-            ],
-        ),
-    ] = None
-    timezone: Annotated[str | None, _plain("The time zone of partitions that name none.", "Europe/Vienna")] = None
-    backfill_policy: Annotated[
-        BackfillPolicy | None,
-        Resolver(
-            _backfill_policy,
-            model_field_type=BACKFILL_POLICY_MODEL,
-            description="How many partitions a backfill gives to one run.",
-        ),
-    ] = None
-    carry_state: Annotated[
-        bool, _checked(bool, "Start each partition from the keyed state that the one before it left.")
-    ] = False
-    reuse: Annotated[
-        Literal["never", "fingerprint"],
-        _plain("With fingerprint, a stage that would give the same again does not run."),
-    ] = "never"
-    upstream: Upstream = field(default_factory=dict)
-    schedule: Annotated[Schedule | None, _nested(Schedule, "When it runs.")] = None
-    retention: Annotated[
-        Kept | None, _nested(Kept, "Which intermediates are kept; null keeps all. Without it, the defaults below.")
-    ] = field(default_factory=Kept)
-    checks: Annotated[SinkChecks | None, _nested(SinkChecks, "Which checks the assets of the sinks get.")] = None
-    pool: Annotated[str | None, _plain("The concurrency pool of the stages.")] = None
-    options: Options = field(default_factory=dict)
+    What is only described is resolved by its type, and what is left out has the dataclass's own default.
+    """
+    attributes: list[tuple[str, Any, Any]] = []
+    for declared in fields(declares):
+        if declared.name in described:
+            said = described[declared.name]
+            resolver = said if isinstance(said, Resolver) else _by_type(declared.type, *said)
+            default = field(default=declared.default, default_factory=declared.default_factory)
+            attributes.append((declared.name, Annotated[declared.type, resolver], default))
+    return make_dataclass(name, attributes, bases=(Attributes,), frozen=True, namespace={"declares": declares})
 
-    def deployment(self, pipeline: Pipeline) -> BatchDeployment:
-        """Declare the same in Python."""
-        return BatchDeployment(
-            pipeline,
-            **{
-                **_values(self),
-                "schedule": self.schedule and BatchSchedule(**_values(self.schedule)),
-                "retention": self.retention and Retention(**_values(self.retention)),
-                "checks": self.checks and self.checks.declared(),
-            },
+
+def _by_type(kind: Any, description: str, *examples: object) -> Resolver:
+    """Resolve a value by its type: lengths of time are texts such as `10 min`."""
+    text = {timedelta: str, timedelta | None: str | None}.get(kind)
+    if text is not None:
+        return Resolver(_duration, model_field_type=text, description=description, examples=list(examples) or None)
+    if kind in (str, str | None) or any(get_origin(part) is Literal for part in (kind, *get_args(kind))):
+        plain: Resolver = Resolver.default(
+            model_field_type=kind, description=description, examples=list(examples) or None
         )
+        return plain
+    return _checked(kind, description, *examples)
 
 
-@dataclass(frozen=True)
-class Streaming(Resolvable):
-    """How the pipeline is kept running in STREAMING: see `StreamingDeployment`."""
+_OPTIONS = _checked(
+    dict[str, str | int | float | bool],
+    "Option keys and values.",
+    {"execution.checkpointing.dir": "/data/checkpoints"},
+)
+_UPSTREAM = Resolver(
+    _upstream,
+    model_field_type=Mapping[str, str],
+    description="Your own assets, by the names of the sources that read them.",
+    examples=[{"sales": "exports/sales"}],
+)
 
-    state: Annotated[Literal["running", "suspended"], _plain("Whether it is to run before anybody says otherwise.")] = (
-        "running"
-    )
-    upgrade_mode: Annotated[
-        Literal["stateless", "last-state", "savepoint"],
-        _plain("How new code starts: without state, from the last state, or from it with a savepoint kept."),
-    ] = "last-state"
-    from_savepoint: Annotated[
-        str | None, _plain("The savepoint that a job without state starts from.", "/data/savepoints/2024")
-    ] = None
-    restart_strategy: Annotated[
-        Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None,
-        _plain("When it is started again after a failure."),
-    ] = None
-    options: Options = field(default_factory=dict)
-    start_when: Annotated[
-        Literal["always", "files"], _plain("With files, it is started when files have arrived since it last ran.")
-    ] = "always"
-    stall_after: Annotated[timedelta, _length("How long one epoch may take before the job is replaced.", "10 min")] = (
-        timedelta(minutes=10)
-    )
-    observe_every: Annotated[timedelta, _length("How often the assets of the sinks are observed.", "30 s")] = timedelta(
-        seconds=30
-    )
-    tick_every: Annotated[timedelta, _length("How often the sensor looks.", "30 s")] = timedelta(seconds=30)
-    upstream: Upstream = field(default_factory=dict)
-    checks: Annotated[SinkChecks | None, _nested(SinkChecks, "Which checks the assets of the sinks get.")] = None
+Schedule = _attributes(
+    "Schedule",
+    BatchSchedule,
+    offset=("How long after the end of a partition it runs.", "2 h"),
+    catch_up=("How many of the partitions before that one a tick runs where they are missing.",),
+    retries=("How often Dagster executes a failed run again.",),
+    cron=(
+        "When it runs; for a pipeline without partitions in time, or whose partitions have a cron of their own.",
+        "0 3 * * *",
+    ),
+    running=("Whether the schedule is on unless somebody turns it off.",),
+)
 
-    def deployment(self, pipeline: Pipeline) -> StreamingDeployment:
-        """Declare the same in Python."""
-        return StreamingDeployment(pipeline, **{**_values(self), "checks": self.checks and self.checks.declared()})
+Kept = _attributes(
+    "Kept",
+    Retention,
+    max_age=("How long intermediates that nobody needs are kept.", "7 d"),
+    max_bytes=("How many bytes of them are kept at most.",),
+    failed_for=("How long those of a failed run are kept.", "3 d"),
+    cron=("When the janitor runs.",),
+    running=("Whether its schedule is on unless somebody turns it off.",),
+)
+
+SinkChecks = _attributes(
+    "SinkChecks",
+    Checks,
+    # pydantic's models have a method `schema`
+    schema=_checked(bool, "Compare the columns of a table with its record type.", called="columns"),
+    unique_keys=("Check the keys of upserted tables.",),
+    rows_within=("By which part a row count of BATCH may differ from the median of those before.", 0.5),
+    history=("How many row counts to compare with.",),
+    fresh_within=("How old the last materialization may be, or the last rows of a stream.", "1 d"),
+    blocking=("Whether a failed check stops the assets after it.",),
+)
+_CHECKS = _nested(SinkChecks, "Which checks the assets of the sinks get.")
+
+Batch = _attributes(
+    "Batch",
+    BatchDeployment,
+    partitions=Resolver(
+        _partitions,
+        model_field_type=PARTITIONS_MODEL,
+        description="Dagster's partitions, in its own attributes, or module:attribute of a PartitionsDefinition.",
+        examples=[
+            {"type": "daily", "start_date": "2024-01-01", "timezone": "America/New_York"},
+            "my_project.partitions:DAYS",
+        ],
+    ),
+    timezone=("The time zone of partitions that name none.", "Europe/Vienna"),
+    backfill_policy=Resolver(
+        _backfill_policy,
+        model_field_type=BACKFILL_POLICY_MODEL,
+        description="How many partitions a backfill gives to one run.",
+    ),
+    carry_state=("Start each partition from the keyed state that the one before it left.",),
+    reuse=("With fingerprint, a stage that would give the same again does not run.",),
+    upstream=_UPSTREAM,
+    schedule=_nested(Schedule, "When it runs."),
+    retention=_nested(Kept, "Which intermediates are kept; null keeps all. Without it, the defaults below."),
+    checks=_CHECKS,
+    pool=("The concurrency pool of the stages.",),
+    options=_OPTIONS,
+)
+
+Streaming = _attributes(
+    "Streaming",
+    StreamingDeployment,
+    state=("Whether it is to run before anybody says otherwise.",),
+    upgrade_mode=("How new code starts: without state, from the last state, or from it with a savepoint kept.",),
+    from_savepoint=("The savepoint that a job without state starts from.", "/data/savepoints/2024"),
+    restart_strategy=("When it is started again after a failure.",),
+    options=_OPTIONS,
+    start_when=_by_type(
+        Literal["always", "files"], "With files, it is started when files have arrived since it last ran."
+    ),
+    stall_after=("How long one epoch may take before the job is replaced.", "10 min"),
+    observe_every=("How often the assets of the sinks are observed.", "30 s"),
+    tick_every=("How often the sensor looks.", "30 s"),
+    upstream=_UPSTREAM,
+    checks=_CHECKS,
+)
 
 
 class ScaffoldParams(BaseModel):
@@ -349,8 +319,8 @@ class UnifiedPipelineComponent(Component, Resolvable):
             examples=["my_project.shops:pipeline"],
         ),
     ]
-    batch: Annotated[Batch | None, _nested(Batch, "How it runs in BATCH.")] = None
-    streaming: Annotated[Streaming | None, _nested(Streaming, "How it is kept running in STREAMING.")] = None
+    batch: Annotated[Attributes | None, _nested(Batch, "How it runs in BATCH.")] = None
+    streaming: Annotated[Attributes | None, _nested(Streaming, "How it is kept running in STREAMING.")] = None
     executor: Annotated[
         Literal["in_process", "project"],
         _checked(
@@ -399,7 +369,3 @@ def _module_of(request: ScaffoldRequest[ScaffoldParams]) -> str:
     root = request.project_root or Path.cwd()
     place = request.target_path.absolute().relative_to(root.absolute())
     return ".".join(part for number, part in enumerate(place.parts) if number or part != "src")
-
-
-def _values(attributes: Batch | Streaming | Schedule | Kept | SinkChecks) -> dict[str, Any]:
-    return {field.name: getattr(attributes, field.name) for field in fields(attributes)}

@@ -1,11 +1,10 @@
 """The deployments of a pipeline, as its author declares them: in BATCH, and in STREAMING."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: `component.py` reads the types of the fields as objects.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dagster import (
     AssetKey,
@@ -39,10 +38,6 @@ from dagster_unified.orchestration.partitions import (
 )
 from dagster_unified.orchestration.resources import batch_configuration
 from dagster_unified.orchestration.schedules import BatchSchedule
-
-if TYPE_CHECKING:
-    from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
-
 
 UPGRADES = ("stateless", "last-state", "savepoint")
 
