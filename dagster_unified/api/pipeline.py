@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
     from dagster_unified.api.watermarks import WatermarkStrategy
-    from dagster_unified.execution.job import JobHandle
+    from dagster_unified.execution import JobHandle
 
 
 class Pipeline(GraphBuilder):
@@ -96,6 +96,6 @@ class Pipeline(GraphBuilder):
         `result()`. A program that ends before waits for the job; where the job then fails, the program says why, and
         ends with 1.
         """
-        from dagster_unified.execution.job import Environment, execute
+        from dagster_unified.execution import Environment, execute
 
         return execute(self.graph(), options, Environment(spark, master, storage), progress)

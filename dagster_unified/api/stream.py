@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from typing_extensions import TypeForm
 
-    from dagster_unified.execution.job import CollectedRecords
+    from dagster_unified.execution import CollectedRecords
 
 
 @located
@@ -675,7 +675,7 @@ class DataStream(BaseStream[T]):
         else that the pipeline writes is written as well. Arguments as for `Pipeline.execute`; a STREAMING job begins
         anew each time unless `execution.checkpointing.dir` is given. PyFlink: `DataStream.execute_and_collect`.
         """
-        from dagster_unified.execution.job import collect
+        from dagster_unified.execution import collect
 
         records = self._records("collected")
 

@@ -202,7 +202,7 @@ def _run(
 ) -> int:
     from dagster_unified.engine import interrupts
     from dagster_unified.engine.events import StageFinished
-    from dagster_unified.execution.job import ShownProgress, stages
+    from dagster_unified.execution import ShownProgress, stages
 
     finished: list[StageFinished] = []
     with interrupts.listening(at_once=True) as asked, ShownProgress(planned, err()) as progress:

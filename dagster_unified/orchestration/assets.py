@@ -55,6 +55,7 @@ from dagster_unified.orchestration.checks import carried_state_result, carried_s
 from dagster_unified.orchestration.external_assets import (
     Upstream,
     malformed_materialization,
+    savepoint_materialization,
     stage_sink_materializations,
     targets_metadata,
     upstream_dep,
@@ -65,7 +66,6 @@ from dagster_unified.orchestration.outcomes import as_failure, beating, interrup
 from dagster_unified.orchestration.partitions import key_after, key_before, partition_before, slice_of
 from dagster_unified.orchestration.producers import Chain, Producers, latest_metadata
 from dagster_unified.orchestration.resources import session_of, store_of
-from dagster_unified.orchestration.savepoints import savepoint_materialization
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,9 +14,9 @@ from dagster_unified.engine.streaming.savepoints.request import Then, take
 from dagster_unified.errors import ConfigurationError, StateError
 from dagster_unified.graph.plan import plan
 from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of, directory_of
+from dagster_unified.orchestration.external_assets import savepoint_materialization
 from dagster_unified.orchestration.outcomes import as_failure
 from dagster_unified.orchestration.resources import session_of
-from dagster_unified.orchestration.savepoints import savepoint_materialization
 
 
 class Action(Enum):

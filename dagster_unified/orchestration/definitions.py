@@ -31,21 +31,25 @@ from dagster_unified.orchestration.checks import Checks, sink_checks
 from dagster_unified.orchestration.control import control_job
 from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment, configuration_of
 from dagster_unified.orchestration.external_assets import (
+    Origin,
     StagesSelection,
     Upstream,
     check_upstream,
+    has_savepoints,
     malformed_assets,
     malformed_specs,
+    savepoint_spec,
     sink_assets,
     sink_specs,
     source_specs,
     stage_sink_specs,
     stage_sinks,
+    start_of,
+    stream_spec,
 )
 from dagster_unified.orchestration.janitor import janitor_job, janitor_schedule
 from dagster_unified.orchestration.outcomes import heartbeat_sensor
 from dagster_unified.orchestration.resources import ExecutionConfig, IntermediatesResource, ObjectStore, SparkResource
-from dagster_unified.orchestration.savepoints import Origin, has_savepoints, savepoint_spec, start_of, stream_spec
 from dagster_unified.orchestration.schedules import batch_schedule
 from dagster_unified.orchestration.streaming import JobAssets, streaming_job
 from dagster_unified.orchestration.streaming_sensor import streaming_sensor

@@ -54,11 +54,14 @@ from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.metrics import Totals
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of
-from dagster_unified.orchestration.external_assets import malformed_observation
+from dagster_unified.orchestration.external_assets import (
+    malformed_observation,
+    savepoint_materialization,
+    start_observation,
+)
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import as_text
 from dagster_unified.orchestration.resources import session_of
-from dagster_unified.orchestration.savepoints import savepoint_materialization, start_observation
 from dagster_unified.orchestration.streaming_sensor import LOADED
 
 LOG_EVERY = 5.0

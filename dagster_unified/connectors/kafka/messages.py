@@ -19,8 +19,7 @@ from dagster_unified.connectors.kafka.formats import JsonFormat, ValueFormat
 from dagster_unified.connectors.kafka.formats.base import check_keys, encode, object_of, spelled_type
 from dagster_unified.connectors.kafka.formats.values import columns, plain
 from dagster_unified.connectors.plain_values import not_finite
-from dagster_unified.connectors.protocol.commits import WriteAttempt
-from dagster_unified.connectors.protocol.staging import StagedContent, StagingWriter
+from dagster_unified.connectors.protocol.commits import StagedContent, StagingWriter, WriteAttempt
 from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.time import to_millis

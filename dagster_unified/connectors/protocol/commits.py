@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
 from urllib.parse import unquote
+from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.errors import UnifiedError
+from dagster_unified.errors import UnavailableError, UnifiedError
 from dagster_unified.graph.connectors import WHOLE, Sink
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
-from dagster_unified.storage.paths import remove_tree, storage_path
+from dagster_unified.storage.paths import put, remove_tree, storage_path
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -334,6 +335,80 @@ def arrow_stream(batches: Sequence[pa.RecordBatch]) -> bytes:
         for batch in batches:
             stream.write_batch(batch)
     return bytes(buffer.getvalue())
+
+
+INLINE_BYTES = 256 << 10
+"""Bytes of a task that travel within their committable."""
+
+
+class StagedContent(Committable, frozen=True, kw_only=True):
+    """Content of one task on its way to the driver: in here, or in a file, of which the driver reads one at a time."""
+
+    content: bytes = b""
+    file: str = ""
+
+    def read(self, what: str) -> bytes:
+        """The content, which `what` describes. Raises `UnavailableError` where another job has removed its file."""
+        if not self.file:
+            return self.content
+        try:
+            content: bytes = storage_path(self.file, what).read_bytes()
+        except FileNotFoundError:
+            raise UnavailableError(
+                f"the {what} {self.file} are gone: another job has taken over and removed them; nothing was committed,"
+                " and another attempt stages them again"
+            ) from None
+        return content
+
+
+S = TypeVar("S", bound=StagedContent)
+P = TypeVar("P", bound=Sized)
+
+
+class StagingWriter(Writer[S], Generic[P, S]):
+    """Stages what one task writes; the length of a part is the number of its rows."""
+
+    committable: type[S]
+    suffix: ClassVar[str]
+    """The end of the names of the files."""
+
+    chunk_bytes: ClassVar[int]
+    """Bytes that a worker holds before it writes them to a file."""
+
+    def __init__(self, attempt: WriteAttempt) -> None:
+        self._folder = attempt.staging
+        self._parts: list[P] = []
+        self._bytes = 0
+        self._staged: list[S] = []
+
+    @abstractmethod
+    def part(self, batch: pa.RecordBatch) -> tuple[P, int]:
+        """The part to stage for a batch, and its bytes."""
+
+    @abstractmethod
+    def encode(self, parts: Sequence[P]) -> tuple[bytes, int]:
+        """The content of some parts, and the number of its rows."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        part, size = self.part(batch)
+        self._parts.append(part)
+        self._bytes += size
+        if self._bytes > self.chunk_bytes:
+            self._stage()
+
+    def prepare_commit(self) -> Sequence[S]:
+        if any(map(len, self._parts)):
+            self._stage(inline=not self._staged and self._bytes <= INLINE_BYTES)
+        return self._staged
+
+    def _stage(self, inline: bool = False) -> None:
+        (content, rows), file = self.encode(self._parts), ""
+        if not inline and self._folder is not None:
+            path = storage_path(self._folder, "staging folder") / f"{uuid4().hex}.{self.suffix}"
+            put(path, content)
+            file, content = str(path), b""
+        self._staged.append(self.committable(rows=rows, bytes=self._bytes, content=content, file=file))
+        self._parts, self._bytes = [], 0
 
 
 class SparkSink(Sink[In], Generic[In, C]):

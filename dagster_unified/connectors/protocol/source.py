@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Self
 
 from dagster_unified.connectors.protocol.bounds import (
@@ -305,3 +307,34 @@ class SparkSource(Source[Out]):
     def keeps_malformed(self) -> bool:
         """Whether malformed rows are kept in a side table, rather than dropped."""
         return self.on_malformed == "divert"
+
+
+_reads: ContextVar[ExitStack | None] = ContextVar("reads", default=None)
+
+
+def at_end_of_read(release: Callable[[], object]) -> None:
+    """Call `release` when what is planned now has been read, for a source that keeps something open until then.
+
+    Spark does not say when a DataFrame was read for the last time; its reader does: a stage of BATCH, and in STREAMING
+    the reader of a micro-batch. Outside of both nobody does.
+    """
+    reads = _reads.get()
+    if reads is not None:
+        reads.callback(release)
+
+
+@contextmanager
+def planned_in(reads: ExitStack) -> Iterator[None]:
+    """Reads planned inside end when `reads` is closed."""
+    token = _reads.set(reads)
+    try:
+        yield
+    finally:
+        _reads.reset(token)
+
+
+@contextmanager
+def read_here() -> Iterator[None]:
+    """Reads planned inside end with the block."""
+    with ExitStack() as reads, planned_in(reads):
+        yield

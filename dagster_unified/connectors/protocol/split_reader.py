@@ -23,7 +23,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from dagster_unified.by_value import by_value_bytes, from_bytes
 from dagster_unified.connectors.protocol.frame import MALFORMED, PART, Malformed, OnMalformed, spark_schema
 from dagster_unified.connectors.protocol.positions import Offsets, Range
-from dagster_unified.connectors.reads import planned_in
+from dagster_unified.connectors.protocol.source import planned_in
 from dagster_unified.errors import MalformedInputError, StageError, UnifiedError
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.records import shorten

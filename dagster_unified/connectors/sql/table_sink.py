@@ -55,6 +55,11 @@ class TableSink(SparkSink[In, C]):
             refuses_repeats=partition_column is None and not self.upserts,
         )
 
+    @property
+    def where(self) -> str:
+        """The beginning of its messages."""
+        return f"sink '{self.name}'"
+
     @abstractmethod
     def place(self) -> tuple[str, str]:
         """Its table, and where the database is: for people, without secrets."""
@@ -88,28 +93,28 @@ class TableSink(SparkSink[In, C]):
         for name in self.key:
             if name not in records.names:
                 raise PipelineError(
-                    f"sink '{self.name}': the records have no field '{name}', which is in its key"
+                    f"{self.where}: the records have no field '{name}', which is in its key"
                     f"{nearest(name, records.names)}"
                 )
             if records.schema.field(name).nullable:
                 raise PipelineError(
-                    f"sink '{self.name}': field '{name}' is in its key and may be None, which a primary key cannot"
+                    f"{self.where}: field '{name}' is in its key and may be None, which a primary key cannot"
                     " hold; declare it without None"
                 )
             if self.is_json(records.schema.field(name)):
-                raise PipelineError(f"sink '{self.name}': field '{name}' is nested, and cannot be in a key")
+                raise PipelineError(f"{self.where}: field '{name}' is nested, and cannot be in a key")
         filled = (self.partition_column or "").casefold()  # most databases tell no two names apart by case
         taken = next((name for name in records.names if name.casefold() == filled), None)
         if taken is not None:
             raise PipelineError(
-                f"sink '{self.name}': the records have the field '{taken}', and the sink fills the column"
+                f"{self.where}: the records have the field '{taken}', and the sink fills the column"
                 f" '{self.partition_column}' itself; give partition_column another name"
             )
 
     def check_partitioned(self) -> None:
         if self.mode == "overwrite" and self.partition_column is None:
             raise PipelineError(
-                f"sink '{self.name}': mode 'overwrite' replaces the whole table, and runs are for partitions; name a"
+                f"{self.where}: mode 'overwrite' replaces the whole table, and runs are for partitions; name a"
                 " column that says what partition wrote a row, with partition_column=..., or use mode 'append'"
             )
 

@@ -101,18 +101,6 @@ _Convert = Callable[[Any], Any]
 _REFUSED = (ValueError, TypeError, ArithmeticError, msgspec.MsgspecError, pa.ArrowException)
 """Errors for a value that does not fit."""
 
-_PLAIN: dict[pa.DataType, type] = {
-    pa.bool_(): bool,
-    pa.int64(): int,
-    pa.float64(): float,
-    pa.string(): str,
-    pa.binary(): bytes,
-    pa.date32(): date,
-    pa.timestamp("us"): datetime,
-    pa.timestamp("us", "UTC"): datetime,
-}
-"""The class of a field's values that Arrow takes as they are: times without a zone as UTC, and others in UTC."""
-
 _NONE = type(None)
 
 MONTHS = "it has months, which have no length; cast it to a text, or to a number of seconds, in a query"
@@ -151,7 +139,8 @@ class ReadField:
 
     def _of_values(self, values: Sequence[Any]) -> pa.Array:
         kind = self.field.type
-        plain = Decimal if pa.types.is_decimal(kind) else _PLAIN.get(kind)
+        # Arrow takes these as they are: times without a zone as UTC, and others in UTC
+        plain = None if pa.types.is_nested(kind) or pa.types.is_duration(kind) else json_type(kind)
         classes = set(map(type, values)) - {_NONE}
         if classes == {str} and pa.types.is_timestamp(kind) and (times := _times(values)) is not None:
             return times.cast(kind)

@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.protocol.commits import WriteIdentity
-from dagster_unified.connectors.reads import read_here
+from dagster_unified.connectors.protocol.source import read_here
 from dagster_unified.engine.batch import intermediates
 from dagster_unified.engine.batch.intermediates import Manifest, now
 from dagster_unified.engine.batch.region import (

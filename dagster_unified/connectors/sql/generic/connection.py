@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_unified.connectors.secrets import Value, deferred, resolved, shown
-from dagster_unified.connectors.sql.dialects import dialect_of
-from dagster_unified.connectors.sql.generic.dialect import LOCK_SECONDS, Dialect
+from dagster_unified.connectors.sql.duckdb import DuckDb
+from dagster_unified.connectors.sql.generic.dialect import LOCK_SECONDS, Dialect, Oracle, PostgreSql, SqlServer
+from dagster_unified.connectors.sql.mariadb import MariaDb, MySql
+from dagster_unified.connectors.sql.sqlite import Sqlite
 from dagster_unified.errors import (
     ConfigurationError,
     MissingRequirementError,
@@ -25,6 +27,28 @@ from dagster_unified.errors import (
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+_KNOWN: dict[str, type[Dialect]] = {
+    "sqlite": Sqlite,
+    "duckdb": DuckDb,
+    "mariadb": MariaDb,
+    "mysql": MySql,
+    "oracle": Oracle,
+    "mssql": SqlServer,
+    "postgresql": PostgreSql,
+}
+"""The known databases, by the name of their dialect in SQLAlchemy."""
+
+
+def dialect_of(name: str) -> Dialect:
+    """The dialect of this database; for an unknown one, the common dialect."""
+    return _KNOWN.get(name, Dialect)(name)
+
+
+def exactly_once() -> list[str]:
+    """The databases to which a sink writes exactly once, for people."""
+    return [dialect.title for dialect in _KNOWN.values() if dialect.exactly_once]
+
 
 _PAUSE = 0.05
 _LOCKED = re.compile(

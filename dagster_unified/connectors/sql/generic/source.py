@@ -12,8 +12,7 @@ from dagster_unified.connectors.protocol.bounds import in_any_zone, whole_number
 from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.secrets import Value, check_is_no_url
-from dagster_unified.connectors.sql.dialects import dialect_of
-from dagster_unified.connectors.sql.generic.connection import Database, driver_errors
+from dagster_unified.connectors.sql.generic.connection import Database, dialect_of, driver_errors
 from dagster_unified.connectors.sql.generic.dialect import Dialect, spelled
 from dagster_unified.connectors.sql.table_source import KeyRange, ReadField, TableSource, converted, key_ranges
 from dagster_unified.errors import PipelineError, SourceError

@@ -89,13 +89,13 @@ class PostgresSink(TableSink[In, PostgresCommittable]):
         staging = self._staging()
         privileges = _PRIVILEGES["overwrite" if self.partition_column else self.mode]
         wanted = Wanted(self.name, self.table, staging.columns, self.key, self.partition_column, privileges)
-        return PostgresCommitter(WritePlan(staging, wanted, self.mode, f"sink '{self.name}'"))
+        return PostgresCommitter(WritePlan(staging, wanted, self.mode, self.where))
 
     def writer(self, task: WriterTask) -> StagingWriter:
-        return self._staging().writer(task, f"sink '{self.name}'")
+        return self._staging().writer(task, self.where)
 
     def exists(self) -> bool:
-        with closing(self.connection.connect(f"sink '{self.name}'")) as client:
+        with closing(self.connection.connect(self.where)) as client:
             return client.execute("SELECT to_regclass(%s)", (self.table.sql,)).fetchone() != (None,)
 
     def written(self) -> PostgresSource[In]:

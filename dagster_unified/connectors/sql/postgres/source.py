@@ -19,7 +19,7 @@ import pyarrow as pa
 from dagster_unified.connectors.protocol.bounds import in_any_zone, whole_numbers
 from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.connectors.protocol.positions import Offsets, Range, cuts
-from dagster_unified.connectors.reads import at_end_of_read
+from dagster_unified.connectors.protocol.source import at_end_of_read
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.connectors.sql.postgres.connection import (
     GivesConnection,

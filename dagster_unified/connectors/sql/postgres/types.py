@@ -11,27 +11,27 @@ from dagster_unified.arrow_types import has
 from dagster_unified.connectors.sql.postgres.connection import quoted
 from dagster_unified.records import RecordType
 
-_SIMPLE: dict[pa.DataType, str] = {
+_TYPES: dict[pa.DataType, str] = {
     pa.bool_(): "bool",
-    pa.int8(): "int2",
-    pa.int16(): "int2",
-    pa.int32(): "int4",
     pa.int64(): "int8",
-    pa.float32(): "float4",
     pa.float64(): "float8",
     pa.string(): "text",
     pa.binary(): "bytea",
     pa.date32(): "date",
     pa.duration("us"): "interval",
     pa.timestamp("us"): "timestamp",
+    pa.timestamp("us", "UTC"): "timestamptz",
 }
+
+
+def _simple(kind: pa.DataType) -> str | None:
+    """The type that holds all values of a field that is not nested; None for a nested one."""
+    return "numeric" if pa.types.is_decimal(kind) else _TYPES.get(kind)
+
 
 _STORED_IN: dict[str, tuple[str, ...]] = {
     "bool": ("bool",),
-    "int2": ("int2", "int4", "int8", "numeric"),
-    "int4": ("int2", "int4", "int8", "numeric"),
     "int8": ("int2", "int4", "int8", "numeric"),
-    "float4": ("float4", "float8"),
     "float8": ("float8",),
     "text": ("text", "varchar", "bpchar", "citext", "uuid", "json", "jsonb", "inet", "cidr", "enum"),
     "bytea": ("bytea",),
@@ -147,16 +147,6 @@ def _type(kind: pa.DataType) -> tuple[str, str, bool]:
     return "text", "jsonb", True
 
 
-def _simple(kind: pa.DataType) -> str | None:
-    if pa.types.is_decimal128(kind):
-        return "numeric"
-    if pa.types.is_timestamp(kind):
-        return "timestamp" if kind.tz is None else "timestamptz"
-    if pa.types.is_large_string(kind):
-        return "text"
-    return "bytea" if pa.types.is_large_binary(kind) else _SIMPLE.get(kind)
-
-
 _READ_FROM: dict[str, tuple[str, ...]] = {
     "bool": ("bool",),
     "int8": ("int2", "int4", "int8"),
@@ -171,17 +161,6 @@ _READ_FROM: dict[str, tuple[str, ...]] = {
 }
 """Column types from which fields are read, by the type that holds all of a field's values."""
 
-_TYPES: dict[pa.DataType, str] = {
-    pa.bool_(): "bool",
-    pa.int64(): "int8",
-    pa.float64(): "float8",
-    pa.string(): "text",
-    pa.binary(): "bytea",
-    pa.date32(): "date",
-    pa.duration("us"): "interval",
-    pa.timestamp("us"): "timestamp",
-    pa.timestamp("us", "UTC"): "timestamptz",
-}
 _ELEMENTS = ("bool", "int8", "float8", "text", "bytea", "interval")
 """Elements of lists that are read as arrays; PostgreSQL's JSON has bytes and intervals in forms of its own."""
 
@@ -201,10 +180,10 @@ class AskedField:
     @property
     def type(self) -> str:
         """The PostgreSQL type that holds all its values; an array's ends with `[]`, and `json` stands for the rest."""
-        simple = self._simple(self.arrow)
+        simple = _simple(self.arrow)
         if simple is not None:
             return simple
-        element = self._simple(self.arrow.value_type) if pa.types.is_list(self.arrow) else None
+        element = _simple(self.arrow.value_type) if pa.types.is_list(self.arrow) else None
         return f"{element}[]" if element in _ELEMENTS else "json"
 
     def reads(self, base: str) -> bool:
@@ -259,10 +238,6 @@ class AskedField:
             problem = f"'{field} it has ' || left({name}::text, 100) || '{_TOO_LARGE}'"
             cases.append(f"WHEN {exists if base.startswith('_') else f'NOT {_is_float(name)}'} THEN {problem}")
         return " ".join(cases) or None
-
-    @staticmethod
-    def _simple(kind: pa.DataType) -> str | None:
-        return "numeric" if pa.types.is_decimal(kind) else _TYPES.get(kind)
 
 
 def _length(interval: str) -> str:

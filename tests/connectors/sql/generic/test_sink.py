@@ -15,10 +15,9 @@ from sqlalchemy.dialects import mssql, mysql, oracle, registry
 from dagster_unified.connectors import DatabaseSink, DeliveryGuarantee
 from dagster_unified.connectors.protocol.commits import WriteAttempt, WriterTask
 from dagster_unified.connectors.secrets import Environment
-from dagster_unified.connectors.sql.dialects import dialect_of
-from dagster_unified.connectors.sql.generic.connection import Database
+from dagster_unified.connectors.sql.generic.connection import Database, dialect_of
 from dagster_unified.connectors.sql.generic.dialect import column_type
-from dagster_unified.connectors.sql.generic.staging import StagedRows
+from dagster_unified.connectors.sql.generic.sink import StagedRows
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import (
     ConfigurationError,

@@ -18,8 +18,8 @@ from pyspark import cloudpickle
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors.protocol.frame import Malformed
 from dagster_unified.connectors.protocol.positions import OffsetsRead, Range
+from dagster_unified.connectors.protocol.source import read_here
 from dagster_unified.connectors.protocol.split_reader import _StreamReader
-from dagster_unified.connectors.reads import read_here
 from dagster_unified.connectors.sql.postgres import PostgresConnection, PostgresSink, PostgresSource
 from dagster_unified.connectors.sql.postgres import source as postgres_source
 from dagster_unified.connectors.sql.postgres.source import PostgresSplit

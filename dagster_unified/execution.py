@@ -1,4 +1,8 @@
-"""A job that runs in this process, the handle on it, and what it shows while it runs."""
+"""Runs a pipeline in this process, without Dagster: from a notebook, a script or a test.
+
+Has the job, the handle on it, and the progress that it shows. Knows the API and the engine. Nothing schedules a job
+here and nothing starts it again.
+"""
 
 from __future__ import annotations
 
