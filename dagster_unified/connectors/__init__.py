@@ -6,7 +6,7 @@ pyspark is imported only when something is read or written, so that pipelines lo
 """
 
 from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.connectors.delta import DeltaSink
+from dagster_unified.connectors.delta import DeltaSink, DeltaSource
 from dagster_unified.connectors.files.sink import FileSink
 from dagster_unified.connectors.files.sources import CsvSource, JsonSource, ParquetSource
 from dagster_unified.connectors.finding import find_sink, find_source
@@ -32,7 +32,7 @@ from dagster_unified.connectors.written_ahead import GeneratorSource, SocketSour
 
 __all__ = [
     "AvroFormat", "CollectionSource", "CsvSource", "DatabaseSink", "DatabaseSource", "DeliveryGuarantee", "DeltaSink",
-    "FileSink", "ForeachSink", "GeneratorSource", "JsonFormat", "JsonSource", "KafkaConnection",
+    "DeltaSource", "FileSink", "ForeachSink", "GeneratorSource", "JsonFormat", "JsonSource", "KafkaConnection",
     "KafkaMessage", "KafkaOffsetsInitializer", "KafkaSink", "KafkaSource", "OffsetResetStrategy", "ParquetSource",
     "PostgresConnection", "PostgresSink", "PostgresSource", "PrintSink", "ProtobufFormat", "Rate", "RateSource",
     "RawFormat", "SchemaRegistry", "SocketSource", "StructuredSource", "find_sink", "find_source",

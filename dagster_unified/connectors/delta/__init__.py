@@ -1,5 +1,6 @@
-"""Delta Lake tables."""
+"""Delta Lake: tables with a log, read and written without a JVM jar."""
 
 from dagster_unified.connectors.delta.sink import DeltaSink
+from dagster_unified.connectors.delta.source import DeltaSource
 
-__all__ = ["DeltaSink"]
+__all__ = ["DeltaSink", "DeltaSource"]

@@ -406,10 +406,11 @@ class _FileSource(SparkSource[Out]):
         table = table_format(files)
         if table is not None:
             folder, name = table
+            knows = "DeltaSource" if name == "Delta" else "a query of DuckDB's (DatabaseSource)"
             raise PipelineError(
                 f"source '{self.name}': {folder} is a table of {name}, whose log says which of its files count, and all"
-                f" that lie there would be read; read it with what knows {name}, such as a query of DuckDB's"
-                " (DatabaseSource), or StructuredSource where the session has its package"
+                f" that lie there would be read; read it with what knows {name}, such as {knows}, or with"
+                " StructuredSource where the session has its package"
             )
 
     def _look_at(self, file: UPath) -> None:

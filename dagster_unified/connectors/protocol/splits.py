@@ -120,6 +120,10 @@ class SplitSource(SparkSource[Out]):
         """The part that a split belongs to, if any: STREAMING then keeps a watermark for each part."""
         return None
 
+    def as_records(self, rows: DataFrame) -> DataFrame:
+        """The columns of splits as the record's fields; the same, unless `columns` are others."""
+        return rows
+
     # How the library reads it
 
     @property
@@ -175,13 +179,13 @@ class SplitSource(SparkSource[Out]):
 
         range_ = self._range or self._batch_range()
         assert range_.end is not None
-        return self.unread(batch(spark, self, range_.start, range_.end))
+        return self.unread(self.as_records(batch(spark, self, range_.start, range_.end)))
 
     def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
         """The same as a stream. Its start and end are decided once and kept in `folder`."""
         from dagster_unified.connectors.protocol.split_reader import stream
 
-        return self.unread(stream(spark, self, self.stream_range(folder)))
+        return self.unread(self.as_records(stream(spark, self, self.stream_range(folder))))
 
     def going_by(self, watermarks: UPath) -> Self:
         """The same source, with a stream that follows the watermarks in this file (see `positions.py`)."""

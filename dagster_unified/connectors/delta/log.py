@@ -1,0 +1,129 @@
+"""The log of a Delta table: which files each version added, and whether it removed any.
+
+`deltalake` knows the files of a snapshot, and not what one version did, so entries are read here as Delta's protocol
+describes them (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Actions").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from dagster_unified.connectors.paths import children, read_whole
+
+if TYPE_CHECKING:
+    from upath import UPath
+
+_ENTRY = re.compile(r"(\d{20})\.json")
+
+
+class AddedFile(msgspec.Struct, frozen=True, rename="camel"):
+    """A data file that an entry adds; `path` is percent-encoded, and below the table's folder unless it is a URL."""
+
+    path: str
+    size: int
+    partition_values: dict[str, str | None] = {}
+    data_change: bool = True
+    stats: str | None = None
+    deletion_vector: dict[str, Any] | None = None
+
+
+class RemovedFile(msgspec.Struct, frozen=True, rename="camel"):
+    """A data file that an entry removes; without a change of data it was compacted."""
+
+    path: str
+    data_change: bool = True
+
+
+class TableMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The table's columns, as Delta writes schemas, and its properties."""
+
+    id: str
+    schema_string: str
+    configuration: dict[str, str | None] = {}
+
+
+class TableProtocol(msgspec.Struct, frozen=True, rename="camel"):
+    """What the table requires of its readers."""
+
+    min_reader_version: int
+    reader_features: list[str] | None = None
+
+
+class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """Who committed, and how."""
+
+    operation: str = "a write"
+    operation_parameters: dict[str, Any] | None = None
+
+
+class _Action(msgspec.Struct, frozen=True, rename="camel"):
+    """One line of an entry: one of these, or another that does not matter here."""
+
+    add: AddedFile | None = None
+    remove: RemovedFile | None = None
+    meta_data: TableMetadata | None = None
+    protocol: TableProtocol | None = None
+    commit_info: CommitInfo | None = None
+
+
+class Version(NamedTuple):
+    """The entry of one version, as far as a reader needs it."""
+
+    number: int
+    operation: str
+    added: tuple[AddedFile, ...]
+    """The files with rows that are new in the table; files that others were compacted into have none."""
+
+    removes_rows: bool
+    metadata: TableMetadata | None
+    protocol: TableProtocol | None
+
+
+def newest_version(table: UPath, known: int | None = None) -> int | None:
+    """The number of the newest version; None where there is no table.
+
+    Where a version is known, the next one is asked for first: mostly there is none, and a listing takes longer.
+    """
+    if known is not None and not _entry(table, known + 1).exists():
+        return known
+    return max(_versions(table), default=None)
+
+
+def oldest_version(table: UPath) -> int | None:
+    """The number of the oldest version whose entry is still in the log."""
+    return min(_versions(table), default=None)
+
+
+def version(table: UPath, number: int) -> Version | None:
+    """The entry of a version; None where it is not in the log: it is not there yet, or was cleaned up."""
+    try:
+        text = read_whole(_entry(table, number))
+    except FileNotFoundError:
+        return None
+    actions = [msgspec.json.decode(line, type=_Action) for line in text.splitlines() if line.strip()]
+    infos = [action.commit_info for action in actions if action.commit_info is not None]
+    return Version(
+        number,
+        _described(infos[0]) if infos else "a write",
+        tuple(action.add for action in actions if action.add is not None and action.add.data_change),
+        any(action.remove is not None and action.remove.data_change for action in actions),
+        next((action.meta_data for action in actions if action.meta_data is not None), None),
+        next((action.protocol for action in actions if action.protocol is not None), None),
+    )
+
+
+def _described(info: CommitInfo) -> str:
+    mode = (info.operation_parameters or {}).get("mode")
+    return f"{info.operation}, {json.dumps(mode)}" if mode else info.operation
+
+
+def _versions(table: UPath) -> list[int]:
+    return [int(match[1]) for name in children(table / "_delta_log") if (match := _ENTRY.fullmatch(name))]
+
+
+def _entry(table: UPath, number: int) -> UPath:
+    return table / "_delta_log" / f"{number:020d}.json"

@@ -1,0 +1,400 @@
+"""The Delta Lake source: a table as it stands, and then what later versions add, with no JVM jar.
+
+`log.py` says which files a version added. Workers read the files with pyarrow, and need no `deltalake`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+
+from dagster_unified.connectors.delta import log
+from dagster_unified.connectors.delta.committer import ask_store, partition_values
+from dagster_unified.connectors.delta.pruning import may_have_rows
+from dagster_unified.connectors.paths import is_local, name_of, storage_path
+from dagster_unified.connectors.protocol.frame import Malformed, as_fields
+from dagster_unified.connectors.protocol.positions import Offsets
+from dagster_unified.connectors.protocol.splits import SplitSource
+from dagster_unified.errors import PipelineError, SourceError, nearest
+from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.operators.functions.type_variables import Out
+from dagster_unified.operators.time import to_millis
+from dagster_unified.records import record_type
+from dagster_unified.values import check_count
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+    from typing_extensions import TypeForm
+    from upath import UPath
+
+_VERSION = "version"
+"""The only part of a table; its offset is the next version to read, and 0 before the table was read."""
+
+_READABLE = {"timestampNtz", "vacuumProtocolCheck", "deletionVectors"}
+"""Features of tables that ask nothing of this reader; deletion vectors only where a file has one."""
+
+_SPLIT_BYTES = 32 << 20
+"""About how many bytes of files a split has."""
+
+_BATCH_ROWS = 1 << 16
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    """A data file, or one of the equal parts that several tasks read of a large one."""
+
+    path: str
+    """Below the table's folder."""
+
+    partition_values: dict[str, str | None]
+    part: int = 0
+    parts: int = 1
+
+
+class DeltaSource(SplitSource[Out]):
+    """Reads a Delta table at `path`: its rows, and with `bounded=False` then those that later versions add.
+
+    In BATCH a run reads the table as it stands when the run begins. A run for a partition reads the rows that
+    `partitioned_by(field)` puts into it, and leaves out files whose partition or statistics say that they have none.
+    In STREAMING a stream reads the table in one micro-batch, and ends, unless `bounded=False`: then it reads each
+    later version, at most `max_versions_per_trigger` in one micro-batch. Versions are the source's positions:
+    savepoints hold them, and `after` goes on from them in either mode.
+
+    With `starting_version`, or `starting_time`, it reads only what that version and later ones add, in both modes.
+
+    Only added rows are read. A version that changes or deletes rows, such as a merge or an overwrite, is a
+    `SourceError` that names version and operation before anything of it is read; the table as it stands can still be
+    read. Compaction adds no rows, and emits nothing. It is a `SourceError` as well where a version is no longer in the
+    table's log, where a field has no column, or a column whose values could change when they become the field's, and
+    where the table requires more of its readers, such as column mapping or deletion vectors.
+
+    Examples:
+        >>> class Order(NamedTuple):
+        ...     id: int
+        ...     shop: str
+        >>> DeltaSource("/tables/orders", Order, starting_version=7).describe()
+        'Delta table at /tables/orders from version 7'
+    """
+
+    kind = "delta"
+
+    def __init__(
+        self,
+        path: str,
+        record: TypeForm[Out],
+        name: str | None = None,
+        *,
+        bounded: bool = True,
+        starting_version: int | None = None,
+        starting_time: datetime | None = None,
+        max_versions_per_trigger: int | None = None,
+        storage_options: dict[str, str] | None = None,
+    ) -> None:
+        self.name = name or name_of(path, "table")
+        self.path = storage_path(path, self._where)
+        self.records = record_type(record, self._where)
+        self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
+        self.starting_version, self.starting_time = starting_version, starting_time
+        self.max_records_per_trigger = max_versions_per_trigger
+        self.storage_options = storage_options
+        if starting_version is not None and starting_time is not None:
+            raise PipelineError(f"{self._where}: give starting_version or starting_time, not both")
+        if starting_version is not None and (isinstance(starting_version, bool) or starting_version < 0):
+            raise PipelineError(f"{self._where}: starting_version is a version of the table, not {starting_version!r}")
+        if starting_time is not None and starting_time.tzinfo is None:
+            raise PipelineError(f"{self._where}: starting_time needs a time zone, such as datetime(..., tzinfo=UTC)")
+        if max_versions_per_trigger is not None:
+            check_count(f"{self._where}: max_versions_per_trigger", max_versions_per_trigger)
+        self._table_columns = self.records.schema
+
+    @property
+    def _where(self) -> str:
+        return f"source '{self.name}'"
+
+    def describe(self) -> str:
+        start = ""
+        if self.starting_version is not None:
+            start = f" from version {self.starting_version}"
+        elif self.starting_time is not None:
+            start = f" from {self.starting_time.isoformat()}"
+        followed = ", followed" if self.boundedness is Boundedness.UNBOUNDED else ""
+        return f"Delta table at {self.path}{start}{followed}{self.of_partition()}"
+
+    def settings(self) -> str:
+        return f"{super().settings()} {self.starting_version} {self.starting_time}"
+
+    # Positions
+
+    @property
+    def origin(self) -> str:
+        return f"Delta table at {self.path}"
+
+    def identities(self) -> Mapping[str, str]:
+        return {"the table": str(self._open().metadata().id)}
+
+    def oldest(self) -> Offsets:
+        return {_VERSION: 0}
+
+    def newest(self) -> Offsets:
+        return {_VERSION: self._newest_version(None) + 1}
+
+    def available(self, since: Offsets) -> dict[str, int]:
+        read = since.get(_VERSION, 0)
+        newest = self._newest_version(read - 1 if read else None) + 1
+        return dict(self._unlost(since, {_VERSION: newest}))
+
+    def first(self) -> Offsets:
+        if self.starting_version is not None:
+            newest = self._newest_version(None)
+            if self.starting_version > newest + 1:
+                raise SourceError(
+                    f"{self._where}: {self.origin} has versions up to {newest}, and starting_version is"
+                    f" {self.starting_version}; start at a version that there is, or at the next one"
+                )
+            return {_VERSION: self.starting_version}
+        return self.oldest() if self.starting_time is None else {_VERSION: self._version_at(self.starting_time)}
+
+    def last(self) -> Offsets | None:
+        return self.newest() if self.boundedness is Boundedness.BOUNDED else None
+
+    def limited(self, start: Offsets, end: Offsets) -> Offsets:
+        return end if self._reads_snapshot(start) else super().limited(start, end)
+
+    def backlog(self, offset: str, latest: str) -> int | None:
+        """Unknown: versions do not say how many rows they add."""
+        return None
+
+    def _reads_snapshot(self, start: Offsets) -> bool:
+        """Whether reading begins with the table as it stands."""
+        return start[_VERSION] == 0 and self.starting_version is None and self.starting_time is None
+
+    def _newest_version(self, known: int | None) -> int:
+        newest = log.newest_version(self.path, known)
+        if newest is None:
+            raise SourceError(f"{self._where}: there is no Delta table at {self.path}; check the path")
+        return newest
+
+    def _version_at(self, moment: datetime) -> int:
+        """The first version that was committed at a moment or later; the next one where there is none."""
+        commits = sorted((int(entry["version"]), int(entry["timestamp"])) for entry in self._open().history())
+        if commits[0][0] > 0 and commits[0][1] > to_millis(moment):
+            raise SourceError(
+                f"{self._where}: the log of {self.origin} begins with version {commits[0][0]}, which was committed"
+                f" after starting_time, {moment.isoformat()}; start later, or read the table as it stands"
+            )
+        return next((number for number, millis in commits if millis >= to_millis(moment)), commits[-1][0] + 1)
+
+    # Reading
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The record's columns as the table has them."""
+        return self._table_columns
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        return super(DeltaSource, self._with_table_columns()).read(spark)
+
+    def read_stream(self, spark: SparkSession, folder: UPath) -> DataFrame:
+        return super(DeltaSource, self._with_table_columns()).read_stream(spark, folder)
+
+    def as_records(self, rows: DataFrame) -> DataFrame:
+        return as_fields(rows, self.records.schema, self._where)
+
+    def _with_table_columns(self) -> Self:
+        """The same source, which reads the columns that the table has now; raises `SourceError` where it cannot."""
+        table = self._open()
+        protocol = table.protocol()
+        self._check_readable(protocol.min_reader_version, protocol.reader_features, table.metadata().configuration)
+        columns = pa.schema(table.schema().to_arrow())
+        for name in self.records.names:
+            if name not in columns.names:
+                raise SourceError(
+                    f"{self._where}: {self.origin} has no column '{name}'{nearest(name, columns.names)}; the record has"
+                    " a field of this name"
+                )
+            if pa.types.is_binary(columns.field(name).type) and name in table.metadata().partition_columns:
+                raise SourceError(
+                    f"{self._where}: {self.origin} is partitioned by '{name}', whose bytes this source does not read;"
+                    " leave the field out of the record"
+                )
+        changed = copy.copy(self)
+        changed._table_columns = pa.schema([columns.field(name) for name in self.records.names])
+        return changed
+
+    def splits(self, start: Offsets, end: Offsets) -> Sequence[tuple[DataFile, ...]]:
+        first, last = start[_VERSION], end[_VERSION]
+        if first >= last:
+            return []
+        files = self._snapshot(last - 1) if self._reads_snapshot(start) else self._added(first, last)
+        return _packed(sorted(files, key=lambda file: file.path))
+
+    def _snapshot(self, number: int) -> list[log.AddedFile]:
+        """The files of a version that may have rows to read."""
+        table = self._open(number)
+        for row in pa.table(table.deletion_vectors().read_all()).column("filepath").to_pylist()[:1]:
+            raise self._has_deletion_vector(row, number)
+        actions = pa.table(table.get_add_actions(flatten=False))
+        return [file for file in map(_file_of, actions.to_pylist()) if self._may_have_rows(file)]
+
+    def _added(self, first: int, last: int) -> list[log.AddedFile]:
+        """The files that versions add, and which may have rows to read."""
+        files: list[log.AddedFile] = []
+        for number in range(first, last):
+            version = log.version(self.path, number)
+            if version is None:
+                raise SourceError(
+                    f"{self._where}: version {number} is no longer in the log of {self.origin}, which begins with"
+                    f" version {log.oldest_version(self.path)}; start without state, or with another uid, to read the"
+                    " table as it stands, and let the table keep its log for longer (delta.logRetentionDuration)"
+                )
+            self._check_version(version)
+            files += version.added
+        return [file for file in files if self._may_have_rows(file)]
+
+    def _check_version(self, version: log.Version) -> None:
+        """Raise `SourceError` where a version does more than adding rows, or its rows cannot be read."""
+        if version.removes_rows:
+            raise SourceError(
+                f"{self._where}: version {version.number} of {self.origin} ({version.operation}) changes or deletes"
+                " rows, and only added rows are read; read the table as it stands, or start after it, with"
+                f" starting_version={version.number + 1}"
+            )
+        if version.protocol is not None:
+            self._check_readable(version.protocol.min_reader_version, version.protocol.reader_features, {})
+        if version.metadata is not None:
+            self._check_readable(0, None, version.metadata.configuration)
+            self._check_columns(version)
+        for file in version.added:
+            if file.deletion_vector is not None:
+                raise self._has_deletion_vector(file.path, version.number)
+
+    def _check_columns(self, version: log.Version) -> None:
+        """Raise `SourceError` where a version changes a column that is read."""
+        assert version.metadata is not None
+        from deltalake import Schema
+
+        columns = pa.schema(Schema.from_json(version.metadata.schema_string).to_arrow())
+        for column in self._table_columns:
+            now = columns.field(column.name).type if column.name in columns.names else None
+            if now != column.type:
+                became = "is gone" if now is None else f"is {now}"
+                raise SourceError(
+                    f"{self._where}: column '{column.name}' of {self.origin} {became} in version {version.number}, and"
+                    f" was read as {column.type}; change the record's field, and start again"
+                )
+
+    def _check_readable(
+        self, reader: int, features: Sequence[str] | None, properties: Mapping[str, str | None]
+    ) -> None:
+        """Raise `SourceError` where the table requires more of its readers than this one does."""
+        mapping = properties.get("delta.columnMapping.mode") or "none"
+        unknown = sorted(set(features or ()) - _READABLE)
+        if mapping == "none" and not unknown and (reader <= 2 or features is not None):
+            return
+        what = "column mapping" if mapping != "none" else ", ".join(unknown) or f"version {reader} of the protocol"
+        raise SourceError(
+            f"{self._where}: {self.origin} requires {what} of its readers, which this source does not know; read a copy"
+            " of the table that does without it"
+        )
+
+    def _has_deletion_vector(self, file: str, number: int) -> SourceError:
+        return SourceError(
+            f"{self._where}: file {file} has a deletion vector in version {number} of {self.origin}, which this source"
+            " does not read; rewrite such files first (REORG TABLE … APPLY (PURGE))"
+        )
+
+    def _may_have_rows(self, file: log.AddedFile) -> bool:
+        return may_have_rows(file, self.covered(), self.records.schema)
+
+    def read_split(self, split: tuple[DataFile, ...]) -> Iterator[pa.RecordBatch | Malformed]:
+        for file in split:
+            yield from self._rows_of(file)
+
+    def _rows_of(self, file: DataFile) -> Iterator[pa.RecordBatch]:
+        import pyarrow.parquet as pq  # slow to load, and a pipeline is built without it
+
+        path = self.path / file.path
+        try:
+            opened = pq.ParquetFile(path.path if is_local(path) else path.open("rb"))
+        except FileNotFoundError as error:
+            raise SourceError(
+                f"{self._where}: {path} is gone, since it was vacuumed or deleted after its version was committed;"
+                " start without state, or with another uid, to read the table as it stands"
+            ) from error
+        with opened:
+            groups = opened.num_row_groups
+            chosen = range(groups * file.part // file.parts, groups * (file.part + 1) // file.parts)
+            names = [name for name in self._table_columns.names if name in opened.schema_arrow.names]
+            batches = opened.iter_batches(_BATCH_ROWS, list(chosen), columns=names, use_threads=False)
+            for batch in batches if chosen else ():
+                yield self._with_partition(batch, file.partition_values)
+
+    def _with_partition(self, batch: pa.RecordBatch, values: Mapping[str, str | None]) -> pa.RecordBatch:
+        """The rows of a file with the columns that are not in it: of its partition, or null."""
+        arrays = [
+            batch.column(field.name)
+            if field.name in batch.schema.names
+            else pa.repeat(_partition_scalar(values.get(field.name), field.type), len(batch))
+            for field in self._table_columns
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=self._table_columns.names)
+
+    def _open(self, number: int | None = None) -> DeltaTable:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError, TableNotFoundError
+
+        is_whole = number is not None
+        try:
+            return ask_store(
+                self.path,
+                lambda: DeltaTable(
+                    str(self.path), number, storage_options=self.storage_options, without_files=not is_whole
+                ),
+            )
+        except TableNotFoundError:
+            raise SourceError(f"{self._where}: there is no Delta table at {self.path}; check the path") from None
+        except DeltaError as error:
+            what = self.origin if number is None else f"version {number} of {self.origin}"
+            raise SourceError(
+                f"{self._where}: {what} cannot be read: {error}; if the version was cleaned up, start without state"
+            ) from error
+
+
+def _file_of(action: dict[str, Any]) -> log.AddedFile:
+    """A file of a snapshot, as an entry of the log would have added it."""
+    statistics = {"minValues": action.get("min") or {}, "maxValues": action.get("max") or {}}
+    encoded = msgspec.json.encode(statistics, enc_hook=str).decode()
+    return log.AddedFile(action["path"], action["size_bytes"], partition_values(action), stats=encoded)
+
+
+def _partition_scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
+    """A partition's value, which is a text in the log, and null where that is empty."""
+    if text and pa.types.is_timestamp(kind):
+        moment = datetime.fromisoformat(text)
+        in_utc = moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
+        return pa.scalar(in_utc if kind.tz is not None else moment.replace(tzinfo=None), kind)
+    return pa.scalar(text or None, pa.string()).cast(kind)
+
+
+def _packed(files: Sequence[log.AddedFile]) -> list[tuple[DataFile, ...]]:
+    """Splits of about the same size: several small files, or a part of a large one."""
+    splits: list[tuple[DataFile, ...]] = []
+    pending: list[DataFile] = []
+    size = 0
+    for file in files:
+        path, parts = unquote(file.path), -(-file.size // _SPLIT_BYTES) or 1
+        if parts > 1:
+            splits += [(DataFile(path, file.partition_values, part, parts),) for part in range(parts)]
+            continue
+        if size + file.size > _SPLIT_BYTES and pending:
+            splits.append(tuple(pending))
+            pending, size = [], 0
+        pending.append(DataFile(path, file.partition_values))
+        size += file.size
+    return [*splits, tuple(pending)] if pending else splits
