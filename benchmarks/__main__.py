@@ -12,7 +12,19 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from benchmarks import batch, clusters, connectors, iterations, ranges, recovery, staging, state, stream, windows
+from benchmarks import (
+    batch,
+    clusters,
+    connectors,
+    iterations,
+    ranges,
+    recovery,
+    staging,
+    state,
+    stream,
+    tables,
+    windows,
+)
 from benchmarks.bars import Options
 from benchmarks.results import Family, run
 
@@ -26,11 +38,22 @@ FAMILIES = (
     Family("staging", staging.measure, 6),
     Family("state", state.measure, 10),
     Family("stream", stream.measure, 15),
+    Family("tables", tables.measure, 3),
     Family("windows", windows.measure, 12),
 )
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 Name = Literal[
-    "batch", "cluster", "connectors", "iterations", "ranges", "recovery", "staging", "state", "stream", "windows"
+    "batch",
+    "cluster",
+    "connectors",
+    "iterations",
+    "ranges",
+    "recovery",
+    "staging",
+    "state",
+    "stream",
+    "tables",
+    "windows",
 ]
 app = App(help=__doc__, version_flags=[])
 

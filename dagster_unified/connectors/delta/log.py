@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from dagster_unified.connectors.paths import children, read_whole
+from dagster_unified.storage.paths import children, read_whole
 
 if TYPE_CHECKING:
     from upath import UPath

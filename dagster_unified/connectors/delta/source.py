@@ -17,7 +17,6 @@ import pyarrow as pa
 from dagster_unified.connectors.delta import log
 from dagster_unified.connectors.delta.committer import ask_store, partition_values
 from dagster_unified.connectors.delta.pruning import may_have_rows
-from dagster_unified.connectors.paths import is_local, name_of, storage_path
 from dagster_unified.connectors.protocol.frame import Malformed, as_fields
 from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.protocol.splits import SplitSource
@@ -26,6 +25,7 @@ from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import to_millis
 from dagster_unified.records import record_type
+from dagster_unified.storage.paths import is_local, name_of, storage_path, worker_path
 from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class DeltaSource(SplitSource[Out]):
         storage_options: dict[str, str] | None = None,
     ) -> None:
         self.name = name or name_of(path, "table")
-        self.path = storage_path(path, self._where)
+        self.folder = str(storage_path(path, self._where))
         self.records = record_type(record, self._where)
         self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
         self.starting_version, self.starting_time = starting_version, starting_time
@@ -117,6 +117,11 @@ class DeltaSource(SplitSource[Out]):
     def _where(self) -> str:
         return f"source '{self.name}'"
 
+    @property
+    def _path(self) -> UPath:
+        """The table's folder; for one on a disk a worker needs no universal-pathlib."""
+        return worker_path(self.folder, self._where)
+
     def describe(self) -> str:
         start = ""
         if self.starting_version is not None:
@@ -124,7 +129,7 @@ class DeltaSource(SplitSource[Out]):
         elif self.starting_time is not None:
             start = f" from {self.starting_time.isoformat()}"
         followed = ", followed" if self.boundedness is Boundedness.UNBOUNDED else ""
-        return f"Delta table at {self.path}{start}{followed}{self.of_partition()}"
+        return f"Delta table at {self.folder}{start}{followed}{self.of_partition()}"
 
     def settings(self) -> str:
         return f"{super().settings()} {self.starting_version} {self.starting_time}"
@@ -133,7 +138,7 @@ class DeltaSource(SplitSource[Out]):
 
     @property
     def origin(self) -> str:
-        return f"Delta table at {self.path}"
+        return f"Delta table at {self.folder}"
 
     def identities(self) -> Mapping[str, str]:
         return {"the table": str(self._open().metadata().id)}
@@ -175,9 +180,9 @@ class DeltaSource(SplitSource[Out]):
         return start[_VERSION] == 0 and self.starting_version is None and self.starting_time is None
 
     def _newest_version(self, known: int | None) -> int:
-        newest = log.newest_version(self.path, known)
+        newest = log.newest_version(self._path, known)
         if newest is None:
-            raise SourceError(f"{self._where}: there is no Delta table at {self.path}; check the path")
+            raise SourceError(f"{self._where}: there is no Delta table at {self.folder}; check the path")
         return newest
 
     def _version_at(self, moment: datetime) -> int:
@@ -246,11 +251,11 @@ class DeltaSource(SplitSource[Out]):
         """The files that versions add, and which may have rows to read."""
         files: list[log.AddedFile] = []
         for number in range(first, last):
-            version = log.version(self.path, number)
+            version = log.version(self._path, number)
             if version is None:
                 raise SourceError(
                     f"{self._where}: version {number} is no longer in the log of {self.origin}, which begins with"
-                    f" version {log.oldest_version(self.path)}; start without state, or with another uid, to read the"
+                    f" version {log.oldest_version(self._path)}; start without state, or with another uid, to read the"
                     " table as it stands, and let the table keep its log for longer (delta.logRetentionDuration)"
                 )
             self._check_version(version)
@@ -319,9 +324,9 @@ class DeltaSource(SplitSource[Out]):
     def _rows_of(self, file: DataFile) -> Iterator[pa.RecordBatch]:
         import pyarrow.parquet as pq  # slow to load, and a pipeline is built without it
 
-        path = self.path / file.path
+        path = self._path / file.path
         try:
-            opened = pq.ParquetFile(path.path if is_local(path) else path.open("rb"))
+            opened = pq.ParquetFile(str(path) if is_local(path) else path.open("rb"))
         except FileNotFoundError as error:
             raise SourceError(
                 f"{self._where}: {path} is gone, since it was vacuumed or deleted after its version was committed;"
@@ -352,13 +357,13 @@ class DeltaSource(SplitSource[Out]):
         is_whole = number is not None
         try:
             return ask_store(
-                self.path,
+                storage_path(self.folder, self._where),
                 lambda: DeltaTable(
-                    str(self.path), number, storage_options=self.storage_options, without_files=not is_whole
+                    self.folder, number, storage_options=self.storage_options, without_files=not is_whole
                 ),
             )
         except TableNotFoundError:
-            raise SourceError(f"{self._where}: there is no Delta table at {self.path}; check the path") from None
+            raise SourceError(f"{self._where}: there is no Delta table at {self.folder}; check the path") from None
         except DeltaError as error:
             what = self.origin if number is None else f"version {number} of {self.origin}"
             raise SourceError(
