@@ -24,7 +24,13 @@ from tests.servers.postgres import dies_with_its_parent
 
 _NAMES = itertools.count()
 _START_SECONDS = 60
-_SETTINGS = ("innodb_buffer_pool_size=64M", "innodb_log_file_size=64M", "max_connections=60", "skip_name_resolve=1")
+_SETTINGS = (
+    "innodb_buffer_pool_size=64M",
+    "innodb_log_file_size=64M",
+    "innodb_flush_method=nosync",  # what a killed server wrote, the operating system still has
+    "max_connections=60",
+    "skip_name_resolve=1",
+)
 
 
 class MariaServer:

@@ -35,7 +35,9 @@ _SETTINGS = {
     "max_wal_size": "4GB",
     "max_connections": "60",
     "log_min_messages": "log",
+    "fsync": "off",
 }
+"""A test may kill the server, after which the operating system still has what it wrote; no test takes away its power."""
 
 
 def folder_of_programs() -> Path | None:

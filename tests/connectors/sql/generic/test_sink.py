@@ -18,6 +18,7 @@ from dagster_unified.connectors.secrets import Environment
 from dagster_unified.connectors.sql.generic.connection import Database, dialect_of
 from dagster_unified.connectors.sql.generic.dialect import column_type
 from dagster_unified.connectors.sql.generic.sink import StagedRows
+from dagster_unified.engine import commit
 from dagster_unified.engine.commit import WriteContext
 from dagster_unified.errors import (
     ConfigurationError,
@@ -368,7 +369,8 @@ def test_a_user_who_may_not_write_is_told_so_and_not_tried_again(mariadb, mariad
 
 @NEEDS_ROOT
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
-def test_a_full_disk_is_transient_and_leaves_nothing(tmp_path, kind):
+def test_a_full_disk_is_transient_and_leaves_nothing(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(commit, "_LONGEST_PAUSE", 0.05)
     random, url = chance("full disk"), f"{kind}:///{tmp_path}/small/shop.db"
     long = [Sale(n, random.randbytes(500).hex()) for n in range(5_000)]
     with small_disk(tmp_path / "small", megabytes=2) as resize:
