@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import chain
 from pathlib import Path
 
@@ -42,7 +42,7 @@ LONGEST_FIRST = (
 )
 """Folders whose tests start first, so that two workers end at about the same time."""
 
-A_DAY = {"kills": 1, "kits": 1, "clusters": 1, "stories": 1, "brokers": 1}
+A_DAY = {"kills": 1, "kits": 1, "clusters": 1, "stories": 1, "brokers": 1, "processes": 3}
 """How many a day of what is marked `rotates`, by the name of its group; at night all of it."""
 
 TODAY = pytest.StashKey[dict[str, tuple[int, int]]]()
@@ -68,9 +68,26 @@ def pytest_collection_modifyitems(config, items):
         group = {item: _rotated(item) for item in items if _group(item) == name}
         todays = of_the_day(sorted(set(group.values())), count)
         config.stash[TODAY][name] = len(todays), len(set(group.values()))
-        others = [item for item, unit in group.items() if unit not in todays]
-        items[:] = [item for item in items if item not in others]
-        config.hook.pytest_deselected(items=others)
+        _deselect(config, items, [item for item, unit in group.items() if unit not in todays])
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("a_day"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    others = [item for cases in tests.values() for item in cases if item not in _cases_of_the_day(cases)]
+    cases = sum(map(len, tests.values()))
+    config.stash[TODAY]["cases"] = cases - len(others), cases
+    _deselect(config, items, others)
+
+
+def _cases_of_the_day(cases):
+    """Of one test."""
+    todays = of_the_day([case.nodeid for case in cases], cases[0].get_closest_marker("a_day").args[0])
+    return [case for case in cases if case.nodeid in todays]
+
+
+def _deselect(config, items, others):
+    items[:] = [item for item in items if item not in others]
+    config.hook.pytest_deselected(items=others)
 
 
 def _group(item):
@@ -168,3 +185,9 @@ def run_streaming(spark, tmp_path):
         return StreamingJob(pipeline.plan(launched), spark, start or Start("test")).run()
 
     return run
+
+
+@pytest.fixture
+def run_in(run_on_spark, run_streaming):
+    """By mode, what runs a pipeline on Spark."""
+    return {"BATCH": run_on_spark, "STREAMING": run_streaming}

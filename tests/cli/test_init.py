@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 BIN = Path(sys.executable).parent
 
 
+@pytest.mark.rotates("processes")
 @pytest.mark.spark
 def test_a_new_project_runs_tests_itself_and_is_what_dagster_loads(cli, tmp_path, monkeypatch):
     monkeypatch.delenv("DAGSTER_HOME", raising=False)

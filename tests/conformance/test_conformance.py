@@ -113,6 +113,7 @@ def whichever_came_first(program, mode, emitted):
     }
 
 
+@pytest.mark.a_day(5)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_batch_on_spark_emits_what_flink_emits(program, run_on_spark, spark, tmp_path):
     pipeline = Pipeline("conformance")
@@ -150,6 +151,7 @@ def streamed(spark, tmp_path_factory):
     return found
 
 
+@pytest.mark.a_day(5)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_streaming_on_spark_emits_what_flink_emits(program, streamed):
     rows = streamed[program]

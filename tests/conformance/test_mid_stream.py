@@ -96,6 +96,7 @@ def streamed(spark, tmp_path_factory):
     ]
 
 
+@pytest.mark.a_day(3)
 @pytest.mark.parametrize("program", ON_SPARK)
 def test_streaming_on_spark_emits_what_flink_emits(streamed, program):
     want = expected("STREAMING", "bundle", program)

@@ -119,6 +119,7 @@ class Typed(NamedTuple):
     millis: int
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("field", ["moment", "day", "millis"])
 def test_datetimes_dates_and_milliseconds_tell_the_partition_and_parquet_skips_the_rest(spark, tmp_path, field):
     moments = [datetime(2013, 5, d, 12, tzinfo=timezone.utc) for d in range(1, 5)]

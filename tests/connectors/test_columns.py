@@ -72,6 +72,7 @@ class Whole(NamedTuple):
     v: int
 
 
+@pytest.mark.a_day(2)
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 @pytest.mark.parametrize(
     ("second", "message"),
@@ -81,7 +82,7 @@ class Whole(NamedTuple):
         (b"no table", r"\S+2.parquet is no Parquet file; repair it, or remove it"),
     ],
 )
-def test_a_later_file_that_does_not_fit_is_named(run_on_spark, run_streaming, tmp_path, mode, second, message):
+def test_a_later_file_that_does_not_fit_is_named(run_in, tmp_path, mode, second, message):
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"v": [1]}), tmp_path / "in" / "1.parquet")
     if isinstance(second, bytes):
@@ -91,7 +92,7 @@ def test_a_later_file_that_does_not_fit_is_named(run_on_spark, run_streaming, tm
     pipeline = Pipeline("columns")
     pipeline.from_source(ParquetSource(str(tmp_path / "in"), Whole, name="in")).print("out")
     with pytest.raises(MalformedInputError, match=f"^columns: source 'in': {message}"):
-        (run_on_spark if mode == "BATCH" else run_streaming)(pipeline)
+        run_in[mode](pipeline)
 
 
 class Wide(NamedTuple):

@@ -257,6 +257,7 @@ def test_a_process_that_has_previewed_a_table_ends_in_peace(tmp_path):
         assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 def test_two_sinks_of_a_pipeline_that_append_to_one_table_both_leave_their_rows_once(
     mode, run_on_spark, run_streaming, table, tmp_path

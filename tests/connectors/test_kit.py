@@ -90,6 +90,7 @@ def test_a_sink_loses_nothing_and_writes_nothing_twice_whoever_is_killed(request
     assert len(left) <= faults.kills + faults.zombies
 
 
+@pytest.mark.rotates("kits")
 @pytest.mark.spark
 def test_a_writer_that_wakes_up_after_its_successor_hears_of_it_and_ends(server, tmp_path):
     stopped_before_its_commit = 39  # what the kit does first with this seed
@@ -112,6 +113,7 @@ class Forgetful(Delta):
         return sink
 
 
+@pytest.mark.rotates("kits")
 @pytest.mark.spark
 def test_the_kit_finds_a_sink_that_writes_twice(server, tmp_path):
     kills_after_a_commit = 3  # what the kit does first with this seed
@@ -168,6 +170,7 @@ class Eager(SinkTarget):
         return [tuple(json.loads(line)) for line in Path(self.file).read_text().splitlines()]
 
 
+@pytest.mark.rotates("kits")
 @pytest.mark.spark
 def test_the_kit_finds_a_sink_that_shows_what_a_lost_task_has_prepared(server, tmp_path):
     a_task_is_lost_when_it_has_prepared_its_commit = 22  # of the three writes without a fault, with this seed

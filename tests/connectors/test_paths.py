@@ -74,6 +74,7 @@ def test_a_name_is_found_in_the_time_of_a_template(name):
     assert re.fullmatch(as_regex(name.replace("*", "[*]")), name)
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(("format", "source"), [("csv", CsvSource), ("json", JsonSource), ("parquet", ParquetSource)])
 def test_a_file_is_read_by_its_name_and_no_other_one(spark, tmp_path, format, source):
     folder = tmp_path / "in"
@@ -132,6 +133,7 @@ ROOM = "room [1]{b}?*\\ %41#ü:1"
 """A folder in which everything of a run is."""
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 def test_a_run_whose_folders_have_odd_names_ends_as_any(spark, run_streaming, tmp_path, mode):
     room = tmp_path / ROOM
@@ -163,6 +165,7 @@ def test_braces_that_are_no_field_of_a_template_are_refused(tmp_path):
     assert CsvSource(f"{tmp_path}/a{{{{b}}}}.csv", Sale).path.name == "a{b}.csv"
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("path", ["in", "in/10:00.csv", "in/*.csv", "i*/*"])
 def test_a_colon_in_the_name_of_a_file_is_an_error_that_names_it(spark, tmp_path, path):
     write(tmp_path / "in", "csv", {"10:00": 1})

@@ -416,6 +416,7 @@ def test_a_job_that_fails_to_stop_releases_its_lease(spark, tmp_path, monkeypatc
     job.directory.take("another", 30).release()
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("drained", [False, True])
 def test_the_receiver_ends_with_the_job(spark, tmp_path, drained):
     yielded, stops = [], threading.Event()

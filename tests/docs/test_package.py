@@ -34,6 +34,7 @@ def test_the_wheel_holds_the_library_and_its_license_and_nothing_else(wheel):
     assert "dagster_unified/py.typed" in names
 
 
+@pytest.mark.rotates("processes")
 @pytest.mark.spark
 def test_the_readmes_pipeline_runs_from_an_empty_folder_in_an_empty_environment(wheel, tmp_path):
     readme = (ROOT / "README.md").read_text()

@@ -98,6 +98,8 @@ def test_the_source_of_the_page_on_connectors_answers_when_an_order_is_on_disk(r
         receiver.end()
 
 
+@pytest.mark.spark
+@pytest.mark.rotates("kits")
 def test_the_sink_of_the_page_on_connectors_loses_nothing_and_writes_nothing_twice(tmp_path):
     """In a process of its own: the kit's processes have to be able to import the page."""
     page = (SITE / "guides/write-a-connector.md").read_text()

@@ -265,16 +265,16 @@ def test_json_with_several_objects_on_its_first_line_is_an_error(run_on_spark, t
         run_on_spark(pipeline)
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_files_beside_folders_that_tell_columns_are_an_error(run_on_spark, run_streaming, tmp_path, mode):
+def test_files_beside_folders_that_tell_columns_are_an_error(run_in, tmp_path, mode):
     (tmp_path / "in/size=2").mkdir(parents=True)
     for name in ("a", "size=2/b", "size=2/c"):
         (tmp_path / f"in/{name}.json").write_text('{"name": "a", "size": 1, "note": null}\n')
     pipeline = Pipeline("mixed")
     pipeline.from_source(JsonSource(str(tmp_path / "in"), Row)).print()
-    run = run_on_spark if mode == "BATCH" else run_streaming
     with pytest.raises(PipelineError, match=r"in/a\.json and .*in/size=2/b\.json lie in folders of different columns"):
-        run(pipeline)
+        run_in[mode](pipeline)
 
 
 def test_a_missing_file_or_column_says_so(spark, run_on_spark, tmp_path):
@@ -337,6 +337,8 @@ def pipeline(out):
 """
 
 
+@pytest.mark.spark
+@pytest.mark.rotates("processes")
 @pytest.mark.parametrize("remote", [(), ("local[1]",)], ids=["classic", "connect"])
 def test_user_code_reaches_workers_that_cannot_import_it(tmp_path, remote):
     (tmp_path / "code").mkdir()
@@ -368,6 +370,7 @@ def named(number: Number) -> Named:
     return Named(uuid4().hex, number.number)
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_attempt_after_a_sink_has_failed_writes_what_was_computed_before(run_on_spark, tmp_path, lost):
     away, taken = tmp_path / "away", tmp_path / "taken"

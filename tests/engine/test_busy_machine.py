@@ -49,6 +49,7 @@ def busy(processes):
         end()
 
 
+@pytest.mark.rotates("processes")
 @pytest.mark.spark
 def test_a_stream_starts_again_when_one_of_its_processes_was_slow(tmp_path):
     (tmp_path / "job.py").write_text(PROGRAM)

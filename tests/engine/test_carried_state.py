@@ -527,6 +527,7 @@ def run_day(spark, folder, day):
     days.run(sessions(EVENTS, f"{folder}/table"), day)
 
 
+@pytest.mark.rotates("kills")
 @pytest.mark.parametrize("point", rotated(["tables", "manifest", "replaced"], 1))
 def test_a_day_that_is_killed_while_it_replaces_the_savepoint_leaves_one_that_is_whole(
     spark, tmp_path, run_on_spark, point

@@ -16,6 +16,7 @@ print("collectors:", ",".join(bean.getName() for bean in beans))
 """
 
 
+@pytest.mark.rotates("processes")
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("options", "collector"), [({}, PARALLEL), ({"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC"}, SERIAL)]

@@ -17,6 +17,7 @@ from tests.support import arrive, committed, streaming
 PARTS = [[Row("a", 10 * n + 1, 1), Row("ä", 10 * n + 2, 100)] for n in range(6)]
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_job_goes_on_with_the_events_of_one_that_had_them_from_the_other_source(
     spark, tmp_path, first, monkeypatch, caplog

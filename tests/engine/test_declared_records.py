@@ -11,6 +11,7 @@ from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescri
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.errors import MalformedInputError
+from tests.support import MODES
 
 
 class Color(Enum):
@@ -54,9 +55,10 @@ def balls(tmp_path, rows, on_malformed="fail"):
     return pipeline
 
 
-@pytest.mark.parametrize("mode", ["run_on_spark", "run_streaming"])
-def test_enums_are_stored_as_values_and_are_members_to_every_function(request, mode, tmp_path):
-    request.getfixturevalue(mode)(balls(tmp_path, "1,red,1\n2,blue,2\n3,blue,1\n4,red,\n"))
+@pytest.mark.a_day(1)
+@MODES
+def test_enums_are_stored_as_values_and_are_members_to_every_function(run_in, mode, tmp_path):
+    run_in[mode](balls(tmp_path, "1,red,1\n2,blue,2\n3,blue,1\n4,red,\n"))
     table = DeltaTable(str(tmp_path / "out")).to_pyarrow_table()
     assert sorted(table.to_pylist(), key=lambda row: row["color"]) == [
         {"color": "blue", "size": 2, "repr": "Color.BLUE <Size.LARGE: 2>"},

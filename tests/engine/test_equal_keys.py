@@ -12,6 +12,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import FileSink
 from dagster_unified.errors import RecordTypeError
+from tests.support import MODES
 
 
 class Point(NamedTuple):
@@ -79,12 +80,14 @@ def largest(path):
 ALL = dict.fromkeys(["computed", "float", "native", "native nested", "nested"], len(ROWS))
 
 
-@pytest.mark.parametrize("mode", ["run_on_spark", "run_streaming"])
-def test_equal_keys_are_one(request, mode, tmp_path):
-    request.getfixturevalue(mode)(summed(ROWS, tmp_path / "out"))
+@pytest.mark.a_day(1)
+@MODES
+def test_equal_keys_are_one(run_in, mode, tmp_path):
+    run_in[mode](summed(ROWS, tmp_path / "out"))
     assert largest(tmp_path / "out") == ALL
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(("field", "output", "verb"), [("zero", Total, "is"), ("at", TotalAt, "has")])
 def test_nan_is_no_key_of_a_native_aggregate(run_on_spark, run_streaming, tmp_path, field, output, verb):
     pipeline = Pipeline("unequal")

@@ -351,6 +351,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.rotates("kills")
 @pytest.mark.spark
 @pytest.mark.parametrize("mode", rotated(["BATCH", "STREAMING"], 1))
 def test_a_jvm_that_was_killed_is_named(mode, tmp_path):

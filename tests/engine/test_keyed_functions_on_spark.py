@@ -20,7 +20,7 @@ from dagster_unified.api import (
 from dagster_unified.connectors import DeltaSink, FileSink
 from dagster_unified.state import Savepoint
 from tests.operators.test_keyed_functions import CountWindowAverage
-from tests.support import table_rows
+from tests.support import MODES, table_rows
 
 
 class Row(NamedTuple):
@@ -73,13 +73,9 @@ def place(row) -> Place:
     return Place(row.key, Floor(1, None if row.key == "a" else "first"))
 
 
-@pytest.fixture(params=["BATCH", "STREAMING"])
-def run(request, run_on_spark, run_streaming):
-    return request.param, run_on_spark if request.param == "BATCH" else run_streaming
-
-
-def test_folders_may_have_what_patterns_have(run, spark, tmp_path):
-    mode, start = run
+@pytest.mark.a_day(1)
+@MODES
+def test_folders_may_have_what_patterns_have(run_in, mode, spark, tmp_path):
     folder = tmp_path / "w[1]{a} b#c*?"
     pipeline = Pipeline("p")
     rows = pipeline.from_collection([Row("a", 0), Row("b", 0), Row("a", 1)], Row, "rows").key_by("key")
@@ -87,7 +83,7 @@ def test_folders_may_have_what_patterns_have(run, spark, tmp_path):
     counted.sink_to(DeltaSink(str(folder / "table"), name="table"))
     counted.sink_to(FileSink(str(folder / "files"), name="files"))
     streaming = {"execution.checkpointing.dir": str(folder / "checkpoints")} if mode == "STREAMING" else {}
-    start(pipeline, {**streaming, "execution.savepoint.path": str(folder / "left")})
+    run_in[mode](pipeline, {**streaming, "execution.savepoint.path": str(folder / "left")})
     assert table_rows(folder / "table") == [("a 1",), ("a 2",), ("b 1",)]
     files = pq.read_table(sorted((folder / "files").glob("*.parquet"))).column(0).to_pylist()
     assert sorted(files) == ["a 1", "a 2", "b 1"]
@@ -95,8 +91,9 @@ def test_folders_may_have_what_patterns_have(run, spark, tmp_path):
     assert sorted((row["key"], row["count"]) for row in left.collect()) == [("a", 2), ("b", 1)]
 
 
-def test_the_first_example_of_flinks_page_on_state_and_a_key_beside_a_stream_without_one(run, tmp_path):
-    mode, start = run
+@pytest.mark.a_day(1)
+@MODES
+def test_the_first_example_of_flinks_page_on_state_and_a_key_beside_a_stream_without_one(run_in, mode, tmp_path):
     pipeline = Pipeline("p")
     values = pipeline.from_collection([(1, 3), (1, 5), (2, 1), (1, 7), (1, 4), (1, 2)], tuple[int, int], "values")
     # Values of equal event time come in no defined order, so that each average is of two equal ones, or all are of one
@@ -110,7 +107,7 @@ def test_the_first_example_of_flinks_page_on_state_and_a_key_beside_a_stream_wit
     )
     placed = pipeline.from_collection([Row("a", 0), Row("b", 0), Row("a", 1)], Row, "placed").key_by(place)
     placed.map(Counted()).sink_to(DeltaSink(str(tmp_path / "counted"), mode="append", name="counted"))
-    start(pipeline, {"parallelism.default": 1})
+    run_in[mode](pipeline, {"parallelism.default": 1})
     assert table_rows(tmp_path / "counted") == [("a 1",), ("a 2",), ("b 1",)]
     assert table_rows(tmp_path / "averages") == [(1, 10), (1, 10)]
     numbered = table_rows(tmp_path / "numbered")

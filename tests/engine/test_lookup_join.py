@@ -26,7 +26,7 @@ from dagster_unified.engine.streaming.sources import LookupTables
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.testing import run_pipeline
 from tests.orchestration.test_connect_server import port_without_server
-from tests.support import committed
+from tests.support import MODES, committed
 
 
 class Flight(NamedTuple):
@@ -94,8 +94,9 @@ class Point(NamedTuple):
     lat: float | None
 
 
-@pytest.mark.parametrize("mode", ["run_on_spark", "run_streaming", "BATCH", "STREAMING"])
-def test_nan_is_no_key_of_a_lookup(request, mode):
+@pytest.mark.a_day(1)
+@MODES
+def test_nan_is_no_key_of_a_lookup(run_in, mode):
     """Spark holds it equal to itself, and keyed operators refuse it."""
     pipeline = Pipeline("p")
     points = pipeline.from_collection([Point(1, 40.6), Point(2, None), Point(3, float("nan"))], Point)
@@ -103,8 +104,9 @@ def test_nan_is_no_key_of_a_lookup(request, mode):
     words = (
         r"p: .*operator 'near': the key 'lat' is nan, which equals nothing; filter such records out before lookup_join"
     )
-    with pytest.raises(RecordTypeError, match=words):
-        run_pipeline(pipeline, mode) if mode.isupper() else request.getfixturevalue(mode)(pipeline)
+    for run in (run_in[mode], lambda harnessed: run_pipeline(harnessed, mode)):
+        with pytest.raises(RecordTypeError, match=words):
+            run(pipeline)
 
 
 def rows(path):
@@ -145,6 +147,7 @@ def written(path, folder, number, records):
     os.rename(path / folder / f".{number}", path / folder / f"{number}.parquet")
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_table_that_changes_is_seen_by_the_micro_batches_after(spark, tmp_path, monkeypatch, keyed):
     write = partial(written, tmp_path)
@@ -186,6 +189,8 @@ def test_a_table_that_changes_is_seen_by_the_micro_batches_after(spark, tmp_path
     assert not [table.name for table in spark.catalog.listTables() if table.name.startswith("lookup_")]
 
 
+@pytest.mark.spark
+@pytest.mark.rotates("clusters")
 def test_a_table_that_changes_is_seen_through_connect_also_by_a_job_that_goes_on_with_the_query(tmp_path):
     numbers = itertools.count(1)
 

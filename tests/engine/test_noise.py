@@ -114,6 +114,7 @@ def test_sparks_python_processes_do_not_warn_of_pandas():
     assert all("the author's own" in text for text in seen)
 
 
+@pytest.mark.rotates("processes")
 @pytest.mark.spark
 def test_a_streaming_job_shows_what_the_pipeline_prints_and_nothing_else(tmp_path):
     (tmp_path / "job.py").write_text(PROGRAM)

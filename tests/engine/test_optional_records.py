@@ -23,6 +23,7 @@ from dagster_unified.api import (
 from dagster_unified.connectors import DeltaSink
 from dagster_unified.testing import run_pipeline
 from tests.iterations.test_semantics import Body
+from tests.support import MODES
 
 
 class Inner(NamedTuple):
@@ -118,12 +119,13 @@ def named(name):
     return lambda record: (name, str(record))
 
 
-@pytest.mark.parametrize(("runs", "mode"), [("run_on_spark", "BATCH"), ("run_streaming", "STREAMING")])
-def test_none_in_the_place_of_a_record_passes_every_operator(runs, mode, request, tmp_path):
+@pytest.mark.a_day(1)
+@MODES
+def test_none_in_the_place_of_a_record_passes_every_operator(run_in, mode, tmp_path):
     pipeline = Pipeline("optional")
     one, other = (pipeline.from_collection(ROWS, Rec, name=name) for name in ("one", "other"))
     first, *more = [build(one, other).map(named(name), tuple[str, str]) for name, build in OPERATORS.items()]
     first.union(*more).sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
-    request.getfixturevalue(runs)(pipeline)
+    run_in[mode](pipeline)
     rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table().to_pylist()
     assert Counter(tuple(row.values()) for row in rows) == Counter(run_pipeline(pipeline, mode).sinks["out"])

@@ -27,6 +27,7 @@ def run(request, run_on_spark, run_streaming):
     return run_on_spark if request.param == "BATCH" else run_streaming
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(
     ("header", "columns"), [("shop,amout", "shop, amout"), ("shop,amount,note", "shop, amount, note")]
 )
@@ -43,6 +44,7 @@ def test_a_header_that_does_not_name_the_records_fields(run, tmp_path, header, c
     assert not raised.value.retryable
 
 
+@pytest.mark.a_day(1)
 def test_an_expression_that_spark_does_not_accept(run):
     pipeline = Pipeline("p")
     pipeline.from_collection([Sale("a", 1)]).where("not_a_function(amount) > 0").name("large").print()
@@ -63,6 +65,7 @@ def elsewhere():
     del sys.modules["elsewhere"]
 
 
+@pytest.mark.a_day(1)
 def test_a_module_that_workers_do_not_have(run, elsewhere):
     pipeline = Pipeline("p")
     pipeline.from_collection([1]).map(elsewhere.priced).print()
@@ -89,6 +92,7 @@ class Unloadable:
         return int, ("a price",)
 
 
+@pytest.mark.a_day(1)
 def test_a_function_that_workers_cannot_load(run):
     pipeline = Pipeline("p")
     pipeline.from_collection([1]).map(Unloadable(), output_type=int).print()
@@ -98,6 +102,7 @@ def test_a_function_that_workers_cannot_load(run):
     assert not raised.value.retryable
 
 
+@pytest.mark.a_day(1)
 def test_a_data_source_that_spark_does_not_have(run):
     pipeline = Pipeline("p")
     pipeline.from_source(StructuredSource("no.such", Sale, name="sales", bounded=True)).print()
@@ -107,6 +112,7 @@ def test_a_data_source_that_spark_does_not_have(run):
     assert not raised.value.retryable
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("sink", [DeltaSink, FileSink])
 def test_a_path_that_cannot_be_written_to(run, tmp_path, sink):
     (tmp_path / "file").write_text("")
@@ -120,6 +126,7 @@ def test_a_path_that_cannot_be_written_to(run, tmp_path, sink):
     assert not raised.value.retryable
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("sink", [DeltaSink, FileSink])
 def test_a_file_in_the_place_of_a_sinks_folder_stays(run, tmp_path, sink):
     (tmp_path / "totals").write_text("of somebody")
@@ -131,6 +138,7 @@ def test_a_file_in_the_place_of_a_sinks_folder_stays(run, tmp_path, sink):
     assert (tmp_path / "totals").read_text() == "of somebody"
 
 
+@pytest.mark.a_day(1)
 def test_a_delta_table_in_the_place_of_a_sinks_folder_of_files_stays(run, tmp_path):
     for sink in (DeltaSink, FileSink):
         pipeline = Pipeline("p")

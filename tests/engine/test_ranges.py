@@ -347,6 +347,7 @@ def into_table(folder, build=lambda totals: totals, **sink):
     return pipeline
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(
     "sink", [{"mode": "append"}, {"mode": "overwrite"}, {"mode": "overwrite", "partition_by": "key"}]
 )
@@ -429,6 +430,7 @@ class Sale(NamedTuple):
 LINES = ["north,2024-01-01,1", "north,2024-01-02,2", "south,2024-01-02,many", "south,2024-01-04,8", "south,never,16"]
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("kept", ["drop", "divert"])
 def test_malformed_rows_are_counted_for_every_partition_that_they_may_belong_to(spark, tmp_path, kept):
     (tmp_path / "in.csv").write_text("shop,day,amount\n" + "\n".join(LINES) + "\n")
@@ -473,6 +475,7 @@ def of_shops(source, folder):
     return pipeline
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("folder", ["in", "für alle, 100%", "in/../other"])
 def test_files_of_a_path_template(spark, tmp_path, folder):
     for shop, amount in (("north", 1), ("south", 2)):
@@ -484,6 +487,7 @@ def test_files_of_a_path_template(spark, tmp_path, folder):
     assert files(tmp_path / "out") == BY_SHOP
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("amounts", [pa.int64(), pa.int32()])
 def test_parquet_files_of_which_each_partition_has_a_schema_of_its_own(spark, tmp_path, amounts):
     for shop, amount, kind in (("north", 1, pa.int64()), ("south", 2, amounts)):

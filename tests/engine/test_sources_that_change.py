@@ -80,6 +80,7 @@ class Shops:
         return table_rows(f"{self.folder}/table")
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("kind", ["records", "totals"])
 def test_sources_that_change_places_are_each_read_on(spark, tmp_path, kind):
     shops, sales = Shops(spark, tmp_path), []

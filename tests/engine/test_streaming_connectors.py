@@ -57,11 +57,6 @@ class Sale(NamedTuple):
 SALES = [Sale("a", 1), Sale("b", 2), Sale("a", 3), Sale("b", 4), Sale("a", 5)]
 
 
-@pytest.fixture
-def run(run_on_spark, run_streaming):
-    return lambda pipeline, mode, options=None: (run_on_spark if mode == "BATCH" else run_streaming)(pipeline, options)
-
-
 def files(folder: Path, *contents: Iterable[Sale]) -> Path:
     folder.mkdir()
     for number, records in enumerate(contents):
@@ -74,15 +69,16 @@ def files(folder: Path, *contents: Iterable[Sale]) -> Path:
 # Sources
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_json_files_whose_malformed_rows_are_diverted_or_dropped(run, tmp_path, mode):
+def test_json_files_whose_malformed_rows_are_diverted_or_dropped(run_in, tmp_path, mode):
     folder = files(tmp_path / "in", SALES[:2], SALES[2:])
     (folder / "2.json").write_text('{"shop": "c", "amount": "many"}\n')
     pipeline = Pipeline("sales")
     for on_malformed in ("divert", "drop"):
         source = JsonSource(str(folder), Sale, name=f"sales to {on_malformed}", on_malformed=on_malformed)
         pipeline.from_source(source).sink_to(FileSink(str(tmp_path / on_malformed)))
-    run(pipeline, mode)
+    run_in[mode](pipeline)
     for on_malformed in ("divert", "drop"):
         assert file_rows(tmp_path / on_malformed) == sorted(tuple(s) for s in SALES)
     (kept,) = [f for f in tmp_path.rglob("*.parquet") if "malformed" in str(f) and pq.read_table(f).num_rows]
@@ -120,14 +116,14 @@ def test_a_native_aggregate_leaves_out_malformed_rows_that_another_stream_of_the
     assert [pq.read_table(f).num_rows for f in tmp_path.rglob("*.parquet") if "malformed" in str(f)] == [1]
 
 
-def test_a_missing_column_is_an_error_and_not_null(run, tmp_path):
+def test_a_missing_column_is_an_error_and_not_null(run_in, tmp_path):
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"shop": ["a"]}), tmp_path / "in/0.parquet")
     for mode in ("BATCH", "STREAMING"):
         pipeline = Pipeline("p")
         pipeline.from_source(ParquetSource(str(tmp_path / "in"), Sale, name="sales")).print()
         with pytest.raises(PipelineError, match=r"source 'sales': no column 'amount' in .*; it has shop"):
-            run(pipeline, mode)
+            run_in[mode](pipeline)
 
 
 def streamed_until(job: StreamingJob, look):
@@ -206,19 +202,21 @@ class Lines:
         self.file.close()
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_a_function_is_called_with_every_record(run, tmp_path, mode):
+def test_a_function_is_called_with_every_record(run_in, tmp_path, mode):
     (tmp_path / "out").mkdir()
     pipeline = Pipeline("p")
     pipeline.from_collection(SALES).sink_to(ForeachSink(Lines(tmp_path / "out"), name="lines"))
-    run(pipeline, mode)
+    run_in[mode](pipeline)
     assert sorted("".join(f.read_text() for f in (tmp_path / "out").iterdir()).splitlines()) == sorted(
         f"{s.shop} {s.amount}" for s in SALES
     )
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_a_function_that_fails_names_the_record(run, tmp_path, mode):
+def test_a_function_that_fails_names_the_record(run_in, tmp_path, mode):
     (tmp_path / "out").mkdir()
     pipeline = Pipeline("p")
     pipeline.from_collection([Sale("a", 0)]).sink_to(ForeachSink(Lines(tmp_path / "out"), name="lines"))
@@ -228,7 +226,7 @@ def test_a_function_that_fails_names_the_record(run, tmp_path, mode):
             r"p: stage '.*', sink 'lines': ValueError: nothing sold, at .* in __call__, on Sale\(shop='a', amount=0\)"
         ),
     ):
-        run(pipeline, mode)
+        run_in[mode](pipeline)
 
 
 # Operators that reach a worker
@@ -246,8 +244,9 @@ class Both(NamedTuple):
     second: int
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_asynchronous_calls_and_a_join(run, tmp_path, mode):
+def test_asynchronous_calls_and_a_join(run_in, tmp_path, mode):
     pipeline = Pipeline("p")
     at = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).with_timestamp_assigner("amount")
     sales = pipeline.from_collection(SALES).assign_timestamps_and_watermarks(at)
@@ -259,7 +258,7 @@ def test_asynchronous_calls_and_a_join(run, tmp_path, mode):
         .window(TumblingEventTimeWindows.of(timedelta(milliseconds=4)))
     )
     windows.apply(lambda a, b: Both(a.shop, a.amount, b.amount), Both).sink_to(FileSink(str(tmp_path / "out")))
-    run(pipeline, mode)
+    run_in[mode](pipeline)
     assert file_rows(tmp_path / "out") == [
         ("a", 1, 2),
         ("a", 1, 6),
@@ -423,15 +422,16 @@ def test_an_epoch_that_was_planned_of_another_kind_of_source_is_one_sentence(run
         run_streaming(given)
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_a_null_that_no_function_has_seen_does_not_reach_a_sink(run, tmp_path, mode):
+def test_a_null_that_no_function_has_seen_does_not_reach_a_sink(run_in, tmp_path, mode):
     (tmp_path / "in").mkdir()
     pq.write_table(pa.table({"shop": ["a", "b"], "amount": [1, None]}), tmp_path / "in" / "1.parquet")
     pipeline = Pipeline("p")
     sales = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Sale)).where("shop is not null")
     sales.sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
     with pytest.raises(RecordTypeError, match=r"^p: sink 'out': field 'amount' of Sale is null, and its type does not"):
-        run(pipeline, mode)
+        run_in[mode](pipeline)
 
 
 class Met(NamedTuple):
@@ -455,13 +455,14 @@ class Zones(KeyedProcessFunction):
         yield f"timer {ctx.get_current_key().tzinfo!r} {last.at.tzinfo!r} {last.times[0].tzinfo!r}"
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_times_in_utc_have_one_zone_wherever_they_come_from(run, tmp_path, mode):
+def test_times_in_utc_have_one_zone_wherever_they_come_from(run_in, tmp_path, mode):
     noon = datetime(2024, 1, 1, 12, tzinfo=timezone.utc)
     pipeline = Pipeline("p")
     met = pipeline.from_collection([Met(noon, [noon])], Met).key_by("at").process(Zones())
     met.sink_to(DeltaSink(str(tmp_path / "out"), name="out"))
-    run(pipeline, mode)
+    run_in[mode](pipeline)
     utc = "datetime.timezone.utc"
     found = DeltaTable(str(tmp_path / "out")).to_pyarrow_table()["value"].to_pylist()
     assert sorted(found) == [f"record {utc} {utc}", f"timer {utc} {utc} {utc}"]

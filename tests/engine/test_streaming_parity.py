@@ -386,6 +386,7 @@ def test_streaming_ends_with_the_tables_of_batch(spark, tmp_path, operations, ev
         }
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(
     ("operations", "interrupt"),
     [

@@ -42,6 +42,7 @@ class Limit(MapFunction[int, str]):
         return str(TaskContext.get().getLocalProperty(MAX_BYTES))
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.spark
 @pytest.mark.parametrize(("kind", "limit"), [(int, UNLIMITED), (bytes, "None")])
 def test_a_stage_is_planned_by_its_records(spark, run_on_spark, tmp_path, kind, limit):
@@ -53,6 +54,7 @@ def test_a_stage_is_planned_by_its_records(spark, run_on_spark, tmp_path, kind, 
     assert [row[0] for row in spark.read.parquet(str(tmp_path / "out")).collect()] == [limit]
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.spark
 @pytest.mark.parametrize(("kind", "limit"), [(int, UNLIMITED), (bytes, "None")])
 def test_a_stream_is_started_by_its_records(spark, tmp_path, kind, limit):

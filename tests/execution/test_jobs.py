@@ -79,6 +79,7 @@ class Counted(MapFunction):
         return sale
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(("mode", "totals"), [("BATCH", 2), ("STREAMING", 3)])
 def test_metrics_of_all_parallel_instances_are_added_up(spark, tmp_path, mode, totals):
     pipeline = Pipeline("shops")
@@ -127,6 +128,7 @@ class AwaySource(CollectionSource):
         return super().read_stream(spark, folder)
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 @pytest.mark.parametrize("failures", [2, 3])
 def test_a_job_is_started_again_as_its_restart_strategy_says(spark, tmp_path, mode, failures):
@@ -205,6 +207,7 @@ def test_a_batch_job_that_is_cancelled_commits_nothing(spark, tmp_path):
     )
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
 def test_a_streams_records_come_to_the_program(spark, mode):
     with totals(Pipeline("shops")).execute_and_collect(
@@ -284,6 +287,8 @@ pipeline.execute({"execution.savepoint.path": sys.argv[1]}, master="local[2]")
 """
 
 
+@pytest.mark.spark
+@pytest.mark.rotates("processes")
 def test_jobs_that_begin_at_once_share_a_session_and_one_that_the_program_leaves_behind_finishes(tmp_path):
     command = [sys.executable, "-c", AT_ONCE_AND_LEFT, str(tmp_path / "left")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -193,6 +193,7 @@ def test_a_run_that_is_killed_goes_on_and_gives_what_it_would_have_given(tmp_pat
     killed_and_run_again(program, point, epoch, expected, tmp_path)
 
 
+@pytest.mark.rotates("processes")
 @pytest.mark.spark
 def test_rounds_in_a_bucket_are_gone_on_after(tmp_path):
     with served("lake") as environment:

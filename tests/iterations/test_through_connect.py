@@ -63,6 +63,7 @@ def test_a_loop_goes_on_where_a_process_of_the_server_was_killed_in_a_round(port
     finishes(port, tmp_path, kind, victim, count)
 
 
+@pytest.mark.rotates("clusters")
 def test_a_bounded_loop_is_stopped_between_rounds_that_its_job_hears_of_and_goes_on(port, tmp_path):
     given(tmp_path)
     for first in ("RoundCommitted", "IterationResumed"):

@@ -38,6 +38,7 @@ from jobs import (
 from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv
 from jobs.flights import RawFlight
 from tests.jobs.flown import flown
+from tests.support import MODES
 
 DAYS = {("1", str(day)) for day in range(1, 6)}
 
@@ -263,10 +264,11 @@ def descended(rows, weights):
     return flights, loss / flights, late / flights
 
 
-@pytest.mark.parametrize("run", ["run_on_spark", "run_streaming"])
-def test_late_flights_are_learned_as_by_plain_descent(data, request, tmp_path, run):
+@pytest.mark.a_day(1)
+@MODES
+def test_late_flights_are_learned_as_by_plain_descent(data, run_in, tmp_path, mode):
     pipeline = late_flights.build(str(data["flights_csv"]), str(tmp_path / "out"))
-    request.getfixturevalue(run)(pipeline, {"parallelism.default": 1})
+    run_in[mode](pipeline, {"parallelism.default": 1})
     weights = [0.0] * late_flights.WEIGHTS
     flights, loss, rate = descended(read(data["flights_csv"]), weights)
     (found,) = DeltaTable(str(tmp_path / "out/late_flights")).to_pyarrow_table().to_pylist()

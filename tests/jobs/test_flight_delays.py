@@ -177,6 +177,8 @@ def _raw(row):
     )
 
 
+@pytest.mark.spark
+@pytest.mark.rotates("processes")
 def test_the_readmes_command_runs_the_year(tmp_path):
     """As a user runs it: a process of its own, Spark's own settings, the command line, Dagster."""
     places = {"DAGSTER_UNIFIED_DATA": f"{tmp_path}/data", "DAGSTER_UNIFIED_OUTPUT": f"{tmp_path}/tables"}

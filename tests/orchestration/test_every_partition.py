@@ -74,6 +74,7 @@ def rows(folder):
     return sorted(tuple(row.values()) for row in DeltaTable(str(folder / "out")).to_pyarrow_table().to_pylist())
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("carry_state", [False, True])
 def test_all_of_it_is_in_each_partition_alone_and_of_a_range(spark, tmp_path, carry_state):
     definitions = unified_definitions(

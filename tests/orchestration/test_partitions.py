@@ -157,6 +157,7 @@ class Lessened(KeyedProcessFunction[str, Total, Total]):
         return [Total(value.shop, str(self.times.value()), value.amount - 2)]
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(
     ("iterate", "expected"),
     [

@@ -70,6 +70,7 @@ def test_a_lost_intermediate_is_recomputed_inside_the_step_that_needs_it(instanc
     assert values() == [16, 20]
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("lost", ["sums", "everything"])
 def test_a_lost_output_of_an_iteration_is_made_again_by_the_step_that_needs_it(instance, lost):
     shutil.rmtree(HOME / "halves", ignore_errors=True)

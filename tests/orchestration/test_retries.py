@@ -55,6 +55,7 @@ def test_an_error_that_may_pass_is_tried_again(spark, tmp_path):
 FIXED = {"type": "fixed-delay", "fixed-delay.attempts": 2, "fixed-delay.delay": "10 ms"}
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(
     ("strategy", "failing", "expected"),
     [
@@ -74,6 +75,7 @@ def test_no_restart_strategy_tries_again_what_would_come_again(tmp_path):
     assert attempts(tmp_path, Cluster(None, error, failing=9), **FIXED) == (0, False)
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(("failing", "sentence"), [(1, None), (2, "all 1 attempts of restart-strategy.fixed-delay")])
 def test_a_stream_of_the_command_line_obeys_the_restart_strategy(spark, tmp_path, failing, sentence):
     pipeline = Pipeline("away")

@@ -75,6 +75,7 @@ def test_a_stream_may_start_from_a_savepoint_that_was_taken_of_another_one(tmp_p
     assert found["again/table"] == {"again/sources/sales", "shops/savepoint"}
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("mode", ["batch", "streaming"])
 def test_a_run_that_leaves_a_savepoint_reports_what_is_in_it(spark, tmp_path, mode):
     (tmp_path / "sales").mkdir()

@@ -37,7 +37,7 @@ _SETTINGS = {
     "log_min_messages": "log",
     "fsync": "off",
 }
-"""A test may kill the server, after which the operating system still has what it wrote; no test takes away its power."""
+"""A test may kill the server, and the operating system still has what it wrote; no test takes away its power."""
 
 
 def folder_of_programs() -> Path | None:

@@ -103,6 +103,7 @@ def run(request, run_on_spark, run_streaming):
     return run_on_spark if request.param == "BATCH" else run_streaming
 
 
+@pytest.mark.a_day(1)
 def test_a_run_starts_from_state_that_was_made_of_a_table(run, tmp_path):
     pipeline = totals(f"{tmp_path}/table")
     made = Savepoint.new(pipeline).with_state("totals", STATE, timers=TIMERS)
@@ -148,6 +149,7 @@ def test_dataframes_that_are_no_state_are_refused(spark):
             given(state, timers)
 
 
+@pytest.mark.a_day(1)
 def test_what_a_run_has_left_is_read_changed_and_started_from(run, run_on_spark, tmp_path):
     pipeline = totals(f"{tmp_path}/table")
     run(pipeline, {"execution.savepoint.path": f"{tmp_path}/left"})
@@ -196,6 +198,7 @@ OPEN = pa.table(
 CLOSING = pa.table({"shop": ["north", "south"], "timestamp": [99, 99]})
 
 
+@pytest.mark.a_day(1)
 def test_a_run_starts_from_open_windows_that_were_made_of_a_table(run, tmp_path):
     pipeline = windows(f"{tmp_path}/table")
     Savepoint.new(pipeline).with_state("windows", OPEN, timers=CLOSING).write(f"{tmp_path}/made")

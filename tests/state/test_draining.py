@@ -219,6 +219,7 @@ def test_a_job_that_was_killed_before_the_epoch_of_the_end_of_its_input_runs_tha
     assert shops.rows("first windows") == WINDOWS | more
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("planned", [True, False])
 def test_a_native_window_has_fired_though_draining_fails_between_the_end_and_the_epoch_in_which_it_closes(
     shops, monkeypatch, planned

@@ -731,6 +731,7 @@ def started(spark, folder, left, pipeline, mode="BATCH", **options):
     Cut(spark, folder).run(pipeline, mode, {"execution.state-recovery.path": str(left), **options})
 
 
+@pytest.mark.a_day(1)
 @MODES
 def test_a_field_may_be_added_with_a_default_and_widened(spark, tmp_path, left, mode):
     events = [*EVENTS[:2], Event("a", 0, 5), Event("new", 0, 5)]
@@ -741,6 +742,7 @@ def test_a_field_may_be_added_with_a_default_and_widened(spark, tmp_path, left, 
     ]
 
 
+@pytest.mark.a_day(1)
 @MODES
 def test_a_type_that_does_not_fit_is_an_error_that_names_it_before_anything_runs(spark, tmp_path, left, mode):
     with pytest.raises(StateError, match=r"memory: operator 'Remembering': state 'held' is declared str, and the"):

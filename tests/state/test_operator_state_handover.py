@@ -144,6 +144,7 @@ def parted(numbers, path):
     return pipeline
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("modes", [("BATCH", "STREAMING"), ("STREAMING", "BATCH")], ids="-".join)
 def test_state_stays_with_a_subtask_that_an_exchange_chooses(spark, tmp_path, modes):
     path, saved = f"{tmp_path}/out", f"{tmp_path}/savepoint"

@@ -38,6 +38,7 @@ def delays(folder, out):
     return flight_delays.build(f"{folder}/in/*.csv", f"{folder}/{out}")
 
 
+@pytest.mark.rotates("stories")
 @pytest.mark.parametrize("build", rotated([sessions, totals, delays], 1))
 def test_the_year_is_read_in_pieces_each_in_any_mode_and_the_tables_are_those_of_one_run(spark, tmp_path, build):
     random = chance("the year of flights")

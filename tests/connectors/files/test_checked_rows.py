@@ -12,6 +12,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink, JsonSource
 from dagster_unified.errors import MalformedInputError
 from dagster_unified.orchestration.partitions import slice_of
+from tests.support import MODES
 
 COLUMNS = 14
 """So many that what doubles with each column is far beyond what Spark needs otherwise."""
@@ -19,6 +20,7 @@ COLUMNS = 14
 Wide = NamedTuple("Wide", [(f"column{n}", int) for n in range(COLUMNS)])
 
 
+@pytest.mark.a_day(2)
 @pytest.mark.parametrize("on_malformed", ["fail", "drop", "divert"])
 @pytest.mark.parametrize("bound", [False, True])
 def test_columns_may_be_renamed_behind_the_checks(spark, tmp_path, on_malformed, bound):
@@ -46,9 +48,10 @@ ROWS = {
 }
 
 
+@pytest.mark.a_day(2)
 @pytest.mark.parametrize("form", ["csv", "json"])
-@pytest.mark.parametrize("mode", ["run_on_spark", "run_streaming"])
-def test_a_filter_on_columns_does_not_hide_a_malformed_row(request, tmp_path, form, mode):
+@MODES
+def test_a_filter_on_columns_does_not_hide_a_malformed_row(run_in, tmp_path, form, mode):
     (tmp_path / f"sales.{form}").write_text(ROWS[form])
     reads = CsvSource if form == "csv" else JsonSource
     conditions = {"by_amount": "amount > 5", "by_name": "name = 'b'"}
@@ -59,7 +62,7 @@ def test_a_filter_on_columns_does_not_hide_a_malformed_row(request, tmp_path, fo
         sales = pipeline.from_source(reads(str(tmp_path / f"sales.{form}"), Sale, on_malformed=on_malformed))
         for name in names:
             sales.where(conditions[name]).sink_to(DeltaSink(str(tmp_path / name), name=name))
-        request.getfixturevalue(mode)(pipeline, {"execution.checkpointing.dir": f"{tmp_path}/{of_run}"})
+        run_in[mode](pipeline, {"execution.checkpointing.dir": f"{tmp_path}/{of_run}"})
 
     for name in conditions:
         with pytest.raises(MalformedInputError, match=r"sales\.\w+, line [345]"):
@@ -74,6 +77,7 @@ class Visit(NamedTuple):
     day: date
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("on_malformed", ["fail", "divert"])
 def test_a_partition_reads_its_folders_only(spark, tmp_path, on_malformed):
     """Of other folders a run for a partition does not even see that their files are no JSON."""

@@ -16,6 +16,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, FileSink
 from dagster_unified.errors import MalformedInputError, PipelineError
 from tests.depth import examples
+from tests.support import MODES
 
 TEXTS = [
     "plain", "", " ", " lead", "trail ", "tab\t", "a,b", 'q"q', '"', '""', "\\", 'back\\"slash', "a,b\\", "\\n", "'",
@@ -55,8 +56,9 @@ def read(run, folder, source):
     return sorted((source.records.python(**row) for row in rows), key=lambda record: record.number)
 
 
-@pytest.mark.parametrize("run", ["run_on_spark", "run_streaming"])
-def test_what_other_programs_have_written_is_read_as_it_is(request, tmp_path, run):
+@pytest.mark.a_day(1)
+@MODES
+def test_what_other_programs_have_written_is_read_as_it_is(run_in, tmp_path, mode):
     lines = [line for line in LINES if line.text]  # most write no difference between an empty text and none
     (tmp_path / "in").mkdir()
     programs = list(product([csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC], ["\n", "\r\n"]))
@@ -65,7 +67,7 @@ def test_what_other_programs_have_written_is_read_as_it_is(request, tmp_path, ru
             writer = csv.writer(file, quoting=quoting, lineterminator=ending)
             writer.writerow(Line._fields)
             writer.writerows(lines)
-    found = read(request.getfixturevalue(run), tmp_path, CsvSource(str(tmp_path / "in"), Line, name="lines"))
+    found = read(run_in[mode], tmp_path, CsvSource(str(tmp_path / "in"), Line, name="lines"))
     assert found == [line for line in lines for _ in programs]
 
 
@@ -109,6 +111,7 @@ SEVERAL_LINES = st.text(st.sampled_from('a",\\\n\r')) | st.text(
 )
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(("texts", "multi_line"), [(ONE_LINE, False), (SEVERAL_LINES, True)])
 @settings(max_examples=examples(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -148,17 +151,19 @@ BROKEN = [
 ]
 
 
+@pytest.mark.a_day(2)
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_texts_of_several_lines_are_read_where_that_is_said(request, tmp_path, ending, mode):
+@MODES
+def test_texts_of_several_lines_are_read_where_that_is_said(run_in, tmp_path, ending, mode):
     with (tmp_path / "lines.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator=ending)
         writer.writerow(Line._fields)
         writer.writerows(BROKEN)
-    run = request.getfixturevalue("run_on_spark" if mode == "BATCH" else "run_streaming")
     source = CsvSource(str(tmp_path / "lines.csv"), Line, name="lines", multi_line=True)
     # Spark reads a break in a text that is as those of the file's lines as one character
-    assert read(run, tmp_path, source) == [line._replace(text=line.text.replace(ending, "\n")) for line in BROKEN]
+    assert read(run_in[mode], tmp_path, source) == [
+        line._replace(text=line.text.replace(ending, "\n")) for line in BROKEN
+    ]
 
 
 def test_the_line_of_a_row_of_several_lines_is_its_first(run_on_spark, tmp_path):
@@ -168,14 +173,14 @@ def test_the_line_of_a_row_of_several_lines_is_its_first(run_on_spark, tmp_path)
         read(run_on_spark, tmp_path, source)
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_bytes_that_are_not_utf_8_make_their_row_malformed(request, tmp_path, mode):
+@pytest.mark.a_day(1)
+@MODES
+def test_bytes_that_are_not_utf_8_make_their_row_malformed(run_in, tmp_path, mode):
     (tmp_path / "lines.csv").write_bytes("text\ncafé\n".encode() + "cafè\n".encode("latin-1"))
     pipeline = Pipeline("lines")
     pipeline.from_source(CsvSource(str(tmp_path / "lines.csv"), Note, name="lines")).print()
-    run = request.getfixturevalue("run_on_spark" if mode == "BATCH" else "run_streaming")
     with pytest.raises(MalformedInputError, match=r"field 'text' has bytes that are not UTF-8, or U\+FFFD"):
-        run(pipeline)
+        run_in[mode](pipeline)
 
 
 class Raw(NamedTuple):

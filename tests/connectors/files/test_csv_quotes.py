@@ -14,6 +14,7 @@ from dagster_unified.connectors import CsvSource, FileSink
 from dagster_unified.connectors.files.texts import CsvRows
 from dagster_unified.errors import MalformedInputError, PipelineError
 from tests.connectors.files.test_csv import read
+from tests.support import MODES
 
 
 class Note(NamedTuple):
@@ -58,6 +59,7 @@ CASES = [
 ]
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_row_whose_quotes_do_not_close_is_malformed_wherever_it_stands(spark, tmp_path, packed):
     for number, (content, fits, malformed) in enumerate(CASES):
@@ -96,21 +98,23 @@ def test_with_several_lines_only_what_closes_is_a_text(spark, tmp_path):
         assert (kept, len(reasons)) == (fits, malformed), content
 
 
-@pytest.mark.parametrize("run", ["run_on_spark", "run_streaming"])
-def test_a_file_that_ends_in_a_quote_fails_a_run(request, tmp_path, run):
+@pytest.mark.a_day(1)
+@MODES
+def test_a_file_that_ends_in_a_quote_fails_a_run(run_in, tmp_path, mode):
     (tmp_path / "notes.csv").write_text('number,text\n1,a\n2,"two\n')
     source = CsvSource(str(tmp_path / "notes.csv"), Note, name="notes")
     with pytest.raises(MalformedInputError, match=r"notes\.csv, line 3: .* field 'text' is '\"two', and the quotes"):
-        read(request.getfixturevalue(run), tmp_path, source)
+        read(run_in[mode], tmp_path, source)
 
 
-@pytest.mark.parametrize("run", ["run_on_spark", "run_streaming"])
-def test_rows_of_separators_are_rows(request, tmp_path, run):
+@pytest.mark.a_day(1)
+@MODES
+def test_rows_of_separators_are_rows(run_in, tmp_path, mode):
     (tmp_path / "a.csv").write_text("a\tb\tc\n\t\t\n \t\t1\n\n   \n\x01\t\x02\t\n")
     pipeline = Pipeline("loose")
     source = CsvSource(str(tmp_path / "a.csv"), Loose, name="loose", delimiter="\t")
     pipeline.from_source(source).sink_to(FileSink(str(tmp_path / "out"), name="out", format="csv"))
-    request.getfixturevalue(run)(pipeline)
+    run_in[mode](pipeline)
     (file,) = [f for f in (tmp_path / "out").glob("*.csv") if len(f.read_text().splitlines()) > 1]
     assert file.read_text() == "a,b,c\n,,\n ,,1\n\x01,\x02,\n"
 
@@ -140,6 +144,7 @@ def test_a_large_file_is_read_in_pieces_by_the_same_rules(spark, tmp_path):
             spark.conf.set("spark.sql.files.maxPartitionBytes", before)
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("header", ["text,number", "number", "number;text"])
 def test_each_files_header_is_looked_at(spark, tmp_path, header):
     for number in range(6):

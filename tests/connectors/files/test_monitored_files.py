@@ -74,6 +74,7 @@ def test_a_stream_reads_each_file_once_and_tells_which(spark, tmp_path):
     assert stream.position().root == str(tmp_path / "in")
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(("limit", "epochs"), [(4, [1, 4, 4, 2]), (None, [1, 10]), (1, [1] * 11)])
 def test_a_job_that_starts_with_another_limit_reads_by_that(spark, tmp_path, limit, epochs):
     for n in range(11):
@@ -125,6 +126,7 @@ def test_a_batch_run_hands_over_to_a_stream_what_it_read(spark, tmp_path):
     assert Query(spark, watched(tmp_path / "in").after(position), tmp_path / "job").run() == [2]
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("interval", [None, "1 s"])
 def test_what_comes_during_an_epoch_is_read_by_the_next_one(spark, tmp_path, monkeypatch, interval):
     monkeypatch.setattr(listing, "_BRIEF", 60.0)
@@ -218,6 +220,7 @@ def test_a_drain_asks_what_was_read_while_an_epoch_ends(tmp_path, monkeypatch):
     epoch.join()
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_read_before_a_random_cut_and_after_it_is_everything_once(spark, tmp_path, seed):
     chance = random.Random(seed)
@@ -243,6 +246,7 @@ def test_what_is_read_before_a_random_cut_and_after_it_is_everything_once(spark,
     assert sorted(read) == list(range(30))
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(
     ("template", "path"),
     [
@@ -381,6 +385,7 @@ def test_names_are_kept_together_when_there_are_many_chunks(tmp_path, monkeypatc
         assert list(found) == [f"{n}.csv" for n in range(until + 1)]
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize(
     ("files", "patterns"),
     [
@@ -413,6 +418,7 @@ class Dated(NamedTuple):
     day: date
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_the_names_of_folders_tell_columns_in_both_modes(spark, tmp_path, kind):
     for day in ("2024-01-01", "2024-01-02"):
@@ -508,6 +514,7 @@ def test_a_process_that_was_paused_lists_nothing_that_another_one_has_listed(tmp
     assert add(other, "3.csv") == 2
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("monitor", [False, True])
 def test_a_file_that_goes_between_listing_and_reading_fails_the_epoch_until_it_is_back(
     spark, run_streaming, tmp_path, monkeypatch, monitor

@@ -136,6 +136,7 @@ def rows_of(frame):
     return sorted((row.id, row.amount) for row in frame.collect())
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("monitor", [False, True])
 def test_both_modes_name_the_file_and_nothing_is_committed(spark, tmp_path, monitor):
     write(tmp_path / "in", {"id": 1, "amount": 1}, {"id": 2, "total": 2})
@@ -161,6 +162,7 @@ def test_metadata_says_which_files_lacked_a_column(spark, tmp_path):
     assert manifest.rows == 3
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("aggregates", [False, True], ids=["records", "columns"])
 def test_an_epoch_says_which_files_lacked_a_column(spark, tmp_path, aggregates):
     write(tmp_path / "in", {"id": 1}, {"id": 2, "amount": 2}, {"id": 3})
@@ -197,6 +199,7 @@ def test_a_monitored_folder_has_a_column_where_some_file_has_it(spark, tmp_path,
     assert source.read_stream(spark, UPath(tmp_path / "job" / "sources" / "sales")).columns == ["id", "amount"]
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_column_that_nobody_asks_for_does_not_refuse_its_file(spark, tmp_path, first):
     (tmp_path / "in").mkdir()

@@ -17,6 +17,7 @@ from dagster_unified.connectors import CsvSource, DeltaSink, JsonSource
 from dagster_unified.connectors.files.texts import JsonRows, explained
 from dagster_unified.errors import MalformedInputError
 from dagster_unified.records import record_type
+from tests.support import MODES
 
 NOON = datetime(2024, 1, 31, 12, tzinfo=timezone.utc)
 TIME, DATE, NUMBER = (
@@ -223,15 +224,16 @@ def test_a_row_of_json_says_which_field_does_not_fit(spark, tmp_path):
     assert len(found) == len(ROWS) + 1
 
 
-@pytest.mark.parametrize("mode", ["run_on_spark", "run_streaming"])
-def test_half_a_surrogate_pair_and_a_null_in_a_dict_fail_a_run_with_their_line(request, tmp_path, mode):
+@pytest.mark.a_day(1)
+@MODES
+def test_half_a_surrogate_pair_and_a_null_in_a_dict_fail_a_run_with_their_line(run_in, tmp_path, mode):
     for number, (row, expected) in enumerate([ROWS[1], ROWS[5]]):
         (tmp_path / f"{number}.json").write_text(f'{{"number": 0}}\n{row}\n')
         pipeline = Pipeline("heard")
         pipeline.from_source(JsonSource(str(tmp_path / f"{number}.json"), Heard, name="rows")).print()
-        checkpoints = {"execution.checkpointing.dir": f"{tmp_path}/{number}"} if mode == "run_streaming" else {}
+        checkpoints = {"execution.checkpointing.dir": f"{tmp_path}/{number}"} if mode == "STREAMING" else {}
         with pytest.raises(MalformedInputError, match=rf"\.json, line 2: {expected}"):
-            request.getfixturevalue(mode)(pipeline, checkpoints)
+            run_in[mode](pipeline, checkpoints)
 
 
 @given(st.text(st.sampled_from("\\uddD8d38f0") | st.characters(codec="utf-8"), max_size=12))

@@ -16,6 +16,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, FileSink, JsonSource, ParquetSource
 from dagster_unified.errors import MalformedInputError
 from dagster_unified.orchestration.partitions import slice_of
+from tests.support import MODES
 
 SOURCES = {"csv": CsvSource, "json": JsonSource, "parquet": ParquetSource}
 BY_FORMAT = pytest.mark.parametrize("format", SOURCES)
@@ -60,6 +61,7 @@ def sources(folder, format):
         yield SOURCES[format](str(folder / "dropped"), of(int), name="dropped", on_malformed="drop"), [1, 2]
 
 
+@pytest.mark.a_day(1)
 @BY_FORMAT
 def test_both_modes_read_the_same(run_on_spark, run_streaming, tmp_path, format):
     given = list(sources(tmp_path / "in", format))
@@ -74,16 +76,18 @@ def test_both_modes_read_the_same(run_on_spark, run_streaming, tmp_path, format)
         shutil.rmtree(tmp_path / "out")
 
 
+@pytest.mark.a_day(2)
 @BY_FORMAT
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_a_name_that_does_not_fit_is_said_to_be_one(run_on_spark, run_streaming, tmp_path, format, mode):
+@MODES
+def test_a_name_that_does_not_fit_is_said_to_be_one(run_in, tmp_path, format, mode):
     write(tmp_path / "in", format, ["1", "x"])
     pipeline = Pipeline("folders")
     pipeline.from_source(SOURCES[format](str(tmp_path / "in"), of(int), name="in")).print("out")
     with pytest.raises(MalformedInputError, match=rf"^folders: source 'in': .*k=x/a\.{format}.*field 'k' is n"):
-        (run_on_spark if mode == "BATCH" else run_streaming)(pipeline)
+        run_in[mode](pipeline)
 
 
+@pytest.mark.a_day(4)
 @BY_FORMAT
 @pytest.mark.parametrize(("kind", "folder"), [(int, "1.5"), (int, str(2**63)), (bool, "2"), (date, "x")])
 def test_a_name_does_not_fit_that_is_not_written_as_its_type_is(spark, tmp_path, format, kind, folder):
@@ -93,6 +97,7 @@ def test_a_name_does_not_fit_that_is_not_written_as_its_type_is(spark, tmp_path,
         source.with_fixed_range().read(spark).collect()
 
 
+@pytest.mark.a_day(1)
 @BY_FORMAT
 def test_a_partition_reads_its_folder_however_the_number_is_written(spark, tmp_path, format):
     write(tmp_path / "in", format, ["007", "8", "07", "x"])

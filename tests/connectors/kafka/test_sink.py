@@ -29,8 +29,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, PipelineError, SinkError, UnavailableError
 from dagster_unified.graph.explain import as_mermaid, as_text, dumps
 from dagster_unified.records import record_type
-
-MODES = pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
+from tests.support import MODES
 
 
 class Sale(NamedTuple):
@@ -42,23 +41,19 @@ class Sale(NamedTuple):
 SALES = [Sale("a", 1), Sale("b", 2), Sale("a", 3), Sale("b", 4, True), Sale("a", 5)]
 
 
-@pytest.fixture
-def run(run_on_spark, run_streaming):
-    return lambda pipeline, mode, options=None: (run_on_spark if mode == "BATCH" else run_streaming)(pipeline, options)
-
-
 def values(broker, topic):
     return sorted(json.loads(value)["amount"] for value in broker.values(topic))
 
 
+@pytest.mark.a_day(2)
 @MODES
 @pytest.mark.parametrize("guarantee", DeliveryGuarantee)
-def test_every_record_is_a_message(run, kafka, mode, guarantee):
+def test_every_record_is_a_message(run_in, kafka, mode, guarantee):
     topic = kafka.create_topic()
     pipeline = Pipeline("sales")
     sink = KafkaSink(topic, kafka.address, key="shop", headers={"h": "shop"}, delivery_guarantee=guarantee)
     pipeline.from_collection(SALES, Sale).sink_to(sink)
-    run(pipeline, mode)
+    run_in[mode](pipeline)
     messages = kafka.read(topic)
     assert sorted(message.value() for message in messages) == sorted(
         json.dumps(sale._asdict(), separators=(",", ":")).encode() for sale in SALES
@@ -67,8 +62,9 @@ def test_every_record_is_a_message(run, kafka, mode, guarantee):
     assert len({(message.key(), message.partition()) for message in messages}) == 2
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_a_rolling_update_leaves_the_last_message_of_each_key_and_a_tombstone_deletes_it(run, kafka, mode):
+def test_a_rolling_update_leaves_the_last_message_of_each_key_and_a_tombstone_deletes_it(run_in, kafka, mode):
     topic = kafka.create_topic()
     pipeline = Pipeline("sales")
     totals = (
@@ -77,7 +73,7 @@ def test_a_rolling_update_leaves_the_last_message_of_each_key_and_a_tombstone_de
         .reduce(lambda a, b: Sale(a.shop, a.amount + b.amount, a.closed or b.closed))
     )
     totals.sink_to(KafkaSink(topic, kafka.address, key="shop", mode="upsert", tombstone="closed"))
-    run(pipeline, mode)
+    run_in[mode](pipeline)
     table = {}
     for message in kafka.read(topic):
         table[message.key()] = message.value()
@@ -96,18 +92,18 @@ AVRO = {
 }
 
 
-def through_a_topic(run, kafka, mode, folder, value_format):
+def through_a_topic(run_in, kafka, mode, folder, value_format):
     """What a source reads of what a sink wrote, and the messages themselves."""
     topic = kafka.create_topic()
     writing, reading = Pipeline("writing"), Pipeline("reading")
     sink = KafkaSink(topic, kafka.address, key="shop", tombstone=lambda sale: sale.closed, value_format=value_format)
     writing.from_collection(SALES, Sale).sink_to(sink)
-    run(writing, mode)
+    run_in[mode](writing)
     source = KafkaSource(
         topic, Sale, kafka.address, value_format, on_malformed="drop", bounded=KafkaOffsetsInitializer.latest()
     )
     reading.from_source(source).sink_to(DeltaSink(str(folder / "read")))
-    run(reading, mode, {"execution.checkpointing.dir": str(folder / "reading")} if mode == "STREAMING" else {})
+    run_in[mode](reading, {"execution.checkpointing.dir": str(folder / "reading")} if mode == "STREAMING" else {})
     rows = DeltaTable(str(folder / "read")).to_pyarrow_table().to_pylist()
     return sorted(Sale(**row) for row in rows), kafka.values(topic)
 
@@ -115,10 +111,11 @@ def through_a_topic(run, kafka, mode, folder, value_format):
 OPEN = sorted(sale for sale in SALES if not sale.closed)
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_avro_in_a_registry_goes_through_a_topic(run, kafka, registry, mode, tmp_path):
+def test_avro_in_a_registry_goes_through_a_topic(run_in, kafka, registry, mode, tmp_path):
     form = AvroFormat(AVRO, SchemaRegistry(registry.url))
-    read, values = through_a_topic(run, kafka, mode, tmp_path, form)
+    read, values = through_a_topic(run_in, kafka, mode, tmp_path, form)
     assert read == OPEN
     assert values.count(None) == 1
     assert {value[:5] for value in values if value is not None} == {b"\0\0\0\0\1"}
@@ -126,14 +123,16 @@ def test_avro_in_a_registry_goes_through_a_topic(run, kafka, registry, mode, tmp
     assert list(registry.schemas) == [1]
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_protobuf_goes_through_a_topic(run, kafka, registry, mode, tmp_path, message):
+def test_protobuf_goes_through_a_topic(run_in, kafka, registry, mode, tmp_path, message):
     form = ProtobufFormat(message("Sale"), registry=SchemaRegistry(registry.url))
-    assert through_a_topic(run, kafka, mode, tmp_path, form)[0] == OPEN
+    assert through_a_topic(run_in, kafka, mode, tmp_path, form)[0] == OPEN
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_what_a_registry_does_not_take_ends_the_run_before_anything_is_written(run, kafka, registry, mode):
+def test_what_a_registry_does_not_take_ends_the_run_before_anything_is_written(run_in, kafka, registry, mode):
     topic, where = kafka.create_topic(), SchemaRegistry(registry.url)
     shops = {**AVRO, "fields": [{"name": "shop", "type": "long"}, *AVRO["fields"][1:]]}
     where.register("shops", json.dumps(shops), "AVRO")
@@ -145,7 +144,7 @@ def test_what_a_registry_does_not_take_ends_the_run_before_anything_is_written(r
         pipeline = Pipeline("sales")
         pipeline.from_collection(SALES, Sale).sink_to(KafkaSink(topic, kafka.address, value_format=form))
         with pytest.raises(SinkError, match=rf"sink '{topic}' \(topic '{topic}'\): .*{said}"):
-            run(pipeline, mode)
+            run_in[mode](pipeline)
     assert kafka.values(topic, committed=False) == []
 
 
@@ -186,15 +185,16 @@ def test_a_job_that_is_started_again_goes_on_after_its_last_epoch(spark, kafka, 
         assert values(kafka, topic) == list(range(number + 1))
 
 
+@pytest.mark.a_day(1)
 @MODES
-def test_over_tls_no_secret_is_in_plans_logs_results_or_files(run, kafka, mode, monkeypatch, tmp_path, capfd):
+def test_over_tls_no_secret_is_in_plans_logs_results_or_files(run_in, kafka, mode, monkeypatch, tmp_path, capfd):
     topic, password = kafka.create_topic(), kafka.security()["sasl.password"]
     monkeypatch.setenv("KAFKA_PASSWORD", password)
     options = {**kafka.security(), "sasl.password": Environment("KAFKA_PASSWORD")}
     pipeline = Pipeline("sales")
     sink = KafkaSink(topic, KafkaConnection(kafka.secure_address, options), key="shop")
     pipeline.from_collection(SALES, Sale).sink_to(sink)
-    result = run(pipeline, mode)
+    result = run_in[mode](pipeline)
     assert values(kafka, topic) == [1, 2, 3, 4, 5]
     plan = pipeline.plan({"execution.runtime-mode": "BATCH"})
     seen = [
@@ -211,23 +211,24 @@ def test_over_tls_no_secret_is_in_plans_logs_results_or_files(run, kafka, mode, 
     assert not [file for file in files if password.encode() in file.read_bytes()]
 
 
+@pytest.mark.a_day(1)
 @MODES
 def test_a_topic_that_is_not_there_ends_the_run_at_once_and_a_cluster_that_is_away_is_tried_again(
-    run, kafka, impatient, mode
+    run_in, kafka, impatient, mode
 ):
     pipeline = Pipeline("sales")
     pipeline.from_collection(SALES, Sale).sink_to(KafkaSink("nowhere", kafka.address))
     with pytest.raises(SinkError, match=r"there is no such topic or partition .*create the topic"):
-        run(pipeline, mode)
+        run_in[mode](pipeline)
     away = Pipeline("sales")
     away.from_collection(SALES, Sale).sink_to(KafkaSink("sales", "127.0.0.1:1"))
     with pytest.raises(UnavailableError, match="does not answer"):
-        run(away, mode)
+        run_in[mode](away)
     unregistered = Pipeline("sales")
     form = AvroFormat(AVRO, SchemaRegistry("http://127.0.0.1:1"))
     unregistered.from_collection(SALES, Sale).sink_to(KafkaSink("sales", kafka.address, value_format=form))
     with pytest.raises(UnavailableError, match=r"sales: sink 'sales' .*: the schema registry at .* does not answer"):
-        run(unregistered, mode)
+        run_in[mode](unregistered)
 
 
 def test_what_it_promises_is_in_the_plan():
@@ -305,6 +306,7 @@ def test_an_option_that_the_library_sets_itself_is_refused(option, advice):
         KafkaSink("sales", "broker:9092", options={option: "x"})
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("guarantee", DeliveryGuarantee)
 def test_many_records_arrive_once(run_on_spark, spark, kafka, tmp_path, guarantee):
     topic = kafka.create_topic(partitions=3)

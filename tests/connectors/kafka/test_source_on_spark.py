@@ -27,6 +27,7 @@ from tests.connectors.kafka.killed_source import build
 from tests.connectors.kafka.test_source import JANUARY, PLACES, Placed
 from tests.depth import NIGHTLY, SEED
 from tests.engine.killed_job import OPTIONS
+from tests.support import MODES
 
 ROOT = Path(__file__).parents[3]
 KILLS, MESSAGES = (12, 300) if NIGHTLY else (2, 200)
@@ -139,9 +140,10 @@ def test_messages_that_do_not_fit_are_set_aside_in_both_modes(run_on_spark, run_
         run_on_spark(totals(kafka, topic, tmp_path / "failed"))
 
 
-@pytest.mark.parametrize("mode", ["BATCH", "STREAMING"])
-def test_what_is_wrong_at_the_start_is_one_sentence(run_on_spark, run_streaming, kafka, impatient, tmp_path, mode):
-    run = run_on_spark if mode == "BATCH" else run_streaming
+@pytest.mark.a_day(1)
+@MODES
+def test_what_is_wrong_at_the_start_is_one_sentence(run_in, kafka, impatient, tmp_path, mode):
+    run = run_in[mode]
     with pytest.raises(SourceError, match=r"totals: source 'sales': Kafka at .* has no topic 'nothing'"):
         run(totals(kafka, "nothing", tmp_path / "table"))
     group = KafkaOffsetsInitializer.committed_offsets("nobody")

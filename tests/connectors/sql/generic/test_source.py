@@ -22,6 +22,7 @@ from tests.connectors.sql.support import MANY, Sale, everything, execute, planne
 from tests.connectors.support import write
 from tests.connectors.trips import Parcel, Spot, Trip
 from tests.ports import free_port
+from tests.support import MODES
 
 DAYS = DailyPartitionsDefinition("2024-01-01")
 
@@ -115,13 +116,14 @@ def test_what_makes_no_sense_is_refused_when_the_graph_is_built(given, says):
         DatabaseSource(**{"table": "sales", "record": Sale, "connection": "sqlite://", **given})
 
 
-@pytest.mark.parametrize("mode", ["batch", "streaming"])
-def test_a_table_is_copied_on_spark(url, run_on_spark, run_streaming, mode):
+@pytest.mark.a_day(2)
+@MODES
+def test_a_table_is_copied_on_spark(url, run_in, mode):
     write(DatabaseSink("sales", url), MANY)
     built = Pipeline("copied")
     source = DatabaseSource("sales", Sale, url, split_by="id", parallelism=3)
     built.from_source(source).sink_to(DatabaseSink("copied", url, mode="upsert", key="id"))
-    (run_on_spark if mode == "batch" else run_streaming)(built)
+    run_in[mode](built)
     assert rows(url, "SELECT * FROM copied ORDER BY id") == [tuple(sale) for sale in MANY]
 
 

@@ -17,6 +17,7 @@ from dagster_unified.orchestration.partitions import slice_of
 from tests.connectors.sql.postgres.test_sink import VALUES, Everything
 from tests.connectors.sql.postgres.test_source import DAYS, Visit, visits
 from tests.connectors.sql.support import execute, rows, staging_tables
+from tests.support import MODES
 
 
 class Order(NamedTuple):
@@ -60,13 +61,11 @@ def expected(url):
     return rows(url, "SELECT shop, sum(amount) FROM orders GROUP BY shop ORDER BY shop")
 
 
-@pytest.mark.parametrize("mode", ["batch", "streaming"])
-def test_a_table_is_summed_into_another_and_no_secret_is_in_files_or_logs(
-    orders, run_on_spark, run_streaming, mode, tmp_path, capfd
-):
-    run = run_on_spark if mode == "batch" else run_streaming
+@pytest.mark.a_day(1)
+@MODES
+def test_a_table_is_summed_into_another_and_no_secret_is_in_files_or_logs(orders, run_in, mode, tmp_path, capfd):
     secret = PostgresConnection(orders, password="hidden-password")  # which this user needs not, and may give
-    run(totals(secret, max_records_per_trigger=20_000))
+    run_in[mode](totals(secret, max_records_per_trigger=20_000))
     assert rows(orders, "SELECT * FROM totals ORDER BY shop") == expected(orders)
     assert staging_tables(orders) == []
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
@@ -93,6 +92,7 @@ def test_a_stream_goes_on_with_new_rows(orders, run_streaming):
     assert rows(orders, "SELECT * FROM totals ORDER BY shop") == expected(orders)
 
 
+@pytest.mark.a_day(1)
 @pytest.mark.parametrize("table", ["orders", "SELECT * FROM orders"])
 def test_a_table_that_is_not_followed_is_read_once_in_a_stream(orders, run_streaming, table):
     built = Pipeline("totals")
