@@ -8,7 +8,8 @@ pyspark is imported only when something is read or written, so that pipelines lo
 from dagster_unified.connectors.collection import CollectionSource
 from dagster_unified.connectors.delta import DeltaSink, DeltaSource
 from dagster_unified.connectors.files.sink import FileSink
-from dagster_unified.connectors.files.sources import CsvSource, JsonSource, ParquetSource
+from dagster_unified.connectors.files.sources import ParquetSource
+from dagster_unified.connectors.files.text_sources import CsvSource, JsonSource
 from dagster_unified.connectors.finding import find_sink, find_source
 from dagster_unified.connectors.foreach import ForeachSink, PrintSink
 from dagster_unified.connectors.kafka import (

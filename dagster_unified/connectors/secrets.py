@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from dagster_unified.errors import ConfigurationError, PipelineError
 
@@ -22,6 +22,9 @@ class HasValue(Protocol):
 
 
 Value: TypeAlias = str | HasValue
+
+Option: TypeAlias = Value | int | float | bool
+"""An option of a client; numbers stand for themselves. Dagster's `EnvVar.int` is an int as well, and looked up."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,19 @@ class Environment:
         return f"${self.name}"
 
 
-def deferred(value: Value) -> Value:
+T = TypeVar("T", bound=Option)
+
+
+def deferred(value: T) -> T | Environment:
     """The value in a form that reaches workers: Dagster's `EnvVar` as an `Environment`, anything else as it is."""
     name = getattr(value, "env_var_name", None)
     return Environment(name) if isinstance(name, str) else value
 
 
-def resolved(value: Value, what: str) -> str:
-    """Look the value up; raises `ConfigurationError` where there is none."""
-    if isinstance(value, str) and not hasattr(value, "get_value"):
-        return value
-    assert isinstance(value, HasValue)
+def resolved(value: Option, what: str) -> str:
+    """Look the value up, as a text; raises `ConfigurationError` where there is none."""
+    if not isinstance(value, HasValue):
+        return str(value)
     text = value.get_value()
     if text is None:
         where = f"environment variable {value.name}" if isinstance(value, Environment) else "it"

@@ -20,7 +20,8 @@ from urllib.parse import unquote
 
 from dagster_unified import errors
 from dagster_unified.by_value import install_for_workers, without_module
-from dagster_unified.connectors.files.sources import ParquetSource, TextSource
+from dagster_unified.connectors.files.sources import ParquetSource
+from dagster_unified.connectors.files.text_sources import TextSource
 from dagster_unified.graph.aggregates import fields_of, too_large
 from dagster_unified.graph.nodes import Node
 from dagster_unified.storage.object_store import is_connect

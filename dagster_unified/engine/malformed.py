@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from dagster_unified.connectors.files.sources import TextSource
+from dagster_unified.connectors.files.text_sources import TextSource
 from dagster_unified.connectors.files.texts import Rows, explained, squeezed
 from dagster_unified.connectors.protocol.source import SparkSource
 from dagster_unified.engine.batch.intermediates import IntermediateStore

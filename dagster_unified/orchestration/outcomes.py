@@ -208,7 +208,7 @@ def died(events: Iterable[DagsterEvent]) -> str:
     return f"the process that executed it {how}{guess}. What it had committed stands"
 
 
-# No `from __future__ import annotations` here: Dagster reads the annotations of a sensor's function as objects.
+# Heartbeats
 
 
 BEAT = 2.0

@@ -310,10 +310,12 @@ class _Watcher:
         )
 
 
-# The sensor
+# What the epochs of late say
 
 
 KEPT = 60
+"""Epochs that are remembered."""
+
 UPDATED = "dagster/last_updated_timestamp"
 """The metadata that Dagster's freshness checks look at."""
 

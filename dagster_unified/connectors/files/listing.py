@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from tempfile import TemporaryDirectory
 from threading import RLock, Thread
 from typing import TYPE_CHECKING
@@ -75,18 +75,18 @@ class Listing:
         read: Iterable[str],
         skip: Callable[[str], bool],
         at_most: int | None,
+        watched: bool = True,
         index: UPath | None = None,
-        whole: bool = False,
         check: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         """`index` is the folder in which Spark finds the chunks, if that is not where they are.
 
-        With `whole` all chunks are written at once, since nobody looks again. `check` gets the names of new files, and
-        raises an error for one that cannot be read.
+        Unless it is `watched`, all chunks are written at once, since nobody looks again. `check` gets the names of new
+        files, and raises an error for one that cannot be read.
         """
-        self.files, self.folder = files, folder
+        self.files, self.folder, self.watched = files, folder, watched
         self._spark = spark
-        self._skip, self._at_most, self._whole, self._check = skip, at_most, whole, check
+        self._skip, self._at_most, self._whole, self._check = skip, at_most, not watched, check
         self._waiting: list[File] = []
         """Listed files that are in no chunk yet: a job that starts with another limit cuts them by that."""
 
@@ -207,10 +207,12 @@ class Listing:
 
     def _running(self) -> dict[UPath, StreamingQuery]:
         """The running queries of the job, by their checkpoints; the ids are looked up only once."""
-        active = {query.id: query for query in self._spark.streams.active}
-        if len(active.keys() & self._ids.values()) < self.readers and active.keys() - self._ids.values():
-            self._ids = {path: spark_log.query_id(path) for path in _checkpoints(self.folder)}
-        return {path: active[number] for path, number in self._ids.items() if number in active}
+        active = self._spark.streams.active
+        running = _among(active, self._ids)
+        if len(running) < self.readers and len(running) < len(active):
+            self._ids = _query_ids(self.folder)
+            running = _among(active, self._ids)
+        return running
 
     @property
     def _is_brief(self) -> bool:
@@ -363,11 +365,15 @@ def is_busy(query: StreamingQuery) -> bool:
     return bool(status["isTriggerActive"] and status["isDataAvailable"])
 
 
-def _running(spark: SparkSession, folder: UPath) -> dict[UPath, StreamingQuery]:
-    """The running queries of the job that a source's folder belongs to, by their checkpoints."""
-    active = {query.id: query for query in spark.streams.active}
-    ids = {path: spark_log.query_id(path) for path in _checkpoints(folder)}
-    return {path: active[number] for path, number in ids.items() if number in active}
+def _query_ids(folder: UPath) -> dict[UPath, str | None]:
+    """The queries of the job that a source's folder belongs to: their ids, by their checkpoints."""
+    return {path: spark_log.query_id(path) for path in _checkpoints(folder)}
+
+
+def _among(active: Iterable[StreamingQuery], ids: Mapping[UPath, str | None]) -> dict[UPath, StreamingQuery]:
+    """Those of the active queries that have one of these ids, by their checkpoints."""
+    by_id = {query.id: query for query in active}
+    return {path: by_id[number] for path, number in ids.items() if number in by_id}
 
 
 def _checkpoints(folder: UPath) -> list[UPath]:
@@ -403,9 +409,6 @@ _listings: dict[str, Listing] = {}
 _indexes: dict[str, TemporaryDirectory[str]] = {}
 """By a source's folder in a bucket: the folder in which Spark finds the chunks."""
 
-_watched: set[str] = set()
-"""The folders of sources that are listed again and again."""
-
 _starting = RLock()
 """Held while a query starts: no other query's epoch may use a listing that is about to be replaced."""
 
@@ -428,10 +431,9 @@ def show(
     key = path_text(folder)
     with _starting:
         before = _listings.pop(key, None)
-        _watched.discard(key)
         if before is not None:
             before.close()
-        running = _running(spark, folder)
+        running = _among(spark.streams.active, _query_ids(folder))
         for checkpoint in (path for path in _checkpoints(folder) if path not in running):
             for reader in spark_log.readers(checkpoint):
                 paths = [spark_log.path_of(entry.path) for entry in spark_log.newest(reader.log)]
@@ -440,12 +442,10 @@ def show(
         if not running:
             _begin(folder, files)
         index = _index(spark, key, folder, bool(running))
-        listing = Listing(spark, files, folder, read, skip, at_most, index, not watch, check)
+        listing = Listing(spark, files, folder, read, skip, at_most, watch, index, check)
         listing.readers += before.readers if before is not None and running else 0
         listing.look()
         _listings[key] = listing
-        if watch:
-            _watched.add(key)
         return for_spark(index)
 
 
@@ -511,7 +511,7 @@ def end(job: UPath) -> None:
 
 def all_taken(job: UPath) -> bool:
     """Whether Spark has planned to read everything that was listed for a job."""
-    return all(listing.all_taken() for listing in _of_job(job, _listings))
+    return all(listing.all_taken() for listing in _of_job(job))
 
 
 def look_between_epochs(job: UPath) -> None:
@@ -522,10 +522,10 @@ def look_between_epochs(job: UPath) -> None:
 
 
 def _watched_by(job: UPath) -> list[Listing]:
-    return _of_job(job, _watched)
+    return [listing for listing in _of_job(job) if listing.watched]
 
 
-def _of_job(job: UPath, folders: Iterable[str]) -> list[Listing]:
+def _of_job(job: UPath) -> list[Listing]:
     below = f"{path_text(job)}/"
-    known = dict(_listings)  # other threads change both
-    return [known[key] for key in list(folders) if key.startswith(below) and key in known]
+    known = dict(_listings)  # other threads change it
+    return [listing for key, listing in known.items() if key.startswith(below)]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from dagster_unified.connectors.secrets import HasValue, Value, deferred, resolved, shown
+from dagster_unified.connectors.secrets import HasValue, Option, Value, deferred, resolved, shown
 from dagster_unified.errors import (
     ConfigurationError,
     MissingRequirementError,
@@ -192,8 +192,6 @@ _CLIENT: dict[str, int | str] = {
     "reconnect.backoff.max.ms": 1000,
 }
 
-Option = Value | int | float | bool
-
 
 @runtime_checkable
 class GivesConnection(Protocol):
@@ -221,11 +219,7 @@ class KafkaConnection:
 
     def __init__(self, bootstrap_servers: Value, options: Mapping[str, Option] | None = None) -> None:
         self._servers = deferred(bootstrap_servers)
-        self._options: dict[str, Option] = {
-            # Dagster's EnvVar.int is an int, too
-            name: value if isinstance(value, (int, float)) and not isinstance(value, HasValue) else deferred(value)
-            for name, value in (options or {}).items()
-        }
+        self._options: dict[str, Option] = {name: deferred(value) for name, value in (options or {}).items()}
         for name in self._options:
             check_option(name, self.describe())
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, Literal, Protocol
+from typing import TYPE_CHECKING, Generic, Literal
 
 import pyarrow as pa
 
 from dagster_unified.connectors.protocol.commits import C, Commit, CommitConflictError, SparkSink
+from dagster_unified.connectors.sql.table_source import TableSource
 from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.functions.type_variables import In
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
 
 Mode = Literal["append", "upsert", "overwrite"]
 _MODES = ("append", "upsert", "overwrite")
-
-
-class ReadsRows(Protocol):
-    """A source of the rows that a sink has written."""
-
-    def rows(self, most: int | None = None) -> pa.Table:
-        """The rows that fit, or the first of them, read here and at once."""
 
 
 class TableSink(SparkSink[In, C]):
@@ -65,7 +59,7 @@ class TableSink(SparkSink[In, C]):
         """Its table, and where the database is: for people, without secrets."""
 
     @abstractmethod
-    def written(self) -> ReadsRows:
+    def written(self) -> TableSource[In]:
         """The columns of its table that it writes."""
 
     def describe(self) -> str:

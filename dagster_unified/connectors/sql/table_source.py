@@ -53,6 +53,10 @@ class TableSource(SplitSource[Out]):
     split_by: str | None
     parallelism: int
 
+    @abstractmethod
+    def rows(self, most: int | None = None) -> pa.Table:
+        """Read the rows that fit, or the first `most` of them, here and at once."""
+
     @property
     @abstractmethod
     def _place(self) -> str:

@@ -123,7 +123,6 @@ class DatabaseSource(TableSource[Out]):
         return self._read(split)
 
     def rows(self, most: int | None = None) -> pa.Table:
-        """Read the rows that fit, or the first `most` of them, here and at once."""
         batches = self._read(KeyRange(), most)
         return pa.Table.from_batches(
             [batch for batch in batches if isinstance(batch, pa.RecordBatch)], self.records.schema

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dagster_unified.connectors.secrets import Value, check_is_no_url, deferred, resolved, shown
@@ -210,7 +210,7 @@ class PostgresConnection:
             url = None
         object.__setattr__(self, "url", None if url is None else deferred(url))
         for name, value in parts.items():
-            object.__setattr__(self, name, value if value is None or _is_number(value) else deferred(value))
+            object.__setattr__(self, name, value if value is None else deferred(value))
         object.__setattr__(self, "options", {name: deferred(value) for name, value in further.items()})
 
     @classmethod
@@ -250,8 +250,7 @@ class PostgresConnection:
         parameters = dict(_DEFAULTS)
         for name, value in {**parts, **options, **self.options}.items():
             if value is not None:
-                text = str(value) if _is_number(value) else resolved(value, f"connection: {name}")
-                parameters["dbname" if name == "database" else name] = text
+                parameters["dbname" if name == "database" else name] = resolved(value, f"connection: {name}")
         return parameters
 
     def connect(self, where: str, autocommit: bool = False) -> psycopg.Connection[tuple[Any, ...]]:
@@ -297,11 +296,6 @@ class _SharedDatabase:
 
 
 _SHARED = _SharedDatabase()
-
-
-def _is_number(value: object) -> TypeGuard[int]:
-    """Whether it is a plain number; Dagster's `EnvVar.int` is an int too, and stands for another."""
-    return isinstance(value, int) and not hasattr(value, "get_value")
 
 
 def _parsed(url: str) -> tuple[dict[str, Value], dict[str, Value]]:

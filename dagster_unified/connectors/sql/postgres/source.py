@@ -416,7 +416,6 @@ class PostgresSource(TableSource[Out]):
                 yield from converted(columns[: len(fields)], fields, split.place, refused)
 
     def rows(self, most: int | None = None) -> pa.Table:
-        """Read the rows that fit, or the first `most` of them, here and at once."""
         with closing(self._connect()) as client, self._errors():
             columns = self._columns(self._bases(client))
         statement = _select(columns, self._from, []) + (f" LIMIT {most}" if most is not None else "")
