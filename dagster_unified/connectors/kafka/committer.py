@@ -43,20 +43,40 @@ _FLUSH = 120.0
 """Seconds within which everything has to be acknowledged."""
 
 
-class Publisher:
-    """A producer for one topic. `where` begins the message of an error."""
+@dataclass(frozen=True)
+class Topic:
+    """A topic that is written to."""
 
-    def __init__(self, connection: KafkaConnection, topic: str, where: str, config: Mapping[str, Any]) -> None:
-        self._connection, self._topic, self._where = connection, topic, where
+    connection: KafkaConnection
+    name: str
+    where: str
+    """The start of an error's message."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Options of its producers."""
+
+    def partitions(self) -> int:
+        """How many partitions it has; raises `SinkError` where there is no such topic, or no permission."""
+        metadata = self.connection.metadata(self.where, self.name).topics[self.name]
+        if metadata.error is not None:
+            raise self.connection.failure(metadata.error, self.where, SinkError)
+        return len(metadata.partitions)
+
+
+class Publisher:
+    """A producer for one topic, with the topic's options and further ones."""
+
+    def __init__(self, topic: Topic, config: Mapping[str, Any] | None = None) -> None:
+        self._topic, self._where = topic, topic.where
         self._reported: list[KafkaError] = []
         self._refused: list[KafkaError] = []
         self._partitions: int | None = None
         callbacks = {"error_cb": self._reported.append, "on_delivery": self._delivered}
-        self.producer = connection.producer({**_PRODUCER, **config, **callbacks})
+        self.producer = topic.connection.producer({**_PRODUCER, **topic.config, **(config or {}), **callbacks})
 
     def publish(self, messages: Messages) -> None:
         """Send messages, which are not acknowledged yet; raises what the cluster has refused so far."""
-        produce, topic = self.producer.produce, self._topic
+        produce, topic = self.producer.produce, self._topic.name
         keys = messages.keys if messages.keys is not None else [None] * len(messages)
         all_arguments = self._produce_arguments(messages)
         for number, (key, value) in enumerate(zip(keys, messages.values, strict=True)):
@@ -82,8 +102,8 @@ class Publisher:
             reason = telling_error(self._reported)
             said = f" ({reason.str()})" if reason is not None else ""
             raise UnavailableError(
-                f"{self._where}: {self._connection.describe()} has not acknowledged {unacknowledged} messages within"
-                f" {_FLUSH:.0f} s{said}; see that it runs and that this machine reaches it"
+                f"{self._where}: {self._topic.connection.describe()} has not acknowledged {unacknowledged} messages"
+                f" within {_FLUSH:.0f} s{said}; see that it runs and that this machine reaches it"
             )
 
     def raise_refused(self) -> None:
@@ -106,24 +126,23 @@ class Publisher:
                 return leaderless
         if reason.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
             reason = telling_error(self._reported) or reason
-        return self._connection.failure(reason, self._where, SinkError)
+        return self._topic.connection.failure(reason, self._where, SinkError)
 
     def leaderless(self) -> UnavailableError | None:
         """The error where nobody can write to a partition now, as on a broker's full disk; else None."""
         from confluent_kafka import KafkaException
 
+        name = self._topic.name
         try:
-            metadata = self.producer.list_topics(self._topic, timeout=PROBE).topics[self._topic].partitions
+            metadata = self.producer.list_topics(name, timeout=PROBE).topics[name].partitions
         except KafkaException:
             return None
-        leaderless = [
-            part_name(self._topic, number) for number, partition in sorted(metadata.items()) if partition.leader < 0
-        ]
+        leaderless = [part_name(name, number) for number, partition in sorted(metadata.items()) if partition.leader < 0]
         if not leaderless:
             return None
         return UnavailableError(
-            f"{self._where}: {self._connection.describe()}: {', '.join(leaderless)} has no leader; see that the brokers"
-            " with its replicas run, and that there is room on their disks"
+            f"{self._where}: {self._topic.connection.describe()}: {', '.join(leaderless)} has no leader; see that the"
+            " brokers with its replicas run, and that there is room on their disks"
         )
 
     def _delivered(self, error: KafkaError | None, _: object) -> None:
@@ -140,17 +159,9 @@ class Publisher:
             columns["timestamp"] = messages.timestamps
         if messages.places is not None:
             if self._partitions is None:
-                self._partitions = topic_partitions(self._connection, self._topic, self._where)
+                self._partitions = self._topic.partitions()
             columns["partition"] = [place % self._partitions for place in messages.places]
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def topic_partitions(connection: KafkaConnection, topic: str, where: str) -> int:
-    """How many partitions a topic has; raises `SinkError` where there is no such topic, or no permission."""
-    metadata = connection.metadata(where, topic).topics[topic]
-    if metadata.error is not None:
-        raise connection.failure(metadata.error, where, SinkError)
-    return len(metadata.partitions)
 
 
 _COMMIT = 60.0
@@ -161,30 +172,16 @@ _FORGOTTEN = {"INVALID_PRODUCER_ID_MAPPING", "UNKNOWN_PRODUCER_ID"}
 _OF_A_TIMELINE = re.compile(r"/(?:timeline \d+|timelines)$")
 
 
-@dataclass(frozen=True)
-class TransactionalTopic:
-    """The topic that transactions write to, and their options."""
-
-    connection: KafkaConnection
-    name: str
-    where: str
-    """The start of an error's message."""
-
-    timeout: timedelta
-    config: Mapping[str, Any] = field(default_factory=dict)
-
-    def check(self) -> None:
-        """Raise `SinkError` where there is no such topic, and a connection's error where it is away."""
-        topic_partitions(self.connection, self.name, self.where)
-
-
 class KafkaCommitter(Committer[StagedMessages]):
-    """The transactions of one sink, with a producer for each transactional id until it is closed."""
+    """The transactions of one sink, with a producer for each transactional id until it is closed.
 
-    def __init__(self, topic: TransactionalTopic) -> None:
-        self._topic = topic
+    Raises `SinkError` where there is no such topic. A transaction lasts for `timeout` at most.
+    """
+
+    def __init__(self, topic: Topic, timeout: timedelta) -> None:
+        self._topic, self._timeout = topic, timeout
         self._producers: dict[str, _TransactionalProducer] = {}
-        topic.check()
+        topic.partitions()
 
     def last_version(self, name: str) -> int | None:
         return self._producer(name).mark(name)
@@ -205,15 +202,15 @@ class KafkaCommitter(Committer[StagedMessages]):
         """The producer for a mark: the marks of one writer, on all timelines, have one transactional id."""
         identity = _OF_A_TIMELINE.sub("", name)
         if identity not in self._producers:
-            self._producers[identity] = _TransactionalProducer(self._topic, identity)
+            self._producers[identity] = _TransactionalProducer(self._topic, self._timeout, identity)
         return self._producers[identity]
 
 
 class _TransactionalProducer:
     """One transactional id. Remembers marks for as long as no other producer has begun with it."""
 
-    def __init__(self, topic: TransactionalTopic, identity: str) -> None:
-        self._topic, self._identity = topic, identity
+    def __init__(self, topic: Topic, timeout: timedelta, identity: str) -> None:
+        self._topic, self._timeout, self._identity = topic, timeout.total_seconds(), identity
         self._where = topic.where
         self._publisher: Publisher | None = None
         self._groups: dict[str, Consumer] = {}
@@ -267,12 +264,8 @@ class _TransactionalProducer:
         from confluent_kafka import KafkaException
 
         if self._publisher is None:
-            config = {
-                **self._topic.config,
-                "transactional.id": self._identity,
-                "transaction.timeout.ms": round(self._topic.timeout.total_seconds() * 1000),
-            }
-            publisher = Publisher(self._topic.connection, self._topic.name, self._topic.where, config)
+            timeout = {"transaction.timeout.ms": round(self._timeout * 1000)}
+            publisher = Publisher(self._topic, {"transactional.id": self._identity, **timeout})
             try:
                 publisher.producer.init_transactions(ANSWER)
             except KafkaException as error:
@@ -297,7 +290,7 @@ class _TransactionalProducer:
         """Commit, and wait as long as the cluster only takes its time."""
         from confluent_kafka import KafkaException
 
-        deadline = time.monotonic() + min(_COMMIT, self._topic.timeout.total_seconds())
+        deadline = time.monotonic() + min(_COMMIT, self._timeout)
         while True:
             try:
                 publisher.producer.commit_transaction(5.0)
@@ -329,12 +322,11 @@ class _TransactionalProducer:
     def _failure(self, publisher: Publisher, error: KafkaException, seconds: float = 0.0) -> UnifiedError:
         """The error for a client's error that came this many seconds after the transaction had begun."""
         name = error.args[0].name()
-        allowed = self._topic.timeout.total_seconds()
-        if name in _FENCED and seconds >= allowed:
+        if name in _FENCED and seconds >= self._timeout:
             return publisher.leaderless() or UnavailableError(
                 f"{self._where}: a transaction took {seconds:.0f} s, and the cluster has aborted it after"
-                f" {allowed:.0f} s, with nothing of it visible; raise transaction_timeout, or write less at once (the"
-                " brokers allow what their transaction.max.timeout.ms says)"
+                f" {self._timeout:.0f} s, with nothing of it visible; raise transaction_timeout, or write less at once"
+                " (the brokers allow what their transaction.max.timeout.ms says)"
             )
         if name in _FENCED:
             return CommitConflictError(f"{self._where}: another process has begun to write as '{self._identity}'")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from dagster_unified.connectors.kafka.committer import KafkaCommitter, Publisher, TransactionalTopic, topic_partitions
+from dagster_unified.connectors.kafka.committer import KafkaCommitter, Publisher, Topic
 from dagster_unified.connectors.kafka.connection import (
     PRODUCER_RESERVED,
     GivesConnection,
@@ -163,11 +163,9 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         where = f"sink '{self.name}' (topic '{self.topic}')"
         self._register(where)
         if self.delivery_guarantee is DeliveryGuarantee.AT_LEAST_ONCE:
-            topic_partitions(self.connection, self.topic, where)
+            self._topic(where).partitions()
             return NoCommitter()
-        return KafkaCommitter(
-            TransactionalTopic(self.connection, self.topic, where, self.transaction_timeout, self._options)
-        )
+        return KafkaCommitter(self._topic(where), self.transaction_timeout)
 
     def writer(self, task: WriterTask) -> Writer[StagedMessages]:
         stage = f"{task.attempt.identity.pipeline}: stage '{task.attempt.stage}'"
@@ -202,7 +200,10 @@ class KafkaSink(SparkSink[In, StagedMessages]):
 
     def publisher(self, where: str) -> Publisher:
         """A producer of messages that are visible at once."""
-        return Publisher(self.connection, self.topic, where, self._options)
+        return Publisher(self._topic(where))
+
+    def _topic(self, where: str) -> Topic:
+        return Topic(self.connection, self.topic, where, self._options)
 
 
 _PARTITIONERS = (

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
 from dagster_unified.connectors.kafka import KafkaConnection
-from dagster_unified.connectors.kafka.committer import KafkaCommitter, TransactionalTopic
+from dagster_unified.connectors.kafka.committer import KafkaCommitter, Topic
 from dagster_unified.connectors.kafka.messages import (
     MessageEncoder,
     MessageFormat,
@@ -46,9 +46,8 @@ def identity(topic, epoch=0, timeline=0):
 
 def opened(broker, topic, timeout=60.0, connection=None, **config):
     connection = connection or KafkaConnection(broker.address)
-    return KafkaCommitter(
-        TransactionalTopic(connection, topic, f"sink 's' (topic '{topic}')", timedelta(seconds=timeout), config)
-    )
+    written = Topic(connection, topic, f"sink 's' (topic '{topic}')", config)
+    return KafkaCommitter(written, timedelta(seconds=timeout))
 
 
 def staged(rows, attempt, upserts=False):

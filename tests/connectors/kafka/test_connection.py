@@ -10,7 +10,7 @@ import pytest
 from dagster import EnvVar, asset, materialize
 
 from dagster_unified.connectors.kafka import KafkaConnection, cluster, connection
-from dagster_unified.connectors.kafka.committer import topic_partitions
+from dagster_unified.connectors.kafka.committer import Topic
 from dagster_unified.connectors.secrets import Environment
 from dagster_unified.errors import ConfigurationError, UnavailableError
 from dagster_unified.orchestration import KafkaResource
@@ -168,7 +168,7 @@ def test_a_topic_that_has_just_been_made_is_waited_for(kafka, monkeypatch, who):
     timer.start()
     try:
         if who == "a sink":
-            assert topic_partitions(KafkaConnection(kafka.address), name, "here") == 3
+            assert Topic(KafkaConnection(kafka.address), name, "here").partitions() == 3
         else:
             topics = re.compile(name) if "pattern" in who else (name,)
             found = cluster.Cluster(KafkaConnection(kafka.address), topics, "read_committed", 30.0, "here")
