@@ -22,9 +22,7 @@ from dagster_unified.templates import project_files
 from dagster_unified.version import library_version
 
 if TYPE_CHECKING:
-    from dagster_unified.api.pipeline import Pipeline
     from dagster_unified.engine.events import Event
-    from dagster_unified.graph.plan import Plan
 
 
 def init(name: str, /) -> int:
@@ -157,6 +155,8 @@ def run(
     rows
         How many rows of each result table to show.
     """
+    from dagster_unified.engine import interrupts
+    from dagster_unified.engine.events import StageFinished
     from dagster_unified.engine.session import check_java, checked_master, checked_remote, reach_master, reach_remote
     from dagster_unified.graph.plan import plan
 
@@ -174,35 +174,12 @@ def run(
     else:
         reach_master(master)
         check_java()
-    return _run(
-        loaded,
-        planned,
-        {
-            k: s.value if isinstance(s.value, (bool, int)) else written(s.value)
-            for k, s in configuration.items()
-            if s.origin == "command line"
-        },
-        master,
-        remote,
-        storage,
-        rows,
-    )
-
-
-def check_java_command() -> int:
-    """Say what is missing to run Spark."""
-    from dagster_unified.engine.session import check_java
-
-    check_java()
-    return 0
-
-
-def _run(
-    pipeline: Pipeline, planned: Plan, options: dict[str, Any], master: str, remote: str | None, storage: str, rows: int
-) -> int:
-    from dagster_unified.engine import interrupts
-    from dagster_unified.engine.events import StageFinished
-    from dagster_unified.execution import ShownProgress, stages
+    options = {
+        key: setting.value if isinstance(setting.value, (bool, int)) else written(setting.value)
+        for key, setting in configuration.items()
+        if setting.origin == "command line"
+    }
+    from dagster_unified.execution import ShownProgress, stages  # what was checked needs none of it
 
     finished: list[StageFinished] = []
     with interrupts.listening(at_once=True) as asked, ShownProgress(planned, err()) as progress:
@@ -213,7 +190,7 @@ def _run(
             if isinstance(event, StageFinished):
                 finished.append(event)
 
-        outcome = launch(pipeline, options, master, remote, storage, observe)
+        outcome = launch(loaded, options, master, remote, storage, observe)
     if finished:
         out().print(stages(finished))
     if outcome.interrupted:
@@ -226,4 +203,12 @@ def _run(
         shown = table(result.schema.names, (map(str, row.values()) for row in result.to_pylist()))
         shown.title, shown.title_justify = name, "left"
         out().print(shown)
+    return 0
+
+
+def check_java_command() -> int:
+    """Say what is missing to run Spark."""
+    from dagster_unified.engine.session import check_java
+
+    check_java()
     return 0
