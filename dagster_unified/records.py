@@ -207,18 +207,15 @@ class RecordType:
                     " None; declare it optional (`| None`), or leave such rows out before"
                 )
         for i, decode in enumerate(_decoders(self.python)):
-            values = self._values(i, batch.column(i))
+            try:
+                values = python_values(batch.column(i))
+            except OverflowError as error:
+                raise RecordTypeError(
+                    f"field '{self.names[i]}' of {type_name(self.python)}: a value is a time outside of the years 1 to"
+                    " 9999, which times are in; give another value for it where it comes from"
+                ) from error
             columns.append(values if decode is None else self._decoded(i, decode, values))
         return self.records(columns)
-
-    def _values(self, index: int, column: pa.Array) -> list[Any]:
-        try:
-            return python_values(column)
-        except OverflowError as error:
-            raise RecordTypeError(
-                f"field '{self.names[index]}' of {type_name(self.python)}: a value is a time outside of the years 1 to"
-                " 9999, which times are in; give another value for it where it comes from"
-            ) from error
 
     @cached_property
     def fit(self) -> Fit:

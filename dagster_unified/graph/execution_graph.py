@@ -14,9 +14,9 @@ import pyarrow as pa
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.iterations import body_on
 from dagster_unified.graph.mode import Execution
-from dagster_unified.graph.nodes import Edge, ExchangeKind, Key
+from dagster_unified.graph.nodes import Edge, ExchangeKind, Key, Port
 from dagster_unified.graph.operator_state import chosen_from
-from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import tasks
 from dagster_unified.operators.functions.iterations import hears_of_epochs
 from dagster_unified.operators.iteration import (
@@ -134,7 +134,7 @@ class OperatorChain:
     outputs: tuple[Leaving, ...]
 
 
-class Chaining:
+class Chains:
     """Puts operators into chains: over the edges that are `joined`, records stay in the chain."""
 
     def __init__(self, edges: Iterable[Edge], joined: Collection[Edge]) -> None:
@@ -289,7 +289,7 @@ class ExecutionGraph:
         An assigner that reads a field joins a chain of Python, but does not begin one.
         """
         graph = self.plan.graph
-        chaining, alone = Chaining(graph.edges, self._joined()), Chaining(graph.edges, ())
+        chains, alone = Chains(graph.edges, self._joined()), Chains(graph.edges, ())
         vertices: list[Vertex] = []
         depth_of: dict[int, int] = {}
         for number in sorted(self.nodes):
@@ -298,7 +298,7 @@ class ExecutionGraph:
             reads = [edge for edge in graph.inputs(number) if edge.source in depth_of]
             depths = (depth_of[e.source] + (e.partitioning.kind is not ExchangeKind.FORWARD) for e in reads)
             node = graph.node(number)
-            chain = (chaining if node.needs_worker else alone).of(number)
+            chain = (chains if node.needs_worker else alone).of(number)
             vertex = Vertex(self._with_carried(chain), max(depths, default=0), _runs(node))
             vertices.append(vertex)
             depth_of |= dict.fromkeys(vertex.members, vertex.depth)
@@ -338,7 +338,7 @@ class ExecutionGraph:
             edges[vertex.head] = []
             for edge in graph.inputs(vertex.head):
                 source, kind = self.vertex_of.get(edge.source), edge.partitioning.kind
-                edges[vertex.head].append(ExecutionEdge(edge, vertex, source, Port.of(edge), kind, edge in broadcast))
+                edges[vertex.head].append(ExecutionEdge(edge, vertex, source, edge.port, kind, edge in broadcast))
         return edges
 
     def program(self, vertex: Vertex, last_event_time: int | None = None) -> Program:
@@ -357,7 +357,7 @@ class ExecutionGraph:
         readers = [max(len(leaving.edges), 1) for leaving in vertex.chain.outputs]  # what is carried is read as well
         if sum(readers) < 2:
             return False
-        written = {Port.of(e) for s in self.sinks for e in self.plan.graph.inputs(s)}
+        written = {e.port for s in self.sinks for e in self.plan.graph.inputs(s)}
         return not set(vertex.outputs) <= {*self.outputs, *self.carried, *written}
 
 
@@ -408,7 +408,7 @@ def route(
     everywhere: bool = False,
 ) -> Route:
     """Return the route of an edge to `target`, in the columns that are `wanted` there."""
-    emitted = plan.layout(Port.of(edge))
+    emitted = plan.layout(edge.port)
     columns = aligned_columns(emitted, wanted)
     computed = None if edge.partitioning.key is None else edge.partitioning.key.computed
     key = None

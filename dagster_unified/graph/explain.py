@@ -25,11 +25,12 @@ from dagster_unified.graph.nodes import (
     Key,
     LifeCycle,
     Node,
+    Port,
     Role,
     TailNode,
 )
 from dagster_unified.graph.operator_state import CHOOSING
-from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import Exchange
 from dagster_unified.graph.segments import MAIN, CrossQueryStream, cross_query_streams, query_name, segment_of, segments
 from dagster_unified.graph.topology import Exchanged, Lanes, Native, Topology, laid_out
@@ -428,7 +429,7 @@ def _queries_of(plan: Plan) -> Iterator[str]:
         segment_plan = plans[query.segment]
         if topology is None:
             assert query.aggregate is not None
-            upstream = tuple(sorted(segment_plan.upstream(query.aggregate)))
+            upstream = tuple(sorted(segment_plan.graph.upstream(query.aggregate)))
             yield from _indented(_vertices(ExecutionGraph(segment_plan, query.name, upstream)))
         else:
             yield from _indented(

@@ -18,7 +18,7 @@ from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.iterations import check_iterations
 from dagster_unified.graph.lint import lint
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import Edge, Graph, Lineage, Naming, Node, SinkNode, SourceNode
+from dagster_unified.graph.nodes import Edge, Graph, Lineage, Naming, Node, Port, SinkNode, SourceNode
 from dagster_unified.graph.nodes.base import Finding
 from dagster_unified.graph.nodes.graph import edge_parts, own_parts
 from dagster_unified.graph.operator_state import carrying, check_savepoint, subtasks, subtasks_with_state
@@ -29,19 +29,6 @@ from dagster_unified.version import library_version
 
 _LONGEST = 100
 """Characters of a stage's name, which is a part of paths."""
-
-
-@dataclass(frozen=True)
-class Port:
-    """A stream that leaves a region: a node's output, or one of its side outputs."""
-
-    node: int
-    tag: str | None = None
-
-    @classmethod
-    def of(cls, edge: Edge) -> Port:
-        """Return the stream that comes over an edge."""
-        return cls(edge.source, edge.side_output)
 
 
 @dataclass(frozen=True)
@@ -95,10 +82,6 @@ class Plan:
         """Return the nodes that run in a region."""
         return [self.graph.nodes[n] for n in region.nodes]
 
-    def upstream(self, *nodes: int) -> set[int]:
-        """Return some nodes and everything upstream of them."""
-        return self.graph.upstream(*nodes)
-
     @cached_property
     def task_of(self) -> dict[int, int]:
         """The task of each operator."""
@@ -121,12 +104,12 @@ class Plan:
 
     def code_of(self, region: Region) -> str:
         """A fingerprint of a region's code and of all that comes before it, whatever their sources hold just now."""
-        nodes = sorted(self.upstream(*region.nodes))
+        nodes = sorted(self.graph.upstream(*region.nodes))
         return digest(*(digest(*own_parts(self.graph.node(n), with_input=False).values()) for n in nodes))
 
     def identifies_input(self, region: Region) -> bool:
         """Return whether a region's fingerprint changes with all that its sources hold."""
-        nodes = self.upstream(*region.nodes)
+        nodes = self.graph.upstream(*region.nodes)
         return all(n.source.identifies_input() for n in self.graph.readers if n.id in nodes)
 
     def assigners_before(self, node: int) -> tuple[str, ...]:
@@ -140,14 +123,15 @@ class Plan:
         """Return the uids of the nearest timestamp assigners of what comes over some edges."""
         return tuple(n.uid for n in nearest_assigners(self.graph, edges))
 
-    def key_columns(self, node: int, tag: str | None) -> tuple[ComputedKey, ...]:
-        """Return the keys that functions compute for the shuffles that a stream goes into."""
-        keys: list[ComputedKey] = []
-        for edge in self.graph.outputs(node):
-            key = edge.partitioning.key
-            if edge.side_output == tag and key is not None and key.computed is not None and key.computed not in keys:
-                keys.append(key.computed)
-        return tuple(keys)
+    @cached_property
+    def _computed_keys(self) -> dict[Port, tuple[ComputedKey, ...]]:
+        """The keys that functions compute for the shuffles that each stream goes into."""
+        keys: dict[Port, tuple[ComputedKey, ...]] = {}
+        for edge in self.graph.edges:
+            key, port = edge.partitioning.key, edge.port
+            if key is not None and key.computed is not None and key.computed not in keys.get(port, ()):
+                keys[port] = (*keys.get(port, ()), key.computed)
+        return keys
 
     def layout(self, port: Port) -> StreamLayout:
         """Return the columns of a stream between operators that do not share a Python pass."""
@@ -155,11 +139,11 @@ class Plan:
             return CARRIED_LAYOUT
         layout = self._layouts.get(port)
         if layout is None:
-            node = self.graph.node(port.node)
+            node = self.graph.nodes[port.node]
             records = self.graph.port_type(port.node, port.tag)
             if records is None:
                 raise PipelineError(f"{self.name}: '{node.name}' has no output")
-            keys = self.key_columns(port.node, port.tag)
+            keys = self._computed_keys.get(port, ())
             layout = self._layouts[port] = StreamLayout(records, node.timestamped, keys)
         return layout
 
@@ -167,10 +151,9 @@ class Plan:
         """The columns of what reaches a node: its inputs united, with the computed key it is partitioned by, if any."""
         layout = self._input_layouts.get(node)
         if layout is None:
-            bare = self._united(self.graph.main_inputs(node))
-            key = self.graph.node(node).key
+            united, key = self._united(self.graph.main_inputs(node)), self.graph.nodes[node].key
             computed = (key.computed,) if key is not None and key.computed is not None else ()
-            layout = self._input_layouts[node] = StreamLayout(bare.records, bare.timestamped, computed)
+            layout = self._input_layouts[node] = replace(united, keys=computed)
         return layout
 
     def broadcast_layout(self, node: int) -> StreamLayout:
@@ -186,9 +169,8 @@ class Plan:
         return {}
 
     def _united(self, edges: Sequence[Edge]) -> StreamLayout:
-        records = self.graph.records_of(edges[0])
-        assert records is not None
-        return StreamLayout(records, any(self.graph.node(e.source).timestamped for e in edges))
+        layouts = [self.layout(edge.port) for edge in edges]
+        return StreamLayout(layouts[0].records, any(layout.timestamped for layout in layouts))
 
 
 def plan(graph: Graph, configuration: Configuration | None = None, carry_state: bool = False) -> Plan:
@@ -292,7 +274,7 @@ def _regions(
         leaving = [e for e in all_exchanges if e.blocking and region_of[e.source] == i != region_of[e.target]]
         entering = [e for e in all_exchanges if e.blocking and region_of[e.target] == i != region_of[e.source]]
         inputs = tuple(sorted({region_of[e.source] for e in entering}))
-        outputs = tuple(dict.fromkeys(Port.of(e.edge) for e in leaving))
+        outputs = tuple(dict.fromkeys(e.edge.port for e in leaving))
         sinks = tuple(n for n in nodes if n in writing)
         name = _stage_name(graph, nodes, outputs, sinks, names)
         names.append(name)

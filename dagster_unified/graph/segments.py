@@ -13,8 +13,8 @@ from dagster_unified.graph.connectors import Boundedness, Source
 from dagster_unified.graph.event_time import aligned, nearest_assigners, straight_from_source
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.mode import boundedness
-from dagster_unified.graph.nodes import Edge, Graph, IterationNode, Node, QueryInputNode, QueryOutputNode
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.nodes import Edge, Graph, IterationNode, Node, Port, QueryInputNode, QueryOutputNode
+from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.regions import tasks
 from dagster_unified.records import RecordType
 
@@ -65,7 +65,7 @@ def segments(plan: Plan) -> tuple[Plan, ...]:
 def cross_query_streams(plan: Plan) -> list[CrossQueryStream]:
     """Return the streams that a plan's segments hand on."""
     numbers = segment_of(plan.graph)
-    crossing = ((Port.of(e), numbers[e.source], numbers[e.target]) for e in plan.graph.edges)
+    crossing = ((e.port, numbers[e.source], numbers[e.target]) for e in plan.graph.edges)
     distinct = dict.fromkeys(crossed for crossed in crossing if crossed[1] < crossed[2])
     return [CrossQueryStream(*crossed, _uid(plan, crossed[0], crossed[2])) for crossed in distinct]
 
@@ -116,9 +116,9 @@ def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
     query_inputs: dict[Port, int] = {}
     nodes: list[Node] = []
     for edge in graph.edges:
-        if numbers[edge.source] < number == numbers[edge.target] and Port.of(edge) not in query_inputs:
-            query_inputs[Port.of(edge)] = len(nodes)
-            nodes.append(_query_input(plan, Port.of(edge), len(nodes), number))
+        if numbers[edge.source] < number == numbers[edge.target] and edge.port not in query_inputs:
+            query_inputs[edge.port] = len(nodes)
+            nodes.append(_query_input(plan, edge.port, len(nodes), number))
     ids: dict[int, int] = {}
     for node in graph.nodes:
         if numbers[node.id] == number:
@@ -127,7 +127,7 @@ def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
     edges: list[Edge] = []
     handed: set[tuple[Port, int]] = set()
     for edge in graph.edges:
-        port, target = Port.of(edge), numbers[edge.target]
+        port, target = edge.port, numbers[edge.target]
         if target == number and edge.source in ids:
             edges.append(replace(edge, source=ids[edge.source], target=ids[edge.target]))
         elif target == number:

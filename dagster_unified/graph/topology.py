@@ -20,7 +20,7 @@ from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.event_time import aligned, nearest_assigners
 from dagster_unified.graph.execution_graph import (
-    Chaining,
+    Chains,
     ExecutionGraph,
     Link,
     OperatorChain,
@@ -30,9 +30,9 @@ from dagster_unified.graph.execution_graph import (
     program,
     route,
 )
-from dagster_unified.graph.nodes import Edge, ExchangeKind
+from dagster_unified.graph.nodes import Edge, ExchangeKind, Port
 from dagster_unified.graph.operator_state import CHOOSING
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN, query_name, segments
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program.step import Output
@@ -121,7 +121,7 @@ def queries(plan: Plan) -> list[QuerySpec]:
     aggregating = [node.id for node in graph.nodes if node.aggregates_natively]
     found: dict[int | None, list[int]] = {}
     for node in graph.ends:
-        upstream = plan.upstream(node.id) if aggregating else set()
+        upstream = plan.graph.upstream(node.id) if aggregating else set()
         aggregates = [n for n in aggregating if n in upstream]
         if aggregates:
             name = graph.node(aggregates[0]).name
@@ -136,7 +136,7 @@ def queries(plan: Plan) -> list[QuerySpec]:
                     f" '{(others or [graph.node(aggregates[1]).name])[0]}', which STREAMING cannot run in one query"
                     " with state.native-aggregates=SPARK; remove the option, or write a table between them"
                 )
-            if any(s.id in upstream and s.id not in plan.upstream(aggregates[0]) for s in graph.sources):
+            if any(s.id in upstream and s.id not in plan.graph.upstream(aggregates[0]) for s in graph.sources):
                 raise UnsupportedError(
                     f"{plan.name}: sink '{node.name}' unites the native aggregate '{name}' with another stream, which"
                     " STREAMING cannot run with state.native-aggregates=SPARK; remove the option, or write them to two"
@@ -192,7 +192,7 @@ def laid_out(plan: Plan, lanes: Lanes, plans: Sequence[Plan] = ()) -> dict[Query
     """
     whole = queries(plan)
     for one in aligned(plan.graph):
-        natively = [q for q in whole if q.aggregate is not None and one.source in plan.upstream(q.aggregate)]
+        natively = [q for q in whole if q.aggregate is not None and one.source in plan.graph.upstream(q.aggregate)]
         if natively:
             raise UnsupportedError(
                 f"{plan.name}: source '{plan.graph.node(one.source).name}' is in watermark group '{one.group}', and the"
@@ -235,7 +235,7 @@ class _Builder:
     def __init__(self, plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> None:
         self.plan, self.graph, self.sinks, self.lanes = plan, plan.graph, sinks, lanes
         self.nodes = plan.graph.nodes
-        self.members = sorted(plan.upstream(*sinks))
+        self.members = sorted(plan.graph.upstream(*sinks))
         self.inputs: dict[int, list[Edge]] = {n: [] for n in self.members}
         self.outputs: dict[int, list[Edge]] = {n: [] for n in self.members}
         for edge in plan.graph.edges:
@@ -244,7 +244,11 @@ class _Builder:
                 self.outputs[edge.source].append(edge)
         self.keyed = [n for n in self.members if self.nodes[n].runs_by_key]
         self.level_of = self._levels()
-        self._looking = {n for n in self.members if n not in self.keyed and self._looks(n)}
+        told = [n for n in self.members if self.nodes[n].is_told_watermark and n not in self.keyed]
+        is_end = {n.id for n in plan.graph.ends}
+        self.looking = {n for n in told if n not in is_end and not self._is_after_loop(n)}
+        """The operators without a key that look at the watermark, which differs before and behind a control event."""
+
         self.body = self._body()
         self.tail = [n for n in self.members if n not in self.body and n not in self.keyed]
         self.tail_lanes: dict[Port, int] = {}
@@ -256,7 +260,7 @@ class _Builder:
         """Operators to which an exchange sends what comes out of a program."""
 
         edges = [edge for edges in self.outputs.values() for edge in edges]
-        self.chaining = Chaining(edges, [edge for edge in edges if self.joins(edge)])
+        self.chains = Chains(edges, [edge for edge in edges if self.joins(edge)])
 
     def build(self) -> Topology:
         heads = tuple(map(self._head, self._sources()))
@@ -280,7 +284,7 @@ class _Builder:
             self.tail_lanes,
             uids,
             iterations,
-            looks=bool(self._looking),
+            looks=bool(self.looking),
         )
 
     def _sources(self) -> list[g.Node]:
@@ -300,7 +304,7 @@ class _Builder:
         """
         sources = {node.id for node in self.graph.sources if node.id in self.members}
         timed = self._timed()
-        shown = timed | self._looking
+        shown = timed | self.looking
         found = sources | self._before(set(self.keyed)) | shown | self._before(shown)
         while True:
             together = {e.target for n in [*found, *self.keyed] for e in self.outputs[n] if self._stays(e)}
@@ -315,18 +319,13 @@ class _Builder:
         nearest = nearest_assigners(self.graph, [edge for n in query_outputs for edge in self.inputs[n]])
         return {node.id for node in nearest if not self._is_after_loop(node.id)}
 
-    def _looks(self, node: int) -> bool:
-        """Whether an operator without a key looks at the watermark, which differs before and behind a control event."""
-        is_end = isinstance(self.nodes[node], g.QueryOutputNode)
-        return self.nodes[node].is_told_watermark and not is_end and not self._is_after_loop(node)
-
     def _is_after_loop(self, node: int) -> bool:
         """Whether an iteration, which is in the tail, comes before a node, or is one."""
-        return any(isinstance(self.nodes[n], g.IterationNode) for n in self.plan.upstream(node))
+        return any(isinstance(self.nodes[n], g.IterationNode) for n in self.plan.graph.upstream(node))
 
     def _before(self, nodes: set[int]) -> set[int]:
         """What is upstream of some nodes, without the keyed operators."""
-        return self.plan.upstream(*nodes) - nodes - set(self.keyed)
+        return self.plan.graph.upstream(*nodes) - nodes - set(self.keyed)
 
     def _levels(self) -> dict[int, int]:
         """How many keyed operators there are on the way to each node, itself included."""
@@ -463,7 +462,7 @@ class _Builder:
         return any(edge.target in self.body or edge.target in self.keyed for edge in self.edges_of(port))
 
     def ports(self, node_id: int) -> list[Port]:
-        return list(dict.fromkeys(map(Port.of, self.outputs[node_id])))
+        return list(dict.fromkeys(edge.port for edge in self.outputs[node_id]))
 
     def edges_of(self, port: Port) -> list[Edge]:
         return [edge for edge in self.outputs[port.node] if edge.side_output == port.tag]
@@ -478,13 +477,13 @@ class _Builder:
     def _onward(self, port: Port) -> RoutedProgram:
         """Everything from a stream to the next keyed operators, native operators and exchanges, and to the tail."""
         name, in_subtasks = self.nodes[port.node].name, port.node in self.plan.subtasks
-        return self._routed(name, self.plan.layout(port).without_keys, self.chaining.behind(port), in_subtasks)
+        return self._routed(name, self.plan.layout(port).without_keys, self.chains.behind(port), in_subtasks)
 
     def _in_subtasks(self, node_id: int) -> RoutedProgram:
         """Everything from what an exchange brings to an operator, itself included."""
         node, layout = self.nodes[node_id], self.plan.input_layout(node_id)
         if not node.native:
-            return self._routed(node.name, layout, self.chaining.of(node_id), True)
+            return self._routed(node.name, layout, self.chains.of(node_id), True)
         self.pending.append(node_id)
         bare = program(self.plan, node.name, (), (Output(-1, layout),), layout)
         return RoutedProgram(bare, ((_all(self._native_lane(node_id), layout),),), True)

@@ -71,6 +71,8 @@ class AssignTimestampsStep(FusedStep):
     column: str | None = None
     """The field that it reads, where an author only named one."""
 
+    reads_columns = True
+
     def times_of(self, batch: pa.RecordBatch) -> list[int] | None:
         if self.column is None or self.generator is not None:
             return None

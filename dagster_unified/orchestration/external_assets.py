@@ -205,7 +205,7 @@ def sink_specs(plan: Plan, upstream: Upstream, start: AssetKey | None, translato
     started_from = [] if start is None else [AssetDep(start)]
 
     def read_by(node: SinkNode) -> list[ReadingNode]:
-        before = plan.upstream(node.id)
+        before = plan.graph.upstream(node.id)
         return [reader for reader in plan.graph.readers if reader.id in before]
 
     return [

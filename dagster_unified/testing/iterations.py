@@ -25,7 +25,7 @@ from dagster_unified.operators.iteration import Inbox, Level, Loop, Message, Sub
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.operator import PageStore
 from dagster_unified.operators.routing import Sender
-from dagster_unified.testing.driving import Timed, shipped, to_batch, to_timed
+from dagster_unified.testing.records import Timed, shipped, to_batch, to_timed
 
 SUBTASKS = 2
 """Where an iteration has no parallelism of its own: what works in one subtask only is found."""

@@ -32,8 +32,10 @@ from dagster_unified.operators.state.handles import MapStateDescriptor
 from dagster_unified.operators.state.pages import Content
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.records import UNITED
-from dagster_unified.testing.driving import DrivenOperator, Timed, planned
+from dagster_unified.testing.driving import DrivenOperator
 from dagster_unified.testing.parity import InTheTest
+from dagster_unified.testing.records import Timed
+from dagster_unified.testing.run import planned
 
 _Key = bool | int | float | str | tuple[object, ...] | None
 """The keys that come back from state as they went, without a type that says what they are."""

@@ -9,13 +9,15 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import PipelineError, UnsupportedError
+from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.nodes import Port
+from dagster_unified.graph.options import Configuration
+from dagster_unified.graph.plan import Plan, plan_in_one
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.time import wall_clock
-from dagster_unified.testing.driving import planned
 from dagster_unified.testing.streaming import Pace, run_streaming
 from dagster_unified.testing.vertices import Order, Vertices
 
@@ -34,6 +36,18 @@ class Result:
                 f"the pipeline has {len(self.sinks)} sinks: {', '.join(self.sinks)}; read one by its name"
             )
         return next(iter(self.sinks.values()))
+
+
+def planned(graph: g.Graph, mode: str, options: Mapping[str, Any] | None) -> Plan:
+    """Return the plan that a harness runs; raise `UnsupportedError` where it starts from a savepoint or leaves one."""
+    decided = plan_in_one(graph, Configuration.of({**(options or {}), "execution.runtime-mode": mode}))
+    if decided.execution.has_savepoint:
+        key = "execution.savepoint.path" if decided.execution.goes_on else "execution.state-recovery.path"
+        raise UnsupportedError(
+            f"{decided.name}: {key} is set, and the harness has neither source positions nor savepoints; leave the"
+            " option out, or run the pipeline on Spark with Pipeline.execute()"
+        )
+    return decided
 
 
 def run_pipeline(

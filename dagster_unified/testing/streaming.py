@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -18,20 +19,84 @@ from dagster_unified.engine.job_time import JobTime
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.execution_graph import ExecutionGraph
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.nodes import Port
+from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.topology import TAIL, Exchanged, Lanes, Native, QuerySpec, Topology, laid_out
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, MicroBatch
-from dagster_unified.operators.drivers.stages import HEAD, Level, Pass, Report, merge_reports
-from dagster_unified.operators.layout import StreamLayout
+from dagster_unified.operators.drivers.stages import HEAD, Level, Pass, Programs, Report, merge_reports
+from dagster_unified.operators.functions.base import FIRST
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.program.step import Program
+from dagster_unified.operators.program.step import CompiledProgram, Program
 from dagster_unified.operators.routing import EVERYWHERE, BatchOrder, Route, RoutedProgram, Sender
 from dagster_unified.operators.time import MIN_TIMESTAMP
-from dagster_unified.testing.driving import KEYS_PER_PAGE, InMemoryEpoch, Stage, Timed, to_batch, to_timed
+from dagster_unified.operators.watermarks import Kept, Mark
 from dagster_unified.testing.native import run_native
+from dagster_unified.testing.records import Timed, shipped, to_batch, to_timed
 from dagster_unified.testing.vertices import Order, Streams, Vertices, check_keys
+
+KEYS_PER_PAGE = 8
+"""A harness's micro-batches are of a record or two: small pages keep what is read and written for each small."""
+
+
+class Stage:
+    """Programs that run as one stage of a query, shipped as to Spark's workers, by lane."""
+
+    def __init__(self, programs: Mapping[int, RoutedProgram], where: str) -> None:
+        self.programs = {lane: routed.program for lane, routed in programs.items()}
+        counting = [program for program in self.programs.values() if program.counts_epochs]
+        steps = chain.from_iterable(program.steps for program in counting)
+        self.listens = any(True for step in steps for _ in step.listeners())
+        """Whether a function hears of committed epochs."""
+
+        shared = {lane: routed for lane, routed in programs.items() if not routed.in_subtasks}
+        self._shared = shipped(shared, [routed.program for routed in shared.values()], where)
+        self._in_subtasks = {
+            lane: shipped(routed, [routed.program], where) for lane, routed in programs.items() if routed.in_subtasks
+        }
+
+        self._compiled: dict[int, CompiledProgram] = {}
+
+    def load(self) -> Programs:
+        """The programs, with functions that nobody has used."""
+        return Programs(self._shared.load(), self._in_subtasks, self._compiled)
+
+
+class InMemoryEpoch:
+    """The epochs of a harness, one after another."""
+
+    subtask = FIRST
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self.clock = clock
+        self.number = 0
+        self.event = ControlEvent()
+        """The latest event that a micro-batch has had."""
+
+        self._before = ControlEvent()
+        self._remembered: dict[str, dict[int, bytes]] = {}
+
+    def begin(self, event: ControlEvent | None) -> None:
+        """Begin an epoch, with its control event if it has one."""
+        self._before, self.event = self.event, event or self.event
+
+    def end(self, marks: Mapping[str, Mark]) -> None:
+        """End an epoch, in which watermark generators emitted these marks."""
+        for uid, mark in marks.items():
+            kept = {**self._remembered.get(uid, {}), **mark.kept}
+            self._remembered[uid] = {subtask: data for subtask, data in kept.items() if data is not None}
+        self.number += 1
+
+    def committed(self) -> int | None:
+        return self.number - 1 if self.number else None
+
+    def remembered(self) -> Mapping[str, Kept]:
+        return self._remembered
+
+    def watermark(self, uid: str, ahead: bool) -> int:
+        event = self._before if ahead else self.event
+        return event.watermarks.get(uid, MIN_TIMESTAMP)
 
 
 class Pace(NamedTuple):
@@ -86,7 +151,7 @@ class _Query:
 
     def __init__(self, plan: Plan, spec: QuerySpec, stages: Topology | None, handed: _Handed, pace: Pace) -> None:
         self.plan, self.pace, self.handed = plan, pace, handed
-        nodes = plan.upstream(*spec.sinks)
+        nodes = plan.graph.upstream(*spec.sinks)
         self.sources = [node for node in plan.graph.sources if node.id in nodes]
         self.logs = {node.id: handed.log[node.uid] for node in self.sources if isinstance(node, g.QueryInputNode)}
         """The logs that it reads, by source."""
@@ -216,7 +281,7 @@ class _Query:
     def _hand_on(self, node: g.QueryOutputNode, batches: list[pa.RecordBatch]) -> None:
         log, event = self.handed.log[node.uid], self.epoch.event
         watermark = log[-1].watermark if log else None
-        loops = [self.behind.loops[n] for n in self.plan.upstream(node.id) if n in self.behind.loops]
+        loops = [self.behind.loops[n] for n in self.plan.graph.upstream(node.id) if n in self.behind.loops]
         if not node.waits_for_end and not any(loop.circulates for loop in loops):
             watermark = event.watermarks.get(node.uid, watermark)
         ended = event.ends(node.uid)
@@ -403,10 +468,11 @@ class _Line:
             self._pass(stage, rows, taken)
 
     def _pass(self, stage: Stage, rows: _Rows, taken: _Taken, part: str | None = None) -> None:
-        if not stage.programs or not (taken or self._opens(stage)):
+        opens = self._opens(stage)
+        if not stage.programs or not (taken or opens):
             return
         with Pass(stage.load(), self.epoch, rows.add, self.report) as running:
-            if self._opens(stage):
+            if opens:
                 running.open()
             for lane, group, ahead, batch in taken:
                 running.push(lane, group, batch, ahead)
@@ -414,10 +480,11 @@ class _Line:
 
     def _level(self, stage: Stage, rows: _Rows, event: ControlEvent | None) -> None:
         work = [one for lane in stage.programs for one in self._micro_batches(lane, rows, event)]
-        if not (work or self._opens(stage)):
+        opens = self._opens(stage)
+        if not (work or opens):
             return
         with Level(stage.load(), self.epoch, rows.add, KEYS_PER_PAGE) as level:
-            if self._opens(stage):
+            if opens:
                 self._open(stage, level)
             for lane, group, given in work:
                 self.report.add(level.run(lane, max(group, 0), self.stores[lane][group], given))
@@ -452,6 +519,5 @@ class _Line:
             found = run_native(self.plan.name, node, layout, timed, self._tables.get(number, ()))
             if not found:
                 return None
-            full = self.plan.layout(Port(number))
-            batch = to_batch(self.plan.name, StreamLayout(full.records, full.timestamped), found)
+            batch = to_batch(self.plan.name, self.plan.layout(Port(number)).without_keys, found)
         return batch

@@ -28,9 +28,9 @@ from dagster_unified.graph.execution_graph import (
     keys_program,
     route,
 )
-from dagster_unified.graph.nodes import ExchangeKind
+from dagster_unified.graph.nodes import ExchangeKind, Port
 from dagster_unified.graph.operator_state import CHOOSING
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.drivers.stages import Shipped
 from dagster_unified.operators.functions.base import Subtask
@@ -40,9 +40,9 @@ from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.step import Program
 from dagster_unified.operators.routing import ChannelSelector, Rebalance, Route, Sender, encode
 from dagster_unified.operators.time import MIN_TIMESTAMP
-from dagster_unified.testing.driving import Timed, shipped, to_batch, to_timed, with_keys
 from dagster_unified.testing.iterations import HarnessLoop
 from dagster_unified.testing.native import run_native
+from dagster_unified.testing.records import Timed, shipped, to_batch, to_timed, with_keys
 
 Streams = dict[Port, dict[int, list[pa.RecordBatch]]]
 """The batches of streams, in the columns of their layouts, by subtask. Where no exchange chose it, that is the first.
@@ -121,9 +121,8 @@ class Inputs:
     def _form(self, port: Port) -> tuple[StreamLayout, Shipped[Program] | None]:
         if port not in self._made:
             layout = self.plan.layout(port)
-            bare = StreamLayout(layout.records, layout.timestamped)
             keys = keys_program(self.plan, "key_by", layout)
-            self._made[port] = bare, shipped(keys, [keys], self.plan.name) if layout.keys else None
+            self._made[port] = layout.without_keys, shipped(keys, [keys], self.plan.name) if layout.keys else None
         return self._made[port]
 
     def _routes(self, edges: Iterable[ExecutionEdge], broadcast: bool) -> list[tuple[Port, Route]]:

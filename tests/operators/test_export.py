@@ -18,7 +18,7 @@ from dagster_unified.operators.keys import sorted_runs
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
 from dagster_unified.operators.program.step import CarryOver, Output
 from dagster_unified.operators.time import MIN_TIMESTAMP
-from dagster_unified.testing.driving import to_batch
+from dagster_unified.testing.records import to_batch
 from tests.depth import examples
 from tests.operators.test_state_of_every_operator import (  # noqa: F401 - a fixture
     OPERATORS,

@@ -9,8 +9,9 @@ import pytest
 from dagster_unified.api import KeyedProcessFunction, OutputTag, Pipeline, ProcessFunction, WatermarkStrategy
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.graph.execution_graph import Link, program
+from dagster_unified.graph.nodes import Port
 from dagster_unified.graph.options import Configuration
-from dagster_unified.graph.plan import Port, plan
+from dagster_unified.graph.plan import plan
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.program.step import Output
 from dagster_unified.testing import run_pipeline

@@ -15,7 +15,8 @@ from dagster_unified.engine.iterations.spark_loop import IterationInputs, SparkL
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.fingerprint import digest
-from dagster_unified.graph.plan import Port, Region
+from dagster_unified.graph.nodes import Port
+from dagster_unified.graph.plan import Region
 from dagster_unified.operators.layout import CARRIED
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.storage.paths import children, remove_tree

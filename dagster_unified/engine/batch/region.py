@@ -24,8 +24,8 @@ from dagster_unified.engine.dataframe.passes import observed
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
-from dagster_unified.graph.nodes import ExchangeKind, IterationNode, Key, SinkNode
-from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.nodes import ExchangeKind, IterationNode, Key, Port, SinkNode
+from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.layout import (
     CARRIED,
     EMITTED,
@@ -269,7 +269,7 @@ class LeavingStream:
         edges = plan.graph.inputs(sink.id)
         forwarded = len(edges) == 1 and edges[0].partitioning.kind is ExchangeKind.FORWARD
         if forwarded and edges[0].source in region.nodes:
-            return LeavingStream.of_port(plan, Port.of(edges[0]))
+            return LeavingStream.of_port(plan, edges[0].port)
         return LeavingStream(sink.uid, None, StreamLayout(plan.input_layout(sink.id).records), None, sink.id)
 
     def frame(self, frames: RegionFrames) -> DataFrame:

@@ -22,7 +22,8 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.code import field_of
 from dagster_unified.graph.connectors import WHOLE, TimeRange
 from dagster_unified.graph.event_time import straight_from_source
-from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.nodes import Port
+from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.drivers.batch import GROUP, PAGE, STATE
 from dagster_unified.operators.drivers.key_groups import ControlEvent, records_waiting, timers_waiting
 from dagster_unified.operators.drivers.stages import Report
@@ -222,7 +223,7 @@ def waiting(plan: Plan, region: Region, manifest: Manifest) -> list[RecordsWait]
         timers = manifest.counters.get(timers_waiting(node.uid), 0)
         holding = time.holding_back(node.uid, now) if records or timers else ()
         assigners = [n.id for n in plan.graph.assigners if n.uid in holding]
-        sources = tuple(n.name for n in plan.graph.sources if n.id in plan.upstream(*assigners))
+        sources = tuple(n.name for n in plan.graph.sources if n.id in plan.graph.upstream(*assigners))
         if sources:
             watermark = event.watermarks.get(node.uid, MIN_TIMESTAMP)
             waits.append(RecordsWait(region.name, node.name, records, timers, sources, watermark))

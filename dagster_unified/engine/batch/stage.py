@@ -49,8 +49,8 @@ from dagster_unified.engine.positions import batch_positions, with_fixed_ranges
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import WHOLE
-from dagster_unified.graph.nodes import IterationNode, SinkNode
-from dagster_unified.graph.plan import Plan, Port, Region
+from dagster_unified.graph.nodes import IterationNode, Port, SinkNode
+from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import regions_to_recompute
 from dagster_unified.operators.layout import EMITTED
 from dagster_unified.operators.metrics import merge

@@ -18,9 +18,8 @@ from dagster_unified.engine.shipping import Shipments, by_value
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph, Runs, Vertex, channel_selector, channels, keys_program
-from dagster_unified.graph.nodes import Edge, ExchangeKind
+from dagster_unified.graph.nodes import Edge, ExchangeKind, Port
 from dagster_unified.graph.operator_state import CHOOSING
-from dagster_unified.graph.plan import Port
 from dagster_unified.operators.layout import SUBTASK, TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.program.step import Program
 from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll
@@ -103,7 +102,7 @@ class Inputs(ABC):
     def _aligned(self, edge: Edge, layout: StreamLayout) -> DataFrame:
         from pyspark.sql import functions as F
 
-        port = Port.of(edge)
+        port = edge.port
         frame = self.port(port)
         emitted = self.plan.layout(port)
         columns: list[Column] = [F.col(name) for name in emitted.records.names]

@@ -15,7 +15,7 @@ from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.shipping import Shipments
 from dagster_unified.engine.worker import shipped
 from dagster_unified.graph.execution_graph import Vertex
-from dagster_unified.graph.plan import Port
+from dagster_unified.graph.nodes import Port
 from dagster_unified.operators.layout import METRICS, OUTPUT, SUBTASK, StreamLayout, combined_schema, output_column
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.program.step import Program

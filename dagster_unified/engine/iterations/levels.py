@@ -39,7 +39,7 @@ from dagster_unified.engine.iterations.worker import (
 )
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.plan import Port
+from dagster_unified.graph.nodes import Port
 from dagster_unified.operators.iteration import Loop
 from dagster_unified.operators.layout import CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge

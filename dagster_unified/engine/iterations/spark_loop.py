@@ -19,7 +19,8 @@ from dagster_unified.engine.iterations.savepoints import divided, rescaled
 from dagster_unified.engine.session import cores
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import compiled
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.nodes import Port
+from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.metrics import Metrics, merge
 
 if TYPE_CHECKING:

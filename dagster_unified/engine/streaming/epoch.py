@@ -23,8 +23,8 @@ from dagster_unified.engine.streaming.iterations import Host, IterationsInEpoch
 from dagster_unified.errors import PipelineError, UnifiedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph
-from dagster_unified.graph.nodes import QueryOutputNode, SinkNode
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.nodes import Port, QueryOutputNode, SinkNode
+from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.stages import Report
 from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.storage.paths import children, for_spark, load, remove_tree

@@ -16,7 +16,8 @@ from dagster_unified.engine.iterations.spark_loop import IterationInputs, SparkL
 from dagster_unified.engine.state_tables.savepoints import StartingState
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.nodes import Port
+from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.metrics import Metrics
 
 if TYPE_CHECKING:

@@ -212,7 +212,7 @@ class StreamingJob:
                 else:
                     plan = deployment.plan
                     beside = [other for other in wanted if other.aggregate is None and other.segment == spec.segment]
-                    read = {node for other in beside for node in plan.upstream(*other.sinks)}
+                    read = {node for other in beside for node in plan.graph.upstream(*other.sinks)}
                     query = NativeQuery(deployment, spec.name, spec.sinks, spec.aggregate, read)
                 self._queries.append(query)
                 self._segments.append(spec.segment)
@@ -450,7 +450,7 @@ class StreamingJob:
             if epoch is None:
                 continue
             try:
-                tell_of_last_epoch(query.plan, query.plan.upstream(*query.writer.tail.sinks), epoch, self.spark)
+                tell_of_last_epoch(query.plan, query.plan.graph.upstream(*query.writer.tail.sinks), epoch, self.spark)
             except Exception as error:
                 raise translated(error, self.plan, query.name, self.spark) from error
 

@@ -18,7 +18,7 @@ from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.errors import PipelineError, UnsupportedError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph
-from dagster_unified.graph.plan import Port
+from dagster_unified.graph.nodes import Port
 from dagster_unified.graph.topology import TAIL
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.layout import TIMESTAMP
@@ -150,8 +150,8 @@ class NativeQuery(Query):
     def __init__(
         self, deployment: Deployment, name: str, sinks: tuple[int, ...], aggregate: int, packed: Collection[int]
     ) -> None:
-        upstream = deployment.plan.upstream(aggregate)
-        after = sorted(deployment.plan.upstream(*sinks) - upstream)
+        upstream = deployment.plan.graph.upstream(aggregate)
+        after = sorted(deployment.plan.graph.upstream(*sinks) - upstream)
         super().__init__(deployment, name, ExecutionGraph(deployment.plan, TAIL, tuple(after), sinks=sinks))
         node = self.plan.graph.node(aggregate)
         self.aggregate, self.packed = aggregate, packed

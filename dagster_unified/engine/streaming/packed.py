@@ -45,7 +45,8 @@ from dagster_unified.engine.streaming.query import Deployment, Query
 from dagster_unified.engine.streaming.sources import Alignment, LookupTables, Splits
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.plan import Plan, Port
+from dagster_unified.graph.nodes import Port
+from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.topology import Exchanged, Head, Native, Topology
 from dagster_unified.operators.drivers.stages import Report, merge_reports
 from dagster_unified.operators.metrics import merge

@@ -15,7 +15,7 @@ from dagster_unified.graph.nodes.functions import (
     MapNode,
     ProcessNode,
 )
-from dagster_unified.graph.nodes.graph import Edge, Graph, TimedNode
+from dagster_unified.graph.nodes.graph import Edge, Graph, Port, TimedNode
 from dagster_unified.graph.nodes.iteration import HeadNode, IterationNode, LifeCycle, Role, TailNode, output_tag
 from dagster_unified.graph.nodes.keyed import (
     BroadcastNode,
@@ -83,6 +83,7 @@ __all__ = [
     "NativeNode",
     "Node",
     "Partitioning",
+    "Port",
     "ProcessNode",
     "QueryInputNode",
     "QueryOutputNode",

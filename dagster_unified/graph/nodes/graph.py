@@ -26,6 +26,14 @@ TimedNode: TypeAlias = AssignTimestampsNode | QueryInputNode
 
 
 @dataclass(frozen=True)
+class Port:
+    """A stream: a node's output, or one of its side outputs."""
+
+    node: int
+    tag: str | None = None
+
+
+@dataclass(frozen=True)
 class Edge:
     """Records of `source` (or of its side output `tag`) going to `target`."""
 
@@ -38,6 +46,11 @@ class Edge:
     def side_output(self) -> str | None:
         """The name of the side output that it takes; None for the main output."""
         return self.tag.name if self.tag is not None else None
+
+    @cached_property
+    def port(self) -> Port:
+        """The stream that comes over it."""
+        return Port(self.source, self.side_output)
 
 
 @dataclass(frozen=True, eq=False)

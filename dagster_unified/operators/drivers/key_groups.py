@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -317,7 +318,7 @@ class KeyGroups:
             self.keyed.python,
             program.input.records.python,
             holds_back=operator.time_sorted and program.input.timestamped,
-            after=lambda: self.running.drain(FLUSH),
+            after=partial(self.running.drain, FLUSH),
             keys_per_page=keys_per_page,
         )
         self.broadcast: BroadcastCodec | None = None

@@ -290,7 +290,7 @@ class RunningProgram:
     def _fused(self, compiled: Sequence[CompiledStep]) -> Consumer:
         steps = [self._fused_step(each) for each in compiled]
         clauses = [self._clause(step, each) for step, each in zip(steps, compiled, strict=True)]
-        alone = steps[0] if len(steps) == 1 else None
+        alone = steps[0] if len(steps) == 1 and steps[0].reads_columns else None
         functions: dict[bool, FusedChain] = {}
         last = compiled[-1].index
         output = next((step.output for step in reversed(steps) if step.output is not None), None)

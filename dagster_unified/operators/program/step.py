@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -104,6 +104,8 @@ class FusedStep(Step):
     """An operator of single records without state: neighbours become one function."""
 
     operator: type[Clause] | None = None
+    reads_columns: ClassVar[bool] = False
+    """Whether `times_of` may do without the records."""
 
     def clause(self, context: StepContext) -> Clause:
         """Open the step, as a clause of the function that it becomes part of."""
