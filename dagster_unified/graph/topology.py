@@ -149,7 +149,7 @@ def queries(plan: Plan) -> list[QuerySpec]:
     ]
 
 
-class PackedSpec(NamedTuple):
+class KeyGroupQueryPlan(NamedTuple):
     """A query of lanes: the segment of the plan that it runs, and its line of stages."""
 
     name: str
@@ -208,17 +208,17 @@ def laid_out(plan: Plan, lanes: Lanes, plans: Sequence[Plan] = ()) -> dict[Query
     return found
 
 
-def packed(plan: Plan, lanes: Lanes) -> list[PackedSpec]:
+def key_group_queries(plan: Plan, lanes: Lanes) -> list[KeyGroupQueryPlan]:
     """The queries of lanes that a pipeline needs."""
     plans = segments(plan)
     found = laid_out(plan, lanes, plans).items()
-    return [PackedSpec(one.name, plans[one.segment], stages) for one, stages in found if stages is not None]
+    return [KeyGroupQueryPlan(one.name, plans[one.segment], stages) for one, stages in found if stages is not None]
 
 
 def sources_of(plan: Plan, query: QuerySpec, stages: Topology | None) -> list[str]:
     """The uids of a query's sources, in the order in which Spark numbers them."""
     if stages is not None:
-        return PackedSpec(query.name, plan, stages).sources
+        return KeyGroupQueryPlan(query.name, plan, stages).sources
     assert query.aggregate is not None
     return list(dict.fromkeys(_leading_to(plan, query.aggregate)))
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_unified.operators.drivers.batch import run_batch
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupInput, KeyGroups, MicroBatch
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.keys import sorted_runs
 from dagster_unified.operators.layout import TIMESTAMP
@@ -364,7 +364,7 @@ class _SubtaskRun:
             for group in sorted(by_group):
                 micro_batch = MicroBatch(
                     event=ControlEvent(now=self.work.clock(), end=self.work.terminated),
-                    behind=Arrived(by_group[group], broadcast),
+                    after_event=GroupInput(by_group[group], broadcast),
                     leads=group == 0,
                     epoch=None if self.work.terminated else self.work.epoch,
                     terminated=self.work.terminated,

@@ -230,14 +230,21 @@ REPORT = -1
 class BatchOrder(IntEnum):
     """The place of a row in its micro-batch.
 
-    A row ahead of the control event was emitted for that event by an operator upstream.
+    A row before the control event was emitted for that event by an operator upstream.
     """
 
-    BROADCAST_AHEAD = 0
-    AHEAD = 1
+    BROADCAST_BEFORE_EVENT = 0
+    BEFORE_EVENT = 1
     EVENT = 2
-    BROADCAST = 3
-    BEHIND = 4
+    BROADCAST_AFTER_EVENT = 3
+    AFTER_EVENT = 4
+
+    @classmethod
+    def of(cls, before_event: bool, is_broadcast: bool = False) -> BatchOrder:
+        """The place of records."""
+        if is_broadcast:
+            return cls.BROADCAST_BEFORE_EVENT if before_event else cls.BROADCAST_AFTER_EVENT
+        return cls.BEFORE_EVENT if before_event else cls.AFTER_EVENT
 
 
 def sequence(place: BatchOrder, number: int) -> int:
@@ -293,15 +300,15 @@ class Packer:
         self._waiting: dict[tuple[int, bool, int | None], _Waiting] = {}
         self._rows = 0
 
-    def add(self, route: Route, batch: pa.RecordBatch, ahead: bool = False, subtask: int | None = None) -> None:
-        """Add a batch of a route's output, ahead of the micro-batch's control event or after it.
+    def add(self, route: Route, batch: pa.RecordBatch, before_event: bool = False, subtask: int | None = None) -> None:
+        """Add a batch of a route's output, before the micro-batch's control event or after it.
 
         `subtask` is the subtask that an exchange chose, or None.
         """
-        place = (id(route), ahead, subtask)
+        place = (id(route), before_event, subtask)
         waiting = self._waiting.get(place)
         if waiting is None:
-            waiting = self._waiting[place] = _Waiting(route, ahead, subtask, [])
+            waiting = self._waiting[place] = _Waiting(route, before_event, subtask, [])
         waiting.batches.append(route.aligned(batch))
         self._rows += batch.num_rows
 
@@ -310,15 +317,14 @@ class Packer:
         if self._rows < at_least:
             return
         rows: list[tuple[int, int, int, bytes]] = []
-        for route, ahead, subtask, batches in self._waiting.values():
+        for route, before_event, subtask, batches in self._waiting.values():
             (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+            first = sequence(BatchOrder.of(before_event, route.everywhere), 0)
             if route.everywhere:
-                place = BatchOrder.BROADCAST_AHEAD if ahead else BatchOrder.BROADCAST
                 for data in encoded(batch):
-                    seq = sequence(place, self._next())
+                    seq = first + self._next()
                     rows += [(route.target, group, seq, data) for group in range(self._groups)]
                 continue
-            first = sequence(BatchOrder.AHEAD if ahead else BatchOrder.BEHIND, 0)
             for channel, part in self._split(route, batch, subtask):
                 rows += [(route.target, channel, first + self._next(), data) for data in encoded(part)]
         self._waiting, self._rows = {}, 0
@@ -338,6 +344,6 @@ class _Waiting(NamedTuple):
     """Batches that are packed together."""
 
     route: Route
-    ahead: bool
+    before_event: bool
     subtask: int | None
     batches: list[pa.RecordBatch]

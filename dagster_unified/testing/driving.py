@@ -17,7 +17,7 @@ from dagster_unified.graph.execution_graph import Link, program
 from dagster_unified.graph.nodes import Port
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import MemoryStore
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupInput, KeyGroups, MicroBatch
 from dagster_unified.operators.drivers.stages import HEAD, Level, Pass
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.step import Output, Program
@@ -98,7 +98,7 @@ class DrivenOperator:
         self._epoch.begin(event)
         running = self.begin()
         if isinstance(running, Level):
-            micro_batch = MicroBatch(event=event, behind=Arrived(batches, around))
+            micro_batch = MicroBatch(event=event, after_event=GroupInput(batches, around))
             self.metrics.add_later(running.run(HEAD, 0, self.store, micro_batch).metrics)
             return
         for batch in batches:
@@ -124,6 +124,6 @@ class DrivenOperator:
         if running is not None:
             running.close(failure)
 
-    def _take(self, route: Route, batch: pa.RecordBatch, ahead: bool, group: int | None) -> None:
+    def _take(self, route: Route, batch: pa.RecordBatch, before_event: bool, group: int | None) -> None:
         output = self.program.outputs[route.target]
         self._emit(output.tag, to_timed(output.layout, batch))

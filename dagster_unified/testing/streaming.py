@@ -24,7 +24,7 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import segments
 from dagster_unified.graph.topology import TAIL, Exchanged, Lanes, Native, QuerySpec, Topology, laid_out
 from dagster_unified.operators.drivers.group import MemoryStore
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, MicroBatch
+from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupInput, MicroBatch
 from dagster_unified.operators.drivers.stages import HEAD, Level, Pass, Programs, Report, merge_reports
 from dagster_unified.operators.functions.base import FIRST
 from dagster_unified.operators.metrics import Metrics
@@ -94,8 +94,8 @@ class InMemoryEpoch:
     def remembered(self) -> Mapping[str, Kept]:
         return self._remembered
 
-    def watermark(self, uid: str, ahead: bool) -> int:
-        event = self._before if ahead else self.event
+    def watermark(self, uid: str, before_event: bool) -> int:
+        event = self._before if before_event else self.event
         return event.watermarks.get(uid, MIN_TIMESTAMP)
 
 
@@ -175,10 +175,10 @@ class _Query:
         self.line: _Line | None = None
         if stages is not None:
             self.line = _Line(plan, stages, self.epoch, pace.order, tables)
-            self.behind = Vertices(stages.tail, pace.order, pace.clock, tables)
+            self.tail = Vertices(stages.tail, pace.order, pace.clock, tables)
         else:
             graph = ExecutionGraph(plan, TAIL, tuple(sorted(nodes)), sinks=spec.sinks)
-            self.behind = _UntilTheEnd(graph, pace, tables, self.time)
+            self.tail = _UntilTheEnd(graph, pace, tables, self.time)
 
     def run(self) -> None:
         """Run it to the end of its input."""
@@ -202,11 +202,11 @@ class _Query:
         self._micro_batch({}, self.time.end(self.pace.clock()))
         if self.line is not None:
             self.line.tell_of_the_last_epoch()
-        self.behind.tell_of_the_last_epoch(self.epoch.committed())
+        self.tail.tell_of_the_last_epoch(self.epoch.committed())
 
     def metrics(self) -> Metrics:
         """Return the metrics of all micro-batches."""
-        for loop in self.behind.loops.values():
+        for loop in self.tail.loops.values():
             self.measured.add(loop.metrics)
         return self.measured
 
@@ -262,17 +262,17 @@ class _Query:
         if self.line is not None:
             streams, report = self.line.run(arriving, event)
         else:
-            streams = {Port(n): {0: [self.behind.inputs.keyed(Port(n), batch)]} for n, batch in arriving.items()}
-        for n, batches in self.behind.run(streams, ends, self.epoch.committed()).items():
+            streams = {Port(n): {0: [self.tail.inputs.keyed(Port(n), batch)]} for n, batch in arriving.items()}
+        for n, batches in self.tail.run(streams, ends, self.epoch.committed()).items():
             node = self.ends[n]
             if isinstance(node, g.QueryOutputNode):
                 self._hand_on(node, batches)
             else:
                 self.written[node.name] += batches
         if self.line is None:
-            report = Report(self.behind.metrics)
+            report = Report(self.tail.metrics)
         else:
-            self.measured.add_later(self.behind.metrics)
+            self.measured.add_later(self.tail.metrics)
         self.measured.add_later(report.metrics)
         self.reports.append(report)
         self.epoch.end(report.marks)
@@ -281,7 +281,7 @@ class _Query:
     def _hand_on(self, node: g.QueryOutputNode, batches: list[pa.RecordBatch]) -> None:
         log, event = self.handed.log[node.uid], self.epoch.event
         watermark = log[-1].watermark if log else None
-        loops = [self.behind.loops[n] for n in self.plan.graph.upstream(node.id) if n in self.behind.loops]
+        loops = [self.tail.loops[n] for n in self.plan.graph.upstream(node.id) if n in self.tail.loops]
         if not node.waits_for_end and not any(loop.circulates for loop in loops):
             watermark = event.watermarks.get(node.uid, watermark)
         ended = event.ends(node.uid)
@@ -323,7 +323,7 @@ class _UntilTheEnd(Vertices):
 
 
 _Taken = list[tuple[int, int, bool, pa.RecordBatch]]
-"""Batches for a pass: the lane and the group of each, and whether it is ahead of the control event."""
+"""Batches for a pass: the lane and the group of each, and whether it is before the control event."""
 
 
 class _Rows:
@@ -337,15 +337,12 @@ class _Rows:
 
         self._senders: dict[int, Sender] = {}
 
-    def add(self, route: Route, batch: pa.RecordBatch, ahead: bool, subtask: int | None) -> None:
+    def add(self, route: Route, batch: pa.RecordBatch, before_event: bool, subtask: int | None) -> None:
         """Take a batch of a route's output: see `Leave`."""
         if not batch.num_rows:
             return
         aligned, number = route.aligned(batch), subtask or 0
-        if route.everywhere:
-            place = BatchOrder.BROADCAST_AHEAD if ahead else BatchOrder.BROADCAST
-        else:
-            place = BatchOrder.AHEAD if ahead else BatchOrder.BEHIND
+        place = BatchOrder.of(before_event, route.everywhere)
         if route.target in self._in_one and not route.everywhere:
             parts = [(0, aligned if route.key is None else aligned.select(route.schema.names))]
         else:
@@ -365,10 +362,10 @@ class _Rows:
         return batches if len(batches) < 2 else [self._order.united(batches)]
 
     def taken(self, lanes: Mapping[int, object]) -> _Taken:
-        """Return the records of some lanes, first those ahead of the control event."""
+        """Return the records of some lanes, first those before the control event."""
         return [
-            (lane, group, place is BatchOrder.AHEAD, batch)
-            for place in (BatchOrder.AHEAD, BatchOrder.BEHIND)
+            (lane, group, place is BatchOrder.BEFORE_EVENT, batch)
+            for place in (BatchOrder.BEFORE_EVENT, BatchOrder.AFTER_EVENT)
             for lane in lanes
             for group in self.groups(lane)
             for batch in self.at(lane, group, place)
@@ -464,7 +461,11 @@ class _Line:
             taken = rows.taken(stage.programs)
             if nodes:
                 found = [(*one[:3], self._natively(nodes, one[3])) for one in taken]
-                taken = [(lane, group, ahead, batch) for lane, group, ahead, batch in found if batch is not None]
+                taken = [
+                    (lane, group, before_event, batch)
+                    for lane, group, before_event, batch in found
+                    if batch is not None
+                ]
             self._pass(stage, rows, taken)
 
     def _pass(self, stage: Stage, rows: _Rows, taken: _Taken, part: str | None = None) -> None:
@@ -474,8 +475,8 @@ class _Line:
         with Pass(stage.load(), self.epoch, rows.add, self.report) as running:
             if opens:
                 running.open()
-            for lane, group, ahead, batch in taken:
-                running.push(lane, group, batch, ahead)
+            for lane, group, before_event, batch in taken:
+                running.push(lane, group, batch, before_event)
             running.finish(part)
 
     def _level(self, stage: Stage, rows: _Rows, event: ControlEvent | None) -> None:
@@ -499,17 +500,17 @@ class _Line:
     ) -> Iterator[tuple[int, int, MicroBatch]]:
         """Yield the micro-batches of a lane's groups, each with its lane and group."""
         stores = self.stores[lane]
-        around = [rows.at(lane, EVERYWHERE, place) for place in (BatchOrder.BROADCAST_AHEAD, BatchOrder.BROADCAST)]
+        around = [rows.at(lane, EVERYWHERE, BatchOrder.of(before_event, True)) for before_event in (True, False)]
         told = event if lane in self.topology.timed else None
         for group in rows.groups(lane):
             if group not in stores and group != EVERYWHERE:
                 stores[group] = MemoryStore(stores[EVERYWHERE].pages)
         leader = min(stores)
         for group in sorted(stores):
-            own = [rows.at(lane, group, place) for place in (BatchOrder.AHEAD, BatchOrder.BEHIND)]
+            own = [rows.at(lane, group, BatchOrder.of(before_event)) for before_event in (True, False)]
             if any((*own, *around)) or told is not None:
-                ahead, behind = (Arrived(*side) for side in zip(own, around, strict=True))
-                yield lane, group, MicroBatch(ahead, told, behind, leads=group == leader)
+                before, after = (GroupInput(*side) for side in zip(own, around, strict=True))
+                yield lane, group, MicroBatch(before, told, after, leads=group == leader)
 
     def _natively(self, nodes: Sequence[int], batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
         """Run native operators on a batch; return None where they leave no record."""

@@ -27,7 +27,7 @@ from dagster_unified.engine.events import EpochCommitted
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.packed import PackedQuery
+from dagster_unified.engine.streaming.key_group_query import KeyGroupQuery
 from dagster_unified.errors import ConfigurationError, LeaseLostError, StateError, UnifiedError
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from tests.depth import NIGHTLY, SEED, chance, rotated
@@ -406,8 +406,8 @@ def test_why_a_job_could_not_start_is_what_is_said_though_it_cannot_clean_up_eit
     pipeline.from_source(ParquetSource(str(tmp_path), Row, name="rows", monitor=True)).key_by("key").reduce(add).print()
     plan = pipeline.plan({**OPTIONS, "execution.checkpointing.dir": str(tmp_path / "checkpoints")})
     with monkeypatch.context() as patched:
-        patched.setattr(PackedQuery, "start", dies)
-        patched.setattr(PackedQuery, "stop", away)
+        patched.setattr(KeyGroupQuery, "start", dies)
+        patched.setattr(KeyGroupQuery, "stop", away)
         with pytest.raises(UnifiedError, match="the JVM was killed"):
             StreamingJob(plan, spark, Start("job", patience=0.5)).run()
     assert CheckpointDirectory(str(tmp_path / "checkpoints"), "started").holder().released

@@ -22,7 +22,7 @@ from dagster_unified.engine.streaming.attaching import Running
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.epoch import Outcome, StoppedError
 from dagster_unified.engine.streaming.iterations import Host
-from dagster_unified.engine.streaming.packed import PackedQuery
+from dagster_unified.engine.streaming.key_group_query import KeyGroupQuery
 from dagster_unified.engine.streaming.through_connect import (
     EpochDone,
     EpochFailed,
@@ -39,7 +39,7 @@ OUTCOME = Outcome({}, Metrics())
 
 
 def test_a_query_whose_epochs_nobody_answers_to_fails_though_spark_runs_it():
-    query = PackedQuery.__new__(PackedQuery)
+    query = KeyGroupQuery.__new__(KeyGroupQuery)
     query.plan, query.name, query.spark, query.failure = SimpleNamespace(name="shops"), "main", None, None
     query.query, query._token = SimpleNamespace(isActive=True), 1
     query.directory = SimpleNamespace(check_lease=lambda token: None)

@@ -23,7 +23,7 @@ from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.streaming.cross_query import CrossQueryLog, QueryInputPosition
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.packed import PackedQuery
+from dagster_unified.engine.streaming.key_group_query import KeyGroupQuery
 from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
 from tests.iterations.victims import kill
@@ -105,7 +105,7 @@ POINTS = {
     },
 }
 
-HEARD = (PackedQuery, "committed")
+HEARD = (KeyGroupQuery, "committed")
 
 
 def options(folder, checkpoints=""):

@@ -13,7 +13,7 @@ from dagster_unified.api import (
     SlidingEventTimeWindows,
     TumblingEventTimeWindows,
 )
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupInput, KeyGroups, MicroBatch
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.keys import KeyedInput, key_hash
 from dagster_unified.operators.layout import StreamLayout
@@ -128,7 +128,7 @@ def ran(step, batches, groups=3, updates=True, stores=None, keys_per_page=KEYS_P
         for row in rows:
             by_group[key_hash(row.key) % groups].append(row)
         for group in range(groups):
-            arrived = Arrived([batch(by_group[group])] if group in by_group else [])
+            arrived = GroupInput([batch(by_group[group])] if group in by_group else [])
             driver.run(given[group], MicroBatch(arrived, event))
         driver.close()
     return out

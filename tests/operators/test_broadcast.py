@@ -21,7 +21,7 @@ from dagster_unified.api import (
 from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.graph.topology import Lanes, topology
-from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.key_groups import GroupInput, KeyGroups, MicroBatch
 from dagster_unified.testing import run_pipeline
 from tests.operators.support import Memory
 from tests.support import MODES
@@ -265,11 +265,11 @@ def in_groups(function, rules=(Rule("a", 0),)):
         stores = [Memory() for _ in range(5)]  # the last one has no key
         layout = routed.program.input
         for number, key in enumerate("abcdefgh"):
-            driver.run(stores[number % 4], MicroBatch(Arrived([layout.records.to_batch([Flight(key, 1)])])))
+            driver.run(stores[number % 4], MicroBatch(GroupInput([layout.records.to_batch([Flight(key, 1)])])))
         for rule in rules:
             batch = routed.program.broadcast.layout.records.to_batch([rule])
             for group, store in enumerate(stores):
-                driver.run(store, MicroBatch(Arrived(broadcast=[batch]), leads=group == 0))
+                driver.run(store, MicroBatch(GroupInput(broadcast=[batch]), leads=group == 0))
         outputs = {output.tag: sorted(emitted[number]) for number, output in enumerate(routed.program.outputs)}
         return outputs, driver.running.metrics.counters
 

@@ -13,7 +13,7 @@ from dagster_unified.engine.batch.run import exports_rows
 from dagster_unified.operators.drivers import batch as batch_driver
 from dagster_unified.operators.drivers.batch import rows_of, run_batch
 from dagster_unified.operators.drivers.group import MemoryStore
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupInput, KeyGroups, MicroBatch
 from dagster_unified.operators.keys import sorted_runs
 from dagster_unified.operators.layout import CARRIED, CARRIED_LAYOUT
 from dagster_unified.operators.program.step import CarryOver, Output
@@ -68,7 +68,7 @@ def left_as_pages(program, batch, event):
     """The same of a micro-batch of STREAMING that has all records, and the pages that are left."""
     out, store = [], MemoryStore()
     driver = KeyGroups(program, lambda output, emitted: out.append((output, emitted)), lambda: event.now)
-    driver.run(store, MicroBatch(Arrived([batch]), event, sorted_by_key=True))
+    driver.run(store, MicroBatch(GroupInput([batch]), event, sorted_by_key=True))
     driver.close()
     (pages,) = rows_of(0, store)
     return out, pages

@@ -26,7 +26,7 @@ from dagster_unified.api import (
     ValueStateDescriptor,
 )
 from dagster_unified.errors import StateError
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupInput, KeyGroups, MicroBatch
 from dagster_unified.operators.keyed import ReduceOperator
 from dagster_unified.operators.keys import key_hash
 from dagster_unified.operators.program.step import KeyedStep
@@ -121,11 +121,11 @@ def test_the_control_event_comes_before_the_records_behind_it_and_the_end_of_inp
     out = []
     driver = KeyGroups(
         program(process(Everything())),
-        lambda number, b: out.extend((driver.ahead, text) for text in TEXTS.records.from_batch(b)),
+        lambda number, b: out.extend((driver.before_event, text) for text in TEXTS.records.from_batch(b)),
         lambda: 0,
     )
     event = ControlEvent(watermarks={"op": 11}, end=True)
-    given = MicroBatch(Arrived([batch([Row("a", 1, 1)])]), event, Arrived([batch([Row("a", 2, 2)])]))
+    given = MicroBatch(GroupInput([batch([Row("a", 1, 1)])]), event, GroupInput([batch([Row("a", 2, 2)])]))
     driver.run(Memory(), given)
     assert out == [(True, "a 1 1"), (True, "a at 11: 1 [1] [1]"), (False, "a 2 3"), (False, "a at 12: 2 [1, 2] [1, 2]")]
 
@@ -360,7 +360,7 @@ def test_state_that_batch_has_left_says_when_it_was_renewed_and_does_not_expire_
         driver = KeyGroups(
             given, lambda _, b: seen.extend(TEXTS.records.from_batch(b)), lambda at=hour: int(at * 3600_000)
         )
-        driver.run(stores[0], MicroBatch(Arrived([batch([Row("a", 1, number)])]), ControlEvent()))
+        driver.run(stores[0], MicroBatch(GroupInput([batch([Row("a", 1, number)])]), ControlEvent()))
         driver.close()
     assert seen == ["None", "0", "1", "None"]
 
@@ -398,12 +398,12 @@ class Fleeting(KeyedProcessFunction):
 def test_what_has_expired_goes_with_the_next_micro_batch_of_its_page():
     store, now = Memory(), [0]
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: now[0])
-    driver.run(store, MicroBatch(Arrived([batch([Row("a", 0, 1)])])))
+    driver.run(store, MicroBatch(GroupInput([batch([Row("a", 0, 1)])])))
     assert [len(page.keys) for page in driver.contents(store)] == [1]
     now[0] = 5
-    driver.run(store, MicroBatch(Arrived([batch([Row("b", 0, 2)])])))
+    driver.run(store, MicroBatch(GroupInput([batch([Row("b", 0, 2)])])))
     now[0] = 10
-    driver.run(store, MicroBatch(Arrived([batch([Row("c", 0, 3)])])))
+    driver.run(store, MicroBatch(GroupInput([batch([Row("c", 0, 3)])])))
     assert [set(page.keys) for page in driver.contents(store)] == [{"b", "c"}]
 
 
@@ -412,7 +412,7 @@ def test_what_has_expired_goes_from_large_lists_and_maps_too():
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: now[0])
     for moment in range(0, 60, 10):
         now[0] = moment
-        driver.run(store, MicroBatch(Arrived([batch([Row("a", 0, moment * 1000 + i) for i in range(1500)])])))
+        driver.run(store, MicroBatch(GroupInput([batch([Row("a", 0, moment * 1000 + i) for i in range(1500)])])))
     (content,) = driver.contents(store)
     assert len(content.keys["a"]["map"]) == 1500
     assert len(content.keys["a"]["list"]) < 3000  # the last part of what has expired may have some that live
@@ -422,7 +422,7 @@ def test_what_has_expired_goes_from_large_lists_and_maps_too():
 def test_large_lists_of_keys_that_are_not_touched_are_not_read():
     store = Memory()
     driver = KeyGroups(program(process(Fleeting())), lambda number, b: None, lambda: 0)
-    driver.run(store, MicroBatch(Arrived([batch([Row("a", 0, i) for i in range(3000)])])))
+    driver.run(store, MicroBatch(GroupInput([batch([Row("a", 0, i) for i in range(3000)])])))
     store.read.clear()
-    driver.run(store, MicroBatch(Arrived([batch([Row("b", 0, 1)])])))
+    driver.run(store, MicroBatch(GroupInput([batch([Row("b", 0, 1)])])))
     assert store.read == []

@@ -13,7 +13,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import brings_end
 from dagster_unified.engine.streaming.job import Start, StreamingJob
-from dagster_unified.engine.streaming.packed import PackedQuery
+from dagster_unified.engine.streaming.key_group_query import KeyGroupQuery
 from dagster_unified.engine.streaming.savepoints import copy, export
 from dagster_unified.state import manifest
 from tests.state.killed_run import die, dies_after
@@ -38,11 +38,11 @@ def dies_at_end(commit):
 if __name__ == "__main__":
     folder, point, calls = sys.argv[1:]
     if point == "unsent":
-        PackedQuery.end = die
+        KeyGroupQuery.end = die
     elif point == "sent":
-        PackedQuery.end = dies_after(PackedQuery.end)
+        KeyGroupQuery.end = dies_after(KeyGroupQuery.end)
     elif point == "committed":
-        PackedQuery._commit = dies_at_end(PackedQuery._commit)
+        KeyGroupQuery._commit = dies_at_end(KeyGroupQuery._commit)
     elif point == "logged":
         CheckpointDirectory.finish = die
     elif point == "finished":

@@ -43,8 +43,8 @@ from dagster_unified.engine.streaming.checkpoint import (
 from dagster_unified.engine.streaming.cross_query import bound
 from dagster_unified.engine.streaming.draining import End, tell_of_last_epoch
 from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
+from dagster_unified.engine.streaming.key_group_query import KeyGroupQuery
 from dagster_unified.engine.streaming.native_query import NativeQuery
-from dagster_unified.engine.streaming.packed import PackedQuery
 from dagster_unified.engine.streaming.query import GRACE, Deployment, Query
 from dagster_unified.engine.streaming.savepoints.copy import check_whole, forget_interrupted, save
 from dagster_unified.engine.streaming.savepoints.export import FrozenCheckpoint, without_tables
@@ -59,9 +59,9 @@ from dagster_unified.graph.topology import (
     Lanes,
     QuerySpec,
     Topology,
+    key_group_queries,
     laid_out,
     malformed_lane,
-    packed,
     sources_of,
 )
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
@@ -208,7 +208,7 @@ class StreamingJob:
                 query: Query
                 if spec.aggregate is None:
                     begins = start if spec.name in starting else None
-                    query = PackedQuery(deployment, spec.name, staged[spec.name], malformed, begins)
+                    query = KeyGroupQuery(deployment, spec.name, staged[spec.name], malformed, begins)
                 else:
                     plan = deployment.plan
                     beside = [other for other in wanted if other.aggregate is None and other.segment == spec.segment]
@@ -409,7 +409,7 @@ class StreamingJob:
     def _prepare_savepoints(self, lease: HeldLease, deployed: Deployed) -> None:
         forget(self.directory, lease.token)
         self.directory.settle(False)
-        queries = packed(self.plan, self._lanes)
+        queries = key_group_queries(self.plan, self._lanes)
         names = {query.name for query in queries}
         running = [query for query in self._queries if query.name in names]
         self._saving = SavepointSchedule(self.plan, self.spark, self.directory, lease, queries, running, self.observe)
@@ -478,7 +478,7 @@ class StreamingJob:
                     self.directory.settle(all(query.settled() for query in self._queries))
             if self._queries and is_connect(self.spark):
                 self._record_none_running()
-            starting = [query.name for query in self._queries if isinstance(query, PackedQuery)]
+            starting = [query.name for query in self._queries if isinstance(query, KeyGroupQuery)]
             if self._lease is not None and starting and not self._without_epoch(starting):
                 remove_tree(self.directory.path / INITIAL)
         finally:  # no query runs any more, or its JVM or server is away, and it may not write without the lease

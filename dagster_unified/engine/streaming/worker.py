@@ -22,7 +22,7 @@ from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.streaming.control import event_of
 from dagster_unified.engine.worker import committed_epoch, control_event, this_epoch, this_subtask
 from dagster_unified.operators.drivers.batch import spare_the_garbage_collector
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, MicroBatch, decode_event
+from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupInput, MicroBatch, decode_event
 from dagster_unified.operators.drivers.stages import HEAD, Level, Pass, Programs, Report
 from dagster_unified.operators.routing import (
     PACKED,
@@ -165,7 +165,7 @@ def _own(batch: pa.RecordBatch, programs: Programs) -> tuple[list[_PackedRow], p
 def _take(running: Pass, lane: int, group: int, seq: int, data: pa.BinaryScalar) -> None:
     """Give a packed row to the program of its lane."""
     schema = running.of(lane, group).program.input.schema
-    running.push(lane, group, decode(data.as_buffer(), schema), place_of(seq) is BatchOrder.AHEAD)
+    running.push(lane, group, decode(data.as_buffer(), schema), place_of(seq) is BatchOrder.BEFORE_EVENT)
 
 
 @contextmanager
@@ -207,7 +207,7 @@ class SparkEpoch:
         self.subtask = this_subtask()
         self._log = log
         self._events: dict[bool, ControlEvent] = {}
-        """The control event of the micro-batch, and that of the one before it for what is ahead."""
+        """The latest control event before that of the micro-batch (True), and with it."""
 
     def clock(self) -> int:
         return wall_clock()
@@ -219,13 +219,13 @@ class SparkEpoch:
         event = control_event()
         return {} if event is None else decode_event(event.encode()).remembered
 
-    def watermark(self, uid: str, ahead: bool) -> int:
+    def watermark(self, uid: str, before_event: bool) -> int:
         """As Spark has logged it: an epoch that runs again sees the same."""
-        if ahead not in self._events:
-            epoch = this_epoch(self._log) - ahead
+        if before_event not in self._events:
+            epoch = this_epoch(self._log) - before_event
             logged = worker_path(self._log, "checkpoint directory") / str(epoch)
-            self._events[ahead] = event_of(logged) if epoch >= 0 else ControlEvent()
-        return self._events[ahead].watermarks.get(uid, MIN_TIMESTAMP)
+            self._events[before_event] = event_of(logged) if epoch >= 0 else ControlEvent()
+        return self._events[before_event].watermarks.get(uid, MIN_TIMESTAMP)
 
 
 LANE, GROUP, SEQ = "__lane", "__group", "__seq"
@@ -282,12 +282,12 @@ def _gather(lane: int, payload: Payload, batches: Iterable[pa.RecordBatch]) -> I
             mine = pc.equal(batch.column(LANE), lane)
             records = batch.filter(mine)
             for subtask, own in _by_subtask(records) if lane in programs.in_subtasks else [(0, records)]:
-                ahead = pc.less(own.column(SEQ), sequence(BatchOrder.EVENT, 0))
-                for is_ahead, chosen in ((True, ahead), (False, pc.invert(ahead))):
+                is_before = pc.less(own.column(SEQ), sequence(BatchOrder.EVENT, 0))
+                for before_event, chosen in ((True, is_before), (False, pc.invert(is_before))):
                     part = own.filter(chosen)
                     if part.num_rows:
                         names = running.of(lane, subtask).program.input.schema.names
-                        running.push(lane, subtask, part.select(names), is_ahead)
+                        running.push(lane, subtask, part.select(names), before_event)
             if records.num_rows < batch.num_rows:
                 others = batch.filter(pc.invert(mine)).select(list(PASS_THROUGH))
                 yield pa.RecordBatch.from_arrays(others.columns, schema=PACKED)
@@ -325,16 +325,16 @@ class LevelTask:
 
         copied = program.broadcast.layout if program.broadcast is not None else program.input
 
-        def arrived(own: BatchOrder, broadcast: BatchOrder) -> Arrived:
-            return Arrived(
+        def group_input(own: BatchOrder, broadcast: BatchOrder) -> GroupInput:
+            return GroupInput(
                 [decode(data, program.input.schema) for data in placed[own]],
                 [decode(data, copied.schema) for data in placed[broadcast]],
             )
 
         micro_batch = MicroBatch(
-            arrived(BatchOrder.AHEAD, BatchOrder.BROADCAST_AHEAD),
+            group_input(BatchOrder.BEFORE_EVENT, BatchOrder.BROADCAST_BEFORE_EVENT),
             max(events, key=lambda e: e.number, default=None),
-            arrived(BatchOrder.BEHIND, BatchOrder.BROADCAST),
+            group_input(BatchOrder.AFTER_EVENT, BatchOrder.BROADCAST_AFTER_EVENT),
             leads=group == 0,
         )
         self._count = 0
@@ -348,10 +348,10 @@ class LevelTask:
         """Close the author's functions."""
         self._level.close()
 
-    def _leave(self, route: Route, batch: pa.RecordBatch, ahead: bool, group: int | None) -> None:
+    def _leave(self, route: Route, batch: pa.RecordBatch, before_event: bool, group: int | None) -> None:
         """Pack what the key group that is current emits."""
         assert group is not None
-        place = BatchOrder.AHEAD if ahead else BatchOrder.BEHIND
+        place = BatchOrder.of(before_event)
         for data in encoded(batch):
             self._count += 1
             self._out.append(_row(route.target, group, sequence(place, (group << 40) + self._count), data))

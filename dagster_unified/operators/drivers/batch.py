@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from dagster_unified.operators.drivers.group import MemoryStore
-from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch, decode_event
+from dagster_unified.operators.drivers.key_groups import GroupInput, KeyGroups, MicroBatch, decode_event
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import grouped_stretches, last_run, runs, stretches
@@ -99,7 +99,9 @@ def carried(
         if broadcast_batches and not group.begun and group.number >= 0:
             leads = group.number == 0
             driver.run(
-                group.store, MicroBatch(Arrived(broadcast=broadcast_batches), leads=leads), program.carry[0].watermark
+                group.store,
+                MicroBatch(GroupInput(broadcast=broadcast_batches), leads=leads),
+                program.carry[0].watermark,
             )
         group.begun = True
 
@@ -110,7 +112,7 @@ def carried(
         for partition in range(group.partition, until):
             group.partition = partition
             if group.waiting or group.store.pages:
-                broadcasting = MicroBatch(Arrived(group.waiting), events[partition], sorted_by_key=True)
+                broadcasting = MicroBatch(GroupInput(group.waiting), events[partition], sorted_by_key=True)
                 driver.run(group.store, broadcasting, program.carry[partition].watermark)
                 driver.count_waiting()
                 if _holds_something(group.store):
@@ -196,7 +198,7 @@ def _run_some(driver: KeyGroups, group: _Group, program: Program, watermark: int
         last = batch.num_rows - 1
         driver.run_unfinished(group.store, batch.slice(0, last), watermark)
     else:
-        driver.run(group.store, MicroBatch(Arrived([batch.slice(0, last)]), sorted_by_key=True), watermark)
+        driver.run(group.store, MicroBatch(GroupInput([batch.slice(0, last)]), sorted_by_key=True), watermark)
     group.waiting = [batch.slice(last)]
 
 
@@ -218,7 +220,7 @@ def exported(
     def run(batch: pa.RecordBatch) -> None:
         """Processes all records of some keys."""
         nonlocal store
-        given = MicroBatch(Arrived([batch]), event, sorted_by_key=True)
+        given = MicroBatch(GroupInput([batch]), event, sorted_by_key=True)
         content = driver.run_and_leave(store, given, over.watermark)
         driver.count_waiting()
         out.extend(Emitted(state, rows) for rows in table.batches(content) if rows.num_rows)

@@ -250,24 +250,24 @@ def decode_event(data: bytes) -> ControlEvent:
     return msgspec.json.decode(data, type=ControlEvent)
 
 
-class Arrived(NamedTuple):
+class GroupInput(NamedTuple):
     """Records that reach a key group together: broadcast records, which come first, and the group's own."""
 
     keyed: Sequence[pa.RecordBatch] = ()
     broadcast: Sequence[pa.RecordBatch] = ()
 
 
-NOTHING = Arrived()
+NOTHING = GroupInput()
 
 
 class MicroBatch(NamedTuple):
     """The input that a key group processes together, in this order; the end of the input, if any, comes last."""
 
-    ahead: Arrived = NOTHING
+    before_event: GroupInput = NOTHING
     """The records that operators upstream emitted for the control event."""
 
     event: ControlEvent | None = None
-    behind: Arrived = NOTHING
+    after_event: GroupInput = NOTHING
     sorted_by_key: bool = False
     """Whether equal keys stand together already."""
 
@@ -330,7 +330,7 @@ class KeyGroups:
         self._waiting = (0, 0)
         """The elements and event-time timers that waited for the watermark after the last micro-batch."""
 
-        self.ahead = False
+        self.before_event = False
         """Whether downstream operators get what is emitted now before the micro-batch's control event."""
 
     def run(self, store: PageStore, micro_batch: MicroBatch, watermark: int = MIN_TIMESTAMP) -> int | None:
@@ -402,14 +402,14 @@ class KeyGroups:
     def _process(self, group: Group, micro_batch: MicroBatch) -> None:
         event, uid = micro_batch.event, self.program.steps[0].uid
         self._touched.clear()
-        self.ahead = True
-        self._take(group, micro_batch.ahead, micro_batch)
+        self.before_event = True
+        self._take(group, micro_batch.before_event, micro_batch)
         if event is not None:
             self.grouped.advance(group, event.watermarks.get(uid, MIN_TIMESTAMP), event.now)
-        if event is not None or any(micro_batch.ahead):
+        if event is not None or any(micro_batch.before_event):
             self.running.drain()
-        self.ahead = False
-        self._take(group, micro_batch.behind, micro_batch)
+        self.before_event = False
+        self._take(group, micro_batch.after_event, micro_batch)
         if event is not None and event.ends(uid):
             self.grouped.end(group, event.last_event_times.get(uid))
         if micro_batch.epoch is not None:
@@ -420,7 +420,7 @@ class KeyGroups:
         self.running.drain()
         self.running.flush()
 
-    def _take(self, group: Group, arrived: Arrived, micro_batch: MicroBatch) -> None:
+    def _take(self, group: Group, arrived: GroupInput, micro_batch: MicroBatch) -> None:
         """Process broadcast records, then the group's own."""
         if arrived.broadcast:
             self._broadcast(group, arrived.broadcast, micro_batch.leads)

@@ -30,7 +30,7 @@ HEAD = 0
 """What stands for the lane of a source's rows, which have none yet."""
 
 Leave = Callable[[Route, pa.RecordBatch, bool, "int | None"], None]
-"""Takes a batch that goes along a route, ahead of the micro-batch's control event or behind it.
+"""Takes a batch that goes along a route, before the micro-batch's control event or after it.
 
 It comes from a group, or from None where an exchange did not choose one.
 """
@@ -89,8 +89,8 @@ class Epoch(Protocol):
     def remembered(self) -> Mapping[str, Kept]:
         """What watermark generators kept in the micro-batch before."""
 
-    def watermark(self, uid: str, ahead: bool) -> int:
-        """How far event time is for an operator; `ahead` of the control event, how far it was before that."""
+    def watermark(self, uid: str, before_event: bool) -> int:
+        """How far event time is for an operator; `before_event`, how far it was before the control event."""
 
 
 class Report(msgspec.Struct):
@@ -202,14 +202,14 @@ class Pass(_Stage[RunningProgram]):
     def __init__(self, programs: Programs, epoch: Epoch, leave: Leave, report: Report | None = None) -> None:
         """What is measured is added to `report`, if there is one already."""
         super().__init__(programs, epoch, leave)
-        self._ahead = False
+        self._before_event = False
         self.report = Report() if report is None else report
 
-    def push(self, lane: int, group: int, batch: pa.RecordBatch, ahead: bool = False) -> None:
+    def push(self, lane: int, group: int, batch: pa.RecordBatch, before_event: bool = False) -> None:
         """Run a batch through the program of its lane."""
-        if ahead is not self._ahead:
+        if before_event is not self._before_event:
             self._flush()
-            self._ahead = ahead
+            self._before_event = before_event
         self.of(lane, group).push(batch)
 
     def finish(self, part: str | None = None) -> Report:
@@ -233,10 +233,10 @@ class Pass(_Stage[RunningProgram]):
     ) -> RunningProgram:
         def emit(number: int, batch: pa.RecordBatch) -> None:
             for route in routed.routes[number]:
-                self._leave(route, batch, self._ahead, subtask)
+                self._leave(route, batch, self._before_event, subtask)
 
         def watermark(uid: str) -> int:
-            return self._epoch.watermark(uid, self._ahead)
+            return self._epoch.watermark(uid, self._before_event)
 
         remembered = self._epoch.remembered() if any(step.remembers for step in routed.program.steps) else None
         running = RunningProgram(routed.program, emit, self._epoch.clock, own, True, remembered, watermark, compiled)
@@ -262,7 +262,7 @@ class Level(_Stage[KeyGroups]):
     def _opened(self, routed: RoutedProgram, compiled: CompiledProgram, subtask: int | None, own: Subtask) -> KeyGroups:
         def emit(number: int, batch: pa.RecordBatch) -> None:
             for route in routed.routes[number]:
-                self._leave(route, batch, groups.ahead, self._group)
+                self._leave(route, batch, groups.before_event, self._group)
 
         groups = KeyGroups(routed.program, emit, self._epoch.clock, own, self._keys_per_page, compiled)
         self._notify(groups.running)

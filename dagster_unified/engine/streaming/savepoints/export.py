@@ -37,7 +37,7 @@ from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN
-from dagster_unified.graph.topology import PackedSpec, queries
+from dagster_unified.graph.topology import KeyGroupQueryPlan, queries
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.spark_internals.spark_log import offsets_of_sources
@@ -87,7 +87,7 @@ def stopped(place: UPath, sources: UPath, names: Iterable[str]) -> FrozenCheckpo
 class _Query:
     """A query of lanes at an epoch of its checkpoint."""
 
-    spec: PackedSpec
+    spec: KeyGroupQueryPlan
     checkpoint: FrozenCheckpoint
 
     @property
@@ -220,7 +220,7 @@ def write_tables(
     plan: Plan,
     spark: SparkSession,
     deployed: Deployed,
-    queries: Sequence[PackedSpec],
+    queries: Sequence[KeyGroupQueryPlan],
     checkpoint: FrozenCheckpoint,
     path: str,
     reason: str,

@@ -29,7 +29,7 @@ from dagster_unified.errors import StateError, UnifiedError
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN
-from dagster_unified.graph.topology import Lanes, packed
+from dagster_unified.graph.topology import Lanes, key_group_queries
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.storage.paths import children, read_whole
@@ -169,7 +169,7 @@ class _StoppedJob:
         return self.directory.path / "savepoints" / saved.name
 
     def _queries(self) -> list[str]:
-        return [query.name for query in packed(self.plan, Lanes())]
+        return [query.name for query in key_group_queries(self.plan, Lanes())]
 
     def _checkpoint(self, folder: UPath, saved: Savepoint) -> FrozenCheckpoint:
         epochs = {name: last_number(folder / "spark" / name / "commits") for name in self._queries()}
@@ -182,7 +182,9 @@ class _StoppedJob:
         if deployed.start:  # what was read before the deployment's own first epoch has been read as well
             plan = after(plan, self.directory.positions(), plan.execution.savepoint.ignore_unclaimed)
         try:
-            write_tables(plan, spark, deployed, packed(plan, Lanes(deployed.lanes)), checkpoint, path, self.reason)
+            write_tables(
+                plan, spark, deployed, key_group_queries(plan, Lanes(deployed.lanes)), checkpoint, path, self.reason
+            )
         except Exception as error:
             raise translated(error, plan, "savepoint", spark) from error
 

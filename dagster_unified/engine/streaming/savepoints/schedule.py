@@ -33,7 +33,7 @@ from dagster_unified.engine.streaming.savepoints.export import FrozenCheckpoint,
 from dagster_unified.engine.streaming.savepoints.request import Brake, Pause, Request, answer, pending
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.segments import MAIN
-from dagster_unified.graph.topology import PackedSpec
+from dagster_unified.graph.topology import KeyGroupQueryPlan
 from dagster_unified.operators.time import to_span, wall_clock
 from dagster_unified.storage.paths import is_local, remove_tree, storage_path
 
@@ -70,7 +70,7 @@ class SavepointSchedule:
     spark: SparkSession
     directory: CheckpointDirectory
     lease: HeldLease
-    queries: Sequence[PackedSpec]
+    queries: Sequence[KeyGroupQueryPlan]
     """The specs of all queries except those of native aggregates."""
 
     running: Sequence[Query]

@@ -65,7 +65,7 @@ MALFORMED_ROW = pa.schema([("file", pa.string()), ("row", pa.string()), ("reason
 
 
 @dataclass
-class PackedFrames:
+class KeyGroupFrames:
     """The line of stages of one query."""
 
     plan: Plan
@@ -251,7 +251,7 @@ def stream_of(frame: DataFrame, lane: int, schema: pa.Schema) -> DataFrame:
     return frame.where(f"lane = {lane}").select("data").mapInArrow(worker.unpack(schema), spark_schema(schema))
 
 
-class PackedRunner(EpochRunner):
+class KeyGroupRunner(EpochRunner):
     """Takes packed rows to the sinks, and keeps malformed ones: those of some sources, by lane."""
 
     def __init__(
@@ -302,7 +302,7 @@ class PackedRunner(EpochRunner):
         malformed.keep(rows, count, diverted, str(epoch))
 
 
-class PackedQuery(Query):
+class KeyGroupQuery(Query):
     """The query of lanes. `lanes` are those of the sources' malformed rows, by uid."""
 
     def __init__(
@@ -318,7 +318,7 @@ class PackedQuery(Query):
         self.control.claim(deployment.token)
         read = {head.source for head in stages.heads}
         self.alignment = Alignment(self.plan, read, self.folder / "sources")
-        self.frames = PackedFrames(
+        self.frames = KeyGroupFrames(
             self.plan,
             stages,
             self.spark,
@@ -354,7 +354,7 @@ class PackedQuery(Query):
         self.iterations = StreamIterations(self.plan, stages.tail.nodes)
         rounds, offsets = self.folder / FOLDER, self.folder / "spark" / name / "offsets"
         query_outputs = QueryOutputs(self.plan, stages.tail.sinks, rounds, offsets)
-        self.runner = PackedRunner(self.writer, stages.tail_lanes, kept, self.iterations, query_outputs, rounds)
+        self.runner = KeyGroupRunner(self.writer, stages.tail_lanes, kept, self.iterations, query_outputs, rounds)
         self._begins = start
 
     def frame(self) -> DataFrame:
