@@ -31,9 +31,18 @@ from dagster_unified.graph.nodes import (
 )
 from dagster_unified.graph.operator_state import CHOOSING
 from dagster_unified.graph.plan import Plan, Region
+from dagster_unified.graph.queries import (
+    MAIN,
+    CrossQueryStream,
+    KeyGroupQueryPlan,
+    NativeQueryPlan,
+    cross_query_streams,
+    plan_queries,
+    query_name,
+    segment_of,
+)
 from dagster_unified.graph.regions import Exchange
-from dagster_unified.graph.segments import MAIN, CrossQueryStream, cross_query_streams, query_name, segment_of, segments
-from dagster_unified.graph.topology import Exchanged, Lanes, Native, Topology, laid_out
+from dagster_unified.graph.topology import Exchanged, Lanes, Native
 from dagster_unified.operators.iteration import BodyPass, Loop
 from dagster_unified.operators.program.step import Program
 from dagster_unified.operators.routing import Route, RoutedProgram
@@ -423,23 +432,20 @@ def _travels(plan: Plan, edge: ExecutionEdge) -> str:
 
 
 def _queries_of(plan: Plan) -> Iterator[str]:
-    plans, lanes = segments(plan), Lanes()
-    for query, topology in laid_out(plan, lanes, plans).items():
+    lanes = Lanes()
+    queries = plan_queries(plan, lanes)
+    names = {number: " ".join(name.split()) for name, number in lanes.numbers.items()}
+    for query in queries:
         yield from ("", f"query '{query.name}'")
-        segment_plan = plans[query.segment]
-        if topology is None:
-            assert query.aggregate is not None
-            upstream = tuple(sorted(segment_plan.graph.upstream(query.aggregate)))
-            yield from _indented(_vertices(ExecutionGraph(segment_plan, query.name, upstream)))
-        else:
-            yield from _indented(
-                _topology(
-                    segment_plan, topology, {number: " ".join(name.split()) for name, number in lanes.numbers.items()}
-                )
-            )
+        if isinstance(query, NativeQueryPlan):
+            upstream = tuple(sorted(query.plan.graph.upstream(query.aggregate)))
+            yield from _indented(_vertices(ExecutionGraph(query.plan, query.name, upstream)))
+        elif isinstance(query, KeyGroupQueryPlan):
+            yield from _indented(_topology(query, names))
 
 
-def _topology(plan: Plan, topology: Topology, names: Mapping[int, str]) -> Iterator[str]:
+def _topology(query: KeyGroupQueryPlan, names: Mapping[int, str]) -> Iterator[str]:
+    plan, topology = query.plan, query.stages
     for head in topology.heads:
         natives = "".join(f" → '{plan.graph.node(number).name}'" for number in head.native)
         yield f"source '{plan.graph.node(head.source).name}'{natives}"

@@ -1,24 +1,22 @@
-"""From the plan to the queries of a STREAMING job, each a line of stages.
+"""The line of stages of one query of STREAMING.
 
     sources → pass 0 → level 1 → pass 1 → level 2 → … → the sinks' part, once per epoch
 
 A *level* is one stateful Spark operator, for all keyed operators of one depth. A *pass* runs the chains between two
 levels. Native operators, and exchanges that choose a record's subtask, stand behind the pass that leads to them, each
 with a pass of its own. What comes after the last keyed operator of its path is the *tail*: it runs on each epoch's
-output as a BATCH region does. Assigners that another query depends on stay upstream of the tail. There is one such line
-of stages for each segment of the plan, which iterations are at the ends of. Knows the graph and the operators, not
-Spark.
+output as a BATCH region does. Assigners that another query depends on stay upstream of the tail. Knows the
+graph and the operators, not Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from dagster_unified.errors import PipelineError, UnsupportedError
+from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.event_time import aligned, nearest_assigners
+from dagster_unified.graph.event_time import nearest_assigners
 from dagster_unified.graph.execution_graph import (
     Chains,
     ExecutionGraph,
@@ -33,7 +31,6 @@ from dagster_unified.graph.execution_graph import (
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Port
 from dagster_unified.graph.operator_state import CHOOSING
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import MAIN, query_name, segments
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.program.step import Output
 from dagster_unified.operators.routing import (
@@ -105,63 +102,6 @@ class Topology:
         return bool(self.timed or self.iterations or self.looks)
 
 
-class QuerySpec(NamedTuple):
-    """One query that a pipeline needs: its sinks and, for a query of its own, the native aggregate before them."""
-
-    name: str
-    sinks: tuple[int, ...]
-    aggregate: int | None
-    segment: int = 0
-    """The segment of the plan whose nodes these are."""
-
-
-def queries(plan: Plan) -> list[QuerySpec]:
-    """The queries that a plan of one segment needs: one for each native aggregate, one for everything else."""
-    graph = plan.graph
-    aggregating = [node.id for node in graph.nodes if node.aggregates_natively]
-    found: dict[int | None, list[int]] = {}
-    for node in graph.ends:
-        upstream = plan.graph.upstream(node.id) if aggregating else set()
-        aggregates = [n for n in aggregating if n in upstream]
-        if aggregates:
-            name = graph.node(aggregates[0]).name
-            others = [
-                graph.node(n).name
-                for n in upstream
-                if graph.node(n).runs_by_key or isinstance(graph.node(n), g.IterationNode)
-            ]
-            if len(aggregates) > 1 or others:
-                raise UnsupportedError(
-                    f"{plan.name}: sink '{node.name}' comes after the native aggregate '{name}' and after"
-                    f" '{(others or [graph.node(aggregates[1]).name])[0]}', which STREAMING cannot run in one query"
-                    " with state.native-aggregates=SPARK; remove the option, or write a table between them"
-                )
-            if any(s.id in upstream and s.id not in plan.graph.upstream(aggregates[0]) for s in graph.sources):
-                raise UnsupportedError(
-                    f"{plan.name}: sink '{node.name}' unites the native aggregate '{name}' with another stream, which"
-                    " STREAMING cannot run with state.native-aggregates=SPARK; remove the option, or write them to two"
-                    " sinks"
-                )
-        found.setdefault(aggregates[0] if aggregates else None, []).append(node.id)
-    return [
-        QuerySpec(MAIN if aggregate is None else graph.node(aggregate).uid, tuple(sinks), aggregate)
-        for aggregate, sinks in found.items()
-    ]
-
-
-class KeyGroupQueryPlan(NamedTuple):
-    """A query of lanes: the segment of the plan that it runs, and its line of stages."""
-
-    name: str
-    plan: Plan
-    stages: Topology
-
-    @property
-    def sources(self) -> list[str]:
-        """The uids of its sources, in the order in which Spark numbers them."""
-        return [self.plan.graph.node(head.source).uid for head in self.stages.heads]
-
-
 class Lanes:
     """Numbers of lanes. A name keeps its number for ever, since state is found by it."""
 
@@ -181,54 +121,6 @@ def malformed_lane(source: str) -> str:
 def topology(plan: Plan, sinks: tuple[int, ...], lanes: Lanes) -> Topology:
     """The stages that lead to some of the plan's ends."""
     return _Builder(plan, sinks, lanes).build()
-
-
-def laid_out(plan: Plan, lanes: Lanes, plans: Sequence[Plan] = ()) -> dict[QuerySpec, Topology | None]:
-    """The queries that a pipeline needs, each with its line of stages; None where it is a native aggregate's.
-
-    `plans` are the plan's segments, where they are known. A query comes after those that hand something on to it.
-
-    Raises `UnsupportedError` for a pipeline that STREAMING cannot run.
-    """
-    whole = queries(plan)
-    for one in aligned(plan.graph):
-        natively = [q for q in whole if q.aggregate is not None and one.source in plan.graph.upstream(q.aggregate)]
-        if natively:
-            raise UnsupportedError(
-                f"{plan.name}: source '{plan.graph.node(one.source).name}' is in watermark group '{one.group}', and the"
-                f" native aggregate '{natively[0].name}' goes by Spark's own watermark; launch"
-                " with state.native-aggregates=PORTABLE, or do not align it"
-            )
-    found: dict[QuerySpec, Topology | None] = {}
-    plans = plans or segments(plan)
-    for number, segment in enumerate(plans):
-        for query in whole if len(plans) == 1 else queries(segment):
-            stages = topology(segment, query.sinks, lanes) if query.aggregate is None else None
-            found[query._replace(name=query_name(query.name, number), segment=number)] = stages
-    return found
-
-
-def key_group_queries(plan: Plan, lanes: Lanes) -> list[KeyGroupQueryPlan]:
-    """The queries of lanes that a pipeline needs."""
-    plans = segments(plan)
-    found = laid_out(plan, lanes, plans).items()
-    return [KeyGroupQueryPlan(one.name, plans[one.segment], stages) for one, stages in found if stages is not None]
-
-
-def sources_of(plan: Plan, query: QuerySpec, stages: Topology | None) -> list[str]:
-    """The uids of a query's sources, in the order in which Spark numbers them."""
-    if stages is not None:
-        return KeyGroupQueryPlan(query.name, plan, stages).sources
-    assert query.aggregate is not None
-    return list(dict.fromkeys(_leading_to(plan, query.aggregate)))
-
-
-def _leading_to(plan: Plan, node: int) -> Iterator[str]:
-    """The uids of the sources that lead to a node, as its inputs come one after another."""
-    for edge in plan.graph.inputs(node):
-        yield from _leading_to(plan, edge.source)
-    if not plan.graph.inputs(node):
-        yield plan.graph.node(node).uid
 
 
 class _Builder:

@@ -206,7 +206,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         self._operator = operator
         self.current = timestamp
         self._now = now
-        self.out = operator.collector()
+        self.out = Collector(operator.copies)
         self.has_met_keys = False
         """Whether the record has seen the state of one of this instance's keys."""
 

@@ -127,7 +127,7 @@ class KeyedOperator:
         self.state = KeyedStateBackend(clock, options.expiry)
         self.event_timers = TimerQueue()
         self.processing_timers = TimerQueue()
-        self.out = self.collector()
+        self.out = Collector(context.copies)
         self.at_end = False
         self.ended = False
         self.last_event_time = options.last_event_time
@@ -157,10 +157,6 @@ class KeyedOperator:
         """Make `key` the current key."""
         self.key = key
         self.state.select(key)
-
-    def collector(self) -> Collector:
-        """A new collector for its results."""
-        return Collector(self.copies)
 
     def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
         """The records of its input, from their columns."""

@@ -49,7 +49,8 @@ from dagster_unified.engine.streaming.savepoints.copy import interrupted
 from dagster_unified.engine.streaming.savepoints.schedule import INTERVAL
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.plan import Plan, plan
-from dagster_unified.graph.topology import Lanes, laid_out
+from dagster_unified.graph.queries import plan_queries
+from dagster_unified.graph.topology import Lanes
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.metrics import Totals
 from dagster_unified.operators.time import wall_clock
@@ -94,7 +95,7 @@ class JobAssets:
 def streaming_job(deployment: StreamingDeployment, assets: JobAssets) -> JobDefinition:
     """Build `<pipeline>_streaming`; raises what the job would for a pipeline that STREAMING cannot run."""
     name = deployment.pipeline.name
-    laid_out(plan(deployment.pipeline.graph(), configuration_of(deployment)), Lanes())
+    plan_queries(plan(deployment.pipeline.graph(), configuration_of(deployment)), Lanes())
 
     @op(
         name=f"{name}_queries",

@@ -21,15 +21,15 @@ from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.execution_graph import ExecutionGraph
 from dagster_unified.graph.nodes import Port
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import segments
-from dagster_unified.graph.topology import TAIL, Exchanged, Lanes, Native, QuerySpec, Topology, laid_out
+from dagster_unified.graph.queries import KeyGroupQueryPlan, QueryPlan, plan_queries
+from dagster_unified.graph.topology import TAIL, Exchanged, Lanes, Native, Topology
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupInput, MicroBatch
 from dagster_unified.operators.drivers.stages import HEAD, Level, Pass, Programs, Report, merge_reports
 from dagster_unified.operators.functions.base import FIRST
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.step import CompiledProgram, Program
-from dagster_unified.operators.routing import EVERYWHERE, BatchOrder, Route, RoutedProgram, Sender
+from dagster_unified.operators.routing import EVERYWHERE, Route, RoutedProgram, Sender
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import Kept, Mark
 from dagster_unified.testing.native import run_native
@@ -133,12 +133,11 @@ def run_streaming(
     plan: Plan, inputs: Mapping[str, pa.RecordBatch], pace: Pace
 ) -> tuple[dict[str, list[pa.RecordBatch]], Metrics]:
     """Run the queries of a plan, and return what reaches its sinks, by name, and the metrics."""
-    plans = segments(plan)
     handed = _Handed(inputs)
     written: dict[str, list[pa.RecordBatch]] = {node.name: [] for node in plan.graph.sinks}
     metrics = Metrics()
-    for spec, stages in laid_out(plan, Lanes(), plans).items():
-        query = _Query(plans[spec.segment], spec, stages, handed, pace)
+    for query_plan in plan_queries(plan, Lanes()):
+        query = _Query(query_plan, handed, pace)
         query.run()
         for name, batches in query.written.items():
             written[name] += batches
@@ -149,9 +148,10 @@ def run_streaming(
 class _Query:
     """One query: micro-batch after micro-batch."""
 
-    def __init__(self, plan: Plan, spec: QuerySpec, stages: Topology | None, handed: _Handed, pace: Pace) -> None:
+    def __init__(self, query: QueryPlan, handed: _Handed, pace: Pace) -> None:
+        plan = query.plan
         self.plan, self.pace, self.handed = plan, pace, handed
-        nodes = plan.graph.upstream(*spec.sinks)
+        nodes = plan.graph.upstream(*query.sinks)
         self.sources = [node for node in plan.graph.sources if node.id in nodes]
         self.logs = {node.id: handed.log[node.uid] for node in self.sources if isinstance(node, g.QueryInputNode)}
         """The logs that it reads, by source."""
@@ -161,7 +161,7 @@ class _Query:
         self.read = dict.fromkeys(self.records, 0)
         """How many records of each source have been processed."""
 
-        self.ends = {node.id: node for node in plan.graph.ends if node.id in spec.sinks}
+        self.ends = {node.id: node for node in plan.graph.ends if node.id in query.sinks}
         self.written: dict[str, list[pa.RecordBatch]] = {
             node.name: [] for node in self.ends.values() if isinstance(node, g.SinkNode)
         }
@@ -173,11 +173,11 @@ class _Query:
         self.measured = Metrics()
         tables = {n.id: _records_of(n, handed.inputs[n.uid]) for n in plan.graph.readers if n not in plan.graph.sources}
         self.line: _Line | None = None
-        if stages is not None:
-            self.line = _Line(plan, stages, self.epoch, pace.order, tables)
-            self.tail = Vertices(stages.tail, pace.order, pace.clock, tables)
+        if isinstance(query, KeyGroupQueryPlan):
+            self.line = _Line(plan, query.stages, self.epoch, pace.order, tables)
+            self.tail = Vertices(query.stages.tail, pace.order, pace.clock, tables)
         else:
-            graph = ExecutionGraph(plan, TAIL, tuple(sorted(nodes)), sinks=spec.sinks)
+            graph = ExecutionGraph(plan, TAIL, tuple(sorted(nodes)), sinks=query.sinks)
             self.tail = _UntilTheEnd(graph, pace, tables, self.time)
 
     def run(self) -> None:
@@ -307,7 +307,7 @@ class _UntilTheEnd(Vertices):
         if not node.aggregates_natively:
             super()._native(node, streams)
             return
-        latest, layout = self._time.latest, self.inputs.layouts[node.id]
+        latest, layout = self._time.latest, self.plan.input_layout(node.id)
         mark, kept = latest.watermarks.get(node.uid, MIN_TIMESTAMP), self._kept.setdefault(node.id, [])
         for batch in self.inputs.of(node.id, streams).values():
             check_keys(self.plan, node, layout, batch)
@@ -327,13 +327,13 @@ _Taken = list[tuple[int, int, bool, pa.RecordBatch]]
 
 
 class _Rows:
-    """The records of a micro-batch between two stages, by lane, group and place."""
+    """The records of a micro-batch between two stages, by lane and group, before the control event and after it."""
 
     def __init__(self, order: Order, in_one: frozenset[int]) -> None:
         """`in_one` are the lanes whose key groups are one."""
         self._order, self._in_one = order, in_one
-        self._waiting: dict[tuple[int, int], dict[BatchOrder, dict[tuple[int, int], list[pa.RecordBatch]]]] = {}
-        """By lane and group, by place, and by the route and the subtask from which they come."""
+        self._waiting: dict[tuple[int, int, bool], dict[tuple[int, int], list[pa.RecordBatch]]] = {}
+        """By lane, group and whether they are before the event, and by the route and subtask from which they come."""
 
         self._senders: dict[int, Sender] = {}
 
@@ -342,33 +342,32 @@ class _Rows:
         if not batch.num_rows:
             return
         aligned, number = route.aligned(batch), subtask or 0
-        place = BatchOrder.of(before_event, route.everywhere)
         if route.target in self._in_one and not route.everywhere:
             parts = [(0, aligned if route.key is None else aligned.select(route.schema.names))]
         else:
             parts = list(route.split(aligned, self._senders.setdefault(number, Sender(number))))
         for group, part in parts:
-            places = self._waiting.setdefault((route.target, group), {})
-            places.setdefault(place, {}).setdefault((id(route), number), []).append(part)
+            senders = self._waiting.setdefault((route.target, group, before_event), {})
+            senders.setdefault((id(route), number), []).append(part)
 
     def groups(self, lane: int) -> list[int]:
         """Return the groups of a lane that have records."""
-        return sorted(group for one, group in self._waiting if one == lane)
+        return sorted({group for target, group, _ in self._waiting if target == lane})
 
-    def at(self, lane: int, group: int, place: BatchOrder) -> list[pa.RecordBatch]:
-        """Return the records of a group at a place, in one batch; those of each sender keep their order."""
-        senders = self._waiting.get((lane, group), {}).get(place, {})
+    def at(self, lane: int, group: int, before_event: bool) -> list[pa.RecordBatch]:
+        """Return the records of a group, in one batch; those of each sender keep their order."""
+        senders = self._waiting.get((lane, group, before_event), {})
         batches = [own[0] if len(own) == 1 else pa.concat_batches(own) for own in senders.values()]
         return batches if len(batches) < 2 else [self._order.united(batches)]
 
     def taken(self, lanes: Mapping[int, object]) -> _Taken:
         """Return the records of some lanes, first those before the control event."""
         return [
-            (lane, group, place is BatchOrder.BEFORE_EVENT, batch)
-            for place in (BatchOrder.BEFORE_EVENT, BatchOrder.AFTER_EVENT)
+            (lane, group, before_event, batch)
+            for before_event in (True, False)
             for lane in lanes
             for group in self.groups(lane)
-            for batch in self.at(lane, group, place)
+            for batch in self.at(lane, group, before_event)
         ]
 
 
@@ -500,14 +499,14 @@ class _Line:
     ) -> Iterator[tuple[int, int, MicroBatch]]:
         """Yield the micro-batches of a lane's groups, each with its lane and group."""
         stores = self.stores[lane]
-        around = [rows.at(lane, EVERYWHERE, BatchOrder.of(before_event, True)) for before_event in (True, False)]
+        around = [rows.at(lane, EVERYWHERE, before_event) for before_event in (True, False)]
         told = event if lane in self.topology.timed else None
         for group in rows.groups(lane):
             if group not in stores and group != EVERYWHERE:
                 stores[group] = MemoryStore(stores[EVERYWHERE].pages)
         leader = min(stores)
         for group in sorted(stores):
-            own = [rows.at(lane, group, BatchOrder.of(before_event)) for before_event in (True, False)]
+            own = [[] if group == EVERYWHERE else rows.at(lane, group, before) for before in (True, False)]
             if any((*own, *around)) or told is not None:
                 before, after = (GroupInput(*side) for side in zip(own, around, strict=True))
                 yield lane, group, MicroBatch(before, told, after, leads=group == leader)

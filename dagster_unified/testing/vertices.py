@@ -90,9 +90,6 @@ class Inputs:
     def __init__(self, graph: ExecutionGraph, order: Order, spreads: bool) -> None:
         self.plan, self.order = graph.plan, order
         edges = graph.edges
-        self.layouts = {head: self.plan.input_layout(head) for head, found in edges.items() if found}
-        """The columns of each vertex's main input."""
-
         self._made: dict[Port, tuple[StreamLayout, Shipped[Program] | None]] = {}
         """How records of a stream become Arrow: their columns, and what computes their keys."""
 
@@ -285,7 +282,7 @@ class Vertices:
         return arriving.take(pa.array(sorted(range(len(keys)), key=keys.__getitem__), pa.int64()))
 
     def _native(self, node: g.Node, streams: Streams) -> None:
-        layout = self.inputs.layouts[node.id]
+        layout = self.plan.input_layout(node.id)
         for subtask, arriving in (self.inputs.of(node.id, streams) or {0: None}).items():
             if node.aggregates_natively and arriving is not None:
                 check_keys(self.plan, node, layout, arriving)

@@ -17,8 +17,8 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.sources import Alignment
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.event_time import aligned
-from dagster_unified.graph.segments import segments
-from dagster_unified.graph.topology import Lanes, laid_out
+from dagster_unified.graph.queries import plan_queries, segments
+from dagster_unified.graph.topology import Lanes
 from dagster_unified.operators.drivers.stages import Report
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.testing import run_pipeline
@@ -179,7 +179,7 @@ def test_timestamps_are_assigned_to_each_aligned_source_by_itself(tmp_path):
         pipeline = Pipeline("p")
         made(pipeline).print("out")
         with pytest.raises(UnsupportedError, match=says):
-            laid_out(pipeline.plan(STREAMING), Lanes())
+            plan_queries(pipeline.plan(STREAMING), Lanes())
 
 
 def test_a_source_that_an_iteration_reads_too_is_aligned_in_its_query(tmp_path):

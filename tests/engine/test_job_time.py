@@ -9,7 +9,7 @@ from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkGenerat
 from dagster_unified.connectors.protocol.positions import ALL
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.graph.nodes import QueryOutputNode
-from dagster_unified.graph.segments import segments
+from dagster_unified.graph.queries import segments
 from dagster_unified.operators.drivers.stages import Report, merge_reports
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.watermarks import Mark

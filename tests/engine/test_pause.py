@@ -8,7 +8,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.savepoints.request import Pause, Request
 from dagster_unified.engine.streaming.savepoints.schedule import SavepointSchedule
-from dagster_unified.graph.segments import MAIN
+from dagster_unified.graph.queries import MAIN
 
 
 def held(pause, name, epoch):

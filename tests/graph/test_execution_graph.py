@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from dagster_unified.api import Pipeline, iterations
 from dagster_unified.graph.execution_graph import ExecutionGraph, Runs, channel_selector
 from dagster_unified.graph.nodes import ExchangeKind
-from dagster_unified.graph.topology import Lanes, laid_out
+from dagster_unified.graph.queries import key_group_queries
+from dagster_unified.graph.topology import Lanes
 from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll, Rebalance
 
 STEPS = {
@@ -61,7 +62,8 @@ def test_each_operator_is_in_one_vertex_which_is_behind_all_that_it_reads(steps)
 def test_each_step_of_a_query_is_reached_and_each_lane_that_a_route_leads_to_is_read(steps):
     plan = build(steps, "STREAMING")
     lanes = Lanes()
-    (topology,) = laid_out(plan, lanes).values()
+    (query,) = key_group_queries(plan, lanes)
+    topology = query.stages
     read, running = set(topology.tail_lanes.values()), [head.routed for head in topology.heads]
     for programs in (*topology.levels, *topology.passes, *[s.programs for b in topology.between for s in b]):
         read |= programs.keys()

@@ -14,8 +14,8 @@ from dagster_unified.engine.iterations.files import Block, StoredMessage
 from dagster_unified.engine.streaming.cross_query import CrossQueryLog, CrossQuerySource, LoggedOutput, QueryOutputs
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.graph.nodes import QueryOutputNode
-from dagster_unified.graph.segments import segments
-from dagster_unified.graph.topology import Lanes, laid_out
+from dagster_unified.graph.queries import key_group_queries, segments
+from dagster_unified.graph.topology import Lanes
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
@@ -128,7 +128,7 @@ def test_event_time_that_is_handed_on_is_reported_where_it_is_assigned(build):
     first, *others = build(pipeline.from_collection(GIVEN, Rec, name="given"))
     first.union(*others).key_by("key").window(EVERY).reduce(added).print("found")
     plan = pipeline.plan(STREAMING)
-    topologies = laid_out(plan, Lanes()).values()
+    topologies = [query.stages for query in key_group_queries(plan, Lanes())]
     programs = [head.routed for one in topologies for head in one.heads]
     programs += [routed for one in topologies for lanes in one.passes for routed in lanes.values()]
     reported = {step.uid for routed in programs for step in routed.program.steps}

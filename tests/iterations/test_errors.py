@@ -17,7 +17,8 @@ from dagster_unified.api import (
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import PrintSink, RateSource
 from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError, UnsupportedError, UserFunctionError
-from dagster_unified.graph.topology import Lanes, laid_out
+from dagster_unified.graph.queries import plan_queries
+from dagster_unified.graph.topology import Lanes
 from dagster_unified.testing import run_pipeline
 from tests.iterations.test_semantics import Body
 
@@ -194,7 +195,7 @@ def test_no_native_aggregate_of_spark_stands_behind_an_iteration():
     sales.agg(F.sum("at").alias("at"), output_type=Sale).name("totals").print()
     changed = {"execution.runtime-mode": "STREAMING", "state.native-aggregates": "SPARK"}
     with pytest.raises(UnsupportedError, match="after the native aggregate 'totals' and after 'Body', which"):
-        laid_out(pipeline.plan(changed), Lanes())
+        plan_queries(pipeline.plan(changed), Lanes())
 
 
 def test_a_bounded_iteration_does_not_wait_for_an_end_that_does_not_come():

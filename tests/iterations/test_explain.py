@@ -4,7 +4,7 @@ import json
 
 from dagster_unified.api import Pipeline, iterations
 from dagster_unified.graph.nodes import QueryInputNode, QueryOutputNode
-from dagster_unified.graph.segments import segments
+from dagster_unified.graph.queries import segments
 from tests.iterations.behind import built
 from tests.iterations.programs import PROGRAMS
 from tests.iterations.test_semantics import Body

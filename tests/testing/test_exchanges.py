@@ -4,7 +4,8 @@ from collections import Counter
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import PrintSink
-from dagster_unified.graph.topology import Lanes, laid_out
+from dagster_unified.graph.queries import key_group_queries
+from dagster_unified.graph.topology import Lanes
 from dagster_unified.testing import run_pipeline
 from tests import exchanges
 from tests.support import MODES
@@ -21,8 +22,8 @@ def test_only_exchanges_that_choose_a_subtask_need_a_stage_of_their_own():
         pipeline = Pipeline("p")
         items = pipeline.from_collection(exchanges.ITEMS, exchanges.Item, "items")
         exchanges.kept(build(exchanges.kept(items))).print()
-        laid = laid_out(pipeline.plan({"execution.runtime-mode": "STREAMING"}), Lanes())
-        return [len(between) for topology in laid.values() for between in topology.between]
+        queries = key_group_queries(pipeline.plan({"execution.runtime-mode": "STREAMING"}), Lanes())
+        return [len(between) for query in queries for between in query.stages.between]
 
     assert stages(lambda items: items.rebalance().map(exchanges.same).union(items.shuffle())) == [0, 0, 0]
     assert stages(lambda items: items.global_().broadcast()) == [0, 0, 0]

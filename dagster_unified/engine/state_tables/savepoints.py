@@ -20,7 +20,7 @@ from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import body_plan, keyed_program
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import cross_query_streams
+from dagster_unified.graph.queries import cross_query_streams
 from dagster_unified.operators.layout import CARRIED_LAYOUT, TIMESTAMP
 from dagster_unified.operators.state.table import ROLE
 from dagster_unified.operators.time import MIN_TIMESTAMP

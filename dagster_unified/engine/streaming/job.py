@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -54,15 +54,17 @@ from dagster_unified.errors import SlowStartError, StateError, UnifiedError, Uns
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import segments
+from dagster_unified.graph.queries import (
+    KeyGroupQueryPlan,
+    NativeQueryPlan,
+    QueryPlan,
+    key_group_queries,
+    plan_queries,
+    segments,
+)
 from dagster_unified.graph.topology import (
     Lanes,
-    QuerySpec,
-    Topology,
-    key_group_queries,
-    laid_out,
     malformed_lane,
-    sources_of,
 )
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.state.evolution import layout_of
@@ -165,11 +167,11 @@ class StreamingJob:
             fresh = self.start_as.fresh or finished  # a bounded input that has ended is begun anew
             previous = None if fresh else before
             lanes = Lanes(previous.lanes if previous else None)
-            wanted = laid_out(self.plan, lanes)
-            staged = {spec.name: stages for spec, stages in wanted.items() if stages is not None}
+            wanted = plan_queries(self.plan, lanes)
+            staged = [query.name for query in wanted if isinstance(query, KeyGroupQueryPlan)]
             self._lanes = lanes
             malformed = {n.uid: lanes.of(malformed_lane(n.uid)) for n in self.plan.graph.sources}
-            record = self._record(lanes, staged, wanted)
+            record = self._record(lanes, wanted)
             if not self.start_as.fresh:
                 check_whole(self.directory)
                 check_not_drained(self.directory, self.plan)
@@ -206,14 +208,15 @@ class StreamingJob:
             for spec in wanted:
                 deployment = deployments[spec.segment]
                 query: Query
-                if spec.aggregate is None:
+                if isinstance(spec, KeyGroupQueryPlan):
                     begins = start if spec.name in starting else None
-                    query = KeyGroupQuery(deployment, spec.name, staged[spec.name], malformed, begins)
+                    query = KeyGroupQuery(deployment, spec.name, spec.stages, malformed, begins)
                 else:
+                    assert isinstance(spec, NativeQueryPlan)
                     plan = deployment.plan
-                    beside = [other for other in wanted if other.aggregate is None and other.segment == spec.segment]
-                    read = {node for other in beside for node in plan.graph.upstream(*other.sinks)}
-                    query = NativeQuery(deployment, spec.name, spec.sinks, spec.aggregate, read)
+                    beside = [other for other in wanted if isinstance(other, KeyGroupQueryPlan)]
+                    sinks = [sink for other in beside if other.segment == spec.segment for sink in other.sinks]
+                    query = NativeQuery(deployment, spec.name, spec.sinks, spec.aggregate, plan.graph.upstream(*sinks))
                 self._queries.append(query)
                 self._segments.append(spec.segment)
             self._prepare_savepoints(self._lease, self.deployed)
@@ -541,11 +544,9 @@ class StreamingJob:
             return self.plan
         return after(self.plan, self.directory.positions(), self.plan.execution.savepoint.ignore_unclaimed)
 
-    def _record(
-        self, lanes: Lanes, staged: Mapping[str, Topology], wanted: Mapping[QuerySpec, Topology | None]
-    ) -> Deployed:
-        plans = segments(self.plan)
-        sources = {spec.name: sources_of(plans[spec.segment], spec, stages) for spec, stages in wanted.items()}
+    def _record(self, lanes: Lanes, wanted: Sequence[QueryPlan]) -> Deployed:
+        sources = {query.name: query.sources for query in wanted}
+        staged = {query.name: query.stages for query in wanted if isinstance(query, KeyGroupQueryPlan)}
         keyed = [routed.program for stages in staged.values() for level in stages.levels for routed in level.values()]
         levels = {
             name: [sorted(routed.program.steps[0].uid for routed in level.values()) for level in stages.levels]

@@ -52,7 +52,7 @@ class GroupedOperator:
         keys_per_page: int = KEYS_PER_PAGE,
     ) -> None:
         self.operator, self.holds_back, self.after = operator, holds_back, after
-        self._remembers_keys = operator.subtask_key is None and not operator.state.descriptors and _waits(operator)
+        self._remembers_keys = not operator.state.descriptors and operator.subtask_key is None and _waits(operator)
         """Whether the keys of an iteration have to be stored, as its function has no state that would do it."""
 
         if self._remembers_keys:

@@ -143,7 +143,7 @@ class RunningProgram:
         if out.side:
             count += sum(len(records) for records, _ in out.side.values())
         if count >= at_least:
-            self.keyed.out = self.keyed.collector()
+            self.keyed.out = Collector(self.keyed.copies)
             for tag, block in out.blocks():
                 self._send(0, tag, block)
 

@@ -312,7 +312,7 @@ _ANEW = "start without state, in BATCH with a backfill from the first partition"
 
 def _check_layout(where: str, what: str, declared: str, stored: str) -> None:
     """Raise `StateError` where stored data would be read as something else."""
-    if not can_read(declared, stored):
+    if declared != stored and not can_read(declared, stored):
         raise StateError(
             f"{where}: the type of {what} has changed: the checkpoint has {shown(stored)}, and {shown(declared)} is"
             f" declared; keep it as it was, start from a savepoint where only its fields have other places, or {_ANEW}"
@@ -376,6 +376,7 @@ class PageCodec:
         self._timers = self._decoder("timers", list[tuple[int, key_type, int]])
         self._held_back = self._decoder("held-back elements", list[tuple[int, key_type, record_type]])
         self._columns: dict[str, msgspec.msgpack.Decoder[Any]] = {}
+        self._layouts: dict[str, str] = {}
 
     def check_layouts(self, index: Index) -> None:
         """Raise `StateError` where state, keys or held-back elements of a group would be read as something else."""
@@ -388,12 +389,17 @@ class PageCodec:
             _check_layout(self.where, "the elements that are held back", self._record_layout, index.of_records)
         for name, layout in index.layouts.items():
             if name in self.declared:
-                _check_layout(self.where, f"state '{name}'", self.declared[name].stored_layout, layout)
+                _check_layout(self.where, f"state '{name}'", self._layout(name), layout)
+
+    def _layout(self, name: str) -> str:
+        if name not in self._layouts:
+            self._layouts[name] = self.declared[name].stored_layout
+        return self._layouts[name]
 
     def set_layouts(self, index: Index) -> None:
         """Record in the index how the declared states lie in the group's pages."""
         index.of_keys, index.of_records = self._key_layout, self._record_layout
-        index.layouts |= {name: descriptor.stored_layout for name, descriptor in self.declared.items()}
+        index.layouts |= {name: self._layout(name) for name in self.declared}
 
     def encode(self, block: Block, write: Write, read: Callable[[int], bytes]) -> msgspec.Raw:
         """Encode a block; large lists and maps are written in chunks."""

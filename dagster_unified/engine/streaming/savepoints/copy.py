@@ -28,7 +28,7 @@ from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.errors import LeaseLostError, StateError
-from dagster_unified.graph.segments import MAIN
+from dagster_unified.graph.queries import MAIN
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state.manifest import NAME as TABLES
 from dagster_unified.storage import conditional

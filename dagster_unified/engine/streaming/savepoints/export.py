@@ -36,8 +36,7 @@ from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import MAIN
-from dagster_unified.graph.topology import KeyGroupQueryPlan, queries
+from dagster_unified.graph.queries import MAIN, KeyGroupQueryPlan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.spark_internals.spark_log import offsets_of_sources
@@ -341,7 +340,7 @@ class _State:
 
 def without_tables(plan: Plan) -> str:
     """Return why a savepoint of a STREAMING job has no tables; empty where it has."""
-    aggregates = [plan.graph.node(query.aggregate).name for query in queries(plan) if query.aggregate is not None]
+    aggregates = [node.name for node in plan.graph.nodes if node.aggregates_natively]
     if not aggregates:
         return ""
     option = plan.execution.native_aggregates

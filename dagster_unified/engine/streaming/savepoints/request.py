@@ -28,8 +28,8 @@ from dagster_unified.engine.streaming.savepoints.export import FrozenCheckpoint,
 from dagster_unified.errors import StateError, UnifiedError
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import MAIN
-from dagster_unified.graph.topology import Lanes, key_group_queries
+from dagster_unified.graph.queries import MAIN, key_group_queries
+from dagster_unified.graph.topology import Lanes
 from dagster_unified.operators.time import wall_clock
 from dagster_unified.state import manifest as manifests
 from dagster_unified.storage.paths import children, read_whole

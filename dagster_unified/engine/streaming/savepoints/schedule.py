@@ -32,8 +32,7 @@ from dagster_unified.engine.streaming.savepoints.copy import (
 from dagster_unified.engine.streaming.savepoints.export import FrozenCheckpoint, without_tables, write_tables
 from dagster_unified.engine.streaming.savepoints.request import Brake, Pause, Request, answer, pending
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.segments import MAIN
-from dagster_unified.graph.topology import KeyGroupQueryPlan
+from dagster_unified.graph.queries import MAIN, KeyGroupQueryPlan
 from dagster_unified.operators.time import to_span, wall_clock
 from dagster_unified.storage.paths import is_local, remove_tree, storage_path
 

@@ -6,7 +6,7 @@ import pytest
 
 from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy, iterations
 from dagster_unified.graph.nodes import QueryInputNode, QueryOutputNode
-from dagster_unified.graph.segments import segments
+from dagster_unified.graph.queries import segments
 
 
 class Same(iterations.IterationBody):

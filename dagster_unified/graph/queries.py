@@ -1,14 +1,19 @@
-"""Cuts a plan behind its iterations, where operators with state come after them: each segment is a query of STREAMING.
+"""The queries of STREAMING: a plan is cut behind its iterations, where operators with state come after them.
 
-An iteration goes round while an epoch is committed, when the operators with state of its query have had their turn. So
-those behind it are in another query, which reads what this one has committed. Streams that go from one segment to
-another are handed on by a `QueryOutputNode`, and come in by a `QueryInputNode`. Knows the logical graph only.
+Each segment is a query, and one more for each native aggregate that Spark keeps. An iteration goes round while an epoch
+is committed, when the operators with state of its query have had their turn. So those behind it are in another query,
+which reads what this one has committed. Streams leave a segment for another through a `QueryOutputNode`, and come in by
+a `QueryInputNode`. Knows no engine.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
+from dagster_unified.errors import UnsupportedError
 from dagster_unified.graph.connectors import Boundedness, Source
 from dagster_unified.graph.event_time import aligned, nearest_assigners, straight_from_source
 from dagster_unified.graph.fingerprint import digest
@@ -16,6 +21,7 @@ from dagster_unified.graph.mode import boundedness
 from dagster_unified.graph.nodes import Edge, Graph, IterationNode, Node, Port, QueryInputNode, QueryOutputNode
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.regions import tasks
+from dagster_unified.graph.topology import Lanes, Topology, topology
 from dagster_unified.records import RecordType
 
 MAIN = "main"
@@ -25,6 +31,119 @@ MAIN = "main"
 def query_name(name: str, segment: int) -> str:
     """Return the name of a query of a segment: `name` is that of the same query of a plan that is not cut."""
     return f"{name}-{segment}" if segment else name
+
+
+@dataclass(frozen=True, eq=False)
+class QueryPlan(ABC):
+    """One query of a job."""
+
+    name: str
+    plan: Plan
+    """The segment that it runs, or a part of it."""
+
+    segment: int
+    sinks: tuple[int, ...]
+
+    @property
+    @abstractmethod
+    def sources(self) -> list[str]:
+        """Return the uids of its sources, in the order in which Spark numbers them."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeyGroupQueryPlan(QueryPlan):
+    """A query of everything but native aggregates that Spark keeps."""
+
+    stages: Topology
+
+    @property
+    def sources(self) -> list[str]:
+        return [self.plan.graph.nodes[head.source].uid for head in self.stages.heads]
+
+
+@dataclass(frozen=True, eq=False)
+class NativeQueryPlan(QueryPlan):
+    """The query of one native aggregate."""
+
+    aggregate: int
+
+    @property
+    def sources(self) -> list[str]:
+        return list(dict.fromkeys(self._leading_to(self.aggregate)))
+
+    def _leading_to(self, node: int) -> Iterator[str]:
+        """Yield the uids of the sources that lead to a node, as its inputs come one after another."""
+        for edge in self.plan.graph.inputs(node):
+            yield from self._leading_to(edge.source)
+        if not self.plan.graph.inputs(node):
+            yield self.plan.graph.node(node).uid
+
+
+def plan_queries(plan: Plan, lanes: Lanes) -> list[QueryPlan]:
+    """Return the queries that a pipeline needs, each behind those whose output it reads.
+
+    Raises `UnsupportedError` for a pipeline that STREAMING cannot run.
+    """
+    whole = _sinks_by_aggregate(plan)
+    _check_aligned(plan, [aggregate for aggregate in whole if aggregate is not None])
+    queries: list[QueryPlan] = []
+    plans = segments(plan)
+    for number, segment in enumerate(plans):
+        for aggregate, sinks in (whole if len(plans) == 1 else _sinks_by_aggregate(segment)).items():
+            if aggregate is None:
+                stages = topology(segment, sinks, lanes)
+                queries.append(KeyGroupQueryPlan(query_name(MAIN, number), segment, number, sinks, stages))
+            else:
+                name = query_name(segment.graph.node(aggregate).uid, number)
+                queries.append(NativeQueryPlan(name, segment, number, sinks, aggregate))
+    return queries
+
+
+def key_group_queries(plan: Plan, lanes: Lanes) -> list[KeyGroupQueryPlan]:
+    """Return the queries that a pipeline needs, without those of native aggregates."""
+    return [query for query in plan_queries(plan, lanes) if isinstance(query, KeyGroupQueryPlan)]
+
+
+def _check_aligned(plan: Plan, aggregates: Sequence[int]) -> None:
+    graph = plan.graph
+    for member, aggregate in product(aligned(graph), aggregates):
+        if member.source in graph.upstream(aggregate):
+            raise UnsupportedError(
+                f"{plan.name}: source '{graph.node(member.source).name}' is in watermark group '{member.group}', and"
+                f" the native aggregate '{graph.node(aggregate).uid}' goes by Spark's own watermark; launch"
+                " with state.native-aggregates=PORTABLE, or do not align it"
+            )
+
+
+def _sinks_by_aggregate(plan: Plan) -> dict[int | None, tuple[int, ...]]:
+    """Return the sinks of each query of a segment: one query for each native aggregate, one for everything else."""
+    graph, sinks = plan.graph, dict[int | None, tuple[int, ...]]()
+    aggregating = [node.id for node in graph.nodes if node.aggregates_natively]
+    for node in graph.ends:
+        upstream = graph.upstream(node.id) if aggregating else set()
+        aggregates = [n for n in aggregating if n in upstream]
+        if aggregates:
+            name = graph.node(aggregates[0]).name
+            others = [
+                graph.node(n).name
+                for n in upstream
+                if graph.node(n).runs_by_key or isinstance(graph.node(n), IterationNode)
+            ]
+            if len(aggregates) > 1 or others:
+                raise UnsupportedError(
+                    f"{plan.name}: sink '{node.name}' comes after the native aggregate '{name}' and after"
+                    f" '{(others or [graph.node(aggregates[1]).name])[0]}', which STREAMING cannot run in one query"
+                    " with state.native-aggregates=SPARK; remove the option, or write a table between them"
+                )
+            if any(s.id in upstream and s.id not in graph.upstream(aggregates[0]) for s in graph.sources):
+                raise UnsupportedError(
+                    f"{plan.name}: sink '{node.name}' unites the native aggregate '{name}' with another stream, which"
+                    " STREAMING cannot run with state.native-aggregates=SPARK; remove the option, or write them to two"
+                    " sinks"
+                )
+        aggregate = aggregates[0] if aggregates else None
+        sinks[aggregate] = (*sinks.get(aggregate, ()), node.id)
+    return sinks
 
 
 @dataclass(frozen=True)
