@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import FilterFunction, FlatMapFunction, MapFunction, Pipeline
 from dagster_unified.errors import UserFunctionError
-from dagster_unified.operators.program.fusion import fuse
+from dagster_unified.operators.program.fusion import compile_chain
 from dagster_unified.operators.stateless import Assign, Filter, FlatMap, Map
 from dagster_unified.testing import run_pipeline
 from tests.support import MODES, results
@@ -39,7 +39,7 @@ def composed(clauses, records, timestamps):
 def test_a_fused_chain_is_the_composition_of_its_functions(kinds, records, timestamped):
     clauses = [CLAUSES[k] for k in kinds]
     timestamps = list(range(len(records))) if timestamped else None
-    out, times = fuse(clauses, timestamped, lambda clause, seen: None).run(records, timestamps)
+    out, times = compile_chain(clauses, timestamped).bind(clauses, lambda clause, seen: None).run(records, timestamps)
     assert list(zip(out, times if times is not None else [None] * len(out), strict=True)) == composed(
         clauses, records, timestamps
     )
@@ -67,11 +67,8 @@ def yields_then_fails(v):
 )
 @pytest.mark.parametrize("timestamps", [None, [10, 20, 30]])
 def test_a_failure_is_traced_to_its_operator_and_its_record(clause, place, timestamps):
-    chain = fuse(
-        [Map(lambda v: v + 1), clause, Map(lambda v: v)],
-        timestamps is not None,
-        lambda clause, seen: None,
-    )
+    clauses = [Map(lambda v: v + 1), clause, Map(lambda v: v)]
+    chain = compile_chain(clauses, timestamps is not None).bind(clauses, lambda clause, seen: None)
     with pytest.raises(ValueError) as caught:
         chain.run([0, 1, 2], timestamps)
     assert chain.locate(caught.value.__traceback__) == (place, 3)
@@ -139,10 +136,11 @@ def test_a_failure_names_pipeline_operator_line_and_record(mode, method, functio
 
 
 def fused(*functions):
-    from dagster_unified.operators.program.fusion import fuse
+    from dagster_unified.operators.program.fusion import compile_chain
     from dagster_unified.operators.stateless import FlatMap
 
-    return fuse([FlatMap(f) for f in functions], False, lambda clause, seen: None)
+    clauses = [FlatMap(f) for f in functions]
+    return compile_chain(clauses, False).bind(clauses, lambda clause, seen: None)
 
 
 def located(chain, records):

@@ -67,10 +67,9 @@ class Programs:
         return self.shared[lane] if lane in self.shared else self.in_subtasks[lane].load()
 
     def compile(self, lane: int, program: Program) -> CompiledProgram:
-        """Compile the program of a lane, once for all its instances."""
-        if lane not in self.compiled:
-            self.compiled[lane] = compile_program(program)
-        return self.compiled[lane]
+        """Compile the program of a lane, if it is not compiled yet."""
+        compiled = self.compiled[lane] = compile_program(program, self.compiled.get(lane))
+        return compiled
 
 
 class Epoch(Protocol):

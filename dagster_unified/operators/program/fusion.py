@@ -11,10 +11,9 @@ records that do not fail. Knows no graph, no driver, no Arrow.
 from __future__ import annotations
 
 import dis
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -62,23 +61,44 @@ class Clause(ABC):
         """Clauses of a comprehension; `call` names the function, `value` the record, `result` what it becomes."""
 
 
-@dataclass
-class FusedChain:
-    """The compiled chain, and what is needed to find where it failed."""
+@dataclass(frozen=True)
+class ChainCode:
+    """The code of a chain, whatever its functions, and what is needed to find where it failed."""
 
-    run: Fused
-    origin: dict[int, tuple[int, str]] = field(default_factory=dict)
+    code: CodeType
+    constants: dict[str, Any]
+    """Names of the code that stand for no function."""
+
+    origin: dict[int, tuple[int, str]]
     """Source line to (clause, variable that holds the clause's input)."""
 
-    loops: list[tuple[int, str] | None] = field(default_factory=list)
+    loops: list[tuple[int, str] | None]
     """For each loop in the compiled code, in order, the clause whose result it iterates, if it is one's.
 
     A result that fails while it is iterated (a generator's), or that cannot be iterated, is reported at no clause's
     line, but at its loop's instruction.
     """
 
-    formed: dict[int, int] = field(default_factory=dict)
+    formed: dict[int, int]
     """Source line where a normal form is made, to the clause whose function gave the record."""
+
+    def bind(self, clauses: Sequence[Clause], seen: Callable[[int, list[int]], None]) -> FusedChain:
+        """Return the chain of these clauses, whose code this is.
+
+        `seen` is called with the event times that each assigning clause has assigned.
+        """
+        functions = {f"f{i}": clause.function for i, clause in enumerate(clauses)}
+        namespace: dict[str, Any] = {**self.constants, **functions, "seen": seen}
+        exec(self.code, namespace)
+        return FusedChain(namespace["fused"], self)
+
+
+@dataclass(frozen=True)
+class FusedChain:
+    """A chain of functions as one function."""
+
+    run: Fused
+    code: ChainCode
 
     def made_by(self, trace: TracebackType | None) -> int | None:
         """The clause whose function returned a record that does not fit, where that was raised."""
@@ -86,14 +106,14 @@ class FusedChain:
             trace = trace.tb_next
         while trace is not None and trace.tb_next is not None and trace.tb_next.tb_frame.f_code.co_filename == MARK:
             trace = trace.tb_next  # the comprehension
-        return None if trace is None else self.formed.get(trace.tb_lineno)
+        return None if trace is None else self.code.formed.get(trace.tb_lineno)
 
     def locate(self, trace: TracebackType | None) -> tuple[int, Any] | None:
         """The clause that was running when an exception with this traceback was raised, and its input record."""
         while trace is not None:
             frame = trace.tb_frame
             if frame.f_code.co_filename == MARK:
-                located = self._iterating(trace) or self.origin.get(trace.tb_lineno) or self._answering(trace)
+                located = self._iterating(trace) or self.code.origin.get(trace.tb_lineno) or self._answering(trace)
                 if located is not None and located[1] in frame.f_locals:
                     return located[0], frame.f_locals[located[1]]
             trace = trace.tb_next
@@ -102,7 +122,7 @@ class FusedChain:
     def _iterating(self, trace: TracebackType) -> tuple[int, str] | None:
         """The clause whose result was being iterated; the first loop starts where the comprehension is called."""
         instructions = list(dis.get_instructions(trace.tb_frame.f_code))
-        for name, loops in (("FOR_ITER", self.loops), ("GET_ITER", self.loops[1:])):
+        for name, loops in (("FOR_ITER", self.code.loops), ("GET_ITER", self.code.loops[1:])):
             offsets = [i.offset for i in instructions if i.opname == name]
             if trace.tb_lasti in offsets and len(offsets) == len(loops):
                 return loops[offsets.index(trace.tb_lasti)]
@@ -110,19 +130,15 @@ class FusedChain:
 
     def _answering(self, trace: TracebackType) -> tuple[int, str] | None:
         """The clause of the code before: Python tests a condition at the line where the comprehension starts."""
-        if trace.tb_lineno in self.formed:
+        if trace.tb_lineno in self.code.formed:
             return None
         before = [i for i in dis.get_instructions(trace.tb_frame.f_code) if i.offset <= trace.tb_lasti]
         lines = (i.positions.lineno for i in reversed(before) if i.positions is not None)
-        return next((self.origin[line] for line in lines if line in self.origin), None)
+        return next((self.code.origin[line] for line in lines if line in self.code.origin), None)
 
 
-def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list[int]], None]) -> FusedChain:
-    """Compile `clauses` into one function.
-
-    `timestamped` says whether records come with timestamps. `seen` is called with the event times that each assigning
-    clause has assigned.
-    """
+def compile_chain(clauses: Sequence[Clause], timestamped: bool) -> ChainCode:
+    """Compile clauses into the code of one function; `timestamped` says whether records come with timestamps."""
     assigns = [i for i, clause in enumerate(clauses) if clause.assigns]
     track = bool(assigns) or (timestamped and not all(clause.one_to_one for clause in clauses))
     lines: list[str] = ["def fused(records, timestamps):"]
@@ -138,8 +154,7 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
         body.append("        for t in (None,)")
     where: dict[int, tuple[int, str]] = {}
     formed: dict[int, int] = {}
-    namespace: dict[str, Any] = {f"f{i}": c.function for i, c in enumerate(clauses)}
-    namespace |= {f"c{i}": c.copy for i, c in enumerate(clauses)}
+    constants: dict[str, Any] = {f"c{i}": c.copy for i, c in enumerate(clauses)}
     loops: list[tuple[int, str] | None] = [None] * len(body)
     current = 0
     last = len(clauses) - 1
@@ -158,7 +173,7 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
             loops.append((i, value))
         if clause.normal is not None:
             formed[len(body)] = i
-            body.append(f"        for {element} in ({_formed(clause, i, element, namespace)},)")
+            body.append(f"        for {element} in ({_formed(clause, i, element, constants)},)")
         if clause.copy is not None:
             body.append(f"        for {element} in (c{i}({element}),)")
         if clause.assigns:
@@ -172,16 +187,9 @@ def fuse(clauses: Sequence[Clause], timestamped: bool, seen: Callable[[int, list
     lines.append(f"    return out, {'times' if track else 'timestamps'}")
     for position, clause_input in where.items():
         origin[first + 1 + position] = clause_input
-    namespace |= {"seen": seen, "no_answer": _no_answer, "no_records": _no_records}
-    exec(_code("\n".join(lines)), namespace)
+    constants |= {"no_answer": _no_answer, "no_records": _no_records}
     at = {first + 1 + position: i for position, i in formed.items()}
-    return FusedChain(namespace["fused"], origin, loops, at)
-
-
-@functools.lru_cache(maxsize=256)
-def _code(source: str) -> CodeType:
-    """Compiled once: a program is opened in each micro-batch, and chains of the same kinds have the same source."""
-    return compile(source, MARK, "exec")
+    return ChainCode(compile("\n".join(lines), MARK, "exec"), constants, origin, loops, at)
 
 
 def _formed(clause: Clause, i: int, element: str, names: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ from dagster_unified.operators.program.blocks import (
     encoded,
     tell,
 )
-from dagster_unified.operators.program.fusion import Clause, FusedChain, fuse
+from dagster_unified.operators.program.fusion import ChainCode, Clause, FusedChain, compile_chain
 from dagster_unified.operators.program.step import (
     BlockStep,
     CompiledProgram,
@@ -244,7 +244,7 @@ class RunningProgram:
         if isinstance(step, KeyedStep):
             self._open_keyed(step, self._context(first))
             return
-        consumer = step.consumer(self._context(first)) if isinstance(step, BlockStep) else self._fused(chain.steps)
+        consumer = step.consumer(self._context(first)) if isinstance(step, BlockStep) else self._fused(chain)
         if chain.normal is not None:
             consumer = partial(_normal, consumer, chain.normal, first.before)
         if chain.copy is not None:
@@ -287,7 +287,8 @@ class RunningProgram:
         except RAISED as error:
             raise user_failure(error, context.where, getattr(step.function, "open", None), "open()") from error
 
-    def _fused(self, compiled: Sequence[CompiledStep]) -> Consumer:
+    def _fused(self, chain: StepChain) -> Consumer:
+        compiled = chain.steps
         steps = [self._fused_step(each) for each in compiled]
         clauses = [self._clause(step, each) for step, each in zip(steps, compiled, strict=True)]
         alone = steps[0] if len(steps) == 1 and steps[0].reads_columns else None
@@ -308,7 +309,7 @@ class RunningProgram:
             timestamped = block.timestamps is not None
             function = functions.get(timestamped)
             if function is None:
-                function = functions[timestamped] = fuse(clauses, timestamped, saw)
+                function = functions[timestamped] = self._chain_code(chain, clauses, timestamped).bind(clauses, saw)
             try:
                 records, timestamps = function.run(block.records(), block.timestamps)
             except UserFunctionError:
@@ -331,6 +332,11 @@ class RunningProgram:
                 raise computed_from(error, output, partial(_run_alone, function), block.records()) from error
 
         return consume
+
+    def _chain_code(self, chain: StepChain, clauses: Sequence[Clause], timestamped: bool) -> ChainCode:
+        if timestamped not in chain.code:
+            chain.code[timestamped] = compile_chain(clauses, timestamped)
+        return chain.code[timestamped]
 
     def _fused_step(self, compiled: CompiledStep) -> FusedStep:
         step = self.program.steps[compiled.index]

@@ -21,7 +21,7 @@ from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import CARRIED, StreamLayout
 from dagster_unified.operators.operator import KeyedOperator, KeyedOptions, OperatorContext
 from dagster_unified.operators.program.blocks import Block, Consumer, Copies
-from dagster_unified.operators.program.fusion import Clause
+from dagster_unified.operators.program.fusion import ChainCode, Clause
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.watermarks import Generated, Kept
 from dagster_unified.records import Copy, RecordType
@@ -257,6 +257,9 @@ class StepChain:
     copy: Copy | None
     """Copies the records first, which others read after it."""
 
+    code: dict[bool, ChainCode] = field(default_factory=dict)
+    """The code of a chain of fused steps that has run, for records with timestamps and without."""
+
 
 @dataclass(frozen=True, eq=False)
 class Export:
@@ -274,8 +277,10 @@ class Export:
 class CompiledProgram:
     """What the places of a program's steps decide: what is fused, copied, brought to its normal form, and exported.
 
-    It holds nothing of an author's functions: copies of a program may share it.
+    It holds nothing of an author's functions: copies of a program with the same `types` of records may share it.
     """
+
+    types: tuple[RecordType | None, ...]
 
     exports: tuple[Export, ...]
     """Of the program's outputs, in their order."""
@@ -287,9 +292,17 @@ class CompiledProgram:
     """How an error names the place of the input's records."""
 
 
-def compile_program(program: Program) -> CompiledProgram:
-    """Work out what the places of a program's steps decide."""
-    return _Compiler(program).compiled()
+def compile_program(program: Program, before: CompiledProgram | None = None) -> CompiledProgram:
+    """Work out what the places of a program's steps decide; `before` is of another copy of the program.
+
+    A copy may have classes of records of its own, as those that cannot be imported where they are used.
+    """
+    return before if before is not None and before.types == _types(program) else _Compiler(program).compiled()
+
+
+def _types(program: Program) -> tuple[RecordType | None, ...]:
+    steps = [records for step in program.steps for records in (step.input, step.output)]
+    return program.input.records, *steps, *(output.layout.records for output in program.outputs)
 
 
 class _Compiler:
@@ -303,6 +316,7 @@ class _Compiler:
     def compiled(self) -> CompiledProgram:
         program = self.program
         return CompiledProgram(
+            types=_types(program),
             exports=tuple(map(self._export, program.outputs)),
             chains=tuple(self._chains(-1)),
             head=program.where(program.steps[0]) if program.steps else program.pipeline,
