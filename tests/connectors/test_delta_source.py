@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink, DeltaSource
-from dagster_unified.errors import PipelineError, SourceError, StateError
+from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, StateError
 from dagster_unified.graph.connectors import Slice, TimeRange
 from tests.connectors.support import Query
 from tests.support import MODES, table_rows
@@ -211,6 +211,26 @@ def test_a_starting_version_that_is_not_there_yet_is_an_error(path):
     assert DeltaSource(path, Order, starting_version=1).first() == {"version": 1}
     with pytest.raises(SourceError, match="has versions up to 0, and starting_version is 3"):
         DeltaSource(path, Order, starting_version=3).first()
+
+
+def test_partition_values_and_folders_of_any_characters_are_read_as_they_are(path):
+    class Sold(NamedTuple):
+        id: int
+        shop: str | None
+
+    shops = ["a/b", "x y", "50%", "é", "a=b", "q?*", "+", "%2F", "\\", None]
+    rows = pa.table({"id": range(len(shops)), "shop": shops})
+    write_deltalake(path, rows, partition_by=["shop"])
+    odd = Path(path).rename(f"{path} [1] {{b}} é#")
+    for source in (DeltaSource(str(odd), Sold), DeltaSource(str(odd), Sold, starting_version=0)):
+        reading = source._with_table_columns()
+        batches = [b for s in reading.splits({"version": 0}, {"version": 1}) for b in reading.read_split(s)]
+        assert pa.Table.from_batches(batches).sort_by("id").to_pylist() == rows.to_pylist()
+
+
+def test_a_folder_that_readers_of_delta_do_not_find_is_refused(path):
+    with pytest.raises(ConfigurationError, match=r"source 'rows': .* has a backslash, or a % before two hexadecimal"):
+        DeltaSource(f"{path}%41", Order, "rows")
 
 
 class Visit(NamedTuple):

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from dagster_unified.connectors.delta.store import ask_store
 from dagster_unified.connectors.protocol.commits import (
     Commit,
     CommitConflictError,
@@ -138,9 +139,6 @@ _PARTITION = "part-of-"
 
 _COMMITS_PER_LOG_CLEANUP = 100
 """Commits of a job from one cleanup of the table's log to the next."""
-
-_ATTEMPTS = 5
-"""Requests to a store whose answer breaks off each time."""
 
 _REFUSALS = ("Unsupported table features", "append-only")
 """Messages of `deltalake` for commits that fail in every attempt."""
@@ -506,21 +504,6 @@ def _create_if_missing(
                 str(path), schema, mode="ignore", partition_by=parts, storage_options=storage_options
             ),
         )
-
-
-def ask_store(path: UPath, ask: Callable[[], T]) -> T:
-    """Ask a table's store; ask again where its answer breaks off, which `deltalake` does not do by itself.
-
-    It does repeat requests that nobody answers, for minutes; these are not repeated here.
-    """
-    for attempt in range(1, _ATTEMPTS):
-        try:
-            return ask()
-        except OSError as error:
-            if not is_in_object_store(path) or "body" not in str(error):
-                raise
-            time.sleep(0.05 * 2**attempt)
-    return ask()
 
 
 def data_folder(attempt: WriteAttempt) -> str:

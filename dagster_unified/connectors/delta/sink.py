@@ -6,7 +6,6 @@ Spark, DuckDB, Polars and pandas read them. Spark's workers write the data files
 from __future__ import annotations
 
 import copy
-import re
 from typing import TYPE_CHECKING, Literal, Self
 from urllib.parse import unquote
 
@@ -18,14 +17,14 @@ from dagster_unified.connectors.delta.committer import (
     DeltaCommitter,
     DeltaFile,
     active_files,
-    ask_store,
     data_folder,
     partition_values,
     staged_files,
     upsert_folder,
 )
+from dagster_unified.connectors.delta.store import ask_store, table_folder
 from dagster_unified.connectors.protocol.commits import Ship, SparkSink, WriteAttempt, WriteIdentity
-from dagster_unified.errors import ConfigurationError, PipelineError, nearest
+from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
 from dagster_unified.records import RecordType
@@ -36,7 +35,6 @@ from dagster_unified.storage.paths import (
     is_local,
     place_of,
     remove_tree,
-    storage_path,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         partition_by: tuple[str, ...] | str = (),
         storage_options: dict[str, str] | None = None,
     ) -> None:
-        self.path = _place(path)
+        self.path = table_folder(path, "Delta sink")
         self.name = name or self.path.name or "table"
         self.mode = mode
         self.key = (key,) if isinstance(key, str) else tuple(key)
@@ -215,7 +213,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
 
     def elsewhere(self, path: str) -> Self:
         changed = copy.copy(self)
-        changed.path = _place(path)
+        changed.path = table_folder(path, "Delta sink")
         return changed
 
     def exists(self) -> bool:
@@ -282,18 +280,3 @@ class DeltaSink(SparkSink[object, DeltaFile]):
 
 def _quoted_names(names: Sequence[str]) -> str:
     return ", ".join(f"`{name.replace('`', '``')}`" for name in names)
-
-
-def _place(path: str) -> UPath:
-    folder = storage_path(path, "Delta sink")
-    if re.search(r"%[0-9A-Fa-f]{2}|\\", folder.path):
-        raise ConfigurationError(
-            f"Delta sink: {folder} has a backslash, or a % before two hexadecimal digits, which readers of Delta take"
-            " for other characters; rename the folder"
-        )
-    if is_local(folder) and re.search(r"[\x00-\x1f]", folder.path):
-        raise ConfigurationError(
-            f"Delta sink: {str(folder)!r} has a control character in it, and deltalake does not reach such a folder;"
-            " rename it"
-        )
-    return folder

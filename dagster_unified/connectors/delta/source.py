@@ -15,8 +15,9 @@ import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.delta import log
-from dagster_unified.connectors.delta.committer import ask_store, partition_values
+from dagster_unified.connectors.delta.committer import partition_values
 from dagster_unified.connectors.delta.pruning import may_have_rows
+from dagster_unified.connectors.delta.store import ask_store, table_folder
 from dagster_unified.connectors.protocol.frame import Malformed, as_fields
 from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.protocol.splits import SplitSource
@@ -97,7 +98,7 @@ class DeltaSource(SplitSource[Out]):
         storage_options: dict[str, str] | None = None,
     ) -> None:
         self.name = name or name_of(path, "table")
-        self.folder = str(storage_path(path, self._where))
+        self.folder = str(table_folder(path, self._where))
         self.records = record_type(record, self._where)
         self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
         self.starting_version, self.starting_time = starting_version, starting_time
