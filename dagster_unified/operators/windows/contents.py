@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.operators.failures import RAISED, user_failure
@@ -20,8 +20,7 @@ from dagster_unified.operators.functions.base import (
     RuntimeContext,
 )
 from dagster_unified.operators.functions.windows import ProcessWindowFunction, WindowFunction
-from dagster_unified.operators.operator import KeyedOptions
-from dagster_unified.operators.program.blocks import Collector
+from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.state.arrow_list import RowsByKeyColumn, RowsColumn
 from dagster_unified.operators.state.backend import Declared, KeyedStateBackend, StateBackend
 from dagster_unified.operators.state.columns import TypedColumn
@@ -31,8 +30,7 @@ from dagster_unified.operators.time import TimeDomain
 from dagster_unified.operators.timers import timer_time
 from dagster_unified.operators.windows.assigners import WindowAssigner, WindowAssignerContext
 from dagster_unified.operators.windows.evictors import Evictor
-from dagster_unified.operators.windows.triggers import OnMergeContext, Trigger, TriggerResult
-from dagster_unified.records import Copy
+from dagster_unified.operators.windows.triggers import OnMergeContext, Trigger
 from dagster_unified.values import UnfitError
 
 CONTENTS = "window contents"
@@ -333,37 +331,62 @@ def contents_of(spec: Windowing, where: str, state: KeyedStateBackend) -> Conten
     return Elements(spec.element_type) if value is None else value
 
 
-class WindowingOperator(Protocol):
-    """The window operator, as its strategies, its contexts and merging windows see it."""
+class WindowTimers:
+    """The timers of the current key's windows, over those of the key: each notes the windows that it is for."""
 
-    where: str
-    spec: Windowing
-    options: KeyedOptions
-    clock: Callable[[], int]
-    read_clock: Callable[[], int]
-    watermark: int
-    state: KeyedStateBackend
-    out: Collector
-    contents: Contents
-    assigning: WindowAssignerContext
-    copy: Copy | None
+    def __init__(self, operator: KeyedProcessOperator, window_type: Any) -> None:
+        self._operator = operator
+        windows: Any = list.__class_getitem__(window_type)
+        for name in TIMERS.values():
+            operator.state.register(MapStateDescriptor(name, int, windows))
 
-    def at(self, timestamp: int | None) -> None: ...
-    def windows(self) -> Any: ...
-    def is_late(self, window: Any) -> bool: ...
-    def late(self, record: Any, timestamp: int) -> None: ...
-    def add_all(self, window: Any, records: Sequence[Any]) -> None: ...
-    def act(self, result: TriggerResult, window: Any) -> None: ...
-    def register(self, window: Any, timestamp: int, domain: TimeDomain) -> None: ...
-    def unregister(self, window: Any, timestamp: int, domain: TimeDomain) -> None: ...
-    def register_cleanup(self, window: Any) -> None: ...
-    def merge_trigger(self, cover: Any, parts: Sequence[Any]) -> None: ...
+    def register(self, window: Any, timestamp: int, domain: TimeDomain) -> None:
+        """Register a timer of a window."""
+        waiting = self._operator.state.current.setdefault(TIMERS[domain], {})
+        windows = waiting.get(timestamp)
+        if windows is None:
+            waiting[timestamp] = [window]
+            if domain is TimeDomain.EVENT_TIME:
+                self._operator.register_event_time_timer(timestamp)
+            else:
+                self._operator.register_processing_time_timer(timestamp)
+        elif window not in windows:
+            windows.append(window)
+
+    def delete(self, window: Any, timestamp: int, domain: TimeDomain) -> None:
+        """Delete a timer of a window."""
+        windows = (self._operator.state.current.get(TIMERS[domain]) or {}).get(timestamp)
+        if windows is None or window not in windows:
+            return
+        windows.remove(window)
+        if not windows:
+            remove_entry(self._operator.state, TIMERS[domain], timestamp)
+            if domain is TimeDomain.EVENT_TIME:
+                self._operator.delete_event_time_timer(timestamp)
+            else:
+                self._operator.delete_processing_time_timer(timestamp)
+
+    def take(self, timestamp: int, domain: TimeDomain) -> Sequence[Any]:
+        """Return the windows of a timer that has fired, and forget it."""
+        waiting = self._operator.state.current.get(TIMERS[domain])
+        windows = waiting.get(timestamp) if waiting else None
+        remove_entry(self._operator.state, TIMERS[domain], timestamp)
+        return windows or ()
+
+
+def remove_entry(state: KeyedStateBackend, name: str, entry: Any) -> None:
+    """Remove an entry from a map of the current key, and the map where it was the last."""
+    entries = state.current.get(name)
+    if entries:
+        entries.pop(entry, None)
+    if entries is not None and not len(entries):
+        state.current.pop(name, None)
 
 
 class WindowScope(StateBackend):
     """State of one window of the current key: each state is a map by window in the key's own state."""
 
-    def __init__(self, operator: WindowingOperator, window_type: Any, prefix: str) -> None:
+    def __init__(self, operator: KeyedProcessOperator, window_type: Any, prefix: str) -> None:
         super().__init__(operator.clock, operator.options.expiry)
         self._operator, self._prefix, self._window_type = operator, prefix, window_type
         self.window: Any = None
@@ -449,7 +472,7 @@ class _WindowCells:
 class OperatorAssignerContext(WindowAssignerContext):
     """The clock, and the state of the current key."""
 
-    def __init__(self, operator: WindowingOperator, runtime_context: RuntimeContext) -> None:
+    def __init__(self, operator: KeyedProcessOperator, runtime_context: RuntimeContext) -> None:
         self._operator, self._runtime_context = operator, runtime_context
 
     def get_current_processing_time(self) -> int:
@@ -462,9 +485,9 @@ class OperatorAssignerContext(WindowAssignerContext):
 class OperatorTriggerContext(OnMergeContext):
     """Time, timers and state of the current key and one window."""
 
-    def __init__(self, operator: WindowingOperator) -> None:
-        self._operator = operator
-        self._scope = WindowScope(operator, operator.spec.assigner.window_type, "trigger")
+    def __init__(self, operator: KeyedProcessOperator, window_type: Any, timers: WindowTimers) -> None:
+        self._operator, self._timers = operator, timers
+        self._scope = WindowScope(operator, window_type, "trigger")
         self._merged: Sequence[Any] = ()
 
     def of(self, window: Any, merged: Sequence[Any] = ()) -> OperatorTriggerContext:
@@ -478,16 +501,16 @@ class OperatorTriggerContext(OnMergeContext):
         return self._operator.read_clock()
 
     def register_event_time_timer(self, timestamp: int) -> None:
-        self._operator.register(self._scope.window, timer_time(timestamp), TimeDomain.EVENT_TIME)
+        self._timers.register(self._scope.window, timer_time(timestamp), TimeDomain.EVENT_TIME)
 
     def register_processing_time_timer(self, timestamp: int) -> None:
-        self._operator.register(self._scope.window, timer_time(timestamp), TimeDomain.PROCESSING_TIME)
+        self._timers.register(self._scope.window, timer_time(timestamp), TimeDomain.PROCESSING_TIME)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
-        self._operator.unregister(self._scope.window, timestamp, TimeDomain.EVENT_TIME)
+        self._timers.delete(self._scope.window, timestamp, TimeDomain.EVENT_TIME)
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        self._operator.unregister(self._scope.window, timestamp, TimeDomain.PROCESSING_TIME)
+        self._timers.delete(self._scope.window, timestamp, TimeDomain.PROCESSING_TIME)
 
     def get_partitioned_state(self, descriptor: StateDescriptor[Any]) -> Any:
         return self._scope.bind(descriptor)
@@ -516,9 +539,9 @@ class OperatorTriggerContext(OnMergeContext):
 class OperatorFunctionContext(ProcessWindowFunction.Context[Any]):
     """Time, state and side outputs of the current key and one window."""
 
-    def __init__(self, operator: WindowingOperator) -> None:
+    def __init__(self, operator: KeyedProcessOperator, window_type: Any) -> None:
         self._operator = operator
-        self._scope = WindowScope(operator, operator.spec.assigner.window_type, "window")
+        self._scope = WindowScope(operator, window_type, "window")
         self._of_window, self._of_key = BackendStore(self._scope), BackendStore(operator.state)
 
     def of(self, window: Any) -> OperatorFunctionContext:
