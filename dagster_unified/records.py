@@ -395,7 +395,7 @@ def _columns(python: Any) -> tuple[_Column, ...]:
 def _column(info: mi.Type) -> _Column:
     fit = fit_of(info, _through_arrow, widens=True)
     return _Column(
-        fit, _encoder(info), fit.kind, {int: "q", float: "d"}.get(fit.kind, "") if fit.kind is not None else ""
+        fit, encoder_of(info), fit.kind, {int: "q", float: "d"}.get(fit.kind, "") if fit.kind is not None else ""
     )
 
 
@@ -428,55 +428,41 @@ def _required(python: Any) -> tuple[tuple[int, mi.Type], ...]:
 @lru_cache(maxsize=1024)
 def _decoders(python: Any) -> tuple[Decoder | None, ...]:
     """One function per column from Arrow's value to the annotation's; None where they are the same."""
-    return tuple(map(_decoder, _inspected_columns(python)))
+    return tuple(map(decoder_of, _inspected_columns(python)))
 
 
-def _encoder(info: mi.Type) -> Decoder | None:
-    """Arrow takes nested named tuples, but not dataclasses and msgspec structs; those become dicts."""
+def encoder_of(info: mi.Type) -> Decoder | None:
+    """A function that turns a value of an inspected type into one that Arrow takes; None where they are the same.
+
+    Arrow takes nested named tuples, but not dataclasses and msgspec structs; those become dicts.
+    """
+    if isinstance(info, mi.Metadata):
+        return encoder_of(info.type)
     if isinstance(info, mi.UnionType):
-        return _encoder(next(t for t in info.types if not isinstance(t, mi.NoneType)))
+        return _or_none(encoder_of(next(t for t in info.types if not isinstance(t, mi.NoneType))))
     if isinstance(info, (mi.DataclassType, mi.StructType, mi.NamedTupleType)):
-        fields = [(f.name, _encoder(f.type)) for f in info.fields]
+        fields = [(f.name, encoder_of(f.type)) for f in info.fields]
         if isinstance(info, mi.NamedTupleType) and all(encode is None for _, encode in fields):
             return None
-        return lambda v: None if v is None else {n: getattr(v, n) if e is None else e(getattr(v, n)) for n, e in fields}
+        return lambda v: {n: getattr(v, n) if e is None else e(getattr(v, n)) for n, e in fields}
     if isinstance(info, mi.TupleType):
-        items = [(f"f{i}", _encoder(t)) for i, t in enumerate(info.item_types)]
+        items = [(f"f{i}", encoder_of(t)) for i, t in enumerate(info.item_types)]
         if all(encode is None for _, encode in items):
             return None
-        return lambda v: (
-            None if v is None else {n: x if e is None else e(x) for (n, e), x in zip(items, v, strict=True)}
-        )
+        return lambda v: {n: x if e is None else e(x) for (n, e), x in zip(items, v, strict=True)}
     if isinstance(info, (mi.ListType, mi.VarTupleType)):
-        item = _encoder(info.item_type)
-        return None if item is None else lambda v: None if v is None else [item(x) for x in v]
+        item = encoder_of(info.item_type)
+        return None if item is None else lambda v: [item(x) for x in v]
     if isinstance(info, mi.DictType):
-        key, value = _encoder(info.key_type), _encoder(info.value_type)
+        key, value = encoder_of(info.key_type), encoder_of(info.value_type)
         if key is None and value is None:
             return None
-        return lambda v: (
-            None
-            if v is None
-            else {(k if key is None else key(k)): x if value is None else value(x) for k, x in v.items()}
-        )
-    if isinstance(info, mi.EnumType):
-        return lambda v: None if v is None else v._value_
-    return None
+        return lambda v: {(k if key is None else key(k)): x if value is None else value(x) for k, x in v.items()}
+    return operator.attrgetter("_value_") if isinstance(info, mi.EnumType) else None
 
 
-def encoder(python: Any) -> Decoder | None:
-    """A function that turns one value of a type into one that Arrow takes; None where nothing has to be done."""
-    return _encoder(mi.type_info(python))
-
-
-def decoder(python: Any) -> Decoder | None:
-    """A function that turns one Arrow value into `python`; None where nothing has to be done."""
-    return _decoder(mi.type_info(python))
-
-
-def decoder_of(info: mi.Type) -> Decoder | None:
-    """As `decoder`, for an inspected type."""
-    return _decoder(info)
+def _or_none(convert: Decoder | None) -> Decoder | None:
+    return None if convert is None else lambda v: None if v is None else convert(v)
 
 
 def arrow_of(info: mi.Type) -> pa.DataType:
@@ -484,25 +470,28 @@ def arrow_of(info: mi.Type) -> pa.DataType:
     return _field(VALUE, info, "a value").type
 
 
-def _decoder(info: mi.Type) -> Decoder | None:
-    """Nested records come from Arrow as dicts, maps as lists of pairs; everything else is already right."""
+def decoder_of(info: mi.Type) -> Decoder | None:
+    """A function that turns Arrow's value into one of an inspected type; None where they are the same.
+
+    Nested records come from Arrow as dicts, maps as lists of pairs.
+    """
+    if isinstance(info, mi.Metadata):
+        return decoder_of(info.type)
     if isinstance(info, mi.UnionType):
-        inner = _decoder(next(t for t in info.types if not isinstance(t, mi.NoneType)))
-        return None if inner is None else lambda v: None if v is None else inner(v)
+        return _or_none(decoder_of(next(t for t in info.types if not isinstance(t, mi.NoneType))))
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
-        return _struct_decoder(class_of(info), [(f.name, _decoder(f.type)) for f in info.fields])
+        return _struct_decoder(class_of(info), [(f.name, decoder_of(f.type)) for f in info.fields])
     if isinstance(info, mi.TupleType):
-        return _struct_decoder(lambda *values: values, [(f"f{i}", _decoder(t)) for i, t in enumerate(info.item_types)])
+        items = [(f"f{i}", decoder_of(t)) for i, t in enumerate(info.item_types)]
+        return _struct_decoder(lambda *values: values, items)
     if isinstance(info, (mi.ListType, mi.VarTupleType)):
-        item = _decoder(info.item_type)
+        item = decoder_of(info.item_type)
         collect: Callable[[Iterable[Any]], Any] = tuple if isinstance(info, mi.VarTupleType) else list
         return None if item is None and collect is list else lambda v: collect(v if item is None else map(item, v))
     if isinstance(info, mi.DictType):
-        key, value = _decoder(info.key_type), _decoder(info.value_type)
+        key, value = decoder_of(info.key_type), decoder_of(info.value_type)
         return lambda v: {(k if key is None else key(k)): x if value is None or x is None else value(x) for k, x in v}
-    if isinstance(info, mi.EnumType):
-        return _Members(info.cls).__getitem__
-    return None
+    return _Members(info.cls).__getitem__ if isinstance(info, mi.EnumType) else None
 
 
 def _struct_decoder(make: Callable[..., Any], fields: list[tuple[str, Decoder | None]]) -> Decoder:
@@ -534,18 +523,11 @@ def is_column(value: object) -> bool:
 
 def not_in_a_key(info: mi.Type) -> str | None:
     """The part of a type that no key can have, as it is mutable or has no fixed length; None where there is none."""
-    parts: Iterable[mi.Type] = ()
     if isinstance(info, (mi.ListType, mi.DictType, mi.VarTupleType)):
         return described(info)
-    if isinstance(info, mi.UnionType):
-        parts = info.types
-    elif isinstance(info, mi.TupleType):
-        parts = info.item_types
-    elif isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
-        if class_of(info).__hash__ is None:
-            return type_name(info.cls)
-        parts = [field.type for field in info.fields]
-    return next(filter(None, map(not_in_a_key, parts)), None)
+    if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)) and class_of(info).__hash__ is None:
+        return type_name(info.cls)
+    return next(filter(None, map(not_in_a_key, _inner(info))), None)
 
 
 def equal_by_more(info: mi.Type) -> str | None:
@@ -658,6 +640,8 @@ def _field(name: str, info: mi.Type, where: str) -> pa.Field:
     if name.startswith(RESERVED):
         raise RecordTypeError(f"{where}: names that begin with '{RESERVED}' are reserved; rename the field")
     nullable = False
+    if isinstance(info, mi.Metadata):
+        return _field(name, info.type, where)
     if isinstance(info, mi.UnionType):
         members = [t for t in info.types if not isinstance(t, mi.NoneType)]
         nullable = len(members) < len(info.types)
@@ -717,6 +701,8 @@ def arrow_type(info: mi.Type, where: str) -> pa.DataType:
 
 def _enum_of(info: mi.Type) -> type[Enum] | None:
     """The enum that a type is, which may be None as well."""
+    if isinstance(info, mi.Metadata):
+        return _enum_of(info.type)
     if isinstance(info, mi.UnionType):
         return _enum_of(next(t for t in info.types if not isinstance(t, mi.NoneType)))
     return info.cls if isinstance(info, mi.EnumType) else None

@@ -47,6 +47,7 @@ from dagster_unified.operators.functions.two_streams import (
 from dagster_unified.operators.metrics import Counter as Counter  # not in __all__: `collections` has one as well
 from dagster_unified.operators.metrics import Distribution, Meter
 from dagster_unified.operators.state.arrow_list import ArrowListState, ArrowListStateDescriptor
+from dagster_unified.operators.state.descriptors import StateTtlConfig, StateVisibility, UpdateType
 from dagster_unified.operators.state.handles import (
     AggregatingState,
     AggregatingStateDescriptor,
@@ -59,7 +60,6 @@ from dagster_unified.operators.state.handles import (
     ValueState,
     ValueStateDescriptor,
 )
-from dagster_unified.operators.state.ttl import StateTtlConfig, StateVisibility, UpdateType
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, TimeDomain, to_millis
 from dagster_unified.operators.windows import (
     ContinuousEventTimeTrigger,

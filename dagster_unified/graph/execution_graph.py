@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import pyarrow as pa
+from msgspec import inspect as mi
 
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.iterations import body_on
@@ -34,7 +35,7 @@ from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.step import BroadcastInput, Output, Program, Step
 from dagster_unified.operators.routing import ByKey, ByPartitioner, ChannelSelector, CopyToAll, Rebalance, Route
-from dagster_unified.records import Decoder, RecordType, decoder
+from dagster_unified.records import Decoder, RecordType, decoder_of
 
 
 def step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
@@ -89,7 +90,7 @@ def keyed_by(key: Key, records: RecordType) -> KeyedInput:
         return KeyedInput((), int)
     computed = key.computed
     if computed is not None:
-        return KeyedInput((key_column(0),), computed.python, decoder(computed.python))
+        return KeyedInput((key_column(0),), computed.python, decoder_of(mi.type_info(computed.python)))
     types = tuple(records.type_of(f) for f in key.fields)
     return KeyedInput(
         key.fields,

@@ -15,8 +15,7 @@ from dagster_unified.graph.fingerprint import fingerprint_of
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import BroadcastNode, Graph, IterationNode, Node, SinkNode
 from dagster_unified.graph.nodes.base import Finding
-from dagster_unified.operators.state.descriptors import StateDescriptor
-from dagster_unified.operators.state.ttl import StateTtlConfig
+from dagster_unified.operators.state.descriptors import StateDescriptor, StateTtlConfig
 
 Rule = Callable[[Graph, Node, Execution], list[tuple[str, str]]]
 

@@ -440,15 +440,9 @@ def _no_key(
     )
 
 
-_REMEMBERED = 1_000_000
-"""Keys whose group a worker remembers; beyond that it forgets them all and starts again."""
-
-
 def _group(value: Any, keyed: KeyedInput, count: int, known: dict[Any, int], where: str) -> int:
     group = known.get(value)
     if group is None:
-        if len(known) >= _REMEMBERED:
-            known.clear()
         (key,) = decoded(keyed, [value], where)
         group = known[value] = key_hash(key) % count
     return group

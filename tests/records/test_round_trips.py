@@ -4,7 +4,8 @@ import pickle
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Literal, NamedTuple, Optional
+from enum import Enum
+from typing import Annotated, Literal, NamedTuple, Optional
 
 import msgspec
 import pyarrow as pa
@@ -20,6 +21,10 @@ from dagster_unified.records import record_type
 class Place(NamedTuple):
     city: str
     floor: Optional[int]  # noqa: UP045 - the older spelling counts as well
+
+
+class Color(Enum):
+    RED = "red"
 
 
 @dataclass
@@ -53,9 +58,23 @@ class Order(NamedTuple):
     wait: timedelta | None
 
 
+Note = msgspec.Meta(description="what it is for")
+
+
+class Noted(NamedTuple):
+    floor: Annotated[int | None, Note]
+    sizes: Annotated[list[Size], Note]
+    color: Annotated[Color | None, Note]
+
+
 def round_trip(python, *records):
     kind = record_type(python)
     return kind.from_batch(kind.to_batch(records))
+
+
+def test_a_note_on_a_field_says_nothing_of_its_type():
+    records = [Noted(3, [Size(1.0, 2.0)], Color.RED), Noted(None, [], None)]
+    assert round_trip(Noted, *records) == records
 
 
 NOON = datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=timezone.utc)

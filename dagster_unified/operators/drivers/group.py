@@ -7,12 +7,11 @@ decides where the pages are kept.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_low
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -60,8 +59,6 @@ class MemoryStore:
     def remove_page(self, number: int) -> None:
         self.pages.pop(number, None)
 
-
-T = TypeVar("T")
 
 PAGE_BITS = 12
 """A key's page is chosen by its hash above these bits, because the lowest ones have chosen its group."""
@@ -454,28 +451,4 @@ def apart(content: Content, hashes: Mapping[Hashable, int], blocks: Blocks) -> l
     """A page's content, split into blocks by the hashes of its keys."""
     if len(blocks.data) == 1:
         return [content]
-    count, of_key = len(blocks.data), blocks.blocks_of(hashes)
-    keys = _in_blocks(list(content.keys.items()), [of_key[key] for key in content.keys], count)
-    event_timers, processing_timers, held_back = (
-        _in_blocks(entries, [of_key[key] for _, key, _ in entries], count)
-        for entries in (content.event_timers, content.processing_timers, content.held_back)
-    )
-    return [
-        Content(
-            dict(keys[block]),
-            event_timers=event_timers[block],
-            processing_timers=processing_timers[block],
-            held_back=held_back[block],
-            large=content.large,
-        )
-        for block in range(count)
-    ]
-
-
-def _in_blocks(entries: list[T], numbers: list[int], count: int) -> list[list[T]]:
-    """The entries of each block, by the block numbers; fast where they are in order of blocks."""
-    order = sorted(numbers)
-    if order != numbers:
-        entries = [entries[place] for place in sorted(range(len(numbers)), key=numbers.__getitem__)]
-    ends = [bisect_left(order, block) for block in range(1, count + 1)]
-    return [entries[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return content.split(blocks.blocks_of(hashes).__getitem__, len(blocks.data))

@@ -18,10 +18,9 @@ from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.backend import StateBackend
 from dagster_unified.operators.state.chunks import SpilledRows
 from dagster_unified.operators.state.columns import Encoded, TypedColumn, check_members, is_empty, same_type
-from dagster_unified.operators.state.descriptors import OneTypeDescriptor, StateDescriptor
+from dagster_unified.operators.state.descriptors import OneTypeDescriptor, StateDescriptor, StateTtlConfig
 from dagster_unified.operators.state.evolution import FILL_IN, migration
 from dagster_unified.operators.state.handles import State
-from dagster_unified.operators.state.ttl import StateTtlConfig
 from dagster_unified.records import RecordType, record_type, type_name
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from msgspec import inspect as mi
 from dagster_unified.arrow_types import has, parts, python_values
 from dagster_unified.errors import RecordTypeError, StateError
 from dagster_unified.operators.state.evolution import FILL_IN, Convert, migration
-from dagster_unified.records import arrow_of, decoder, encoder, holds, type_name
+from dagster_unified.records import arrow_of, decoder_of, encoder_of, holds, type_name
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -40,8 +40,8 @@ class TypedColumn:
         self.arrow = _arrow(self._info)
         """Arrow's type; None where it has none."""
 
-        self._prepare = encoder(python)
-        self._restore = decoder(python)
+        self._prepare = encoder_of(self._info)
+        self._restore = decoder_of(self._info)
         self._inexact = self.arrow is not None and holds(self._info, mi.DateTimeType)
         self._decoder = msgspec.msgpack.Decoder(python)
 

@@ -16,19 +16,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from functools import cache
-from typing import Any, get_origin
+from typing import Any, Generic, NamedTuple, get_origin
 
 import msgspec
 import pyarrow as pa
 from msgspec import inspect as mi
 
 from dagster_unified.arrow_types import takes_none
-from dagster_unified.operators.state.ttl import Renewed
+from dagster_unified.operators.functions.type_variables import R
 from dagster_unified.records import decoder_of
 from dagster_unified.values import described
 
 _RECORDS = (mi.NamedTupleType, mi.DataclassType, mi.StructType)
 _LISTS = (mi.ListType, mi.VarTupleType, mi.SetType, mi.FrozenSetType)
+
+
+class Renewed(NamedTuple, Generic[R]):
+    """A value with a time to live, as in the column of a savepoint; a checkpoint has a pair."""
+
+    value: R
+    renewed: int
+    """When it was renewed last, in milliseconds since the epoch."""
+
 
 # A checkpoint
 

@@ -13,8 +13,13 @@ from dagster_unified.operators.functions.type_variables import IN, OUT, A, In, K
 from dagster_unified.operators.keys import OF_ONE_FORM
 from dagster_unified.operators.state.backend import Declared, StateBackend
 from dagster_unified.operators.state.chunks import SpilledList, SpilledMap
-from dagster_unified.operators.state.descriptors import OneTypeDescriptor, StateDescriptor
-from dagster_unified.operators.state.ttl import StateTtlConfig, StateVisibility, UpdateType
+from dagster_unified.operators.state.descriptors import (
+    OneTypeDescriptor,
+    StateDescriptor,
+    StateTtlConfig,
+    StateVisibility,
+    UpdateType,
+)
 from dagster_unified.operators.time import to_span
 from dagster_unified.records import equal_by_more
 

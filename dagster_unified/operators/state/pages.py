@@ -19,6 +19,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from dagster_unified.errors import StateError
+from dagster_unified.operators.functions.type_variables import T
 from dagster_unified.operators.state.chunks import SPILLED, SpilledCollection, Write
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.evolution import can_read, layout_of, shown
@@ -209,12 +210,39 @@ class Content(Block):
     def content(self) -> Content:
         return self
 
+    def split(self, number_of: Callable[[Hashable], int], count: int) -> list[Content]:
+        """The content in `count` parts, each with the keys of its number."""
+        states = _in_parts(list(self.keys.items()), list(map(number_of, self.keys)), count)
+        event_timers, processing_timers, held_back = (
+            _in_parts(entries, [number_of(key) for _, key, _ in entries], count)
+            for entries in (self.event_timers, self.processing_timers, self.held_back)
+        )
+        return [
+            Content(
+                dict(states[number]),
+                event_timers=event_timers[number],
+                processing_timers=processing_timers[number],
+                held_back=held_back[number],
+                large=self.large,
+            )
+            for number in range(count)
+        ]
+
     def chunks(self) -> set[int]:
         """The chunks of its large lists and maps."""
         if not self.large:
             return set()
         collections = (v for state in self.keys.values() for v in state.values() if isinstance(v, SpilledCollection))
         return {number for value in collections for number in value.chunks if number is not None}
+
+
+def _in_parts(entries: list[T], numbers: list[int], count: int) -> list[list[T]]:
+    """The entries of each number; fast where they are in the order of numbers."""
+    order = sorted(numbers)
+    if order != numbers:
+        entries = [entries[place] for place in sorted(range(len(numbers)), key=numbers.__getitem__)]
+    ends = [bisect_left(order, number) for number in range(1, count + 1)]
+    return [entries[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass

@@ -8,7 +8,7 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, repeat
 from typing import Any, NamedTuple
 
@@ -113,17 +113,17 @@ class StateTable:
         try:
             yield self.rows(content)
         except _TooLargeError as error:
-            content = content.content()
-            halves = _split_keys(content)
-            if halves is None:
+            keys = list(_all_keys(content.content()))
+            if len(keys) < 2:
                 raise StateError(
-                    f"{error.what} of key {shorten(next(iter(_all_keys(content))))} is too large for a savepoint, which"
-                    f" holds up to {LARGEST:,} bytes of a key; keep less of it, for example with a time to live, or"
-                    " spread what it holds over several keys"
+                    f"{error.what} of key {shorten(keys[0])} is too large for a savepoint, which holds up to"
+                    f" {LARGEST:,} bytes of a key; keep less of it, for example with a time to live, or spread what it"
+                    " holds over several keys"
                 ) from error
         else:
             return
-        for half in halves:
+        later = set(keys[len(keys) // 2 :])
+        for half in content.content().split(later.__contains__, 2):
             yield from self.batches(half)
 
     def rows(self, content: Block) -> pa.RecordBatch:
@@ -450,25 +450,6 @@ def _all_keys(content: Content) -> dict[Hashable, None]:
     others = (content.event_timers, content.processing_timers, content.held_back)
     keys = dict.fromkeys(content.keys)
     return keys | {key: None for entries in others for _, key, _ in entries}
-
-
-def _split_keys(content: Content) -> tuple[Content, Content] | None:
-    """The content of half of the keys, and of the other half; None for the content of one key."""
-    keys = list(_all_keys(content))
-    if len(keys) < 2:
-        return None
-    first = set(keys[: len(keys) // 2])
-    return _of_keys(content, lambda key: key in first), _of_keys(content, lambda key: key not in first)
-
-
-def _of_keys(content: Content, chosen: Callable[[Hashable], bool]) -> Content:
-    return Content(
-        {key: state for key, state in content.keys.items() if chosen(key)},
-        event_timers=[timer for timer in content.event_timers if chosen(timer[1])],
-        processing_timers=[timer for timer in content.processing_timers if chosen(timer[1])],
-        held_back=[element for element in content.held_back if chosen(element[1])],
-        large=content.large,
-    )
 
 
 def _keys_without_state(
