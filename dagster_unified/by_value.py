@@ -121,7 +121,6 @@ class InThisProcess(Generic[T]):
         self._data = _pickled(value, self._classes)
 
     def load(self) -> T:
-        """Return the value as a new object."""
         _here.update(self._classes)
         loaded: T = pickle.loads(self._data)
         return loaded

@@ -71,7 +71,6 @@ class RecordType:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The column names, in order."""
         return tuple(self.schema.names)
 
     def describe(self) -> str:

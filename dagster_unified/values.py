@@ -692,7 +692,6 @@ class RecordFit(Fit):
         return list(zip(reads, (fit for _, fit in self.fields), strict=True))
 
     def _shape_tests(self, value: str) -> list[str]:
-        """Code that checks that there is nothing but fields."""
         count = len(self._names)
         if self.by_position:
             return [f"len({value}) == {count}"] if self._python is tuple else []

@@ -215,7 +215,6 @@ class KeyedBatchOperator(KeyedProcessOperator):
         return function.process_batch(batch, self._for_function)
 
     def _timer_time(self) -> int | None:
-        """The event time of a timer's results."""
         return self._timestamp if self._domain is TimeDomain.EVENT_TIME else None
 
     def _batch(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> pa.RecordBatch:

@@ -26,7 +26,6 @@ class AsyncCalls:
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's function."""
         return (self.function,)
 
     async def run(

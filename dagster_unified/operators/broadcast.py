@@ -54,17 +54,14 @@ class Broadcasting:
 
     @property
     def keyed(self) -> bool:
-        """Whether its stream is keyed."""
         return isinstance(self.function, KeyedBroadcastProcessFunction)
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's function."""
         return (self.function,)
 
     @property
     def requires_time_sorted_input(self) -> bool:
-        """As the function says."""
         return bool(getattr(self.function, "requires_time_sorted_input", False))
 
 
@@ -95,13 +92,12 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         self.function.open(context(self.state if self._keyed else None))
 
     def read_broadcast(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
-        """The broadcast records, from their columns."""
         return layout.records.from_batch(batch.select(list(layout.records.names)))
 
     def process_broadcast(self, records: Sequence[Any], timestamps: Sequence[int | None], leads: bool) -> None:
         """Process broadcast records, in order. Only the leading instance emits what all emit alike."""
         function: Any = self.function
-        before = self._metrics.take()
+        before = self.metrics.take()
         applied = Metrics()
         self.state.current = _NO_KEY
         record = None
@@ -118,9 +114,9 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
         except RAISED as error:
             raise user_failure(error, self.where, function.process_broadcast_element, record) from error
         if not leads:  # what was measured with the state of this instance's own keys stays
-            self._metrics.clear()
-            self._metrics.add(applied)
-        self._metrics.add(before)
+            self.metrics.clear()
+            self.metrics.add(applied)
+        self.metrics.add(before)
 
     def _emit_with_keys(self, record: Any, context: _BroadcastContext, leads: bool) -> None:
         """Emit what an instance with keys emitted for a record; unless it leads, without what all emit."""
@@ -144,24 +140,16 @@ class BroadcastOperator(KeyedProcessOperator, KeyedBroadcastProcessFunction.OnTi
     def _without_keys(self, record: Any, original: _BroadcastContext) -> Collector:
         """The emissions of an instance without keys for a record; nothing changes here."""
         function: Any = self.function
-        after, keys, measured = self.broadcast, self.keys, self._metrics.take()
+        after, keys, measured = self.broadcast, self.keys, self.metrics.take()
         self.broadcast, self.keys = original.broadcast_before(), tuple
         context = _BroadcastContext(self, original.current, original.current_processing_time())
         try:
             context.out.emit_all(function.process_broadcast_element(record, context), original.current)
         finally:
             self.broadcast, self.keys = after, keys
-            self._metrics.clear()
-            self._metrics.add(measured)
+            self.metrics.clear()
+            self.metrics.add(measured)
         return context.out
-
-    def measured(self) -> Metrics:
-        """Return the metrics, and forget them."""
-        return self._metrics.take()
-
-    def measure(self, more: Metrics) -> None:
-        """Add metrics."""
-        self._metrics.add(more)
 
     def _emitter(self) -> Emitting:
         return Emitting(self.out, self.key) if self._keyed else Emitting(self.out)
@@ -252,7 +240,7 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
     ) -> None:
         operator = self._operator
         state = operator.state.bind(descriptor)
-        before = operator.measured()
+        before = operator.metrics.take()
         self._applying = True
         try:
             for key in list(operator.keys()):
@@ -263,10 +251,10 @@ class _BroadcastContext(KeyedBroadcastProcessFunction.Context):
         finally:
             self._applying = False
             operator.state.current = _NO_KEY
-        applied = operator.measured()
+        applied = operator.metrics.take()
         self.applied.add(applied)
-        operator.measure(before)
-        operator.measure(applied)
+        operator.metrics.add(before)
+        operator.metrics.add(applied)
 
 
 def _beyond_common(emitted: Collector, alike: Collector) -> tuple[Collector, bool]:

@@ -33,7 +33,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
 
     def __init__(self, function: KeyedProcessFunction[Any, Any, Any], context: OperatorContext) -> None:
         super().__init__(function, context)
-        self._metrics = context.metrics
+        self.metrics = context.metrics
         self._timestamp: int | None = None
         self._domain: TimeDomain | None = None
         self._generation = -1
@@ -86,7 +86,6 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
                 raise user_failure(error, self.where, listener.on_iteration_terminated, what) from error
 
     def _emitter(self) -> Emitting:
-        """The collector and context of a listener."""
         return Emitting(self.out, self.key)
 
     def on_timer(self, timestamp: int, generation: int, domain: TimeDomain) -> None:
@@ -132,7 +131,7 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
         generation = self._generation + 1
         moment = timer_time(timestamp)
         if generation > self.options.end_of_input_chain:
-            self._metrics.count("timers past the end of input, not followed")
+            self.metrics.count("timers past the end of input, not followed")
         else:
             self.event_timers.register(self.key, moment, generation)
 

@@ -229,7 +229,6 @@ class StreamLayout:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The Arrow schema."""
         fields = list(self.records.schema)
         if self.timestamped:
             fields.append(pa.field(TIMESTAMP, pa.int64()))

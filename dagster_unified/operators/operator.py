@@ -154,12 +154,10 @@ class KeyedOperator:
             raise StateError(f"{self.where}: {error}") from error
 
     def select(self, key: Hashable) -> None:
-        """Make `key` the current key."""
         self.key = key
         self.state.select(key)
 
     def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
-        """The records of its input, from their columns."""
         return layout.records.from_batch(batch.select(list(layout.records.names)))
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:

@@ -81,7 +81,6 @@ class _Records:
     table: OperatorState | None
 
     def rows(self) -> Iterator[Row]:
-        """The records."""
         if self.table is not None:
             for batch in read_batches(self.savepoint.path, self.table):
                 yield from batch.to_pylist()

@@ -148,11 +148,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The CRC-32 of the manifest without it, as msgspec writes it, in hexadecimal."""
 
     def operator(self, uid: str) -> OperatorState | None:
-        """The state of an operator, or None."""
         return next((state for state in self.operators if state.uid == uid), None)
 
     def tables(self) -> list[OperatorState]:
-        """All tables."""
         feedback = [records.table for iteration in self.iterations for records in iteration.feedback]
         return [*self.operators, *feedback, *self.handed_on]
 

@@ -89,31 +89,25 @@ def carried(
 
     driver = KeyGroups(program, emit, clock, subtask)
 
-    broadcasting = program.broadcast
-    broadcast_batches = (
-        [decode(data, broadcasting.layout.schema) for data in broadcasting.data] if broadcasting is not None else []
-    )
+    broadcast = program.broadcast
+    broadcast_batches = [decode(data, broadcast.layout.schema) for data in broadcast.data] if broadcast else []
 
     def begin(group: _Group) -> None:
-        """Takes the broadcast records, which come before all others, into a group."""
+        """Process the broadcast records, which come before a group's others."""
         if broadcast_batches and not group.begun and group.number >= 0:
-            leads = group.number == 0
-            driver.run(
-                group.store,
-                MicroBatch(GroupInput(broadcast=broadcast_batches), leads=leads),
-                program.carry[0].watermark,
-            )
+            micro_batch = MicroBatch(GroupInput(broadcast=broadcast_batches), leads=group.number == 0)
+            driver.run(group.store, micro_batch, program.carry[0].watermark)
         group.begun = True
 
     def finish(group: _Group, until: int) -> None:
-        """Ends the partitions of a group that come before `until`."""
+        """End the partitions of a group that come before `until`."""
         if until > group.partition:
             begin(group)
         for partition in range(group.partition, until):
             group.partition = partition
             if group.waiting or group.store.pages:
-                broadcasting = MicroBatch(GroupInput(group.waiting), events[partition], sorted_by_key=True)
-                driver.run(group.store, broadcasting, program.carry[partition].watermark)
+                micro_batch = MicroBatch(GroupInput(group.waiting), events[partition], sorted_by_key=True)
+                driver.run(group.store, micro_batch, program.carry[partition].watermark)
                 driver.count_waiting()
                 if _holds_something(group.store):
                     out.extend(Emitted(state, rows, partition) for rows in rows_of(group.number, group.store))
@@ -135,9 +129,12 @@ def carried(
                 ):
                     finish(current, partition)
                     _take(current, partition_rows, program)
+                    watermark = program.carry[partition].watermark
                     while sum(b.num_rows for b in current.waiting) >= MOST_WAITING:
                         begin(current)
-                        _run_some(driver, current, program, program.carry[partition].watermark)
+                        whole = _whole_keys(driver, current.waiting, current.store, watermark)
+                        if whole is not None:
+                            driver.run(current.store, MicroBatch(GroupInput([whole]), sorted_by_key=True), watermark)
                 yield from out
                 out.clear()
         finish(current, len(events))
@@ -187,19 +184,21 @@ def _take(group: _Group, rows: pa.RecordBatch, program: Program) -> None:
         group.waiting.append(rows.slice(stored).select(program.input.schema.names))
 
 
-def _run_some(driver: KeyGroups, group: _Group, program: Program, watermark: int) -> None:
-    """Process the waiting records, except those of the last key, which may go on.
+def _whole_keys(
+    driver: KeyGroups, waiting: list[pa.RecordBatch], store: MemoryStore, watermark: int
+) -> pa.RecordBatch | None:
+    """Take the waiting records, except those of the last key, which may go on.
 
-    If there is no other key, process all but the last record.
+    If there is no other key, process all but the last record, and return None.
     """
-    (batch,) = pa.Table.from_batches(group.waiting).combine_chunks().to_batches()
-    last = last_run(batch, driver.keyed, program.input, driver.operator.where)
-    if last == 0:
-        last = batch.num_rows - 1
-        driver.run_unfinished(group.store, batch.slice(0, last), watermark)
-    else:
-        driver.run(group.store, MicroBatch(GroupInput([batch.slice(0, last)]), sorted_by_key=True), watermark)
-    group.waiting = [batch.slice(last)]
+    (batch,) = pa.Table.from_batches(waiting).combine_chunks().to_batches()
+    end = last_run(batch, driver.keyed, driver.program.input, driver.operator.where)
+    whole = batch.slice(0, end) if end else None
+    if whole is None:
+        end = batch.num_rows - 1
+        driver.run_unfinished(store, batch.slice(0, end), watermark)
+    waiting[:] = [batch.slice(end)]
+    return whole
 
 
 def exported(
@@ -218,28 +217,23 @@ def exported(
     store = MemoryStore()
 
     def run(batch: pa.RecordBatch) -> None:
-        """Processes all records of some keys."""
+        """Process all records of some keys."""
         nonlocal store
-        given = MicroBatch(GroupInput([batch]), event, sorted_by_key=True)
-        content = driver.run_and_leave(store, given, over.watermark)
+        micro_batch = MicroBatch(GroupInput([batch]), event, sorted_by_key=True)
+        content = driver.run_and_leave(store, micro_batch, over.watermark)
         driver.count_waiting()
         out.extend(Emitted(state, rows) for rows in table.batches(content) if rows.num_rows)
         store = MemoryStore()
 
     waiting: list[pa.RecordBatch] = []
     with driver:
-        for given in batches:
-            if given.num_rows:
-                waiting.append(given)
+        for received in batches:
+            if received.num_rows:
+                waiting.append(received)
             while sum(batch.num_rows for batch in waiting) >= MOST_WAITING:
-                batch = pa.concat_batches(waiting)
-                last = last_run(batch, driver.keyed, program.input, driver.operator.where)
-                if last:
-                    run(batch.slice(0, last))
-                else:
-                    last = batch.num_rows - 1
-                    driver.run_unfinished(store, batch.slice(0, last), over.watermark)
-                waiting = [batch.slice(last)]
+                whole = _whole_keys(driver, waiting, store, over.watermark)
+                if whole is not None:
+                    run(whole)
             yield from out
             out.clear()
         if waiting:

@@ -106,11 +106,9 @@ class _OpenPage:
         return len(self.blocks.data) * median_low(map(len, self.blocks.data))
 
     def missing(self, blocks: Iterable[int]) -> list[int]:
-        """The blocks, of these, that were not decoded."""
         return sorted(block for block in set(blocks) if block not in self.contents and block not in self.stored)
 
     def put(self, block: int, entry: Page, data: msgspec.Raw) -> None:
-        """Replace a block."""
         self.blocks.entries[block] = entry
         if data != self.blocks.data[block]:
             self.blocks.data[block] = data
@@ -265,7 +263,6 @@ class Group:
     # Elements that wait for the watermark
 
     def hold(self, key: Hashable, elements: list[tuple[int, Any]]) -> None:
-        """Hold elements back until the watermark passes them."""
         self.held_back.setdefault(key, []).extend(elements)
 
     def release(self, watermark: int) -> list[tuple[int, Hashable, Any]]:
@@ -287,7 +284,6 @@ class Group:
         return pages
 
     def _pages_for(self, keys: int) -> int:
-        """How many pages a group with this many keys has."""
         count = len(self.index.pages)
         while keys > self.keys_per_page * count or (count < self.index.wanted and keys > self.keys_per_block * count):
             count *= 2
@@ -304,7 +300,6 @@ class Group:
         self._finish(watermark)
 
     def save(self, event_timers: TimerQueue, processing_timers: TimerQueue, watermark: int) -> None:
-        """Write back what has changed."""
         for content in self._make_room():
             for queue, timers in (
                 (event_timers, content.event_timers),
@@ -363,7 +358,6 @@ class Group:
         return contents
 
     def _blocks_for(self, keys: int) -> int:
-        """How many blocks a page with this many keys has."""
         count = 1
         while keys > self.keys_per_block * count:
             count *= 2

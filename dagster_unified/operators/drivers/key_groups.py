@@ -153,7 +153,6 @@ class GroupedOperator:
             self.after()
 
     def save(self, group: Group) -> None:
-        """Write back what has changed."""
         operator = self.operator
         self._settle(group)
         group.save(operator.event_timers, operator.processing_timers, operator.watermark)
@@ -171,7 +170,6 @@ class GroupedOperator:
         self.operator.state.forget_expired(group.keys.values())
 
     def load_all(self, group: Group) -> None:
-        """Read all that has not been read."""
         self._load(group, group.load_all())
 
     def contents(self, store: PageStore) -> Iterator[Block]:
@@ -203,7 +201,6 @@ class GroupedOperator:
             self.after()
 
     def _release(self, group: Group, watermark: int) -> None:
-        """Process the held-back elements that the watermark passes."""
         for timestamp, key, record in group.release(watermark):
             self.operator.process_in_time_order(key, [record], [timestamp])
             self.operator.finish_bundle()
@@ -241,7 +238,6 @@ class ControlEvent(msgspec.Struct, frozen=True):
     ended: list[str] = []
 
     def ends(self, uid: str) -> bool:
-        """Whether the input of an operator has ended."""
         return self.end or uid in self.ended
 
 
@@ -396,7 +392,6 @@ class KeyGroups:
         self.close(error)
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Close the operator's functions, also after a failure."""
         self.running.close(failure)
 
     def _process(self, group: Group, micro_batch: MicroBatch) -> None:
@@ -421,7 +416,6 @@ class KeyGroups:
         self.running.flush()
 
     def _take(self, group: Group, arrived: GroupInput, micro_batch: MicroBatch) -> None:
-        """Process broadcast records, then the group's own."""
         if arrived.broadcast:
             self._broadcast(group, arrived.broadcast, micro_batch.leads)
         if arrived.keyed:

@@ -127,7 +127,6 @@ class Collector:
                 self.timestamps.append(timestamp)
 
     def emit(self, record: Any, timestamp: int | None) -> None:
-        """Collect one record for the main output."""
         self.records.append(record if self._copy is None else self._copy(record))
         self.timestamps.append(timestamp)
 
@@ -171,7 +170,6 @@ class Collector:
             yield tag_or_main, Block(None, whole, timestamps, self.types[tag_or_main])
 
     def take(self, other: Collector) -> None:
-        """Take over everything that another collector has."""
         self.records += other.records
         self.timestamps += other.timestamps
         for name, (records, timestamps) in other.side.items():

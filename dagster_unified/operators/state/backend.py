@@ -163,7 +163,6 @@ class KeyedColumn:
         """The keys that were put and had no value before."""
 
     def extend(self, keys: Sequence[Hashable], values: Sequence[Any]) -> None:
-        """Add new keys and their values."""
         self.values.update(zip(keys, values, strict=True))
 
     def take(self, keys: Sequence[Hashable]) -> list[Any]:
@@ -171,7 +170,6 @@ class KeyedColumn:
         return list(map(self.values.get, keys))
 
     def put(self, keys: Sequence[Hashable], replacing: Sequence[Any]) -> None:
-        """Replace the values of some keys."""
         count = len(self.values)
         self.values.update(zip(keys, replacing, strict=True))
         created = list(islice(reversed(self.values), len(self.values) - count))  # a dict has what is new at its end
@@ -278,7 +276,6 @@ class KeyedStateBackend(StateBackend):
                     handle.forget_expired()
 
     def drop(self, key: Hashable) -> None:
-        """Forget all state of `key`."""
         self.keys.pop(key, None)
         self.created.clear()
 

@@ -111,12 +111,10 @@ class SpilledList(SpilledCollection):
         yield from self.inline
 
     def append(self, value: Any) -> None:
-        """As a list does."""
         self._used = True
         self.inline.append(value)
 
     def extend(self, values: Iterable[Any]) -> None:
-        """As a list does."""
         self._used = True
         self.inline.extend(values)
 
@@ -194,7 +192,6 @@ class SpilledMap(SpilledCollection):
         return key in self._bucket(self._number(key))
 
     def get(self, key: Hashable, default: Any = None) -> Any:
-        """As a dict does."""
         return self._bucket(self._number(key)).get(key, default)
 
     def __setitem__(self, key: Hashable, value: Any) -> None:
@@ -207,7 +204,6 @@ class SpilledMap(SpilledCollection):
         self.size -= 1
 
     def pop(self, key: Hashable, default: Any = None) -> Any:
-        """As a dict does."""
         if key not in self:
             return default
         value = self.get(key)

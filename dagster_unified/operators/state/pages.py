@@ -90,11 +90,9 @@ class Blocks(msgspec.Struct, array_like=True):
 
     @classmethod
     def empty(cls, count: int = 1) -> Blocks:
-        """This many empty blocks."""
         return cls([Page() for _ in range(count)], [NOTHING] * count)
 
     def block_of(self, key_hash: int) -> int:
-        """The block of a key with this hash."""
         return (key_hash << len(self.data).bit_length() - 1) >> HASH_BITS
 
     def blocks_of(self, hashes: Mapping[Hashable, int]) -> dict[Hashable, int]:
@@ -480,7 +478,6 @@ class PageCodec:
     def _set_apart(
         self, content: Content, write: Write, read: Callable[[int], bytes]
     ) -> list[tuple[dict[str, Any], str, SpilledCollection]]:
-        """The large lists and maps of a block, with their changes written."""
         collections = [(name, d.spilled) for name, d in self.declared.items() if d.spilled is not None]
         large: list[tuple[dict[str, Any], str, SpilledCollection]] = []
         if not collections and not content.large:

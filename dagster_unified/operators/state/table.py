@@ -190,7 +190,6 @@ class StateTable:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _name_in_errors(self, name: str) -> str:
-        """How errors name a column's content."""
         what = {column: kind.what for column, kind, _ in self._columns()}
         what |= {HELD: f"{self.where}: what is held back", ENCODED: f"{self.where}: state"}
         return what.get(name, f"{self.where}: timers")
@@ -383,11 +382,9 @@ class Apart:
         return apart
 
     def add(self, place: int, name: str, data: bytes) -> None:
-        """Add a row's value."""
         self._columns.setdefault(name, {})[place] = data
 
     def of_column(self, name: str) -> Encoded:
-        """The values of one column, by row."""
         return self._columns.get(name, {})
 
     def others(self, known: Collection[str]) -> Iterator[tuple[int, str, bytes]]:

@@ -92,7 +92,6 @@ class Windowing:
 
     @property
     def wrapped_functions(self) -> tuple[Any, ...]:
-        """The author's."""
         return (self.assigner, self.trigger, self.evictor, self.reduce, self.aggregate, self.function)
 
     @property
@@ -194,7 +193,6 @@ class _OneValue(Contents):
         self._merge = self._declared.fit.fold("function(combined, value)")
 
     def _normal(self, value: Any) -> Any:
-        """The normal form of a value; raises `StateError` for one that does not fit."""
         try:
             return self._form(value)
         except UnfitError:
@@ -341,7 +339,6 @@ class WindowTimers:
             operator.state.register(MapStateDescriptor(name, int, windows))
 
     def register(self, window: Any, timestamp: int, domain: TimeDomain) -> None:
-        """Register a timer of a window."""
         waiting = self._operator.state.current.setdefault(TIMERS[domain], {})
         windows = waiting.get(timestamp)
         if windows is None:
@@ -354,7 +351,6 @@ class WindowTimers:
             windows.append(window)
 
     def delete(self, window: Any, timestamp: int, domain: TimeDomain) -> None:
-        """Delete a timer of a window."""
         windows = (self._operator.state.current.get(TIMERS[domain]) or {}).get(timestamp)
         if windows is None or window not in windows:
             return
@@ -410,7 +406,6 @@ class WindowScope(StateBackend):
 
     @property
     def of_key(self) -> dict[str, Any]:
-        """The state of the current key."""
         return self._operator.state.current
 
 

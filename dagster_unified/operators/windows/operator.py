@@ -46,7 +46,6 @@ class MergingWindows:
         self._ordered = None
 
     def add(self, window: Any) -> None:
-        """Add a window of the current key."""
         assert self._ordered is not None
         insort(self._ordered, window)
 
@@ -218,7 +217,6 @@ class WindowOperator(KeyedProcessOperator):
         self._register_cleanup(window)
 
     def _windows(self) -> Any:
-        """The contents of each window of the current key."""
         return self.state.current.setdefault(CONTENTS, {})
 
     def _is_late(self, window: Any) -> bool:
@@ -232,7 +230,7 @@ class WindowOperator(KeyedProcessOperator):
         if self.spec.late_tag is not None:
             self.out.emit_side(self.spec.late_tag, record, timestamp)
         else:
-            self._metrics.count("late records dropped")
+            self.metrics.count("late records dropped")
 
     def _merged(self, window: Any) -> Any:
         """Merge a window with the key's windows that become one with it, and return the merged one."""
@@ -266,7 +264,6 @@ class WindowOperator(KeyedProcessOperator):
     # Results
 
     def _act(self, result: TriggerResult, window: Any) -> None:
-        """Do what a trigger decided."""
         if result is TriggerResult.CONTINUE:
             return
         windows = self.state.current.get(CONTENTS) or {}

@@ -69,7 +69,6 @@ class Savepoint(msgspec.Struct, frozen=True):
     """Whether the input had come to its end, and all timers had fired."""
 
     def describe(self) -> str:
-        """Return the savepoint in words."""
         reached = (
             ", ".join(f"epoch {epoch} of {query}" for query, epoch in sorted(self.epochs.items()))
             or "before the first epoch"

@@ -121,7 +121,6 @@ class _Query:
         ]
 
     def positions(self) -> dict[str, Position]:
-        """Return the position in each source, by its uid."""
         return {
             node.uid: self._position(node, folder, offset)
             for node, folder, offset in self.sources()
@@ -192,7 +191,6 @@ class _Query:
         return missing
 
     def write_iterations(self, spark: SparkSession, folder: UPath, attempt: str) -> list[Written]:
-        """Write the tables of its iterations."""
         loops = [node for node in self.plan.graph.nodes if isinstance(node, g.IterationNode)]
         tables = []
         for node in loops if self.epoch is not None else ():

@@ -182,7 +182,6 @@ class SavepointSchedule:
                 self._write(begun)
 
     def last_epochs(self) -> Epochs:
-        """Return the last epoch that each query has committed."""
         return {query.name: self.directory.last_epoch(query.name) for query in self.queries}
 
     def take_drained(self, requests: Sequence[Request]) -> bool:
@@ -295,7 +294,6 @@ class SavepointSchedule:
         write_tables(self.plan, self.spark, deployed, self.queries, checkpoint, path, reason, tasks)
 
     def _ended(self, request: Request, location: str = "", error: str = "", seconds: float = 0.0) -> None:
-        """Announce how a savepoint ended."""
         self._done.add(request.id)
         try:
             if request.id:
