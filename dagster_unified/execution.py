@@ -360,10 +360,10 @@ class JobHandle:
             self._metrics = replace(
                 before,
                 rows=_sum(before.rows, {event.stage: manifest.rows}),
-                counters=dict(self._totals.counters),
-                gauges=dict(self._totals.gauges),
+                counters=dict(self._totals.metrics.counters),
+                gauges=dict(self._totals.metrics.gauges),
                 meters={**before.meters, **manifest.rates()},
-                histograms=dict(self._totals.histograms),
+                histograms=dict(self._totals.metrics.histograms),
             )
         elif isinstance(event, EpochCommitted):
             now = time.monotonic()
@@ -373,10 +373,10 @@ class JobHandle:
                 rows_in=before.rows_in + event.rows_in,
                 epochs=before.epochs + 1,
                 watermark=event.watermark,
-                counters=dict(self._totals.counters),
-                gauges=dict(self._totals.gauges),
+                counters=dict(self._totals.metrics.counters),
+                gauges=dict(self._totals.metrics.gauges),
                 meters=self._totals.rates(now),
-                histograms=dict(self._totals.histograms),
+                histograms=dict(self._totals.metrics.histograms),
             )
         if self._shown is not None:
             self._shown.show(event)

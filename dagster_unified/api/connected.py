@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Self, get_args, get_origin, get_type_hints
 
 from dagster_unified.api.base import BaseStream
-from dagster_unified.api.building import NOT_GIVEN, agreed_output, located, main_output, stated_output
+from dagster_unified.api.building import NOT_GIVEN, agreed_output, located, main_output
 from dagster_unified.api.windowed import Windows
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.graph import nodes
@@ -40,7 +40,7 @@ from dagster_unified.operators.keyed import KEYED_FORMS, PartlyKeyed
 from dagster_unified.operators.state.handles import MapStateDescriptor
 from dagster_unified.operators.time import checked_span
 from dagster_unified.operators.windows import Evictor, Trigger, WindowAssigner
-from dagster_unified.records import return_type, type_name
+from dagster_unified.records import type_name
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -212,17 +212,9 @@ class PairedWindows(Generic[A, B]):
 
     def _apply(self, function: Any, kind: str, output_type: Any, unwrap: Callable[[Any], Any]) -> Node:
         """Call a function, or its method `kind`, for a window's pairs or groups."""
-        where = self._windows._where(self._kind)
-        output = output_type
-        if output is None:
-            method = getattr(function, self._kind, function)
-            annotated = return_type(method)
-            output = stated_output(method) or (None if annotated is None else unwrap(annotated))
-        if output is None:
-            raise RecordTypeError(
-                f"{where} has no output type; annotate what the function returns, or give output_type="
-            )
-        return self._windows._with(WindowedPairs(function, kind), output, None, "apply", called=self._kind)
+        method = getattr(function, self._kind, function)
+        records = self._windows._stream._output(self._kind, method, output_type, unwrap)
+        return self._windows._with(WindowedPairs(function, kind), records, None, "apply", called=self._kind)
 
     def _expect(self, function: Any, kinds: tuple[type, ...]) -> None:
         if not isinstance(function, kinds) and (not callable(function) or isinstance(function, type)):
@@ -297,23 +289,12 @@ class Intervals(Generic[A, B]):
             )
         lower, upper = self._bounds[0] + self._exclusive[0], self._bounds[1] - self._exclusive[1]
         types = (self._left._records("interval_join").python, self._right._records("interval_join").python)
-        annotated = return_type(function.process_element)
-        output: Any = output_type
-        if output is None:
-            output = stated_output(function.process_element)
-        if output is None and annotated is not None:
-            output = main_output(annotated)
-        if output is None:
-            raise RecordTypeError(
-                f"{self._where()}: {type(function).__name__} has no output type; "
-                "annotate what process_element returns, or give output_type="
-            )
+        name = type(function).__name__
+        records = self._left._output(name, function.process_element, output_type, main_output)
         join = IntervalJoin(function, lower, upper, types, (self._late[0], self._late[1]))
         keys = (self._left._key_selector, self._right._key_selector)
         connected = Connected(self._left, self._right, keys)
-        return connected._apply("process", CoProcess(join), output, main_output)._called(
-            type(function).__name__, Naming.FUNCTION
-        )
+        return connected._apply("process", CoProcess(join), records, main_output)._called(name, Naming.FUNCTION)
 
     def _where(self) -> str:
         return self._left._where("interval_join")

@@ -202,7 +202,7 @@ class DataStream(BaseStream[T]):
         try:
             records = self._pipeline._record_type(output_type, name)
         except RecordTypeError as error:
-            return self._untyped(nodes.MapBatchesNode, name, function, error)
+            return self._untyped(name, function, error)
         return self._next(kind, name, naming=naming_of(function), records=records, function=function, **more)
 
     def process(self, function: ProcessFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN) -> DataStream[R]:
@@ -695,7 +695,7 @@ class DataStream(BaseStream[T]):
 
     def _apply(
         self,
-        kind: type[nodes.FunctionNode],
+        kind: type[Node],
         function: Any,
         method: str,
         output_type: Any,
@@ -708,18 +708,16 @@ class DataStream(BaseStream[T]):
         try:
             records = self._output(name, getattr(function, method, function), output_type, unwrap)
         except RecordTypeError as error:
-            return self._untyped(kind, name, function, error)
+            return self._untyped(name, function, error)
         return self._function(kind, name, function, records=records, **attributes)
 
-    def _untyped(
-        self, kind: type[nodes.FunctionNode], name: str, function: Any, mistake: RecordTypeError
-    ) -> UntypedStream:
+    def _untyped(self, name: str, function: Any, mistake: RecordTypeError) -> UntypedStream:
         """Return a stream without a usable output type; the mistake is raised when the graph is complete."""
-        stream = self._next(kind, name, naming=naming_of(function), function=function, timestamped=True)
+        stream = self._next(nodes.MapNode, name, naming=naming_of(function), function=function, timestamped=True)
         self._pipeline._found_mistake(stream._upstream[0].node, mistake)
         return UntypedStream(self._pipeline, stream._last)
 
-    def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream[Any]:
+    def _function(self, kind: type[Node], name: str, function: Any, **attributes: Any) -> DataStream[Any]:
         form = KEYED_FORMS.get(kind.keyed_form) if checkpointed(function) is not None else None
         if form is not None and not isinstance(self, KeyedStream):
             attributes["function"] = form(function)
@@ -773,15 +771,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
                 f"{self._where('process')}: a keyed stream needs a KeyedProcessFunction, "
                 f"not {name_of(function, 'function')}"
             )
-        name = self._name_of(function, "process")
-        try:
-            records = self._output(name, function.process_element, output_type, main_output)
-        except RecordTypeError as error:
-            return self._untyped(nodes.ProcessNode, name, function, error)
-        naming = naming_of(function)
-        return self._keyed(
-            nodes.KeyedProcessNode, name, naming=naming, records=records, function=function, timestamped=True
-        )
+        attributes = {"key": self._key_selector, "timestamped": True}
+        return self._apply(nodes.KeyedProcessNode, function, "process_element", output_type, main_output, **attributes)
 
     def map_batches(
         self, function: KeyedBatchFunction[K] | Callable[[pa.RecordBatch], pa.RecordBatch], output_type: TypeForm[R]
@@ -935,7 +926,7 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     def _rolling(self, name: str, **attributes: Any) -> DataStream[T]:
         return self._keyed(nodes.ReduceNode, name, records=self._records(name), **attributes)
 
-    def _function(self, kind: type[nodes.FunctionNode], name: str, function: Any, **attributes: Any) -> DataStream[Any]:
+    def _function(self, kind: type[Node], name: str, function: Any, **attributes: Any) -> DataStream[Any]:
         form = KEYED_FORMS.get(kind.keyed_form) if may_hold_state(function) else None
         if form is None:
             return super()._function(kind, name, function, **attributes)

@@ -194,9 +194,7 @@ class Totals:
     """A job's metrics so far, on the driver: reports added up as they come, with the seconds at which they come."""
 
     def __init__(self) -> None:
-        self.counters: dict[str, int] = {}
-        self.gauges: dict[str, GaugeRange] = {}
-        self.histograms: dict[str, Histogram] = {}
+        self.metrics = Metrics()
         self._marked: dict[str, deque[tuple[float, MeterCount]]] = {}
         self._since: float | None = None
 
@@ -204,11 +202,7 @@ class Totals:
         """Add a report of the `seconds` until `now`."""
         if self._since is None:
             self._since = now - seconds
-        for name, amount in metrics.counters.items():
-            self.counters[name] = self.counters.get(name, 0) + amount
-        self.gauges.update(metrics.gauges)
-        for name, histogram in metrics.histograms.items():
-            self.histograms[name] = self.histograms.get(name, Histogram()).merge(histogram)
+        self.metrics.add_later(metrics)
         for name, meter in metrics.meters.items():
             marked = self._marked.setdefault(name, deque())
             marked.append((now, meter))
@@ -227,7 +221,8 @@ class Totals:
 
     def shown(self, now: float) -> dict[str, Number]:
         """Every metric as numbers with names."""
-        return shown(self.counters, self.gauges, self.rates(now), self.histograms)
+        total = self.metrics
+        return shown(total.counters, total.gauges, self.rates(now), total.histograms)
 
 
 def shown(
