@@ -17,8 +17,7 @@ from dagster_unified.operators.functions.base import OutputTag, RuntimeContext
 from dagster_unified.operators.functions.iterations import BatchDeltaFunction, DeltaFunction
 from dagster_unified.operators.keys import alike, key_part
 from dagster_unified.operators.layout import ComputedKey, StreamLayout, declared, in_declared_types
-from dagster_unified.operators.numbers import COLUMNS
-from dagster_unified.operators.operator import KeyedOperator, OperatorContext, PageStore
+from dagster_unified.operators.operator import COLUMNS, KeyedOperator, OperatorContext, PageStore
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.handles import ValueStateDescriptor
 from dagster_unified.records import RecordType, shorten

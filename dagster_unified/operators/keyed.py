@@ -19,12 +19,11 @@ from dagster_unified.operators.functions.base import (
     Wrapping,
 )
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
-from dagster_unified.operators.operator import KeyedOperator, OperatorContext
+from dagster_unified.operators.operator import KeyedOperator, OperatorContext, timer_time
 from dagster_unified.operators.program.blocks import Emitting, tell
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.handles import ValueStateDescriptor
 from dagster_unified.operators.time import TimeDomain
-from dagster_unified.operators.timers import timer_time
 from dagster_unified.values import FOLD
 
 

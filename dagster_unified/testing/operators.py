@@ -25,8 +25,7 @@ from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupedOp
 from dagster_unified.operators.functions.base import FIRST, KeyedProcessFunction, OutputTag, RuntimeContext
 from dagster_unified.operators.keyed import KeyedProcessOperator, PartlyKeyed
 from dagster_unified.operators.metrics import Metrics, Registry
-from dagster_unified.operators.numbers import BROADCAST
-from dagster_unified.operators.operator import KeyedOptions, OperatorContext
+from dagster_unified.operators.operator import BROADCAST, KeyedOptions, OperatorContext
 from dagster_unified.operators.operator_state import KEY
 from dagster_unified.operators.state.handles import MapStateDescriptor
 from dagster_unified.operators.state.pages import Content

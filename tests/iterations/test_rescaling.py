@@ -8,7 +8,7 @@ from dagster_unified.engine.iterations.files import EpochFile, MappedFiles, Page
 from dagster_unified.engine.iterations.savepoints import rescaled
 from dagster_unified.graph.execution_graph import compiled
 from dagster_unified.graph.nodes import IterationNode
-from dagster_unified.operators.numbers import BROADCAST
+from dagster_unified.operators.operator import BROADCAST
 from tests.iterations.test_both_modes import Hop, Visits
 from tests.iterations.test_semantics import Body
 

@@ -17,8 +17,7 @@ from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupInpu
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.operators.keys import KeyedInput, key_hash
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.numbers import INDEX
-from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.operator import INDEX, KeyedOptions
 from dagster_unified.operators.program.step import KeyedStep, Output, Program
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE
 from dagster_unified.records import record_type

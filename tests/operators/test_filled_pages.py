@@ -13,7 +13,7 @@ from dagster_unified.engine.state_tables import worker
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.drivers.key_groups import KeyGroups
 from dagster_unified.operators.keys import key_hash
-from dagster_unified.operators.numbers import INDEX
+from dagster_unified.operators.operator import INDEX
 from dagster_unified.operators.state.pages import Columns, Content, decode_index, decode_page
 from dagster_unified.operators.state.table import StateTable
 from tests.operators.test_state_of_every_operator import Driving, Event

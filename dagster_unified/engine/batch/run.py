@@ -29,7 +29,7 @@ from dagster_unified.operators.drivers.key_groups import ControlEvent, records_w
 from dagster_unified.operators.drivers.stages import Report
 from dagster_unified.operators.layout import CARRIED, TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics, merge
-from dagster_unified.operators.numbers import BROADCAST
+from dagster_unified.operators.operator import BROADCAST
 from dagster_unified.operators.program.step import CarryOver
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, to_millis, wall_clock
 

@@ -22,7 +22,7 @@ from dagster_unified.operators.drivers.batch import rows_of, spare_the_garbage_c
 from dagster_unified.operators.drivers.group import Divided, MemoryStore, apart, in_order_of_blocks, pages_of_hashes
 from dagster_unified.operators.drivers.key_groups import KeyGroups
 from dagster_unified.operators.keys import grouped_stretches, key_hashes, stretches
-from dagster_unified.operators.numbers import BROADCAST, INDEX
+from dagster_unified.operators.operator import BROADCAST, INDEX
 from dagster_unified.operators.operator_state import KEY, LIST, CheckpointedOperator, redistributed
 from dagster_unified.operators.program.step import Program
 from dagster_unified.operators.routing import decode, encode

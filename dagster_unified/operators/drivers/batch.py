@@ -17,7 +17,7 @@ from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.keys import grouped_stretches, last_run, runs, stretches
 from dagster_unified.operators.layout import CARRIED_LAYOUT, PARTITION_INDEX, TIMESTAMP
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.numbers import BROADCAST, INDEX
+from dagster_unified.operators.operator import BROADCAST, INDEX
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.step import CarryOver, Program
 from dagster_unified.operators.routing import decode

@@ -19,8 +19,7 @@ import pyarrow.compute as pc
 
 from dagster_unified.errors import UnifiedError
 from dagster_unified.operators.keys import key_hash
-from dagster_unified.operators.numbers import INDEX
-from dagster_unified.operators.operator import PageStore
+from dagster_unified.operators.operator import INDEX, PageStore, TimerQueue
 from dagster_unified.operators.state.backend import KeyedColumn
 from dagster_unified.operators.state.pages import (
     BLOCKS_PER_PAGE,
@@ -41,7 +40,6 @@ from dagster_unified.operators.state.pages import (
     encode_page,
 )
 from dagster_unified.operators.time import MIN_TIMESTAMP
-from dagster_unified.operators.timers import TimerQueue
 
 
 class MemoryStore:

@@ -17,8 +17,7 @@ from dagster_unified.operators.functions.base import FIRST, Subtask
 from dagster_unified.operators.functions.iterations import IterationListener
 from dagster_unified.operators.keys import runs, sorted_runs
 from dagster_unified.operators.layout import TIMESTAMP
-from dagster_unified.operators.numbers import BROADCAST
-from dagster_unified.operators.operator import KeyedOperator, PageStore
+from dagster_unified.operators.operator import BROADCAST, KeyedOperator, PageStore, TimerQueue
 from dagster_unified.operators.operator_state import CheckpointedOperator
 from dagster_unified.operators.program.run import FLUSH, RunningProgram
 from dagster_unified.operators.program.step import CompiledProgram, Program
@@ -27,7 +26,6 @@ from dagster_unified.operators.state.handles import ValueStateDescriptor
 from dagster_unified.operators.state.pages import KEYS_PER_PAGE, Block, BroadcastCodec, Content, PageCodec
 from dagster_unified.operators.state.table import SUBTASK_KEY, KeyShape, StateTable
 from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP
-from dagster_unified.operators.timers import TimerQueue
 
 _CAME = ValueStateDescriptor("came", bool)
 """Whether a key had records, for a function that is called for each key at the end of its iteration."""

@@ -298,11 +298,23 @@ class Columns(Block):
         return [timers[bisect_left(places, start) : bisect_left(places, end)] for start, end in spans]
 
     def content(self) -> Content:
-        rows = zip(*self.values, strict=True)
-        keys = {key: dict(zip(self.names, row, strict=True)) for key, row in zip(self.keys, rows, strict=True)}
         return Content(
-            keys, event_timers=self.event_timers, processing_timers=self.processing_timers, held_back=self.held_back
+            _states_by_key(self.keys, self.names, self.values),
+            event_timers=self.event_timers,
+            processing_timers=self.processing_timers,
+            held_back=self.held_back,
         )
+
+
+def _states_by_key(
+    keys: Sequence[Hashable], names: Sequence[str], columns: Sequence[Sequence[Any]]
+) -> dict[Hashable, dict[str, Any]]:
+    """The states of each key, from a column of values for each name."""
+    if len(names) == 1:
+        (name,), (values,) = names, columns
+        return {key: {name: value} for key, value in zip(keys, values, strict=True)}
+    rows = zip(*columns, strict=True)
+    return {key: dict(zip(names, row, strict=True)) for key, row in zip(keys, rows, strict=True)}
 
 
 _index = msgspec.msgpack.Decoder(Index)
@@ -517,12 +529,10 @@ class PageCodec:
         if stored is None:
             return Content()
         try:
-            content = Content(
-                self._states(stored.sections),
-                event_timers=_decoded(self._timers, stored.event_timers),
-                processing_timers=_decoded(self._timers, stored.processing_timers),
-                held_back=_decoded(self._held_back, stored.held_back),
-            )
+            content = Content(**self._waiting(stored))
+            for section in stored.sections:
+                keys = self._keys.decode(section.keys)
+                content.keys.update(_states_by_key(keys, section.names, self._values(section)))
         except msgspec.ValidationError as error:
             raise self._unfit(error, stored) from error
         if stored.large:
@@ -547,30 +557,21 @@ class PageCodec:
         elif not self.declared.keys() >= set(section.names):
             return None
         try:
-            return Columns(
-                tuple(section.names),
-                self._keys.decode(section.keys),
-                [self._column(n).decode(column) for n, column in zip(section.names, section.columns, strict=True)],
-                event_timers=_decoded(self._timers, stored.event_timers),
-                processing_timers=_decoded(self._timers, stored.processing_timers),
-                held_back=_decoded(self._held_back, stored.held_back),
-                encoded_keys=section.keys,
-            )
+            keys, values = self._keys.decode(section.keys), self._values(section)
+            return Columns(tuple(section.names), keys, values, encoded_keys=section.keys, **self._waiting(stored))
         except msgspec.ValidationError as error:
             raise self._unfit(error, stored) from error
 
-    def _states(self, sections: Sequence[_Section]) -> dict[Hashable, dict[str, Any]]:
-        states: dict[Hashable, dict[str, Any]] = {}
-        for section in sections:
-            keys, names = self._keys.decode(section.keys), section.names
-            columns = [self._column(name).decode(data) for name, data in zip(names, section.columns, strict=True)]
-            if len(names) == 1:
-                (name,), (values,) = names, columns
-                states.update({key: {name: value} for key, value in zip(keys, values, strict=True)})
-            else:
-                rows = zip(*columns, strict=True)
-                states.update({key: dict(zip(names, row, strict=True)) for key, row in zip(keys, rows, strict=True)})
-        return states
+    def _values(self, section: _Section) -> list[list[Any]]:
+        return [self._column(name).decode(data) for name, data in zip(section.names, section.columns, strict=True)]
+
+    def _waiting(self, stored: _Stored) -> dict[str, Any]:
+        """A block's timers and held-back elements."""
+        return {
+            "event_timers": _decoded(self._timers, stored.event_timers),
+            "processing_timers": _decoded(self._timers, stored.processing_timers),
+            "held_back": _decoded(self._held_back, stored.held_back),
+        }
 
     def _unfit(self, error: msgspec.ValidationError, stored: _Stored) -> StateError:
         names = sorted({name for section in stored.sections for name in section.names})

@@ -21,13 +21,13 @@ from dagster_unified.operators.functions.base import (
 )
 from dagster_unified.operators.functions.windows import ProcessWindowFunction, WindowFunction
 from dagster_unified.operators.keyed import KeyedProcessOperator
+from dagster_unified.operators.operator import timer_time
 from dagster_unified.operators.state.arrow_list import RowsByKeyColumn, RowsColumn
 from dagster_unified.operators.state.backend import Declared, KeyedStateBackend, StateBackend
 from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.handles import MapStateDescriptor, State
 from dagster_unified.operators.time import TimeDomain
-from dagster_unified.operators.timers import timer_time
 from dagster_unified.operators.windows.assigners import WindowAssigner, WindowAssignerContext
 from dagster_unified.operators.windows.evictors import Evictor
 from dagster_unified.operators.windows.triggers import OnMergeContext, Trigger
