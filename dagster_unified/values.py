@@ -114,39 +114,6 @@ _REMEDIES: list[tuple[str, type | tuple[type, ...], str]] = [
 ]
 
 
-def _no_bool(kind: type) -> bool:
-    return not issubclass(kind, bool)
-
-
-@dataclass(frozen=True)
-class _Scalar:
-    """A scalar type: `other` says which types besides its own have values that may be equal to its own."""
-
-    python: type
-    other: Callable[[type], bool]
-
-
-_SCALARS: dict[type[mi.Type], _Scalar] = {
-    mi.IntType: _Scalar(int, lambda kind: issubclass(kind, Integral) and _no_bool(kind)),
-    mi.FloatType: _Scalar(
-        float,
-        lambda kind: (
-            issubclass(kind, Real) and _no_bool(kind) and (issubclass(kind, Integral) or not issubclass(kind, Rational))
-        ),
-    ),
-    mi.StrType: _Scalar(str, lambda kind: issubclass(kind, str)),
-    mi.BoolType: _Scalar(bool, lambda kind: kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")),
-    mi.BytesType: _Scalar(bytes, lambda kind: issubclass(kind, (bytes, bytearray, memoryview))),
-    mi.DateTimeType: _Scalar(dt.datetime, lambda kind: issubclass(kind, dt.datetime)),
-    mi.DateType: _Scalar(dt.date, lambda kind: issubclass(kind, dt.date) and not issubclass(kind, dt.datetime)),
-    mi.TimeType: _Scalar(dt.time, lambda kind: issubclass(kind, dt.time)),
-    mi.TimeDeltaType: _Scalar(dt.timedelta, lambda kind: issubclass(kind, dt.timedelta)),
-    mi.DecimalType: _Scalar(Decimal, lambda kind: issubclass(kind, (Decimal, Integral)) and _no_bool(kind)),
-    mi.UUIDType: _Scalar(uuid.UUID, lambda kind: issubclass(kind, uuid.UUID)),
-    mi.ByteArrayType: _Scalar(bytearray, lambda kind: issubclass(kind, (bytes, bytearray))),
-}
-
-
 FOLD = "<fold>"
 """The file name of the code of loops that combine values."""
 
@@ -306,34 +273,145 @@ class Fit(ABC):
         return next((Misfit(v, self.name) for v in values if type(v) in refused), None)
 
 
+_LEAST, _MOST = -(2**63), 2**63 - 1
+_SHORTEST, _LONGEST = dt.timedelta(microseconds=_LEAST), dt.timedelta(microseconds=_MOST)
+_UTC = dt.timezone.utc
+
+_DIGITS = Context(prec=38, traps=[Inexact, InvalidOperation])
+_UNIT = Decimal(1).scaleb(-18)
+_ZERO = Decimal(0).scaleb(-18)
+
+
+def _is_text(value: str) -> bool:
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _whole(value: int) -> int:
+    if _LEAST <= value <= _MOST:
+        return value
+    raise OverflowError
+
+
+def _text(value: str) -> str:
+    value.encode()  # which a half of a surrogate pair cannot be
+    return value
+
+
+def _span(value: dt.timedelta) -> dt.timedelta:
+    if _SHORTEST <= value <= _LONGEST:
+        return value
+    raise OverflowError
+
+
+def _decimal(value: Decimal) -> Decimal:
+    """The number with 18 digits after the point, as Arrow has it; a zero has no sign."""
+    if not value.is_finite():
+        raise OverflowError
+    return _DIGITS.quantize(value, _UNIT) if value else _ZERO
+
+
+@dataclass(frozen=True)
+class _Scalar:
+    """A scalar type of Python's, and how the normal form of its values is recognised and made."""
+
+    python: type
+    other: Callable[[type], bool]
+    """Whether values of another type may be equal to its own."""
+
+    test: str | None = None
+    """Code of a condition that, of values of the very type, is true only of normal forms; empty if it is of all.
+
+    None where no condition tells.
+    """
+
+    is_range: bool = False
+    """Whether the condition says only that the type can hold the value, and nothing about its form."""
+
+    names: dict[str, Any] = field(default_factory=dict)
+    """The names that the condition uses."""
+
+    form: Callable[[Any], Any] | None = None
+    """Makes the normal form of a value of the very type, if it may be another; raises if the type cannot hold it."""
+
+    @property
+    def has_one_form(self) -> bool:
+        """Whether each value of the very type that the type can hold is in normal form."""
+        return self.python in (int, float, str, bool, bytes, dt.date)
+
+
+def _of(*types: type) -> Callable[[type], bool]:
+    return lambda kind: issubclass(kind, types) and not issubclass(kind, bool)
+
+
+_SCALARS: dict[type[mi.Type], _Scalar] = {
+    mi.IntType: _Scalar(
+        int,
+        _of(Integral),
+        "{0}.bit_length() < 64",  # which is not so of the least one
+        is_range=True,
+        form=_whole,
+    ),
+    mi.FloatType: _Scalar(
+        float, lambda kind: _of(Real)(kind) and (issubclass(kind, Integral) or not issubclass(kind, Rational)), ""
+    ),
+    mi.StrType: _Scalar(
+        str, _of(str), "({0}.isascii() or is_text({0}))", is_range=True, names={"is_text": _is_text}, form=_text
+    ),
+    mi.BoolType: _Scalar(bool, lambda kind: kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"), ""),
+    mi.BytesType: _Scalar(bytes, _of(bytes, bytearray, memoryview), ""),
+    mi.DateTimeType: _Scalar(dt.datetime, _of(dt.datetime), "{0}.tzinfo is UTC and not {0}.fold", names={"UTC": _UTC}),
+    mi.DateType: _Scalar(dt.date, lambda kind: issubclass(kind, dt.date) and not issubclass(kind, dt.datetime), ""),
+    mi.TimeType: _Scalar(dt.time, _of(dt.time)),
+    mi.TimeDeltaType: _Scalar(
+        dt.timedelta,
+        _of(dt.timedelta),
+        "SHORTEST <= {0} <= LONGEST",
+        is_range=True,
+        names={"SHORTEST": _SHORTEST, "LONGEST": _LONGEST},
+        form=_span,
+    ),
+    mi.DecimalType: _Scalar(
+        Decimal,
+        _of(Decimal, Integral),
+        "{0}.same_quantum(UNIT) and -LIMIT < {0} < LIMIT and ({0} or not {0}.is_signed())",
+        names={"UNIT": _UNIT, "LIMIT": Decimal(10**20)},
+        form=_decimal,
+    ),
+    mi.UUIDType: _Scalar(uuid.UUID, _of(uuid.UUID)),
+    mi.ByteArrayType: _Scalar(bytearray, _of(bytes, bytearray)),
+}
+
+_ANYTHING = _Scalar(object, lambda kind: True)
+"""A type that says nothing of its values: then a value is as good as what is read back of it."""
+
+
 class _ScalarFit(Fit):
     scalar = True
 
-    def __init__(
-        self, info: mi.Type, nullable: bool, exact: Iterable[type], codec: Codec, other: Callable[[type], bool]
-    ) -> None:
+    def __init__(self, info: mi.Type, scalar: _Scalar, nullable: bool, exact: Iterable[type], codec: Codec) -> None:
         super().__init__(described(info), nullable, exact)
-        self._info, self._codec, self._other = info, codec, other
+        self._info, self._scalar, self._codec = info, scalar, codec
         self._unchecked = self.exact
-        scalar = _SCALARS.get(type(info))
-        self.kind = self._python = None if scalar is None else scalar.python
-        self.has_one_form = self._python in _PLAIN
+        self._python = scalar.python
+        self.kind = None if scalar is _ANYTHING else scalar.python
+        self.has_one_form = scalar.has_one_form
 
     def _test(self, value: str, names: dict[str, Any], ranges: bool) -> str:
-        test = _TESTS.get(self._python)
-        if test is None:
+        kind, scalar = self._python, self._scalar
+        if scalar.test is None:
             return "False"
-        names[test.kind.__name__] = test.kind
-        names |= test.names
-        of_kind = f"{value}.__class__ is {test.kind.__name__}"
-        return (
-            f"{of_kind} and {test.condition.format(value)}"
-            if test.condition and (ranges or not test.is_range)
-            else of_kind
-        )
+        names[kind.__name__] = kind
+        names |= scalar.names
+        of_kind = f"{value}.__class__ is {kind.__name__}"
+        if not scalar.test or (scalar.is_range and not ranges):
+            return of_kind
+        return f"{of_kind} and {scalar.test.format(value)}"
 
     def are_normal(self, values: Collection[Any]) -> bool:
-        if self._python not in _PLAIN:
+        if not self.has_one_form:
             return super().are_normal(values)
         kinds = set(map(type, values))
         if kinds == {self._python, NoneType} and self.nullable:
@@ -353,7 +431,7 @@ class _ScalarFit(Fit):
                 (value,) = self._codec(self._info, [value])
             except Exception:  # whatever a codec says of a value that it cannot hold
                 raise UnfitError(Misfit(value, self.name)) from None
-        form = _FORMS.get(self._python)
+        form = self._scalar.form
         try:
             return value if form is None else form(value)
         except (ValueError, OverflowError, DecimalException):
@@ -361,7 +439,7 @@ class _ScalarFit(Fit):
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         odd = kinds - self._unchecked
-        refused = self._refused(values, {kind for kind in odd if not self._other(kind)})
+        refused = self._refused(values, {kind for kind in odd if not self._scalar.other(kind)})
         if refused is not None:
             return refused
         looked_at = [v for v in values if type(v) in odd]
@@ -391,81 +469,6 @@ def _same(value: Any, back: Any) -> bool:
     return bool(value == back) or bool(value != value and back != back)
 
 
-_LEAST, _MOST = -(2**63), 2**63 - 1
-_SHORTEST, _LONGEST = dt.timedelta(microseconds=_LEAST), dt.timedelta(microseconds=_MOST)
-_UTC = dt.timezone.utc
-
-_DIGITS = Context(prec=38, traps=[Inexact, InvalidOperation])
-_UNIT = Decimal(1).scaleb(-18)
-_ZERO = Decimal(0).scaleb(-18)
-
-_PLAIN = {int, float, str, bool, bytes, dt.date}
-"""Types whose values have one form: those of the very type."""
-
-
-def _is_text(value: str) -> bool:
-    try:
-        return value.isascii() or bool(value.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-@dataclass(frozen=True)
-class _Test:
-    """How to recognise the normal form of a type: values have this class, and a condition is true of them."""
-
-    kind: type
-    condition: str = ""
-    is_range: bool = False
-    """Whether the condition says only that the type can hold the value, and nothing about its form."""
-
-    names: dict[str, Any] = field(default_factory=dict)
-
-
-_TESTS: dict[type | None, _Test] = {
-    int: _Test(int, "{0}.bit_length() < 64", True),  # which is not so of the least one
-    float: _Test(float),
-    str: _Test(str, "({0}.isascii() or is_text({0}))", True, {"is_text": _is_text}),
-    bool: _Test(bool),
-    bytes: _Test(bytes),
-    dt.date: _Test(dt.date),
-    dt.datetime: _Test(dt.datetime, "{0}.tzinfo is UTC and not {0}.fold", names={"UTC": _UTC}),
-    Decimal: _Test(
-        Decimal,
-        "{0}.same_quantum(UNIT) and -LIMIT < {0} < LIMIT and ({0} or not {0}.is_signed())",
-        names={"UNIT": _UNIT, "LIMIT": Decimal(10**20)},
-    ),
-    dt.timedelta: _Test(dt.timedelta, "SHORTEST <= {0} <= LONGEST", True, {"SHORTEST": _SHORTEST, "LONGEST": _LONGEST}),
-}
-
-
-def _whole(value: int) -> int:
-    if _LEAST <= value <= _MOST:
-        return value
-    raise OverflowError
-
-
-def _text(value: str) -> str:
-    value.encode()  # which a half of a surrogate pair cannot be
-    return value
-
-
-def _span(value: dt.timedelta) -> dt.timedelta:
-    if _SHORTEST <= value <= _LONGEST:
-        return value
-    raise OverflowError
-
-
-def _decimal(value: Decimal) -> Decimal:
-    """The number with 18 digits after the point, as Arrow has it; a zero has no sign."""
-    if not value.is_finite():
-        raise OverflowError
-    return _DIGITS.quantize(value, _UNIT) if value else _ZERO
-
-
-_FORMS: dict[type | None, Callable[[Any], Any]] = {int: _whole, str: _text, dt.timedelta: _span, Decimal: _decimal}
-"""The normal form of values of the very type; raises for those that the type cannot hold."""
-
 _BEYOND = {dt.MINYEAR, dt.MAXYEAR}
 
 
@@ -476,9 +479,9 @@ class _MomentFit(_ScalarFit):
     """
 
     def __init__(
-        self, info: mi.DateTimeType, nullable: bool, exact: Iterable[type], codec: Codec, other: Callable[[type], bool]
+        self, info: mi.DateTimeType, scalar: _Scalar, nullable: bool, exact: Iterable[type], codec: Codec
     ) -> None:
-        super().__init__(info, nullable, exact, codec, other)
+        super().__init__(info, scalar, nullable, exact, codec)
         self._aware = info.tz
         self.exact = frozenset()
         if self._aware is not None:
@@ -913,8 +916,8 @@ class _Builder:
         if scalar is not None:
             exact = {scalar.python, int} if self._widens and scalar.python in (float, Decimal) else {scalar.python}
             if isinstance(info, mi.DateTimeType):
-                return _MomentFit(info, nullable, exact, self._codec, scalar.other)
-            return _ScalarFit(info, nullable, exact, self._codec, scalar.other)
+                return _MomentFit(info, scalar, nullable, exact, self._codec)
+            return _ScalarFit(info, scalar, nullable, exact, self._codec)
         if isinstance(info, (mi.ListType, mi.VarTupleType, mi.SetType, mi.FrozenSetType)):
             container = {mi.ListType: list, mi.VarTupleType: tuple, mi.SetType: set, mi.FrozenSetType: frozenset}[
                 type(info)
@@ -948,8 +951,7 @@ class _Builder:
             return _EnumFit(info.cls, nullable)
         if isinstance(info, mi.LiteralType):
             return _LiteralFit(described(info), nullable, info.values)
-        # Anything else says nothing of what it holds: then a value is as good as what is read back of it.
-        return _ScalarFit(info, True, {int, float, str, bool, bytes}, self._codec, lambda kind: True)
+        return _ScalarFit(info, _ANYTHING, True, {int, float, str, bool, bytes}, self._codec)
 
 
 def python_of(info: mi.Type) -> Any:
