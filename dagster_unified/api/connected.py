@@ -51,7 +51,7 @@ Fields = str | int | Sequence[str | int]
 
 @located
 class Connected(Generic[A, B]):
-    """Two streams that an operator sees together, before it is said which."""
+    """Two streams that an operator sees together: what `ConnectedStreams` builds operators with."""
 
     def __init__(
         self,
@@ -170,12 +170,12 @@ class Pairs(Generic[A, B]):
         key: Fields | Callable[[A], object] | KeySelector[A, object],
         key_type: TypeForm[Any] = NOT_GIVEN,
     ) -> Self:
-        """The first stream's key."""
+        """Sets the first stream's key."""
         self._keys, self._key_type = [key], key_type
         return self
 
     def equal_to(self, key: Fields | Callable[[B], object] | KeySelector[B, object]) -> Self:
-        """The second stream's key."""
+        """Sets the second stream's key."""
         self._keys = [*self._keys[:1], key]
         return self
 
@@ -262,7 +262,7 @@ class Intervals(Generic[A, B]):
         return self
 
     def side_output_left_late_data(self, tag: OutputTag[A]) -> Self:
-        """Where left records go that come after the watermark.
+        """Sends left records that come after the watermark to a side output.
 
         Without it they are dropped and counted. None comes in BATCH.
         """
@@ -271,7 +271,7 @@ class Intervals(Generic[A, B]):
         return self
 
     def side_output_right_late_data(self, tag: OutputTag[B]) -> Self:
-        """Where right records go that come after the watermark."""
+        """Sends right records that come after the watermark to a side output; else they are dropped and counted."""
         self._right._check_late_tag(tag, self._where())
         self._late[1] = tag
         return self

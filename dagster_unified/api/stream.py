@@ -119,11 +119,10 @@ class DataStream(BaseStream[T]):
         return self._set(uid=uid, given_uid=True)
 
     def set_parallelism(self, parallelism: int) -> Self:
-        """In how many subtasks the operator runs. Unset, `parallelism.default` decides.
+        """Sets in how many subtasks the operator runs; by default `parallelism.default` decides.
 
         BATCH runs as many tasks. STREAMING has as many subtasks where a function can tell them apart: behind
-        `partition_custom`, `broadcast` and `global_`, and with operator state. All else there shares the tasks of the
-        job.
+        `partition_custom`, `broadcast` and `global_`, and with operator state. Other operators share the job's tasks.
         """
         check_parallelism(parallelism, self._where())
         return self._set(parallelism=parallelism)
@@ -141,7 +140,7 @@ class DataStream(BaseStream[T]):
     def map(
         self, function: Callable[[T], R] | MapFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN
     ) -> DataStream[R]:
-        """One record in, one record out. In both modes a call per record, in one pass with its neighbours.
+        """Turns each record into one record. Both modes call the function once per record, with its neighbours.
 
         Examples:
             >>> collect(numbers.map(lambda n: n * 2, int))
@@ -152,9 +151,9 @@ class DataStream(BaseStream[T]):
     def flat_map(
         self, function: Callable[[T], Iterable[R]] | FlatMapFunction[T, R], output_type: TypeForm[R] = NOT_GIVEN
     ) -> DataStream[R]:
-        """One record in, any number out.
+        """Turns each record into any number of records.
 
-        In both modes a call per record; each result carries the record's event time.
+        Both modes call the function once per record, and each result carries the record's event time.
 
         Examples:
             >>> collect(numbers.flat_map(lambda n: [n] * n, int))
@@ -176,7 +175,7 @@ class DataStream(BaseStream[T]):
     def map_batches(
         self, function: Callable[[pa.RecordBatch], pa.RecordBatch], output_type: TypeForm[R]
     ) -> DataStream[R]:
-        """A function from Arrow batches to Arrow batches, for vectorised code.
+        """Calls a function from Arrow batches to Arrow batches, for vectorised code.
 
         How records are cut into batches is not defined, in either mode. A stream with event times has them in the
         column `__ts`; keep it where the number of rows changes.
@@ -234,7 +233,7 @@ class DataStream(BaseStream[T]):
     @overload
     def select(self, *columns: str | Column) -> DataStream[Any]: ...
     def select(self, *columns: str | Column, output_type: Any = None) -> DataStream[Any]:
-        """Projects to columns: SQL expressions as text, or `functions`. Runs in Catalyst, with no Python worker.
+        """Projects to columns: SQL expressions as text, or `functions`. Both modes run it in Catalyst.
 
         `output_type` names the resulting record; it may be left out where the columns are plain names.
 
@@ -271,7 +270,7 @@ class DataStream(BaseStream[T]):
     ) -> DataStream[R]:
         """Adds or replaces columns, each a SQL expression as text or `functions`.
 
-        `output_type` is the whole resulting record.
+        `output_type` is the whole resulting record. Both modes run it in Catalyst.
 
         Examples:
             >>> class Taxed(NamedTuple):
@@ -306,7 +305,9 @@ class DataStream(BaseStream[T]):
         )
 
     def where(self, condition: str | Column) -> DataStream[T]:
-        """Keeps the rows for which a SQL condition, or one of `functions`, holds. Runs in Catalyst.
+        """Keeps the rows for which a SQL condition, or one of `functions`, holds.
+
+        Both modes run it in Catalyst.
 
         Examples:
             >>> collect(sales.where("amount > 4"))[0].amount
@@ -444,7 +445,7 @@ class DataStream(BaseStream[T]):
         return KeyedStream(self._pipeline, self._upstream, self._key(key, key_type))
 
     def union(self, *streams: DataStream[T]) -> DataStream[T]:
-        """Records of several streams of one type, in no particular order.
+        """Unites streams of one type. In both modes their records come in no particular order.
 
         Examples:
             >>> sorted(collect(numbers.union(numbers.map(lambda n: -n, int))))
@@ -467,11 +468,11 @@ class DataStream(BaseStream[T]):
         return DataStream(self._pipeline, None, tuple(upstream))
 
     def rebalance(self) -> DataStream[T]:
-        """Spreads records evenly over the next operator's partitions (Flink: *Physical Partitioning*)."""
+        """Spreads records evenly over the next operator's partitions, in both modes."""
         return self._exchange(ExchangeKind.REBALANCE)
 
     def rescale(self) -> DataStream[T]:
-        """Spreads each partition's records over some of the next operator's partitions.
+        """Spreads each partition's records over some of the next operator's partitions, in both modes.
 
         Spark does it without an all-to-all exchange where it can.
         """
@@ -516,7 +517,7 @@ class DataStream(BaseStream[T]):
         key_type: TypeForm[Any] = NOT_GIVEN,
     ) -> DataStream[T]: ...
     def partition_custom(self, partitioner: Any, key_selector: Any, key_type: Any = None) -> DataStream[T]:
-        """Sends a record to partition `partitioner(key, number of partitions)`.
+        """Sends a record to partition `partitioner(key, number of partitions)`, in both modes.
 
         The next operator needs `set_parallelism`.
 
@@ -560,7 +561,8 @@ class DataStream(BaseStream[T]):
     def join(self, other: DataStream[B]) -> JoinedStreams[T, B]:
         """Joins with another stream: pairs of one key and window.
 
-        `where(key).equal_to(key).window(assigner).apply(function)`.
+        `where(key).equal_to(key).window(assigner).apply(function)`. In BATCH a window's pairs are made when its key is
+        over, in STREAMING when it fires.
 
         Examples:
             >>> hours = TumblingEventTimeWindows.of(timedelta(hours=1))
@@ -575,6 +577,8 @@ class DataStream(BaseStream[T]):
     def co_group(self, other: DataStream[B]) -> CoGroupedStreams[T, B]:
         """Groups with another stream: all records of one key and window of both, also where one of them has none.
 
+        In BATCH a window's groups are made when its key is over, in STREAMING when it fires.
+
         Examples:
             >>> hours = TumblingEventTimeWindows.of(timedelta(hours=1))
             >>> groups = timed.co_group(timed.where("amount > 3")).where("shop").equal_to("shop").window(hours)
@@ -588,7 +592,7 @@ class DataStream(BaseStream[T]):
     # Windows over everything
 
     def window_all(self, assigner: WindowAssigner[T, W]) -> WindowedStream[int, T, W]:
-        """Puts all elements into windows, whatever their key; runs on one partition.
+        """Puts all elements into windows, whatever their key. Both modes run it on one partition.
 
         Examples:
             >>> hours = timed.window_all(TumblingEventTimeWindows.of(timedelta(hours=1)))
@@ -598,7 +602,7 @@ class DataStream(BaseStream[T]):
         return WindowedStream(self.key_by(_everything), assigner, alone=True)
 
     def count_window_all(self, size: int, slide: int | None = None) -> WindowedStream[int, T, GlobalWindow]:
-        """Windows of `size` elements, whatever their key; runs on one partition.
+        """Puts every `size` elements into a window, whatever their key. Both modes run it on one partition.
 
         Examples:
             >>> collect(numbers.count_window_all(3).sum())
@@ -827,6 +831,8 @@ class KeyedStream(DataStream[T], Generic[K, T]):
     def interval_join(self, other: KeyedStream[K, B]) -> IntervalJoined[T, B]:
         """Joins each record with those of another keyed stream whose event times are in an interval around its own.
 
+        Both modes pair the records of a key in the order of event time.
+
         Examples:
             >>> class Pair(ProcessJoinFunction):
             ...     def process_element(self, left: Sale, right: Sale, ctx) -> list[tuple[int, int]]:
@@ -857,10 +863,10 @@ class KeyedStream(DataStream[T], Generic[K, T]):
         return WindowedStream(self, assigner)
 
     def count_window(self, size: int, slide: int | None = None) -> WindowedStream[K, T, GlobalWindow]:
-        """Windows of `size` elements of a key, as they arrive.
+        """Puts every `size` elements of a key into a window, as they arrive.
 
-        With `slide` another such window begins at every `slide` elements. What is left at the end of the input gives
-        nothing. Which elements are together depends on their order, and so on the mode.
+        With `slide` another such window begins at every `slide` elements. Elements left over at the end of the input
+        emit nothing. Which elements are together depends on their order, and so on the mode.
 
         Examples:
             >>> [sale.amount for sale in collect(timed.key_by("shop").count_window(2).sum("amount"))]
@@ -1410,7 +1416,7 @@ class DataStreamSink:
         return self
 
     def set_parallelism(self, parallelism: int) -> Self:
-        """How many partitions are written at once."""
+        """Sets how many partitions are written at once."""
         check_parallelism(parallelism, f"{self._pipeline.name}: sink '{self._pipeline._node(self._node).name}'")
         self._pipeline._change(self._node, parallelism=parallelism)
         return self

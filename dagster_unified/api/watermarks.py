@@ -79,11 +79,10 @@ class WatermarkStrategy(Generic[In]):
     def with_timestamp_assigner(
         self, assigner: str | Callable[[Any], int | datetime] | TimestampAssigner[Any]
     ) -> WatermarkStrategy[Any]:
-        """Where the timestamp comes from.
+        """Sets where the timestamp comes from, in both modes.
 
-        A field's name (datetime, or int in milliseconds), a function of the record, or a `TimestampAssigner`.
-
-        A field's name is the fastest: it is read in Catalyst.
+        That is a field's name (of a datetime, or an int in milliseconds), a function of the record, or a
+        `TimestampAssigner`. A field's name is the fastest: Catalyst reads it.
         """
         return replace(self, assigner=assigner)
 

@@ -37,7 +37,7 @@ from dagster_unified.records import RecordType
 
 @located
 class Windows(Generic[T, W]):
-    """A keyed stream and how its elements get into windows, before it is said what becomes of those."""
+    """A keyed stream and how its elements get into windows: what `WindowedStream` builds operators with."""
 
     def __init__(self, stream: BaseStream[T], assigner: WindowAssigner[T, W], alone: bool = False) -> None:
         self._stream, self._assigner, self._alone = stream, assigner, alone
@@ -58,7 +58,9 @@ class Windows(Generic[T, W]):
             )
 
     def trigger(self, trigger: Trigger[T, W]) -> Self:
-        """When windows give their results, in place of the assigner's own trigger.
+        """Sets when windows emit their results, instead of the assigner's own trigger.
+
+        In BATCH event-time timers fire at the end of a key, in STREAMING as the watermark passes them.
 
         Examples:
             >>> windows = sales.key_by("shop").window(GlobalWindows.create()).trigger(CountTrigger.of(2))
@@ -76,9 +78,9 @@ class Windows(Generic[T, W]):
         return self
 
     def evictor(self, evictor: Evictor[T, W]) -> Self:
-        """What windows drop before or after their function sees them.
+        """Drops elements of a window before or after its function sees them, in both modes.
 
-        They then hold all their elements, also where they are reduced. There is an example at `CountEvictor`.
+        Windows then hold all their elements, also where they are reduced. There is an example at `CountEvictor`.
         """
         if not isinstance(evictor, Evictor):
             raise PipelineError(f"{self._where()}: expected an Evictor, got {evictor!r}")
@@ -86,13 +88,13 @@ class Windows(Generic[T, W]):
         return self
 
     def allowed_lateness(self, lateness: timedelta) -> Self:
-        """For how long a window stays after its end, to fire again with each late element. Changes nothing in BATCH."""
+        """Keeps windows for a while after their end, to fire again with each late element. Changes nothing in BATCH."""
         self._event_time_only("allowed lateness")
         self._lateness = checked_span(f"{self._where()}: the allowed lateness", lateness, 0)
         return self
 
     def side_output_late_data(self, tag: OutputTag[T]) -> Self:
-        """Where elements go that come after all their windows are gone.
+        """Sends elements that come after all their windows are gone to a side output.
 
         Without it they are dropped and counted. None comes in BATCH.
         """
