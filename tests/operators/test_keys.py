@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dagster_unified.api import Pipeline
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.drivers.group import MemoryStore
-from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.key_groups import GroupInput, KeyGroups, MicroBatch
 from dagster_unified.operators.keyed import ReduceOperator
 from dagster_unified.operators.keys import (
     LONGEST_TEXT,
@@ -97,7 +97,7 @@ def test_keys_that_are_equal_numbers_lose_no_update(records):
     out = []
     driver = KeyGroups(program, lambda number, b: out.extend(ROWS.records.from_batch(b)), lambda: 0)
     counted = [(text, 1, real, several) for text, _, real, several in records]
-    driver.run(MemoryStore(), MicroBatch(Arrived([batch(counted)])))
+    driver.run(MemoryStore(), MicroBatch(GroupInput([batch(counted)])))
     found = {real: sorted(r.number for r in out if r.real == real) for real in {r.real for r in out}}
     assert found == {real: list(range(1, len(numbers) + 1)) for real, numbers in found.items()}
 

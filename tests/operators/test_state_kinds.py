@@ -22,7 +22,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.api.windows import Trigger, TriggerResult
 from dagster_unified.errors import StateError, UnsupportedError
-from dagster_unified.operators.drivers.key_groups import Arrived, KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.key_groups import GroupInput, KeyGroups, MicroBatch
 from dagster_unified.operators.state.chunks import SpilledMap
 from dagster_unified.operators.state.descriptors import OneTypeDescriptor
 from dagster_unified.operators.state.handles import Collection, State
@@ -139,7 +139,7 @@ def test_a_new_kind_has_a_time_to_live():
         program(process(Fleeting())), lambda number, b: out.extend(TEXTS.records.from_batch(b)), lambda: now[0]
     )
     for now[0] in (0, 9, 18, 28):
-        driver.run(store, MicroBatch(Arrived([batch(rows_of([1]))])))
+        driver.run(store, MicroBatch(GroupInput([batch(rows_of([1]))])))
     assert out == ["1", "2", "3", "1"]
 
 

@@ -33,7 +33,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.api.windows import Trigger, TriggerResult
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError, UserFunctionError
-from dagster_unified.operators.drivers.key_groups import Arrived, ControlEvent, KeyGroups, MicroBatch
+from dagster_unified.operators.drivers.key_groups import ControlEvent, GroupInput, KeyGroups, MicroBatch
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.step import KeyedStep, Output, Program
@@ -286,7 +286,7 @@ def by_the_clock(assigner):
         out.clear()
         clock.now = now if now is not None else clock.now
         event = ControlEvent(watermarks={} if mark is None else {"op": mark}, now=clock.now, end=end)
-        driver.run(store, MicroBatch(Arrived(), event, Arrived([batch(rows)] if rows else [])))
+        driver.run(store, MicroBatch(GroupInput(), event, GroupInput([batch(rows)] if rows else [])))
         return list(out)
 
     return step
@@ -510,7 +510,7 @@ def test_a_window_that_is_over_leaves_no_state():
     for rows, mark in (([Row("a", 1, 1), Row("a", 20, 2)], 4), ([Row("a", 4, 3)], 9), ([], 30)):
         driver = KeyGroups(program, lambda number, b: out.extend(TEXTS.records.from_batch(b)), lambda: 0)
         event = ControlEvent(watermarks={"op": mark})
-        driver.run(stores[0], MicroBatch(Arrived([batch(rows)] if rows else []), event))
+        driver.run(stores[0], MicroBatch(GroupInput([batch(rows)] if rows else []), event))
         driver.close()
         keys.append(sum(page.keys for page in decode_index(stores[0].index).pages))
     assert out == ["a 1 9 [1, 3]", "a 20 25 [2]"]
