@@ -24,6 +24,11 @@ class Event(NamedTuple):
     value: int
 
 
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
 def results(stream, mode="STREAMING", **how):
     """What a stream gives in the harness."""
     stream.print("out")

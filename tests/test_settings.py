@@ -1,7 +1,5 @@
 """Where settings come from, one test for each layer, from the command line to the runs that a daemon launches."""
 
-from typing import NamedTuple
-
 import pytest
 from dagster import DagsterInstance
 
@@ -12,14 +10,10 @@ from dagster_unified.graph.options import Layer
 from dagster_unified.orchestration import BatchDeployment, ExecutionConfig, StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.deployments import configuration_of
 from dagster_unified.orchestration.resources import batch_configuration
+from tests.support import Sale
 
 KEY = "pipeline.max-parallelism"
 VARIABLE = "DAGSTER_UNIFIED_PIPELINE_MAX_PARALLELISM"
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
 
 
 def shops():

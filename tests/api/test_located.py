@@ -1,17 +1,12 @@
 """An error in a program says which line of it is meant."""
 
 import inspect
-from typing import NamedTuple
 
 import pytest
 
 from dagster_unified.api import KeyedProcessFunction, MapFunction, Pipeline, TumblingEventTimeWindows
 from dagster_unified.errors import PipelineError, RecordTypeError
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
+from tests.support import Sale
 
 
 class Untyped(MapFunction):

@@ -6,7 +6,6 @@ They are terminal by their type, and name what has to be corrected.
 import sys
 from datetime import timedelta
 from types import ModuleType
-from typing import NamedTuple
 
 import pytest
 from deltalake import DeltaTable
@@ -15,11 +14,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink, FileSink, StructuredSource
 from dagster_unified.engine.commit import _named
 from dagster_unified.errors import MalformedInputError, MissingRequirementError, PipelineError, SinkError
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
+from tests.support import Sale
 
 
 @pytest.fixture(params=["BATCH", "STREAMING"])

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import time
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,16 +16,11 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
-from tests.support import table_rows
+from tests.support import Sale, table_rows
 
 pytestmark = pytest.mark.spark
 
 DEADLINE = 120.0
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
 
 
 class Shops:

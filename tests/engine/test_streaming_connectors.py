@@ -46,13 +46,7 @@ from dagster_unified.errors import (
     UserFunctionError,
 )
 from tests.connectors.log_source import Event, LogSource, append
-from tests.support import MODES, file_rows, table_rows
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
-
+from tests.support import MODES, Sale, file_rows, table_rows
 
 SALES = [Sale("a", 1), Sale("b", 2), Sale("a", 3), Sale("b", 4), Sale("a", 5)]
 

@@ -1,18 +1,12 @@
 """What STREAMING cannot run is an error that says what to do instead, before Spark has started, and in the harness."""
 
-from typing import NamedTuple
-
 import pytest
 
 from dagster_unified.api import Pipeline
 from dagster_unified.api import functions as F
 from dagster_unified.errors import UnsupportedError
 from dagster_unified.testing import run_pipeline
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
+from tests.support import Sale
 
 
 def sales(pipeline, name="sales"):

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
-from typing import NamedTuple
 
 import pytest
 from deltalake import DeltaTable
@@ -15,12 +14,7 @@ from dagster_unified.connectors import CollectionSource, CsvSource, DeltaSink
 from dagster_unified.errors import CancelledError, PipelineError, SourceError, UnavailableError, UserFunctionError
 from dagster_unified.operators.metrics import GaugeRange
 from dagster_unified.state import Savepoint
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
-
+from tests.support import Sale
 
 SALES = [Sale("north", 1), Sale("south", 2), Sale("north", 4)]
 TOTALS = [Sale("north", 5), Sale("south", 2)]

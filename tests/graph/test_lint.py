@@ -22,11 +22,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.api import functions as F
 from dagster_unified.connectors import DeltaSink, FileSink
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
+from tests.support import Sale
 
 
 class Noted(NamedTuple):

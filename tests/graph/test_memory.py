@@ -5,7 +5,6 @@ import logging
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import pytest
 
@@ -23,17 +22,13 @@ from dagster_unified.api import (
 )
 from dagster_unified.graph.code import changed_by, changed_by_objects_of
 from dagster_unified.testing import collect
+from tests.support import Sale
 
 LOG = logging.getLogger(__name__)
 LOCK = threading.Lock()
 SEEN = set()
 CALLS = 0
 TOTALS = defaultdict(int)
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
 
 
 class Base(MapFunction[int, int]):

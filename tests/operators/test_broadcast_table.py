@@ -19,14 +19,9 @@ from dagster_unified.errors import PipelineError, RecordTypeError, UserFunctionE
 from dagster_unified.operators.state import chunks
 from dagster_unified.operators.state.arrow_list import ArrowRows
 from dagster_unified.testing import run_pipeline
-from tests.support import MODES
+from tests.support import MODES, Sale
 
 WEIGHTS = MapStateDescriptor("weights", str, int)
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
 
 
 class Weight(NamedTuple):

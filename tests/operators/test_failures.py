@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import NamedTuple
 
 import pytest
 
@@ -17,12 +16,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.testing import run_pipeline
-from tests.support import MODES, results
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
+from tests.support import MODES, Sale, results
 
 
 def leave(*_: object) -> Sale:

@@ -1,7 +1,6 @@
 """Stages as assets: which need not run again, and the sinks of a stage that writes several."""
 
 import shutil
-from typing import NamedTuple
 
 import pytest
 from dagster import AssetKey, DagsterInstance
@@ -11,11 +10,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink, FileSink
 from dagster_unified.orchestration import BatchDeployment, unified_definitions
 from tests.orchestration.support import launched_with, resources
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
+from tests.support import Sale
 
 
 def defined(folder, factor=1, weight=1, options=None, reuse="fingerprint"):

@@ -1,7 +1,6 @@
 """Dagster's declarative automation over stages: it requests what is due, and waits for nothing that never comes."""
 
 from datetime import datetime, timezone
-from typing import NamedTuple
 
 import pytest
 from dagster import (
@@ -18,15 +17,11 @@ from dagster import (
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import BatchDeployment, unified_definitions
+from tests.support import Sale
 
 DAILY = DailyPartitionsDefinition("2024-01-01", timezone="UTC")
 STAGES = [AssetKey(["shops", "sales"]), AssetKey(["shops", "totals"])]
 EACH_DAY = AutomationCondition.on_cron("0 0 * * *")
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
 
 
 @asset(partitions_def=DAILY)

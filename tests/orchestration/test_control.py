@@ -1,7 +1,6 @@
 """`<pipeline>_control`: one job for all that is asked of a streaming deployment, run as from the launchpad."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import pytest
 from dagster import AssetKey, DagsterInstance, DagsterInvalidConfigError, Failure, validate_run_config
@@ -16,6 +15,7 @@ from dagster_unified.engine.streaming.savepoints.copy import savepoints
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.streaming_sensor import LOADED
 from dagster_unified.state import Savepoint
+from tests.support import Sale
 
 
 @pytest.fixture
@@ -120,11 +120,6 @@ def test_what_an_action_has_no_use_for_is_an_error(deployed, name, given, messag
     with pytest.raises(Failure, match=message):
         launch(definitions, name, **given)
     assert read_desired(directory).state is None
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
 
 
 def run_until(folder, kind, action, **options):

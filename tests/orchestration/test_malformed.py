@@ -1,7 +1,5 @@
 """The malformed rows that a source sets aside, as an asset and on the command line."""
 
-from typing import NamedTuple
-
 import pytest
 from dagster import AssetKey, DagsterInstance, StaticPartitionsDefinition
 from dagster_pyspark import PySparkResource
@@ -16,12 +14,7 @@ from dagster_unified.orchestration import (
     unified_definitions,
 )
 from tests.orchestration.support import resources
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
-
+from tests.support import Sale
 
 PIPELINE = """
 from tests.orchestration.test_malformed import sales

@@ -1,7 +1,5 @@
 """Savepoints as assets: which pipelines have one, what it depends on, what starts from it, and what it shows."""
 
-from typing import NamedTuple
-
 import pyarrow as pa
 import pytest
 from dagster import AssetKey, DagsterInstance
@@ -12,11 +10,7 @@ from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
 from dagster_unified.state import Savepoint
 from tests.orchestration.support import launched_with
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
+from tests.support import Sale
 
 
 def add(a: Sale, b: Sale) -> Sale:

@@ -5,7 +5,6 @@ import sys
 import time
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from typing import NamedTuple
 
 import pytest
 from dagster import (
@@ -33,6 +32,7 @@ from dagster_unified.orchestration import ExecutionConfig, Retention, StreamingD
 from dagster_unified.orchestration.outcomes import as_failure, error_of, log_of, why_it_failed
 from dagster_unified.orchestration.streaming import JobAssets, stopped, streaming_job
 from dagster_unified.orchestration.streaming_sensor import LOADED, Seen, SeenRun, next_step, streaming_sensor
+from tests.support import Sale
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 SECOND = timedelta(seconds=1)
@@ -380,11 +380,6 @@ def test_a_job_that_was_asked_to_stop_says_an_epoch_is_committed_only_where_one_
 
 
 WAITS = "sales waits for what start_when asks for"
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
 
 
 class Deployment:

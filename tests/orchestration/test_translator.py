@@ -1,7 +1,5 @@
 """An author's `StageTranslator`, and dagster-pyspark's `PySparkResource` in the place of `spark`."""
 
-from typing import NamedTuple
-
 from dagster import AssetKey, DagsterInstance, IOManager
 from dagster_pyspark import PySparkResource
 from deltalake import DeltaTable
@@ -9,11 +7,7 @@ from deltalake import DeltaTable
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.orchestration import IntermediatesResource, StageTranslator, unified_definitions
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
+from tests.support import Sale
 
 
 class Untouched(IOManager):

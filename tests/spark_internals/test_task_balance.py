@@ -1,7 +1,6 @@
 """Over which of Spark's tasks the key groups of a stream are spread."""
 
 from collections import Counter
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +13,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink, ParquetSource
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.spark_internals.placing import PLACED, spread, spread_of
-from tests.support import committed, streaming
+from tests.support import Sale, committed, streaming
 
 pytestmark = pytest.mark.spark
 
@@ -37,11 +36,6 @@ def test_each_task_has_as_many_groups_of_a_lane_as_any_other(spark, groups, task
 @given(st.integers(0, 50), st.integers(0, 40_000), st.integers(1, 5_000))
 def test_what_is_chosen_is_an_integer_of_spark(lane, group, tasks):
     assert -(2**31) <= spread_of(lane, group, tasks) < 2**31
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
 
 
 def test_an_exchange_may_have_more_subtasks_than_there_are_key_groups(run_streaming, tmp_path):

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -27,14 +26,9 @@ from dagster_unified.engine.streaming.savepoints.copy import savepoints
 from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
-from tests.support import run_stages
+from tests.support import Sale, run_stages
 
 ROOT = Path(__file__).parents[2]
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
 
 
 SALES = [Sale("ab"[n % 2], n) for n in range(60)]

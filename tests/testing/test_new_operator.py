@@ -2,7 +2,6 @@
 
 import zlib
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from dagster_unified.api import Pipeline
 from dagster_unified.graph.execution_graph import Link, program
@@ -11,13 +10,7 @@ from dagster_unified.graph.plan import column_lineage
 from dagster_unified.operators.program.step import FusedStep
 from dagster_unified.operators.stateless import Filter
 from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
-from tests.support import MODES
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
-
+from tests.support import MODES, Sale
 
 SALES = [Sale(shop, amount) for shop in ("north", "south") for amount in range(6)]
 

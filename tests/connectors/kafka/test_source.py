@@ -32,15 +32,11 @@ from dagster_unified.connectors.protocol.splits import forget_ranges
 from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, StateError, UnavailableError
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.orchestration.partitions import slice_of
+from tests.support import Sale
 
 DAYS = DailyPartitionsDefinition("2024-01-01", timezone="UTC")
 DAY = 86_400_000
 JANUARY = int(datetime(2024, 1, 1, tzinfo=timezone.utc).timestamp() * 1000)
-
-
-class Sale(NamedTuple):
-    shop: str
-    amount: int
 
 
 class Placed(NamedTuple):
