@@ -42,7 +42,7 @@ LONGEST_FIRST = (
 )
 """Folders whose tests start first, so that two workers end at about the same time."""
 
-A_DAY = {"kills": 1, "kits": 1, "clusters": 1, "stories": 1, "brokers": 1, "processes": 3}
+A_DAY = {"kills": 1, "kits": 1, "clusters": 1, "stories": 1, "brokers": 1, "processes": 4}
 """How many a day of what is marked `rotates`, by the name of its group; at night all of it."""
 
 TODAY = pytest.StashKey[dict[str, tuple[int, int]]]()

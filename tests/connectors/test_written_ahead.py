@@ -103,13 +103,17 @@ def test_an_entry_that_was_cut_off_and_what_follows_it_do_not_count(tmp_path):
 
 
 class InGroups(WrittenAheadSource[Tick]):
-    """Ten ticks at a time, without an end; it remembers what it was told and what the log had then."""
+    """Ten ticks at a time, without an end; it remembers what it was told and what the log had then.
+
+    A hundred groups at most are not logged yet, so that the log stays short.
+    """
 
     kind = "groups"
     flush_every = timedelta(milliseconds=1)
 
     def __init__(self, log):
         self.name, self.records, self.log, self.told = "groups", record_type(Tick), log, []
+        self.room = threading.Semaphore(100)
 
     def describe(self):
         return "groups of ticks"
@@ -118,9 +122,12 @@ class InGroups(WrittenAheadSource[Tick]):
         raise NotImplementedError
 
     def receive_groups(self):
-        return (ticks(10, start) for start in itertools.count(0, 10))
+        for start in itertools.count(0, 10):
+            self.room.acquire()
+            yield ticks(10, start)
 
     def on_logged(self, records):
+        self.room.release((records - (self.told[-1][0] if self.told else 0)) // 10)
         self.told.append((records, sum(_Log(self, str(self.log)).newest().values())))
 
 

@@ -303,6 +303,8 @@ pipeline.execute({"execution.checkpointing.dir": f"{sys.argv[1]}/checkpoints"}, 
 """
 
 
+@pytest.mark.spark
+@pytest.mark.rotates("processes")
 def test_ctrl_c_ends_a_program_that_only_waits_for_its_job(tmp_path):
     command = [sys.executable, "-c", ENDLESS, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
@@ -325,12 +327,16 @@ raise ValueError("of the program itself")
 """
 
 
+@pytest.mark.spark
+@pytest.mark.rotates("processes")
 def test_a_program_that_ends_cancels_a_job_whose_records_it_read():
     ended = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stdout) == (1, "0\n")
     assert ended.stderr.strip().endswith("ValueError: of the program itself")
 
 
+@pytest.mark.spark
+@pytest.mark.rotates("processes")
 def test_a_program_that_ends_without_a_look_at_its_job_fails_as_the_job_does():
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
