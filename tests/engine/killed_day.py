@@ -10,8 +10,8 @@ from pathlib import Path
 from dagster_unified.engine import session
 from dagster_unified.engine.batch import savepoint
 from dagster_unified.state import manifest
+from tests.engine.savepoints.killed_run import die, dies_after
 from tests.engine.test_carried_state import DAYS, run_day
-from tests.state.killed_run import die, dies_after
 
 if __name__ == "__main__":
     folder, point = sys.argv[1:]

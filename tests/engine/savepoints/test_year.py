@@ -7,7 +7,7 @@ import pytest
 from jobs import aircraft_sessions, delay_totals, flight_delays
 from jobs.data import daily, flights_csv, planes_csv
 from tests.depth import NIGHTLY, SEED, chance, rotated
-from tests.state.test_handover import Cut
+from tests.engine.savepoints.test_handover import Cut
 from tests.support import table_rows
 
 SHARE = 1 if NIGHTLY else 16

@@ -1,6 +1,6 @@
 """A STREAMING job with its checkpoints in a bucket, and the runs that start from the savepoints that it leaves there.
 
-`python -m tests.state.bucket_job FOLDER URL`; files come into FOLDER/in. It runs until somebody drains it;
+`python -m tests.engine.savepoints.bucket_job FOLDER URL`; files come into FOLDER/in. It runs until somebody drains it;
 the other runs begin when FOLDER/in has the last file, 3.parquet.
 """
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dagster_unified.engine import session
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from tests.engine.savepoints.shops import shops
+from tests.engine.savepoints.test_handover import Cut
 from tests.object_store import s3a
-from tests.state.shops import shops
-from tests.state.test_handover import Cut
 
 BUCKET = "s3://lake/live"
 OPTIONS = {

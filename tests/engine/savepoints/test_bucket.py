@@ -21,6 +21,13 @@ from dagster_unified.cli import main, terminal
 from dagster_unified.engine.streaming.savepoints.copy import restore_stopped
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
+from tests.engine.savepoints.bucket_job import BUCKET as LIVE
+from tests.engine.savepoints.bucket_job import OPTIONS
+from tests.engine.savepoints.bucket_run import BUCKET
+from tests.engine.savepoints.copied_job import BUCKET as COPIED
+from tests.engine.savepoints.copied_job import KEPT
+from tests.engine.savepoints.shops import FIRST, MORE, Sale
+from tests.engine.savepoints.test_taking import Shops, sums
 from tests.object_store import (
     COMPLETE,
     CUT,
@@ -36,20 +43,11 @@ from tests.object_store import (
     requests,
     served,
 )
-from tests.state.bucket_job import BUCKET as LIVE
-from tests.state.bucket_job import OPTIONS
-from tests.state.bucket_run import BUCKET
-from tests.state.copied_job import BUCKET as COPIED
-from tests.state.copied_job import KEPT
-from tests.state.shops import Sale
-from tests.state.test_taking import Shops, sums
 from tests.support import table_rows
 
-FIRST = [Sale("a", 0, 1), Sale("b", 10, 2), Sale("a", 20, 4), Sale("a", 5_000, 8)]
-MORE = [Sale("a", 6_000, 16), Sale("b", 20_000, 32)]
 LAST = [Sale("a", 30_000, 64), Sale("b", 30_001, 128)]
 EARLY, LATE, END = {("a", 5), ("b", 2)}, {("a", 8), ("a", 16), ("b", 32)}, {("a", 64), ("b", 128)}
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ABSENT = ("s3fs", "aiobotocore", "boto3")
 
 pytestmark = [pytest.mark.spark, pytest.mark.rotates("stories", together=True)]
@@ -69,7 +67,7 @@ def left(server, tmp_path_factory):
     (folder / "absent").mkdir()
     for package in ABSENT:
         (folder / "absent" / f"{package}.py").write_text(f"raise ImportError('a worker needs {package}')")
-    command = [sys.executable, "-m", "tests.state.bucket_run", str(folder)]
+    command = [sys.executable, "-m", "tests.engine.savepoints.bucket_run", str(folder)]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **server}, capture_output=True, text=True, timeout=600, check=False
     )
@@ -187,8 +185,10 @@ def test_nothing_is_seen_of_a_file_whose_parts_the_store_does_not_take(writer, f
 def stream(server, tmp_path):
     """A streaming job with its checkpoints in the bucket, which has read the first files."""
     arrive(tmp_path, "1", FIRST)
-    (tmp_path / "shops.py").write_text(f"from tests.state.shops import shops\npipeline = shops({str(tmp_path)!r})")
-    command = [sys.executable, "-m", "tests.state.bucket_job", str(tmp_path), server["AWS_ENDPOINT_URL"]]
+    (tmp_path / "shops.py").write_text(
+        f"from tests.engine.savepoints.shops import shops\npipeline = shops({str(tmp_path)!r})"
+    )
+    command = [sys.executable, "-m", "tests.engine.savepoints.bucket_job", str(tmp_path), server["AWS_ENDPOINT_URL"]]
     with (tmp_path / "log").open("w") as log:
         job = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **server}, stdout=log, stderr=subprocess.STDOUT)
     try:
@@ -247,7 +247,7 @@ def test_a_stream_with_checkpoints_in_a_bucket_leaves_savepoints_there_while_it_
 def test_a_job_goes_on_while_its_checkpoint_is_copied_and_keeps_what_the_copy_needs(server, reached, tmp_path):
     url, shops = server["AWS_ENDPOINT_URL"], Shops(None, tmp_path, COPIED)
     shops.arrive(range(60))
-    command = [sys.executable, "-m", "tests.state.copied_job", str(tmp_path), url]
+    command = [sys.executable, "-m", "tests.engine.savepoints.copied_job", str(tmp_path), url]
     with ThreadPoolExecutor(1) as thread, (tmp_path / "log").open("w") as log:
         job = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **server}, stdout=log, stderr=subprocess.STDOUT)
 

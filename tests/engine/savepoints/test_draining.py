@@ -29,8 +29,8 @@ from dagster_unified.engine.streaming.savepoints.copy import restore_stopped, sa
 from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError, UnifiedError
 from dagster_unified.state import Savepoint
-from tests.state.shops import Sale
-from tests.state.shops import shops as pipeline_of_shops
+from tests.engine.savepoints.shops import FIRST, MORE, Sale
+from tests.engine.savepoints.shops import shops as pipeline_of_shops
 
 
 class Total(NamedTuple):
@@ -38,8 +38,6 @@ class Total(NamedTuple):
     amount: int
 
 
-FIRST = [Sale("a", 0, 1), Sale("b", 10, 2), Sale("a", 20, 4), Sale("a", 5_000, 8)]
-MORE = [Sale("a", 6_000, 16), Sale("b", 20_000, 32)]
 WINDOWS = {("a", 5), ("b", 2), ("a", 8)}
 
 

@@ -1,12 +1,13 @@
 """Runs that hand state to each other through savepoints in a bucket, where Spark has no connector for it.
 
-`python -m tests.state.bucket_run FOLDER`; FOLDER/absent is where workers find packages that they must not need.
+`python -m tests.engine.savepoints.bucket_run FOLDER`; FOLDER/absent is where workers find packages that they must not
+need.
 """
 
 import sys
 
 from dagster_unified.engine import session
-from tests.state.test_handover import EVENTS, KILLED, Cut
+from tests.engine.savepoints.test_handover import EVENTS, KILLED, Cut
 
 BUCKET = "s3://lake/handed over"
 

@@ -1,7 +1,7 @@
 """A STREAMING job that kills itself, as `kill -9` would, while it is drained with a savepoint.
 
-`python -m tests.state.killed_drain FOLDER POINT CALLS`; POINT is `unsent` before the end of the input is sent,
-`sent` when it is, `committed` when the sinks have its epoch and Spark does not know, `logged` when Spark does,
+`python -m tests.engine.savepoints.killed_drain FOLDER POINT CALLS`; POINT is `unsent` before the end of the input is
+sent, `sent` when it is, `committed` when the sinks have its epoch and Spark does not know, `logged` when Spark does,
 `finished` when the end is recorded, `tables` when CALLS tables of the savepoint are written, `manifest` before its
 manifest is, `saved` when it is, `recorded` when the deployment knows it and who asked does not.
 """
@@ -16,8 +16,8 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.key_group_query import KeyGroupQuery
 from dagster_unified.engine.streaming.savepoints import copy, export
 from dagster_unified.state import manifest
-from tests.state.killed_run import die, dies_after
-from tests.state.test_draining import Shops
+from tests.engine.savepoints.killed_run import die, dies_after
+from tests.engine.savepoints.test_draining import Shops
 
 UNFINISHED = ("unsent", "sent", "committed", "logged")
 """The points from which a job that is started again goes on."""

@@ -28,8 +28,7 @@ from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
 from tests.support import Sale, run_stages
 
-ROOT = Path(__file__).parents[2]
-
+ROOT = Path(__file__).parents[3]
 
 SALES = [Sale("ab"[n % 2], n) for n in range(60)]
 
@@ -271,7 +270,7 @@ def test_a_savepoint_that_fails_stops_no_job_and_is_tried_again(shops):
 @pytest.mark.parametrize("point", ["copy", "tables", "manifest", "answer", "committed"])
 def test_a_job_is_killed_while_it_takes_a_savepoint(shops, point):
     shops.arrive(range(3))
-    command = [sys.executable, "-m", "tests.state.killed_savepoint", str(shops.folder), point]
+    command = [sys.executable, "-m", "tests.engine.savepoints.killed_savepoint", str(shops.folder), point]
     with ThreadPoolExecutor(1) as thread, subprocess.Popen(command, cwd=ROOT) as killed:
         while shops.directory.last_epoch("main") is None:
             assert killed.poll() in (None, -9)

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from dagster_unified.state import Savepoint
 from tests.depth import NIGHTLY, chance
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 POINTS = ("before", "staged", "committed")
 KILLS, FILES = (10, 20) if NIGHTLY else (2, 4)
 """A kill takes two files at most."""
@@ -59,7 +59,7 @@ def inputs(folder: Path, seeded: random.Random) -> list[int]:
 
 def run(folder: Path, epoch: int, point: str, cores: int, sinks: int) -> int:
     arguments = [str(folder), str(epoch), point, str(cores), str(sinks)]
-    command = [sys.executable, "-m", "tests.state.killed_operator_state", *arguments]
+    command = [sys.executable, "-m", "tests.engine.savepoints.killed_operator_state", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
     assert done.returncode in (0, -9), done.stderr[-2000:]
     return done.returncode

@@ -13,10 +13,10 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
 from tests.depth import chance
-from tests.state.killed_drain import FINISHED, UNFINISHED
-from tests.state.test_draining import FIRST, MORE, WINDOWS, Shops, totals
+from tests.engine.savepoints.killed_drain import FINISHED, UNFINISHED
+from tests.engine.savepoints.test_draining import FIRST, MORE, WINDOWS, Shops, totals
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.rotates("kills")
@@ -26,7 +26,7 @@ def test_a_job_that_is_killed_while_it_is_drained_loses_nothing_and_has_nothing_
     shops.arrive("1", FIRST)
     directory, path = shops.directory("first"), f"{tmp_path}/drained"
     calls = chance(f"drain {point}").choice((1, 2))
-    command = [sys.executable, "-m", "tests.state.killed_drain", str(tmp_path), point, str(calls)]
+    command = [sys.executable, "-m", "tests.engine.savepoints.killed_drain", str(tmp_path), point, str(calls)]
     with ThreadPoolExecutor(1) as thread, subprocess.Popen(command, cwd=ROOT) as killed:
         while directory.last_epoch("main") is None:
             assert killed.poll() in (None, -9)

@@ -1,8 +1,9 @@
 """A STREAMING job that kills itself, as `kill -9` would, while it takes a savepoint that it is asked for.
 
-`python -m tests.state.killed_savepoint FOLDER POINT`; POINT is `copy` when the first part of the checkpoint is copied,
-`tables` when the first table is written, `manifest` before its manifest is, or `committed` when the sinks have the
-second epoch and Spark does not know. `answer` is when the savepoint is whole and nobody has been told.
+`python -m tests.engine.savepoints.killed_savepoint FOLDER POINT`; POINT is `copy` when the first part of the
+checkpoint is copied, `tables` when the first table is written, `manifest` before its manifest is, or `committed` when
+the sinks have the second epoch and Spark does not know. `answer` is when the savepoint is whole and nobody has been
+told.
 """
 
 import sys
@@ -13,8 +14,8 @@ from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoints import copy, export, schedule
 from dagster_unified.state import manifest
-from tests.state.killed_run import die, dies_after
-from tests.state.test_taking import Shops
+from tests.engine.savepoints.killed_run import die, dies_after
+from tests.engine.savepoints.test_taking import Shops
 
 if __name__ == "__main__":
     folder, point = sys.argv[1:]

@@ -1,12 +1,15 @@
-"""A STREAMING job that keeps four checkpoints, in a bucket: `python -m tests.state.copied_job FOLDER URL`."""
+"""A STREAMING job that keeps four checkpoints, in a bucket.
+
+`python -m tests.engine.savepoints.copied_job FOLDER URL`.
+"""
 
 import sys
 from pathlib import Path
 
 from dagster_unified.engine import session
 from dagster_unified.engine.streaming.job import Start, StreamingJob
+from tests.engine.savepoints.test_taking import Shops
 from tests.object_store import s3a
-from tests.state.test_taking import Shops
 
 BUCKET = "s3://lake/copied"
 KEPT = 4

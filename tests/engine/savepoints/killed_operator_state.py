@@ -1,7 +1,7 @@
 """A STREAMING job with operator state that kills itself at a point of an epoch, as `kill -9` would.
 
-`python -m tests.state.killed_operator_state FOLDER EPOCH POINT CORES SINKS`; POINT is one of `tests.engine.killed_job`.
-With one sink the rows of an epoch go straight to it, with two they are staged.
+`python -m tests.engine.savepoints.killed_operator_state FOLDER EPOCH POINT CORES SINKS`; POINT is one of
+`tests.engine.killed_job`. With one sink the rows of an epoch go straight to it, with two they are staged.
 """
 
 import os

@@ -13,6 +13,10 @@ class Sale(NamedTuple):
     amount: int
 
 
+FIRST = [Sale("a", 0, 1), Sale("b", 10, 2), Sale("a", 20, 4), Sale("a", 5_000, 8)]
+MORE = [Sale("a", 6_000, 16), Sale("b", 20_000, 32)]
+
+
 def add(a: Sale, b: Sale) -> Sale:
     return Sale(a.shop, max(a.at, b.at), a.amount + b.amount)
 

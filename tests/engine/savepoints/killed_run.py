@@ -1,9 +1,9 @@
 """A run that kills itself, as `kill -9` would, while it leaves a savepoint or starts from one.
 
-`python -m tests.state.killed_run FOLDER MODE POINT`; MODE is BATCH, which reads half of the events and leaves the
-savepoint, or STREAMING, which starts from it. POINT is `tables` when the first table of the savepoint is written,
-`manifest` before its manifest is, `restored` before the first epoch after it is written, `committed` when it is and
-Spark does not know, or `second` when that is so of the second.
+`python -m tests.engine.savepoints.killed_run FOLDER MODE POINT`; MODE is BATCH, which reads half of the events and
+leaves the savepoint, or STREAMING, which starts from it. POINT is `tables` when the first table of the savepoint is
+written, `manifest` before its manifest is, `restored` before the first epoch after it is written, `committed` when it
+is and Spark does not know, or `second` when that is so of the second.
 """
 
 import os
@@ -14,7 +14,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.batch import savepoint
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.state import manifest
-from tests.state.test_handover import leave_state, start_from_state
+from tests.engine.savepoints.test_handover import leave_state, start_from_state
 
 
 def die(*_):

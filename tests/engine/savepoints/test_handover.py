@@ -58,7 +58,7 @@ from dagster_unified.testing import run_pipeline
 from tests.depth import NIGHTLY, SEED, examples, rotated
 from tests.support import MODES, Event, table_rows
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HOUR = 3_600_000
 BOUND = timedelta(hours=2)
 SIX_HOURS = TumblingEventTimeWindows.of(timedelta(hours=6))
@@ -812,7 +812,7 @@ def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_no
     Cut(spark, tmp_path / "whole").run(KILLED(EVENTS, once), "BATCH")
 
     def killed(mode):
-        command = [sys.executable, "-m", "tests.state.killed_run", str(tmp_path), mode, point]
+        command = [sys.executable, "-m", "tests.engine.savepoints.killed_run", str(tmp_path), mode, point]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
         assert done.returncode == -9, done.stderr[-2000:]
 
