@@ -68,7 +68,10 @@ class JobTime:
         upstream = {n.id: graph.upstream(n.id) for n in graph.nodes}
         sources = {n.id: n.uid for n in graph.sources}
         self._sources = {n.uid: {sources[i] for i in upstream[n.id] & sources.keys()} for n in graph.nodes}
-        waits = {n.id for n in graph.nodes if _waits_for_end(n)}
+        waits = {n.id for n in graph.nodes if n.aggregates_natively}
+        waits |= {n.id for n in graph.nodes if isinstance(n, IterationNode) and not n.takes_input_in_all_rounds}
+        """The operators that emit something only at the end of the job's input."""
+
         emitting = {n.id: n.uid for n in graph.nodes if n.has_timers or _goes_round(n) or n.id in waits}
         self._operators = {n.uid: {emitting[i] for i in upstream[n.id] & emitting.keys()} for n in graph.timed}
         """The operators before each assigner that may emit something when their input ends."""
@@ -323,8 +326,3 @@ class JobTime:
 
 def _goes_round(node: Node) -> bool:
     return isinstance(node, IterationNode) and node.takes_input_in_all_rounds
-
-
-def _waits_for_end(node: Node) -> bool:
-    """Return whether the node emits something only at the end of the job's input."""
-    return node.aggregates_natively or (isinstance(node, IterationNode) and not node.takes_input_in_all_rounds)

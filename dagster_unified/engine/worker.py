@@ -96,7 +96,7 @@ def run_partition(payload: bytes, log: str | None, batches: Iterable[pa.RecordBa
     if not program.last_event_times:
         committed = committed_epoch(log) if log is not None and program.counts_epochs else None
         run = run_batch(program, batches, subtask=subtask, committed=committed)
-        for emitted in run if program.export is None else _with_files(run, program.carried):
+        for emitted in run if program.export is None else in_files(run, program.carried):
             yield combine(schema, emitted.output, emitted.batch)
         yield metrics_row(schema, run.metrics[0].encode())
         return
@@ -130,11 +130,6 @@ def run_partition(payload: bytes, log: str | None, batches: Iterable[pa.RecordBa
         yield gathered()
     for partition, metrics in run.metrics.items():
         yield of(partition, metrics_row(schema, metrics.encode()))
-
-
-def _with_files(run: Iterable[Emitted], output: int) -> Iterator[Emitted]:
-
-    return in_files(run, output)
 
 
 def shipped(program: Program, log: str | None = None) -> MapInArrow:

@@ -38,7 +38,7 @@ from dagster_unified.operators.routing import ByKey, ByPartitioner, ChannelSelec
 from dagster_unified.records import Decoder, RecordType, decoder_of
 
 
-def step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
+def _step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
     """Return the step of one node that runs in Python."""
     assert node.step is not None
     return node.step(
@@ -60,7 +60,7 @@ def _parallelism(plan: Plan, node: g.Node) -> int:
     return (plan.subtasks_with_state(node) if keeps else None) or node.parallelism or 0
 
 
-def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOptions:
+def _keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOptions:
     """Return the options of keyed operators."""
     return KeyedOptions(
         incremental_updates=execution.incremental_updates,
@@ -73,7 +73,7 @@ def keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOpt
     )
 
 
-def broadcast_input(plan: Plan, node: g.Node) -> BroadcastInput | None:
+def _broadcast_input(plan: Plan, node: g.Node) -> BroadcastInput | None:
     """Return a node's broadcast input, if it has one."""
     return BroadcastInput(plan.broadcast_layout(node.id)) if node.has_broadcast_input else None
 
@@ -192,11 +192,11 @@ def program(
         pipeline=plan.name,
         stage=stage,
         input=columns,
-        steps=tuple(step(plan, plan.graph.node(link.node), link.parent, link.tag) for link in links),
+        steps=tuple(_step(plan, plan.graph.node(link.node), link.parent, link.tag) for link in links),
         outputs=tuple(outputs),
         keyed=keyed_input(head, columns.records) if head is not None and head.key is not None else None,
-        options=keyed_options(plan.execution, last_event_time),
-        broadcast=None if head is None else broadcast_input(plan, head),
+        options=_keyed_options(plan.execution, last_event_time),
+        broadcast=None if head is None else _broadcast_input(plan, head),
     )
 
 

@@ -118,26 +118,26 @@ def _queries_json(plan: Plan) -> list[dict[str, Any]]:
                     "from": stream.stream.node,
                     "side_output": stream.stream.tag,
                     "to": query_name(MAIN, stream.target),
-                    "relay": stream.relay,
+                    "relay": stream.log,
                 }
-                for stream in handed
+                for stream in streams
             ],
         }
-        for name, members, handed in _queries(plan)
+        for name, members, streams in _queries(plan)
     ]
 
 
 def _queries(plan: Plan) -> list[tuple[str, list[int], list[CrossQueryStream]]]:
-    """Return the name of each query, its operators, and what it hands on; nothing where the plan is not cut."""
+    """Return the name of each query, its operators, and the streams that it writes for others; [] for one query."""
     if plan.execution.mode != "STREAMING":
         return []
-    numbers, handed = segment_of(plan.graph), cross_query_streams(plan)
+    numbers, streams = segment_of(plan.graph), cross_query_streams(plan)
     last = max(numbers.values(), default=0)
     return [
         (
             query_name(MAIN, segment),
             [node for node, number in numbers.items() if number == segment],
-            [stream for stream in handed if stream.source == segment],
+            [stream for stream in streams if stream.source == segment],
         )
         for segment in range(last + 1 if last else 0)
     ]
@@ -248,12 +248,12 @@ def _region_text(plan: Plan, region: Region) -> list[str]:
 
 def _queries_text(plan: Plan) -> list[str]:
     graph, lines = plan.graph, list[str]()
-    for name, members, handed in _queries(plan):
+    for name, members, streams in _queries(plan):
         lines.append(f"  query '{name}': {', '.join(graph.node(n).name for n in members)}")
-        for stream in handed:
+        for stream in streams:
             tag = f" / {stream.stream.tag}" if stream.stream.tag else ""
             to = f"query '{query_name(MAIN, stream.target)}'"
-            lines.append(f"    hands on '{graph.node(stream.stream.node).name}'{tag} to {to} ({stream.relay})")
+            lines.append(f"    hands on '{graph.node(stream.stream.node).name}'{tag} to {to} ({stream.log})")
     return ["", "queries, since state comes after an iteration", *lines] if lines else []
 
 
@@ -380,12 +380,6 @@ def dumps(plan: Plan) -> str:
 
 
 def physical(plan: Plan) -> str:
-    """Return the execution graph as text."""
-
-    return as_physical(plan)
-
-
-def as_physical(plan: Plan) -> str:
     """Return the execution graph of each stage, or in STREAMING of each query."""
     shown = _stages(plan) if plan.execution.mode == "BATCH" else _queries_of(plan)
     return "\n".join([f"{plan.name}: {plan.execution.mode}", *shown])

@@ -335,17 +335,10 @@ def _fingerprint(
     graph: Graph, execution: Execution, nodes: tuple[int, ...], outputs: tuple[Port, ...], upstream: list[str]
 ) -> str:
     members = set(nodes)
-    parts = [_describe_node(graph.nodes[n]) for n in nodes]
-    edges = [_describe_edge(e) for e in graph.edges if e.source in members or e.target in members]
+    parts = [digest(*own_parts(graph.nodes[n]).values()) for n in nodes]
+    crossing = (edge for edge in graph.edges if edge.source in members or edge.target in members)
+    edges = [digest(*edge_parts(edge).values()) for edge in crossing]
     return digest(library_version(), execution, *parts, *edges, *outputs, *upstream)
-
-
-def _describe_node(node: Node) -> str:
-    return digest(*own_parts(node).values())
-
-
-def _describe_edge(edge: Edge) -> str:
-    return digest(*edge_parts(edge).values())
 
 
 def column_lineage(plan: Plan, region: Region, node_id: int) -> Lineage | None:

@@ -148,16 +148,16 @@ def _sinks_by_aggregate(plan: Plan) -> dict[int | None, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class CrossQueryStream:
-    """A stream that one segment hands on to another, and the uid of the log by which it does."""
+    """A stream that one segment writes for another, and the uid of its log."""
 
     stream: Port
     source: int
     target: int
-    relay: str
+    log: str
 
 
 class QueryInput(Source[object]):
-    """The stream that another query of the same job hands on, before an engine says where that is."""
+    """The stream that another query of the same job writes, before an engine says where that is."""
 
     kind = "relay"
     boundedness = Boundedness.BOUNDED
@@ -182,7 +182,7 @@ def segments(plan: Plan) -> tuple[Plan, ...]:
 
 
 def cross_query_streams(plan: Plan) -> list[CrossQueryStream]:
-    """Return the streams that a plan's segments hand on."""
+    """Return the streams that a plan's segments write for others."""
     numbers = segment_of(plan.graph)
     crossing = ((e.port, numbers[e.source], numbers[e.target]) for e in plan.graph.edges)
     distinct = dict.fromkeys(crossed for crossed in crossing if crossed[1] < crossed[2])
@@ -244,15 +244,15 @@ def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
             ids[node.id] = len(nodes)
             nodes.append(replace(node, id=len(nodes)))
     edges: list[Edge] = []
-    handed: set[tuple[Port, int]] = set()
+    written: set[tuple[Port, int]] = set()
     for edge in graph.edges:
         port, target = edge.port, numbers[edge.target]
         if target == number and edge.source in ids:
             edges.append(replace(edge, source=ids[edge.source], target=ids[edge.target]))
         elif target == number:
             edges.append(replace(edge, source=query_inputs[port], target=ids[edge.target], tag=None))
-        elif edge.source in ids and (port, target) not in handed:
-            handed.add((port, target))
+        elif edge.source in ids and (port, target) not in written:
+            written.add((port, target))
             edges.append(Edge(ids[edge.source], len(nodes), tag=edge.tag))
             nodes.append(_query_output(plan, port, len(nodes), numbers, target))
     cut = replace(graph, nodes=tuple(nodes), edges=tuple(edges))
@@ -261,7 +261,7 @@ def _cut(plan: Plan, numbers: dict[int, int], number: int) -> Plan:
 
 
 def _uid(plan: Plan, port: Port, number: int) -> str:
-    """Return the name of both ends of a stream that a segment is handed."""
+    """Return the uid of both ends of a stream that a segment reads of another."""
     return f"relay-{digest(plan.graph.node(port.node).uid, port.tag, number)[:16]}"
 
 

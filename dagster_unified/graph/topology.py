@@ -136,9 +136,9 @@ class _Builder:
                 self.outputs[edge.source].append(edge)
         self.keyed = [n for n in self.members if self.nodes[n].runs_by_key]
         self.level_of = self._levels()
-        told = [n for n in self.members if self.nodes[n].is_told_watermark and n not in self.keyed]
+        watching = [n for n in self.members if self.nodes[n].is_told_watermark and n not in self.keyed]
         is_end = {n.id for n in plan.graph.ends}
-        self.looking = {n for n in told if n not in is_end and not self._is_after_loop(n)}
+        self.looking = {n for n in watching if n not in is_end and not self._is_after_loop(n)}
         """The operators without a key that look at the watermark, which differs before and behind a control event."""
 
         self.body = self._body()
@@ -184,29 +184,29 @@ class _Builder:
 
         Spark finds in its checkpoint what was read of each by its place in the query.
         """
-        found = [node for node in self.graph.sources if node.id in self.members]
-        return sorted(found, key=lambda node: self.lanes.of(malformed_lane(node.uid)))
+        sources = [node for node in self.graph.sources if node.id in self.members]
+        return sorted(sources, key=lambda node: self.lanes.of(malformed_lane(node.uid)))
 
     def _body(self) -> set[int]:
         """The operators, other than keyed ones, that do not belong to the tail.
 
         They are the sources, what lies between a source or a keyed operator and a keyed operator, an assigner whose
-        event time is handed on or an operator that looks at the watermark, and what stays with one of these in a
+        event time another query reads or an operator that looks at the watermark, and what stays with one of these in a
         subtask that an exchange chose.
         """
         sources = {node.id for node in self.graph.sources if node.id in self.members}
         timed = self._timed()
         shown = timed | self.looking
-        found = sources | self._before(set(self.keyed)) | shown | self._before(shown)
+        body = sources | self._before(set(self.keyed)) | shown | self._before(shown)
         while True:
-            together = {e.target for n in [*found, *self.keyed] for e in self.outputs[n] if self._stays(e)}
-            together = {n for n in together if n not in found and n not in self.keyed and not self._is_after_loop(n)}
+            together = {e.target for n in [*body, *self.keyed] for e in self.outputs[n] if self._stays(e)}
+            together = {n for n in together if n not in body and n not in self.keyed and not self._is_after_loop(n)}
             if not together:
-                return found
-            found |= together | self._before(together)
+                return body
+            body |= together | self._before(together)
 
     def _timed(self) -> set[int]:
-        """The assigners whose event time is handed on to another query: the tail reports none while a job runs."""
+        """The assigners whose event time another query reads: the tail reports none while a job runs."""
         query_outputs = [n for n in self.sinks if isinstance(self.nodes[n], g.QueryOutputNode)]
         nearest = nearest_assigners(self.graph, [edge for n in query_outputs for edge in self.inputs[n]])
         return {node.id for node in nearest if not self._is_after_loop(node.id)}
@@ -282,7 +282,7 @@ class _Builder:
 
     def _followed_natively(self, current: int) -> list[int]:
         """The native operators that alone follow a node, one after another."""
-        found: list[int] = []
+        natives: list[int] = []
         while True:
             edges = self.outputs[current]
             following = self.nodes[edges[0].target] if len(edges) == 1 else None
@@ -293,8 +293,8 @@ class _Builder:
                 or len(self.inputs[following.id]) > 1
                 or self.exchanges(edges[0])
             ):
-                return found
-            found.append(following.id)
+                return natives
+            natives.append(following.id)
             current = following.id
 
     def _between(self, level: int) -> tuple[Native | Exchanged, ...]:
@@ -302,26 +302,26 @@ class _Builder:
 
         All that leads to an exchange runs before it, so that a subtask has one instance of an operator.
         """
-        found: list[Native | Exchanged] = []
+        stages: list[Native | Exchanged] = []
         while True:
-            found += self._natives()
+            stages += self._natives()
             ready = [n for n in self.exchanged if self.level_of[n] == level]
             if not ready:
-                return tuple(found)
+                return tuple(stages)
             depth = min(self.depth_of[n] for n in ready)
             nodes = sorted(n for n in ready if self.depth_of[n] == depth)
             self.exchanged -= set(nodes)
             subtasks = max(channels(self.plan, edge) for n in nodes for edge in self.graph.main_inputs(n))
-            found.append(Exchanged({self._subtasks_lane(n): self._in_subtasks(n) for n in nodes}, subtasks))
+            stages.append(Exchanged({self._subtasks_lane(n): self._in_subtasks(n) for n in nodes}, subtasks))
 
     def _natives(self) -> list[Native]:
-        found: list[Native] = []
+        natives: list[Native] = []
         while self.pending:
             wanted, self.pending = list(dict.fromkeys(self.pending)), []
             for node in wanted:
                 nodes = [node, *self._followed_natively(node)]
-                found.append(Native(self._native_lane(node), tuple(nodes), self._onward(Port(nodes[-1]))))
-        return found
+                natives.append(Native(self._native_lane(node), tuple(nodes), self._onward(Port(nodes[-1]))))
+        return natives
 
     def _native_lane(self, node: int) -> int:
         return self.lanes.of(f"{self.nodes[node].uid} natively")

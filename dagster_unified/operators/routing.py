@@ -163,7 +163,7 @@ class Route:
     """
 
     target: int
-    """The number of the receiver: a channel in STREAMING, an input buffer in an iteration."""
+    """The number of the receiver: a lane in STREAMING, an input buffer in an iteration."""
 
     schema: pa.Schema
     columns: tuple[str | None, ...]
@@ -224,7 +224,7 @@ def in_columns(batch: pa.RecordBatch, columns: tuple[str | None, ...], schema: p
 PACKED = pa.schema([("lane", pa.int32()), ("group", pa.int32()), ("seq", pa.int64()), ("data", pa.binary())])
 
 REPORT = -1
-"""The channel of reports to the driver: JSON, one per partition."""
+"""The lane of reports to the driver: JSON, one per partition."""
 
 
 class BatchOrder(IntEnum):

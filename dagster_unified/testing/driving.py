@@ -40,8 +40,8 @@ def single(plan: Plan, node: g.Node) -> Program:
 
 def tags(plan: Plan, node: g.Node) -> list[str | None]:
     """The outputs of a node that something reads, by their tags; the main one where nothing does."""
-    found = dict.fromkeys(e.side_output for e in plan.graph.outputs(node.id))
-    return list(found) or [None]
+    read = dict.fromkeys(e.side_output for e in plan.graph.outputs(node.id))
+    return list(read) or [None]
 
 
 class DrivenOperator:
@@ -90,11 +90,13 @@ class DrivenOperator:
         self._epoch.end(marks)
         running.close()
 
-    def take(self, own: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()) -> None:
+    def take(self, timed: Sequence[Timed], event: ControlEvent | None = None, broadcast: Sequence[Timed] = ()) -> None:
         """Records behind a control event, which ends the input if it says so."""
-        program, given = self.program, self.program.broadcast
-        batches = [to_batch(program.pipeline, program.input, own)] if own else []
-        around = [to_batch(program.pipeline, given.layout, broadcast)] if broadcast and given is not None else []
+        program = self.program
+        batches = [to_batch(program.pipeline, program.input, timed)] if timed else []
+        around: list[pa.RecordBatch] = []
+        if program.broadcast is not None and broadcast:
+            around.append(to_batch(program.pipeline, program.broadcast.layout, broadcast))
         self._epoch.begin(event)
         running = self.begin()
         if isinstance(running, Level):

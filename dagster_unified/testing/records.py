@@ -60,10 +60,10 @@ def with_keys(program: Program, batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch with the keys that functions compute."""
     if not batch.num_rows:
         return pa.RecordBatch.from_pylist([], program.outputs[0].layout.schema)
-    found: list[pa.RecordBatch] = []
-    with RunningProgram(program, lambda _, keyed: found.append(keyed), lambda: 0) as keying:
+    batches: list[pa.RecordBatch] = []
+    with RunningProgram(program, lambda _, keyed: batches.append(keyed), lambda: 0) as keying:
         keying.push(batch)
-    return found[0]
+    return batches[0]
 
 
 def to_timed(layout: StreamLayout, batch: pa.RecordBatch) -> list[Timed]:

@@ -78,21 +78,21 @@ def run_pipeline(
     for name, number in (("watermark_interval", watermark_interval), ("micro_batch", micro_batch)):
         if number is not None and number < 1:
             raise PipelineError(f"{decided.name}: {name} is a number of records of at least 1, or None, not {number}")
-    given = _inputs(decided, inputs or {})
+    batches = _inputs(decided, inputs or {})
     order = Order(seed)
     if decided.execution.mode == "BATCH":
-        return _run_batch(decided, given, clock, order)
-    inputs_of = {decided.graph.node(n).uid: batch for n, batch in given.items()}
+        return _run_batch(decided, batches, clock, order)
+    inputs_of = {decided.graph.node(n).uid: batch for n, batch in batches.items()}
     pace = Pace(clock, order, watermark_interval, micro_batch)
     return _result(decided, *run_streaming(decided, inputs_of, pace))
 
 
-def _run_batch(decided: Plan, given: Mapping[int, pa.RecordBatch], clock: Callable[[], int], order: Order) -> Result:
+def _run_batch(decided: Plan, batches: Mapping[int, pa.RecordBatch], clock: Callable[[], int], order: Order) -> Result:
     graph = ExecutionGraph(decided, decided.name, tuple(node.id for node in decided.graph.nodes))
     sources = {node.id for node in decided.graph.sources}
-    tables = {n.id: n.source.records.from_batch(given[n.id]) for n in decided.graph.readers if n.id not in sources}
+    tables = {n.id: n.source.records.from_batch(batches[n.id]) for n in decided.graph.readers if n.id not in sources}
     vertices = Vertices(graph, order, clock, tables)
-    arrived = vertices.run({Port(n): {0: [vertices.inputs.keyed(Port(n), given[n])]} for n in sources})
+    arrived = vertices.run({Port(n): {0: [vertices.inputs.keyed(Port(n), batches[n])]} for n in sources})
     for loop in vertices.loops.values():
         vertices.metrics.add(loop.metrics)
     written: dict[str, list[pa.RecordBatch]] = {}
@@ -114,7 +114,7 @@ def _result(decided: Plan, written: Mapping[str, list[pa.RecordBatch]], metrics:
 
 
 def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, pa.RecordBatch]:
-    found: dict[int, pa.RecordBatch] = {}
+    batches: dict[int, pa.RecordBatch] = {}
     reading = decided.graph.readers
     names = [n.reads for n in reading]
     for name in inputs:
@@ -123,9 +123,9 @@ def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, pa.
     for node in reading:
         name = node.reads
         if name in inputs:
-            given = inputs[name]
+            records = inputs[name]
         elif isinstance(node.source, CollectionSource):
-            given = node.source.data
+            records = node.source.data
         else:
             raise PipelineError(
                 f"{decided.name}: source '{name}' reads {node.source.describe()}, which the harness does not; give its"
@@ -133,5 +133,5 @@ def _inputs(decided: Plan, inputs: Mapping[str, Sequence[Any]]) -> dict[int, pa.
             )
         declared = node.source.records
         with placed(f"{decided.name}: source '{name}'"):
-            found[node.id] = declared.to_batch(list(given))
-    return found
+            batches[node.id] = declared.to_batch(list(records))
+    return batches

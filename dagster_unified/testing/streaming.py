@@ -111,8 +111,8 @@ class Pace(NamedTuple):
     """How many records of a source come together; None for all of all sources."""
 
 
-class _Logged(NamedTuple):
-    """The records that a micro-batch of one query hands on to another, and how far event time is."""
+class _LoggedOutput(NamedTuple):
+    """The records that a micro-batch of one query writes for another, and how far event time is."""
 
     records: list[pa.RecordBatch]
     watermark: int | None
@@ -122,22 +122,22 @@ class _Logged(NamedTuple):
 
 
 @dataclass
-class _Handed:
+class _JobData:
     """What the queries of a job share, by uid: the records of sources, and the logs that one writes for another."""
 
     inputs: Mapping[str, pa.RecordBatch]
-    log: dict[str, list[_Logged]] = field(default_factory=dict)
+    log: dict[str, list[_LoggedOutput]] = field(default_factory=dict)
 
 
 def run_streaming(
     plan: Plan, inputs: Mapping[str, pa.RecordBatch], pace: Pace
 ) -> tuple[dict[str, list[pa.RecordBatch]], Metrics]:
     """Run the queries of a plan, and return what reaches its sinks, by name, and the metrics."""
-    handed = _Handed(inputs)
+    job_data = _JobData(inputs)
     written: dict[str, list[pa.RecordBatch]] = {node.name: [] for node in plan.graph.sinks}
     metrics = Metrics()
     for query_plan in plan_queries(plan, Lanes()):
-        query = _Query(query_plan, handed, pace)
+        query = _Query(query_plan, job_data, pace)
         query.run()
         for name, batches in query.written.items():
             written[name] += batches
@@ -148,15 +148,15 @@ def run_streaming(
 class _Query:
     """One query: micro-batch after micro-batch."""
 
-    def __init__(self, query: QueryPlan, handed: _Handed, pace: Pace) -> None:
+    def __init__(self, query: QueryPlan, job_data: _JobData, pace: Pace) -> None:
         plan = query.plan
-        self.plan, self.pace, self.handed = plan, pace, handed
+        self.plan, self.pace, self.job_data = plan, pace, job_data
         nodes = plan.graph.upstream(*query.sinks)
         self.sources = [node for node in plan.graph.sources if node.id in nodes]
-        self.logs = {node.id: handed.log[node.uid] for node in self.sources if isinstance(node, g.QueryInputNode)}
+        self.logs = {node.id: job_data.log[node.uid] for node in self.sources if isinstance(node, g.QueryInputNode)}
         """The logs that it reads, by source."""
 
-        self.records = {node.id: handed.inputs[node.uid] for node in self.sources if node.id not in self.logs}
+        self.records = {node.id: job_data.inputs[node.uid] for node in self.sources if node.id not in self.logs}
         self.bounded = [n for n in self.sources if n.id in self.records and n.source.boundedness is Boundedness.BOUNDED]
         self.read = dict.fromkeys(self.records, 0)
         """How many records of each source have been processed."""
@@ -171,7 +171,9 @@ class _Query:
         """What was measured since time was last taken, in each micro-batch."""
 
         self.measured = Metrics()
-        tables = {n.id: _records_of(n, handed.inputs[n.uid]) for n in plan.graph.readers if n not in plan.graph.sources}
+        tables = {
+            n.id: _records_of(n, job_data.inputs[n.uid]) for n in plan.graph.readers if n not in plan.graph.sources
+        }
         self.line: _Line | None = None
         if isinstance(query, KeyGroupQueryPlan):
             self.line = _Line(plan, query.stages, self.epoch, pace.order, tables)
@@ -184,7 +186,7 @@ class _Query:
         """Run it to the end of its input."""
         for node in self.ends.values():
             if isinstance(node, g.QueryOutputNode):
-                self.handed.log[node.uid] = []
+                self.job_data.log[node.uid] = []
         event, waiting = None, 0
         self._end_sources()
         for arriving in self._micro_batches():
@@ -213,13 +215,13 @@ class _Query:
     def _micro_batches(self) -> Iterator[dict[int, pa.RecordBatch]]:
         """Yield the records of each micro-batch, by source: one source after another, or everything at once.
 
-        What another query handed on comes as it did, all streams together.
+        What another query wrote comes as it did, all streams together.
         """
         size = self.pace.micro_batch
         if size is None:
             together = {n: self.pace.order.united([batch], any_order=True) for n, batch in self.records.items()}
-            handed = {n: [batch for one in log for batch in one.records] for n, log in self.logs.items()}
-            yield together | {n: pa.concat_batches(batches) for n, batches in handed.items() if batches}
+            logged = {n: [batch for entry in log for batch in entry.records] for n, log in self.logs.items()}
+            yield together | {n: pa.concat_batches(batches) for n, batches in logged.items() if batches}
             return
         for number in range(max(map(len, self.logs.values()), default=0)):
             logged = {n: log[number].records for n, log in self.logs.items() if number < len(log)}
@@ -229,7 +231,7 @@ class _Query:
                 yield {n: self.pace.order.united([batch.slice(start, size)], any_order=True)}
 
     def _take_time(self, arriving: Mapping[int, object]) -> None:
-        """Take the event time that was handed on with records that have been processed."""
+        """Take the event time that was logged with records that have been processed."""
         for n, log in self.logs.items():
             passed = log if self.pace.micro_batch is None else log[: self.epoch.number]
             if passed:
@@ -266,7 +268,7 @@ class _Query:
         for n, batches in self.tail.run(streams, ends, self.epoch.committed()).items():
             node = self.ends[n]
             if isinstance(node, g.QueryOutputNode):
-                self._hand_on(node, batches)
+                self._log_output(node, batches)
             else:
                 self.written[node.name] += batches
         if self.line is None:
@@ -278,20 +280,20 @@ class _Query:
         self.epoch.end(report.marks)
         self.time.delivered(latest)
 
-    def _hand_on(self, node: g.QueryOutputNode, batches: list[pa.RecordBatch]) -> None:
-        log, event = self.handed.log[node.uid], self.epoch.event
+    def _log_output(self, node: g.QueryOutputNode, batches: list[pa.RecordBatch]) -> None:
+        log, event = self.job_data.log[node.uid], self.epoch.event
         watermark = log[-1].watermark if log else None
         loops = [self.tail.loops[n] for n in self.plan.graph.upstream(node.id) if n in self.tail.loops]
         if not node.waits_for_end and not any(loop.circulates for loop in loops):
             watermark = event.watermarks.get(node.uid, watermark)
         ended = event.ends(node.uid)
         last_event_time = event.last_event_times.get(node.uid) if ended else None
-        log.append(_Logged(batches, watermark, last_event_time, ended))
+        log.append(_LoggedOutput(batches, watermark, last_event_time, ended))
 
 
 def _records_of(node: Any, batch: pa.RecordBatch) -> list[Any]:
-    found: list[Any] = node.source.records.from_batch(batch)
-    return found
+    records: list[Any] = node.source.records.from_batch(batch)
+    return records
 
 
 class _UntilTheEnd(Vertices):
@@ -357,7 +359,7 @@ class _Rows:
     def at(self, lane: int, group: int, before_event: bool) -> list[pa.RecordBatch]:
         """Return the records of a group, in one batch; those of each sender keep their order."""
         senders = self._waiting.get((lane, group, before_event), {})
-        batches = [own[0] if len(own) == 1 else pa.concat_batches(own) for own in senders.values()]
+        batches = [parts[0] if len(parts) == 1 else pa.concat_batches(parts) for parts in senders.values()]
         return batches if len(batches) < 2 else [self._order.united(batches)]
 
     def taken(self, lanes: Mapping[int, object]) -> _Taken:
@@ -384,7 +386,7 @@ class _Line:
     ) -> None:
         self.plan, self.topology, self.epoch, self.order, self._tables = plan, topology, epoch, order, tables
         self.heads = [(head, self._stage({HEAD: head.routed})) for head in topology.heads]
-        self.between = [[self._inner(one) for one in stages] for stages in topology.between]
+        self.between = [[self._inner(stage) for stage in stages] for stages in topology.between]
         self.levels = [self._stage(programs) for programs in topology.levels]
         self.passes = [self._stage(programs) for programs in topology.passes]
         nodes = {node.uid: node for node in plan.graph.nodes}
@@ -416,7 +418,7 @@ class _Line:
             self._pass(onward, rows, rows.taken(onward.programs))
             self._through(between, rows)
         leaving = {port: rows.taken({lane: port}) for port, lane in self.topology.tail_lanes.items()}
-        return {port: {0: [one[3] for one in taken]} for port, taken in leaving.items() if taken}, self.report
+        return {port: {0: [batch for *_, batch in taken]} for port, taken in leaving.items() if taken}, self.report
 
     def tell_of_the_last_epoch(self) -> None:
         """The last epoch is committed, and no record comes any more."""
@@ -459,12 +461,8 @@ class _Line:
         for nodes, stage in stages:
             taken = rows.taken(stage.programs)
             if nodes:
-                found = [(*one[:3], self._natively(nodes, one[3])) for one in taken]
-                taken = [
-                    (lane, group, before_event, batch)
-                    for lane, group, before_event, batch in found
-                    if batch is not None
-                ]
+                remaining = ((place, self._natively(nodes, place[3])) for place in taken)
+                taken = [(*place[:3], batch) for place, batch in remaining if batch is not None]
             self._pass(stage, rows, taken)
 
     def _pass(self, stage: Stage, rows: _Rows, taken: _Taken, part: str | None = None) -> None:
@@ -479,15 +477,15 @@ class _Line:
             running.finish(part)
 
     def _level(self, stage: Stage, rows: _Rows, event: ControlEvent | None) -> None:
-        work = [one for lane in stage.programs for one in self._micro_batches(lane, rows, event)]
+        work = [task for lane in stage.programs for task in self._micro_batches(lane, rows, event)]
         opens = self._opens(stage)
         if not (work or opens):
             return
         with Level(stage.load(), self.epoch, rows.add, KEYS_PER_PAGE) as level:
             if opens:
                 self._open(stage, level)
-            for lane, group, given in work:
-                self.report.add(level.run(lane, max(group, 0), self.stores[lane][group], given))
+            for lane, group, micro_batch in work:
+                self.report.add(level.run(lane, max(group, 0), self.stores[lane][group], micro_batch))
 
     def _open(self, stage: Stage, level: Level) -> None:
         for lane in stage.programs:
@@ -499,25 +497,25 @@ class _Line:
     ) -> Iterator[tuple[int, int, MicroBatch]]:
         """Yield the micro-batches of a lane's groups, each with its lane and group."""
         stores = self.stores[lane]
-        around = [rows.at(lane, EVERYWHERE, before_event) for before_event in (True, False)]
-        told = event if lane in self.topology.timed else None
+        broadcast = [rows.at(lane, EVERYWHERE, before_event) for before_event in (True, False)]
+        awaited = event if lane in self.topology.timed else None
         for group in rows.groups(lane):
             if group not in stores and group != EVERYWHERE:
                 stores[group] = MemoryStore(stores[EVERYWHERE].pages)
         leader = min(stores)
         for group in sorted(stores):
-            own = [[] if group == EVERYWHERE else rows.at(lane, group, before) for before in (True, False)]
-            if any((*own, *around)) or told is not None:
-                before, after = (GroupInput(*side) for side in zip(own, around, strict=True))
-                yield lane, group, MicroBatch(before, told, after, leads=group == leader)
+            keyed = [[] if group == EVERYWHERE else rows.at(lane, group, before) for before in (True, False)]
+            if any((*keyed, *broadcast)) or awaited is not None:
+                before, after = (GroupInput(*side) for side in zip(keyed, broadcast, strict=True))
+                yield lane, group, MicroBatch(before, awaited, after, leads=group == leader)
 
     def _natively(self, nodes: Sequence[int], batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
         """Run native operators on a batch; return None where they leave no record."""
         for number in nodes if batch is not None else ():
             node, layout = self.plan.graph.node(number), self.plan.input_layout(number)
             timed = to_timed(layout, batch)
-            found = run_native(self.plan.name, node, layout, timed, self._tables.get(number, ()))
-            if not found:
+            records = run_native(self.plan.name, node, layout, timed, self._tables.get(number, ()))
+            if not records:
                 return None
-            batch = to_batch(self.plan.name, self.plan.layout(Port(number)).without_keys, found)
+            batch = to_batch(self.plan.name, self.plan.layout(Port(number)).without_keys, records)
         return batch

@@ -331,7 +331,7 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
             f" '{iteration_gone.name}' (uid '{iteration_gone.uid}'), and {why}, or drop them with"
             " execution.savepoint.ignore-unclaimed-state=true"
         )
-    logs = {stream.relay for stream in cross_query_streams(plan) if streams}
+    logs = {stream.log for stream in cross_query_streams(plan) if streams}
     stream_gone = next((stream for stream in manifest.handed_on if stream.rows and stream.uid not in logs), None)
     if stream_gone is not None and not ignore_unclaimed:
         raise StateError(

@@ -17,8 +17,7 @@ from dagster_unified.connectors import written_ahead
 from dagster_unified.connectors.files import listing
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.streaming.checkpoint import last_number
-from dagster_unified.graph import nodes as g
-from dagster_unified.graph.execution_graph import broadcast_input, keyed_program, step
+from dagster_unified.graph.execution_graph import Link, program
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.functions.checkpoints import listeners
 from dagster_unified.operators.program.run import RunningProgram
@@ -193,25 +192,14 @@ def tell_of_last_epoch(plan: Plan, nodes: Iterable[int], epoch: int, spark: Spar
     for node in map(plan.graph.node, sorted(nodes)):
         if node.step is None or next(iter(listeners(node.user_function)), None) is None:
             continue
-        program = _alone(plan, node)
-        payload = sent([program], partial(Payload.of, program, [node.user_function]), program.pipeline)
-        spark.range(0, 1, 1, 1).mapInArrow(_telling(payload, epoch), "id long").collect()
-
-
-def _alone(plan: Plan, node: g.Node) -> Program:
-    if node.key is not None:
-        return keyed_program(plan, node)
-    steps = (step(plan, node, -1, None),)
-    return Program(plan.name, node.name, plan.input_layout(node.id), steps, (), broadcast=broadcast_input(plan, node))
-
-
-def _telling(payload: Payload, epoch: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    return partial(_tell, payload, epoch)
+        alone = program(plan, node.name, (Link(node.id),))
+        payload = sent([alone], partial(Payload.of, alone, [node.user_function]), plan.name)
+        spark.range(0, 1, 1, 1).mapInArrow(partial(_tell, payload, epoch), "id long").collect()
 
 
 def _tell(payload: Payload, epoch: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    program: Program = payload.load()
+    alone: Program = payload.load()
     for batch in batches:
-        with RunningProgram(program, lambda number, emitted: None, wall_clock) as running:
+        with RunningProgram(alone, lambda number, emitted: None, wall_clock) as running:
             running.notify(epoch)
         yield batch.slice(0, 0)

@@ -126,20 +126,20 @@ class KeyGroupFrames:
 
         if self.start is None:
             return None
-        found: DataFrame | None = None
+        initial: DataFrame | None = None
         for lane, routed in level.items():
             pages = self.start.pages(routed.program.steps[0].uid, groups)
             if pages is not None:
                 page, data = F.col("page").cast("int").alias("number"), F.col("state").alias("data")
-                own = pages.select(F.lit(lane).alias("lane"), F.col("group").cast("int").alias("group"), page, data)
-                found = own if found is None else found.unionByName(own)
-        if found is None:
+                of_lane = pages.select(F.lit(lane).alias("lane"), F.col("group").cast("int").alias("group"), page, data)
+                initial = of_lane if initial is None else initial.unionByName(of_lane)
+        if initial is None:
             return None
-        made = self.folder / INITIAL / str(min(level))
+        folder = self.folder / INITIAL / str(min(level))
         codec = "uncompressed" if is_local(self.folder) else "lz4_raw"  # it is read once
-        found.write.mode("overwrite").option("compression", codec).parquet(for_spark(made))
-        kept = load(self.spark.read.format("parquet").schema(found.schema), [made])
-        return spread(kept, level, groups, self.tasks).groupBy(*PLACED)
+        initial.write.mode("overwrite").option("compression", codec).parquet(for_spark(folder))
+        pages_at_start = load(self.spark.read.format("parquet").schema(initial.schema), [folder])
+        return spread(pages_at_start, level, groups, self.tasks).groupBy(*PLACED)
 
     def _through(self, frame: DataFrame, stage: Native | Exchanged, groups: int) -> DataFrame:
         """What runs between two levels beside their pass."""
@@ -421,7 +421,7 @@ class KeyGroupQuery(Query):
         if not (endings or self._query_inputs):
             return
         offsets = offsets_of_sources(self._logged(epoch)) if epoch is not None else []
-        positions = {head.source: one for head, one in zip(self.stages.heads, offsets, strict=False)}
+        positions = {head.source: offset for head, offset in zip(self.stages.heads, offsets, strict=False)}
         logs = self.folder / "spark" / self.name / "sources"
         ended = {
             head.source: endings[head.source](logs / str(number), positions.get(head.source))
@@ -451,17 +451,17 @@ class KeyGroupQuery(Query):
 
     def _backlog(self) -> dict[str, int]:
         """What waits to be read after the micro-batch before, by source."""
-        progress, found = self.progress(), {}
+        progress, backlog = self.progress(), {}
         if progress is None:
             return {}
-        for head, told in zip(self.stages.heads, progress["sources"], strict=False):
+        for head, source in zip(self.stages.heads, progress["sources"], strict=False):
             node = self.plan.graph.node(head.source)
             assert isinstance(node, g.SourceNode)
-            offset, latest = told["endOffset"], told["latestOffset"]
+            offset, latest = source["endOffset"], source["latestOffset"]
             waiting = spark_source(self.plan.name, node).backlog(str(offset), str(latest)) if latest else None
             if waiting is not None:
-                found[node.source.name] = waiting
-        return found
+                backlog[node.source.name] = waiting
+        return backlog
 
     def tick(self) -> None:
         super().tick()

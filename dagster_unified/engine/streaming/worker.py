@@ -82,7 +82,7 @@ def shipped(programs: Mapping[int, RoutedProgram], *others: Any) -> Payload:
 
 
 def _payload_of(value: Any, routed: Iterable[RoutedProgram]) -> Payload:
-    programs = [one.program for one in routed]
+    programs = [each.program for each in routed]
     functions = [step.function for program in programs for step in program.steps]
     where = ", ".join(f"{program.pipeline}: stage '{program.stage}'" for program in programs)
     return sent(programs, lambda: Payload.of(value, functions), where)
@@ -257,7 +257,7 @@ def _spread(lane: int, schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iter
     columns = pa.ipc.read_schema(pa.py_buffer(schema))
     record = pa.schema(list(columns)[len(PASS_THROUGH) :])
     for batch in batches:
-        mine = [i for i, found in enumerate(batch.column("lane").to_pylist()) if found == lane]
+        mine = [i for i, number in enumerate(batch.column("lane").to_pylist()) if number == lane]
         for i in mine:
             records = decode(batch.column("data")[i].as_buffer(), record)
             size = records.num_rows
@@ -325,9 +325,9 @@ class LevelTask:
 
         copied = program.broadcast.layout if program.broadcast is not None else program.input
 
-        def group_input(own: BatchOrder, broadcast: BatchOrder) -> GroupInput:
+        def group_input(keyed: BatchOrder, broadcast: BatchOrder) -> GroupInput:
             return GroupInput(
-                [decode(data, program.input.schema) for data in placed[own]],
+                [decode(data, program.input.schema) for data in placed[keyed]],
                 [decode(data, copied.schema) for data in placed[broadcast]],
             )
 
@@ -367,8 +367,8 @@ class _SparkStore:
         self._client, self._pages = client, pages
 
     def read_page(self, number: int) -> bytes | None:
-        held = self._pages.getValue((number,))
-        return None if held is None else bytes(held[0])
+        row = self._pages.getValue((number,))
+        return None if row is None else bytes(row[0])
 
     def write_page(self, number: int, data: bytes) -> None:
         with self._client.writing():

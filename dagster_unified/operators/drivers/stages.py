@@ -176,18 +176,20 @@ class _Stage(ABC, Generic[Instance]):
 
     def of(self, lane: int, group: int = 0) -> Instance:
         """The instance of a lane's program; where subtasks have one each, that of the subtask `group`."""
-        subtask = group if lane in self.programs.in_subtasks else None
-        found = self._instances.get((lane, subtask))
-        if found is None:
-            own = self._epoch.subtask if subtask is None else self._epoch.subtask._replace(number=subtask)
+        number = group if lane in self.programs.in_subtasks else None
+        instance = self._instances.get((lane, number))
+        if instance is None:
+            subtask = self._epoch.subtask if number is None else self._epoch.subtask._replace(number=number)
             routed = self.programs.load(lane)
             compiled = self.programs.compile(lane, routed.program)
-            found = self._instances[lane, subtask] = self._opened(routed, compiled, subtask, own)
-        return found
+            instance = self._instances[lane, number] = self._opened(routed, compiled, number, subtask)
+        return instance
 
     @abstractmethod
-    def _opened(self, routed: RoutedProgram, compiled: CompiledProgram, subtask: int | None, own: Subtask) -> Instance:
-        """An instance of a program."""
+    def _opened(
+        self, routed: RoutedProgram, compiled: CompiledProgram, number: int | None, subtask: Subtask
+    ) -> Instance:
+        """An instance of a program; its `number` where subtasks have one each."""
 
     def _notify(self, running: RunningProgram) -> None:
         """Tell the functions that need it which epoch was committed last."""
@@ -228,17 +230,19 @@ class Pass(_Stage[RunningProgram]):
             running.flush()
 
     def _opened(
-        self, routed: RoutedProgram, compiled: CompiledProgram, subtask: int | None, own: Subtask
+        self, routed: RoutedProgram, compiled: CompiledProgram, number: int | None, subtask: Subtask
     ) -> RunningProgram:
-        def emit(number: int, batch: pa.RecordBatch) -> None:
-            for route in routed.routes[number]:
-                self._leave(route, batch, self._before_event, subtask)
+        def emit(output: int, batch: pa.RecordBatch) -> None:
+            for route in routed.routes[output]:
+                self._leave(route, batch, self._before_event, number)
 
         def watermark(uid: str) -> int:
             return self._epoch.watermark(uid, self._before_event)
 
         remembered = self._epoch.remembered() if any(step.remembers for step in routed.program.steps) else None
-        running = RunningProgram(routed.program, emit, self._epoch.clock, own, True, remembered, watermark, compiled)
+        running = RunningProgram(
+            routed.program, emit, self._epoch.clock, subtask, True, remembered, watermark, compiled
+        )
         self._notify(running)
         return running
 
@@ -251,18 +255,20 @@ class Level(_Stage[KeyGroups]):
         self._keys_per_page = keys_per_page
         self._group = 0
 
-    def run(self, lane: int, group: int, store: PageStore, given: MicroBatch) -> Report:
+    def run(self, lane: int, group: int, store: PageStore, micro_batch: MicroBatch) -> Report:
         """Run a micro-batch of one key group of a lane, and return its report."""
         groups, self._group = self.of(lane, group), group
         groups.running.enter(group)
-        due = groups.run(store, given)
+        due = groups.run(store, micro_batch)
         return Report(groups.running.report(), due)
 
-    def _opened(self, routed: RoutedProgram, compiled: CompiledProgram, subtask: int | None, own: Subtask) -> KeyGroups:
-        def emit(number: int, batch: pa.RecordBatch) -> None:
-            for route in routed.routes[number]:
+    def _opened(
+        self, routed: RoutedProgram, compiled: CompiledProgram, number: int | None, subtask: Subtask
+    ) -> KeyGroups:
+        def emit(output: int, batch: pa.RecordBatch) -> None:
+            for route in routed.routes[output]:
                 self._leave(route, batch, groups.before_event, self._group)
 
-        groups = KeyGroups(routed.program, emit, self._epoch.clock, own, self._keys_per_page, compiled)
+        groups = KeyGroups(routed.program, emit, self._epoch.clock, subtask, self._keys_per_page, compiled)
         self._notify(groups.running)
         return groups
