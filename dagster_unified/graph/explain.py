@@ -14,8 +14,8 @@ from dagster_unified.graph.execution_graph import (
     Vertex,
     channel_selector,
     channels,
-    compiled,
 )
+from dagster_unified.graph.loops import compile_loop
 from dagster_unified.graph.nodes import (
     Edge,
     ExchangeKind,
@@ -400,7 +400,7 @@ def _vertices(graph: ExecutionGraph) -> Iterator[str]:
             yield f"  reads {_stream(plan, edge.port)} of {_origin(plan, edge, numbers)}: {_travels(plan, edge)}"
         node = plan.graph.node(vertex.head)
         if isinstance(node, g.IterationNode):
-            yield from _indented(_loop(compiled(plan, node, node.parallelism or plan.execution.parallelism or 1)))
+            yield from _indented(_loop(compile_loop(plan, node, node.parallelism or plan.execution.parallelism or 1)))
 
 
 def _origin(plan: Plan, edge: ExecutionEdge, numbers: Mapping[Vertex, int]) -> str:

@@ -10,10 +10,10 @@ from dagster_unified.operators.functions.checkpoints import checkpointed
 
 def check_operator_state(graph: Graph) -> None:
     """Raise `PipelineError` for a function with operator state where there is none."""
-    for node in graph.nodes:
-        if node.holds_subtask_state or isinstance(node, IterationNode):  # a body is checked where it is built
-            continue
-        function = next((part for part in map(checkpointed, node.code()) if part is not None), None)
+    # a body is checked where it is built
+    stateless = [node for node in graph.nodes if not (node.holds_subtask_state or isinstance(node, IterationNode))]
+    for node, code in [(node, node.code()) for node in stateless]:
+        function = next((part for part in map(checkpointed, code) if part is not None), None)
         if function is None:
             continue
         what = f"{graph.name}: operator '{node.name}' is given a CheckpointedFunction ({type(function).__name__})"

@@ -17,7 +17,7 @@ from dagster_unified.engine.iterations.loop import (
     outputs_of,
 )
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.execution_graph import compiled
+from dagster_unified.graph.loops import compile_loop
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.functions.base import Subtask
@@ -36,7 +36,7 @@ class HarnessLoop(IterationLoop[Message]):
 
     def __init__(self, plan: Plan, node: g.IterationNode, clock: Callable[[], int]) -> None:
         self._plan, self._node = plan, node
-        loop = compiled(plan, node, node.parallelism or plan.execution.parallelism or SUBTASKS)
+        loop = compile_loop(plan, node, node.parallelism or plan.execution.parallelism or SUBTASKS)
         super().__init__(loop, InMemory(loop, clock), not node.takes_input_in_all_rounds)
         multiplies = node.takes_input_in_all_rounds and plan.execution.mode == "STREAMING"
         self._guard = FeedbackGuard(loop.where, plan.execution.streaming.max_feedback) if multiplies else None

@@ -6,7 +6,7 @@ from dagster_unified.api import Pipeline, iterations
 from dagster_unified.engine.iterations.epoch_log import Begun, StoredState
 from dagster_unified.engine.iterations.files import EpochFile, MappedFiles, PagedStates
 from dagster_unified.engine.iterations.savepoints import rescaled
-from dagster_unified.graph.execution_graph import compiled
+from dagster_unified.graph.loops import compile_loop
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.operators.operator import BROADCAST
 from tests.iterations.test_both_modes import Hop, Visits
@@ -20,7 +20,7 @@ def loop(parallelism, build, groups=(32,)):
     iterations.iterate_unbounded_streams([hops], [], Body(build), config)[0].print()
     plan = pipeline.plan({"execution.runtime-mode": "STREAMING"})
     node = next(node for node in plan.graph.nodes if isinstance(node, IterationNode))
-    return compiled(plan, node, parallelism, groups)
+    return compile_loop(plan, node, parallelism, groups)
 
 
 def keyed(variables, data):

@@ -32,7 +32,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
-from dagster_unified.graph.execution_graph import compiled
+from dagster_unified.graph.loops import compile_loop
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.state import Savepoint
 from dagster_unified.state.diff import diff
@@ -330,7 +330,7 @@ def test_records_that_were_fed_back_need_their_operator_and_their_columns(tmp_pa
     table = msgspec.structs.replace(table, rows=3)
     held = Savepoint.new("hopping").manifest
     held = msgspec.structs.replace(held, iterations=[IterationState("loop", "loop", 2, [Feedback(table)])])
-    levels = SparkLevels(None, compiled(plan, node, 2), str(tmp_path), lambda: None)
+    levels = SparkLevels(None, compile_loop(plan, node, 2), str(tmp_path), lambda: None)
     start = StartingState(plan, None, UPath(tmp_path), held, {})
     with pytest.raises(StateError, match=why):
         start_iteration(start, node, levels)
@@ -364,7 +364,7 @@ def test_records_that_came_in_several_ways_are_not_told_apart(tmp_path):
     (out,) = iterations.iterate_bounded_streams_until_termination([given], data, Body(build))
     out.sink_to(FileSink(f"{tmp_path}/out"))
     plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "parallelism.default": 2})
-    loop = compiled(plan, next(node for node in plan.graph.nodes if isinstance(node, IterationNode)), 2)
+    loop = compile_loop(plan, next(node for node in plan.graph.nodes if isinstance(node, IterationNode)), 2)
     (slot,) = {route.target for own in loop.inputs for route in own.routes}
     with pytest.raises(StateError, match="that come to it in several ways"):
         list(_by_buffer(loop, [StoredMessage(slot, 0, Block("file", 0, 1), 1)]))

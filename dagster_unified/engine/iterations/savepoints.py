@@ -26,7 +26,7 @@ from dagster_unified.engine.state_tables.savepoints import (
 )
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.execution_graph import compiled
+from dagster_unified.graph.loops import compile_loop
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.iteration import BodyPass, Driver, InputBuffer, Loop
 from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll, Route
@@ -114,7 +114,7 @@ def write_iteration(
     if last is None:
         return None
     ended = log.left()
-    levels = SparkLevels(spark, compiled(plan, node, ended.parallelism, log.begun.groups), iteration, _nothing)
+    levels = SparkLevels(spark, compile_loop(plan, node, ended.parallelism, log.begun.groups), iteration, _nothing)
     passes = by_uid(node, levels.loop)
     operators = []
     for table in operator_tables(plan, spark, stateful_in_body(plan, node, ended.parallelism), {}):
@@ -133,7 +133,7 @@ def _write_input(
 ) -> Written | None:
     """Write the input of a bounded iteration up to an epoch of the query."""
     assert log.begun is not None
-    levels = SparkLevels(spark, compiled(plan, node, log.begun.parallelism, log.begun.groups), log.folder, _nothing)
+    levels = SparkLevels(spark, compile_loop(plan, node, log.begun.parallelism, log.begun.groups), log.folder, _nothing)
     taken = [input_ for micro_batch, input_ in log.inputs.items() if micro_batch <= epoch]
     arrived = {
         False: [p for input_ in taken for p in input_.once],
@@ -367,7 +367,7 @@ def write_left(
     attempt: str,
 ) -> list[OperatorState]:
     """Write into a savepoint the state that an iteration of so many subtasks left."""
-    shares = dict(_shares(plan, node, compiled(plan, node, parallelism)))
+    shares = dict(_shares(plan, node, compile_loop(plan, node, parallelism)))
     return [
         write_table(table, partial(table.files, shares[table.operator.uid].taken_from(pages)), folder, attempt)
         for table in operator_tables(plan, spark, stateful_in_body(plan, node, parallelism), {})

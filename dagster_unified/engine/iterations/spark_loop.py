@@ -18,7 +18,7 @@ from dagster_unified.engine.iterations.loop import Arrived, EndedEpoch, Iteratio
 from dagster_unified.engine.iterations.savepoints import divided, rescaled
 from dagster_unified.engine.session import cores
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.execution_graph import compiled
+from dagster_unified.graph.loops import compile_loop
 from dagster_unified.graph.nodes import Port
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.metrics import Metrics, merge
@@ -58,7 +58,9 @@ class SparkLoop(IterationLoop[StoredMessage]):
         subtasks = node.parallelism or plan.execution.parallelism
         if begun is not None and (not subtasks or self.runs_once or (is_bounded and self.log.epochs)):
             subtasks = begun.parallelism
-        loop = compiled(plan, node, subtasks or parallelism or cores(spark), begun.groups if begun is not None else ())
+        loop = compile_loop(
+            plan, node, subtasks or parallelism or cores(spark), begun.groups if begun is not None else ()
+        )
         self.log.begin(Begun.of(loop, is_bounded))
         self.levels = SparkLevels(spark, loop, folder, self.check)
         super().__init__(loop, self.levels, is_bounded, goes_on)
@@ -123,7 +125,7 @@ class SparkLoop(IterationLoop[StoredMessage]):
         states = last.states
         if last.parallelism != self.loop.parallelism:
             assert self.log.begun is not None
-            before = compiled(self.plan, self.node, last.parallelism, self.log.begun.groups)
+            before = compile_loop(self.plan, self.node, last.parallelism, self.log.begun.groups)
             operator_state = divided(self.plan, self.node, self.levels, before, states)
             states, files = rescaled(states, self.loop, self.folder, operator_state)
             self.levels.files += files

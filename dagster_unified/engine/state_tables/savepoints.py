@@ -18,7 +18,8 @@ from dagster_unified.engine.shipping import Payload
 from dagster_unified.engine.state_tables import worker
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.execution_graph import body_plan, keyed_program
+from dagster_unified.graph.execution_graph import keyed_program
+from dagster_unified.graph.loops import body_plan
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.queries import cross_query_streams
 from dagster_unified.operators.layout import CARRIED_LAYOUT, TIMESTAMP
