@@ -303,7 +303,7 @@ class KeyGroupRunner(EpochRunner):
 
 
 class KeyGroupQuery(Query):
-    """The query of lanes. `lanes` are those of the sources' malformed rows, by uid."""
+    """The query of key groups. `lanes` are those of the sources' malformed rows, by uid."""
 
     def __init__(
         self,

@@ -140,7 +140,7 @@ class NativeRunner(EpochRunner):
 class NativeQuery(Query):
     """The query of one native aggregate.
 
-    The query of lanes reads the sources in `packed` as well, and counts and keeps their malformed rows.
+    The query of key groups reads the sources in `beside` as well, and counts and keeps their malformed rows.
     """
 
     epochs_after_end = 1  # Spark closes windows in the epoch after the one that moves the watermark
@@ -148,13 +148,13 @@ class NativeQuery(Query):
     """With more than one Spark would take late records for a micro-batch longer."""
 
     def __init__(
-        self, deployment: Deployment, name: str, sinks: tuple[int, ...], aggregate: int, packed: Collection[int]
+        self, deployment: Deployment, name: str, sinks: tuple[int, ...], aggregate: int, beside: Collection[int]
     ) -> None:
         upstream = deployment.plan.graph.upstream(aggregate)
         after = sorted(deployment.plan.graph.upstream(*sinks) - upstream)
         super().__init__(deployment, name, ExecutionGraph(deployment.plan, TAIL, tuple(after), sinks=sinks))
         node = self.plan.graph.node(aggregate)
-        self.aggregate, self.packed = aggregate, packed
+        self.aggregate, self.beside = aggregate, beside
         self.graph = ExecutionGraph(self.plan, node.name, tuple(sorted(upstream)))
         self.windowed = node.has_native_windows
         self.output_mode = "append" if self.windowed else "update"
@@ -171,7 +171,7 @@ class NativeQuery(Query):
         streams = NativeStreams(self.graph, self.spark, sources, self.tables, self.log, self._events)
         built = streams.port(Port(self.aggregate))
         for node in streams.drops_malformed:
-            if node.id not in self.packed:
+            if node.id not in self.beside:
                 raise UnsupportedError(
                     f"{self.plan.name}: source '{node.name}' drops or diverts malformed rows, and only native"
                     " aggregates read it, which STREAMING cannot run; use on_malformed='fail', or aggregate with"

@@ -59,7 +59,7 @@ class FrozenCheckpoint:
     place: UPath
     sources: UPath
     epochs: Mapping[str, int | None]
-    """Of each query of lanes; None where it had no data, and so there is nothing of it."""
+    """Of each query of key groups; None where it had no data, and so there is nothing of it."""
 
 
 def stopped(place: UPath, sources: UPath, names: Iterable[str]) -> FrozenCheckpoint:
@@ -84,7 +84,7 @@ def stopped(place: UPath, sources: UPath, names: Iterable[str]) -> FrozenCheckpo
 
 @dataclass
 class _Query:
-    """A query of lanes at an epoch of its checkpoint."""
+    """A query of key groups at an epoch of its checkpoint."""
 
     spec: KeyGroupQueryPlan
     checkpoint: FrozenCheckpoint
