@@ -11,6 +11,7 @@ A leaf module: knows no graph, no engine and no Spark.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import operator
 import struct
 import types
@@ -92,8 +93,17 @@ class RecordType:
         if issubclass(self.python, tuple):
             # The generated `_make` is a Python call per record; this stays in C.
             return starmap(tuple.__new__, zip(repeat(self.python), rows, strict=False))
+        if self._takes_fields_in_order:
+            return starmap(self.python, rows)
         names = self.names
         return (self.python(**dict(zip(names, row, strict=True))) for row in rows)
+
+    @cached_property
+    def _takes_fields_in_order(self) -> bool:
+        """Whether the class takes its fields by their places, in the order of the columns."""
+        parameters = inspect.signature(self.python).parameters.values()
+        by_place = [p.name for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        return tuple(by_place) == self.names
 
     def columns(self, records: Sequence[Any]) -> list[Sequence[Any]]:
         """The inverse of `records`."""

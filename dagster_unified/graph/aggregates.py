@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from types import NoneType
 from typing import Any, get_args
 
+import msgspec
 import pyarrow as pa
 
 from dagster_unified.errors import PipelineError, RecordTypeError, UnsupportedError
@@ -420,7 +421,7 @@ class _Apart:
 
     def _record(self, name: str, fields: dict[str, Any]) -> RecordType:
         # Stored by the names of its fields, so that state of other aggregates is an error and not taken for theirs.
-        return record_type(make_dataclass(name, list(fields.items())), self.where)
+        return record_type(msgspec.defstruct(name, list(fields.items()), frozen=True), self.where)
 
 
 def _bare(expression: object) -> object:

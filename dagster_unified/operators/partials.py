@@ -70,9 +70,13 @@ class Wide:
     unit: Any
     add: Callable[[Any, Any], Any]
 
+    def holds(self, total: Any) -> bool:
+        """Whether the type holds a number."""
+        return bool(-self.unit < total < self.unit)
+
     def split(self, total: Any) -> tuple[int | None, Any]:
         """How often the unit is in a number, None for not at all, and the rest."""
-        if total is None or -self.unit < total < self.unit:
+        if total is None or self.holds(total):
             return None, total
         times = int(abs(total) // self.unit) * (1 if total > 0 * self.unit else -1)
         return times, self.add(total, -times * self.unit)
@@ -317,7 +321,7 @@ class MergePartials(ReduceFunction[Any]):
     ) -> None:
         carrying = [p for p in partials if p.carry is not None]
         self._record, self._keys = record, len(names) - len(partials) - len(carrying)
-        self._values = attrgetter(*names)
+        self._values, self._get = attrgetter(*names), [attrgetter(name) for name in names]
         self._merge = [
             _add_decimals if p.kind == "sum" and types[p.name] is Decimal else MERGING[p.kind] for p in partials
         ]
@@ -344,6 +348,28 @@ class MergePartials(ReduceFunction[Any]):
             merged[carry] = (merged[carry] or 0) + times
         return self._record(*first[:keys], *merged)
 
+    def merged(self, values: Sequence[Any], starts: Sequence[int], records: Sequence[Any]) -> list[Any]:
+        """Merge the records of several keys, of which each run begins where `starts` says, into the keys' values.
+
+        A value is None where its key has none. Works by column, since a call for each record would cost most.
+        """
+        merged, owners, more = [], list[int](), list[Any]()
+        for owner, (value, start, end) in enumerate(zip(values, starts, (*starts[1:], len(records)), strict=True)):
+            merged.append(records[start] if value is None else value)
+            others = records[start + (value is None) : end]
+            owners += [owner] * len(others)
+            more += others
+        columns = [list(map(get, merged)) for get in self._get]
+        for get, column, merge in zip(self._get[self._keys :], columns[self._keys :], self._merge, strict=True):
+            for owner, added in zip(owners, map(get, more), strict=True):
+                before = column[owner]
+                column[owner] = added if before is None else before if added is None else merge(before, added)
+        for shown, place, _, wide in self._sums:
+            totals = [total for total in columns[self._keys + place] if total is not None]
+            if totals and not (wide.holds(min(totals)) and wide.holds(max(totals))):
+                raise RecordTypeError(f"{shown} {TOO_LARGE}")
+        return list(map(self._record, *columns))
+
 
 class MergeOperator(ReduceOperator):
     """Merges the partials of a key: one result in each micro-batch, and in BATCH at its end."""
@@ -363,15 +389,10 @@ class MergeOperator(ReduceOperator):
         timestamps: Sequence[int | None],
         after: Callable[[], None],
     ) -> None:
-        merge, updates = self.function, []
-        for value, start, end in zip(self.state.take("value", keys), starts, (*starts[1:], len(records)), strict=True):
-            merged = value
-            try:
-                for record in records[start:end]:
-                    merged = record if merged is None else merge(merged, record)
-            except RecordTypeError as error:
-                raise RecordTypeError(f"{self.where}: {error}") from None
-            updates.append(merged)
+        try:
+            updates = self.user_function.merged(self.state.take("value", keys), starts, records)
+        except RecordTypeError as error:
+            raise RecordTypeError(f"{self.where}: {error}") from None
         self.state.put("value", keys, updates)
         self.out.emit_records(updates)
         self.out.timestamps += [None] * len(keys)
