@@ -263,11 +263,7 @@ def test_on_spark_a_bounded_source_of_sparks_ends_where_an_epoch_finds_no_more_o
     one, other = [stream.assign_timestamps_and_watermarks(BY_AT) for stream in rows]
     totals = one.union(other).window_all(TENS).process(Total(), output_type=tuple[int, int, int])
     totals.sink_to(FileSink(str(tmp_path / "out"), name="out"))
-    launched = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "pipeline.max-parallelism": 1,
-    }
+    launched = streaming(tmp_path, 1)
     deadline = monotonic() + 120
     job = StreamingJob(pipeline.plan(launched), spark, Start("test"))
     assert job.run(lambda: bool(written(tmp_path / "out")) or monotonic() > deadline) == "stopped"

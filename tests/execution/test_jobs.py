@@ -14,7 +14,7 @@ from dagster_unified.connectors import CollectionSource, CsvSource, DeltaSink
 from dagster_unified.errors import CancelledError, PipelineError, SourceError, UnavailableError, UserFunctionError
 from dagster_unified.operators.metrics import GaugeRange
 from dagster_unified.state import Savepoint
-from tests.support import Sale
+from tests.support import Sale, streaming
 
 SALES = [Sale("north", 1), Sale("south", 2), Sale("north", 4)]
 TOTALS = [Sale("north", 5), Sale("south", 2)]
@@ -22,14 +22,6 @@ TOTALS = [Sale("north", 5), Sale("south", 2)]
 
 def totals(pipeline):
     return pipeline.from_collection(SALES, name="sales").key_by("shop").sum("amount").name("totals")
-
-
-def streaming(folder):
-    return {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(folder / "checkpoints"),
-        "pipeline.max-parallelism": 2,
-    }
 
 
 def test_a_batch_job_ends_with_its_result_and_what_each_stage_made(spark, tmp_path):
@@ -45,7 +37,7 @@ def test_a_batch_job_ends_with_its_result_and_what_each_stage_made(spark, tmp_pa
 def test_a_bounded_stream_ends_with_its_result_and_what_each_sink_was_given(spark, tmp_path):
     pipeline = Pipeline("shops")
     totals(pipeline).sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
-    result = pipeline.execute(streaming(tmp_path), spark=spark).result()
+    result = pipeline.execute(streaming(tmp_path, 2), spark=spark).result()
     assert (result.mode, result.metrics.rows_in, set(result.metrics.rows)) == ("STREAMING", 3, {"out"})
     assert result.metrics.epochs >= 1
     assert DeltaTable(str(tmp_path / "out")).to_pyarrow_table().num_rows == 2
@@ -80,7 +72,7 @@ def test_metrics_of_all_parallel_instances_are_added_up(spark, tmp_path, mode, t
     sales = pipeline.from_collection(SALES).rebalance().map(Priced()).set_parallelism(2).name("priced")
     counted = sales.key_by("shop").sum("amount").map(Counted()).name("counted")
     counted.sink_to(DeltaSink(str(tmp_path / "out"), mode="upsert", key="shop"))
-    options = {**streaming(tmp_path), "execution.runtime-mode": mode}
+    options = {**streaming(tmp_path, 2), "execution.runtime-mode": mode}
     metrics = pipeline.execute(options, spark=spark).result().metrics
     assert metrics.counters == {"priced.sold": 7, "counted.totals": totals}
     assert metrics.gauges == {"priced.attempt": GaugeRange(0, 0)}
@@ -134,7 +126,7 @@ def test_a_job_is_started_again_as_its_restart_strategy_says(spark, tmp_path, mo
         "restart-strategy.fixed-delay.attempts": 2,
         "restart-strategy.fixed-delay.delay": "10 ms",
     }
-    given = streaming(tmp_path) if mode == "STREAMING" else {}
+    given = streaming(tmp_path, 2) if mode == "STREAMING" else {}
     job = pipeline.execute({**given, **options}, spark=spark)
     if failures == 2:
         job.result()
@@ -165,7 +157,7 @@ def test_a_job_that_waits_to_be_started_again_can_be_cancelled(spark, tmp_path):
     source = AwaySource(9)
     pipeline.from_source(source).print()
     options = {"restart-strategy.type": "fixed-delay", "restart-strategy.fixed-delay.delay": "1 h"}
-    job = pipeline.execute({**streaming(tmp_path), **options}, spark=spark)
+    job = pipeline.execute({**streaming(tmp_path, 2), **options}, spark=spark)
     while job.status == "RUNNING" and not source.failures:
         time.sleep(0.02)
     job.cancel()

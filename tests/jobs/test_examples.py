@@ -38,7 +38,7 @@ from jobs import (
 from jobs.data import airports_csv, flights_csv, planes_csv, rules_json, weather_csv
 from jobs.flights import RawFlight
 from tests.jobs.flown import flown
-from tests.support import MODES
+from tests.support import MODES, streaming
 
 DAYS = {("1", str(day)) for day in range(1, 6)}
 
@@ -76,11 +76,7 @@ def tables(data, spark, tmp_path_factory):
         build = partial(module.build, **{name: str(data[name]) for name in inputs})
         plan = build(output=str(folder / "batch")).plan()
         run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), "run1", "run1"))
-        options = {
-            "execution.runtime-mode": "STREAMING",
-            "execution.checkpointing.dir": str(folder / "checkpoints"),
-            "pipeline.max-parallelism": 2,
-        }
+        options = streaming(folder, 2)
         assert (
             StreamingJob(build(output=str(folder / "streaming")).plan(options), spark, Start("one")).run() == "finished"
         )

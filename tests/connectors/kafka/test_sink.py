@@ -29,7 +29,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import ConfigurationError, PipelineError, SinkError, UnavailableError
 from dagster_unified.graph.explain import as_mermaid, as_text, dumps
 from dagster_unified.records import record_type
-from tests.support import MODES
+from tests.support import MODES, streaming
 
 
 class Sale(NamedTuple):
@@ -169,11 +169,7 @@ def test_a_job_that_is_started_again_goes_on_after_its_last_epoch(spark, kafka, 
     pipeline.from_source(ParquetSource(str(folder), Sale, name="files", monitor=True)).sink_to(
         KafkaSink(topic, kafka.address, key="shop")
     )
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "pipeline.max-parallelism": 4,
-    }
+    options = streaming(tmp_path, 4)
     kind = record_type(Sale, "test")
     folder.mkdir()
     for number in range(3):

@@ -27,7 +27,7 @@ from tests.connectors.kafka.killed_source import build
 from tests.connectors.kafka.test_source import JANUARY, PLACES, Placed
 from tests.depth import NIGHTLY, SEED
 from tests.engine.killed_job import OPTIONS
-from tests.support import MODES
+from tests.support import MODES, streaming
 
 ROOT = Path(__file__).parents[3]
 KILLS, MESSAGES = (12, 300) if NIGHTLY else (2, 200)
@@ -159,11 +159,7 @@ def test_what_is_wrong_at_the_start_is_one_sentence(run_in, kafka, impatient, tm
 
 def test_a_stream_whose_broker_was_away_goes_on(spark, kafka, topic, tmp_path):
     table = tmp_path / "table"
-    options = {
-        "execution.runtime-mode": "STREAMING",
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "pipeline.max-parallelism": 4,
-    }
+    options = streaming(tmp_path, 4)
     plan = totals(kafka, topic, table, bounded=None).plan(options)
     kafka.write(topic, sales(1, 2))
 
