@@ -27,114 +27,63 @@ def module(tmp_path, monkeypatch, text, name="user_code"):
 
 
 CHANGES = {
-    "bytecode": ("def f(v): return v + 1", "def f(v): return v - 1"),
-    "constant": ("def f(v): return v + 1", "def f(v): return v + 2"),
-    "default": ("def f(v, by=1): return v", "def f(v, by=2): return v"),
-    "keyword default": ("def f(v, *, by=1): return v", "def f(v, *, by=2): return v"),
-    "closure": ("def m(n): return lambda v: v + n\nf = m(1)", "def m(n): return lambda v: v + n\nf = m(2)"),
-    "global constant": ("G = 1\ndef f(v): return v + G", "G = 2\ndef f(v): return v + G"),
-    "global dict": ("G = {1: 2}\ndef f(v): return G[v]", "G = {1: 3}\ndef f(v): return G[v]"),
-    "global helper": ("def g(v): return 1\ndef f(v): return g(v)", "def g(v): return 2\ndef f(v): return g(v)"),
-    "helper of a helper": (
-        "def h(): return 1\ndef g(): return h()\ndef f(v): return g()",
-        "def h(): return 2\ndef g(): return h()\ndef f(v): return g()",
-    ),
-    "nested function": ("def f(v): return [w + 1 for w in v]", "def f(v): return [w + 2 for w in v]"),
-    "method": ("class F:\n def map(self, v): return 1\nf = F()", "class F:\n def map(self, v): return 2\nf = F()"),
-    "attribute": (
-        "class F:\n def __init__(self, n): self.n = n\nf = F(1)",
-        "class F:\n def __init__(self, n): self.n = n\nf = F(2)",
-    ),
-    "class attribute": ("class F:\n n = 1\nf = F()", "class F:\n n = 2\nf = F()"),
-    "class attribute, dict": ("class F:\n n = {1: 2}\nf = F()", "class F:\n n = {1: 3}\nf = F()"),
-    "class attribute, timedelta": (
-        "from datetime import timedelta\nclass F:\n n = timedelta(1)\nf = F()",
-        "from datetime import timedelta\nclass F:\n n = timedelta(2)\nf = F()",
-    ),
-    "property": (
-        "class F:\n @property\n def n(self): return 1\nf = F()",
-        "class F:\n @property\n def n(self): return 2\nf = F()",
-    ),
-    "base class": (
-        "class B:\n def n(self): return 1\nclass F(B): pass\nf = F()",
-        "class B:\n def n(self): return 2\nclass F(B): pass\nf = F()",
-    ),
-    "partial": (
-        "from functools import partial\ndef g(n, v): return v\nf = partial(g, 1)",
-        "from functools import partial\ndef g(n, v): return v\nf = partial(g, 2)",
-    ),
-    "operator method": (
-        "class F:\n def __add__(self, v): return 1\nf = F()",
-        "class F:\n def __add__(self, v): return 2\nf = F()",
-    ),
-    "function's attribute": ("def f(v): return f.rate\nf.rate = 1", "def f(v): return f.rate\nf.rate = 2"),
-    "order of a dict": ("G = {1: 2, 3: 4}\ndef f(v): return G", "G = {3: 4, 1: 2}\ndef f(v): return G"),
-    "global set": ("G = {1, 2}\ndef f(v): return v in G", "G = {1, 3}\ndef f(v): return v in G"),
-    "bound builtin": (
-        "S = {1, 2}\nG = S.__contains__\ndef f(v): return G(v)",
-        "S = {1, 3}\nG = S.__contains__\ndef f(v): return G(v)",
-    ),
-    "generic alias": ("G = dict[str, int]\ndef f(v): return G", "G = dict[str, float]\ndef f(v): return G"),
-    "logger": (
-        "import logging\nG = logging.getLogger('a')\ndef f(v): G.info(v)",
-        "import logging\nG = logging.getLogger('b')\ndef f(v): G.info(v)",
-    ),
-    "end of a long pattern": (
-        "import re\nG = re.compile('a' * 300 + 'b')\ndef f(v): return G",
-        "import re\nG = re.compile('a' * 300 + 'c')\ndef f(v): return G",
-    ),
-    "numpy array": (
-        "import numpy as np\nG = np.arange(5000)\ndef f(v): return G[v]",
-        "import numpy as np\nG = np.arange(5000)\nG[2500] = 0\ndef f(v): return G[v]",
-    ),
-    "struct's default": (
-        "import msgspec\nclass S(msgspec.Struct):\n x: int = 1\ndef f(v): return S()",
-        "import msgspec\nclass S(msgspec.Struct):\n x: int = 2\ndef f(v): return S()",
-    ),
-    "enum's value": (
-        "import enum\nclass E(enum.Enum):\n A = 1\ndef f(v): return E.A",
-        "import enum\nclass E(enum.Enum):\n A = 2\ndef f(v): return E.A",
-    ),
-    "cached function": (
-        "import functools\n@functools.cache\ndef g(v): return v + 1\ndef f(v): return g(v)",
-        "import functools\n@functools.cache\ndef g(v): return v + 2\ndef f(v): return g(v)",
-    ),
-    "what a cache starts from": (
-        "G = {0: 1}\ndef f(v):\n G[v] = v\n return G",
-        "G = {0: 2}\ndef f(v):\n G[v] = v\n return G",
-    ),
-    "how an open file is opened": (
-        "import os\nG = open(os.devnull)\ndef f(v): return G",
-        "import os\nG = open(os.devnull, 'rb')\ndef f(v): return G",
-    ),
+    "bytecode": ("def f(v): return v § 1", "+", "-"),
+    "constant": ("def f(v): return v + §", "1", "2"),
+    "default": ("def f(v, by=§): return v", "1", "2"),
+    "keyword default": ("def f(v, *, by=§): return v", "1", "2"),
+    "closure": ("def m(n): return lambda v: v + n\nf = m(§)", "1", "2"),
+    "global constant": ("G = §\ndef f(v): return v + G", "1", "2"),
+    "global dict": ("G = {1: §}\ndef f(v): return G[v]", "2", "3"),
+    "global helper": ("def g(v): return §\ndef f(v): return g(v)", "1", "2"),
+    "helper of a helper": ("def h(): return §\ndef g(): return h()\ndef f(v): return g()", "1", "2"),
+    "nested function": ("def f(v): return [w + § for w in v]", "1", "2"),
+    "method": ("class F:\n def map(self, v): return §\nf = F()", "1", "2"),
+    "attribute": ("class F:\n def __init__(self, n): self.n = n\nf = F(§)", "1", "2"),
+    "class attribute": ("class F:\n n = §\nf = F()", "1", "2"),
+    "class attribute, dict": ("class F:\n n = {1: §}\nf = F()", "2", "3"),
+    "class attribute, timedelta": ("from datetime import timedelta\nclass F:\n n = timedelta(§)\nf = F()", "1", "2"),
+    "property": ("class F:\n @property\n def n(self): return §\nf = F()", "1", "2"),
+    "base class": ("class B:\n def n(self): return §\nclass F(B): pass\nf = F()", "1", "2"),
+    "partial": ("from functools import partial\ndef g(n, v): return v\nf = partial(g, §)", "1", "2"),
+    "operator method": ("class F:\n def __add__(self, v): return §\nf = F()", "1", "2"),
+    "function's attribute": ("def f(v): return f.rate\nf.rate = §", "1", "2"),
+    "order of a dict": ("G = {§}\ndef f(v): return G", "1: 2, 3: 4", "3: 4, 1: 2"),
+    "global set": ("G = {1, §}\ndef f(v): return v in G", "2", "3"),
+    "bound builtin": ("S = {1, §}\nG = S.__contains__\ndef f(v): return G(v)", "2", "3"),
+    "generic alias": ("G = dict[str, §]\ndef f(v): return G", "int", "float"),
+    "logger": ("import logging\nG = logging.getLogger('§')\ndef f(v): G.info(v)", "a", "b"),
+    "end of a long pattern": ("import re\nG = re.compile('a' * 300 + '§')\ndef f(v): return G", "b", "c"),
+    "numpy array": ("import numpy as np\nG = np.arange(5000)\n§def f(v): return G[v]", "", "G[2500] = 0\n"),
+    "struct's default": ("import msgspec\nclass S(msgspec.Struct):\n x: int = §\ndef f(v): return S()", "1", "2"),
+    "enum's value": ("import enum\nclass E(enum.Enum):\n A = §\ndef f(v): return E.A", "1", "2"),
+    "cached function": ("import functools\n@functools.cache\ndef g(v): return v + §\ndef f(v): return g(v)", "1", "2"),
+    "what a cache starts from": ("G = {0: §}\ndef f(v):\n G[v] = v\n return G", "1", "2"),
+    "how an open file is opened": ("import os\nG = open(os.devnull§)\ndef f(v): return G", "", ", 'rb'"),
     "attribute that a setter set": (
-        (
-            "class F:\n n = 0\n def with_n(self, n):\n  self.n = n\n  return self\n def __call__(self, v): return"
-            " self.n\nf = F().with_n(1)"
-        ),
-        (
-            "class F:\n n = 0\n def with_n(self, n):\n  self.n = n\n  return self\n def __call__(self, v): return"
-            " self.n\nf = F().with_n(2)"
-        ),
+        "class F:\n n = 0\n def with_n(self, n):\n  self.n = n\n  return self\n def __call__(self, v): return self.n\n"
+        "f = F().with_n(§)",
+        "1",
+        "2",
     ),
-    "installed object": (
-        "import string\nG = string.Template('a')\ndef f(v): return G",
-        "import string\nG = string.Template('b')\ndef f(v): return G",
-    ),
+    "installed object": ("import string\nG = string.Template('§')\ndef f(v): return G", "a", "b"),
     "state descriptor": (
-        "from dagster_unified.api import ValueStateDescriptor as V\nG = V('a', list[int])\ndef f(v): return G",
-        "from dagster_unified.api import ValueStateDescriptor as V\nG = V('a', list[float])\ndef f(v): return G",
+        "from dagster_unified.api import ValueStateDescriptor as V\nG = V('a', list[§])\ndef f(v): return G",
+        "int",
+        "float",
     ),
     "slots": (
-        "class S:\n __slots__ = ('n',)\n def __init__(self, n): self.n = n\nG = [S(1), S(2)]\ndef f(v): return G",
-        "class S:\n __slots__ = ('n',)\n def __init__(self, n): self.n = n\nG = [S(1), S(3)]\ndef f(v): return G",
+        "class S:\n __slots__ = ('n',)\n def __init__(self, n): self.n = n\nG = [S(1), S(§)]\ndef f(v): return G",
+        "2",
+        "3",
     ),
 }
+"""Code with one place, and what is there before and after."""
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_functions_fingerprint_changes_with(change, tmp_path, monkeypatch):
-    before, after = (fingerprint(module(tmp_path, monkeypatch, text).f) for text in CHANGES[change])
+    code, *parts = CHANGES[change]
+    before, after = (fingerprint(module(tmp_path, monkeypatch, code.replace("§", part)).f) for part in parts)
     assert before != after
 
 
