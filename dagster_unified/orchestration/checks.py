@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
-from typing import Any, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -101,14 +102,14 @@ def sink_checks(
             " parity out"
         )
     for node in planned.graph.sinks:
-        key = assets[node.name]
+        declared = partial(asset_check, asset=assets[node.name], blocking=checks.blocking)
         if _is_read(node.sink):
             if checks.schema:
-                built.append(_schema(planned, node, node.sink, key, checks))
+                built.append(_schema(planned, node, node.sink, declared))
             if checks.unique_keys and node.sink.key:
-                built.append(_unique(planned, node, node.sink, key, checks))
+                built.append(_unique(planned, node, node.sink, declared))
             if checks.parity is not None:
-                built.append(_parity(graph, planned, node, node.sink, key, checks, checks.parity))
+                built.append(_parity(graph, planned, node, node.sink, declared, checks.parity))
     if checks.rows_within is not None:
         built += [_rows(key, checks, checks.rows_within) for key in dict.fromkeys(assets.values())]
     if checks.fresh_within is not None:
@@ -127,26 +128,25 @@ def _is_read(sink: Sink[Any]) -> TypeGuard[SparkSink[Any, Any]]:
     return isinstance(sink, SparkSink) and sink.elsewhere("/") is not None
 
 
-def _schema(
-    planned: Plan, node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks
-) -> AssetChecksDefinition:
+Declare: TypeAlias = "Callable[..., Callable[[Callable[..., AssetCheckResult]], AssetChecksDefinition]]"
+"""Dagster's `asset_check`, for the asset of a sink."""
+
+
+def _schema(planned: Plan, node: SinkNode, sink: SparkSink[Any, Any], declared: Declare) -> AssetChecksDefinition:
     records = planned.graph.written_to(node.id)
 
-    @asset_check(
-        name=_name(node, "schema"),
-        asset=key,
-        blocking=checks.blocking,
-        description=f"The table of {node.name} has the columns of {records.describe()}.",
+    @declared(
+        name=_name(node, "schema"), description=f"The table of {node.name} has the columns of {records.describe()}."
     )
     def check() -> AssetCheckResult:
         if not sink.exists():
             return _nothing(planned, node)
         actual = {f.name: f.dataType.simpleString() for f in spark_schema(sink.dataset(records).schema)}
-        declared = {f.name: f.dataType.simpleString() for f in spark_schema(sink.schema_of(records))}
+        wanted = {f.name: f.dataType.simpleString() for f in spark_schema(sink.schema_of(records))}
         wrong = [
-            f"'{n}' is {actual.get(n, 'missing')}, and should be {t}" for n, t in declared.items() if actual.get(n) != t
+            f"'{n}' is {actual.get(n, 'missing')}, and should be {t}" for n, t in wanted.items() if actual.get(n) != t
         ]
-        more = sorted(set(actual) - set(declared))
+        more = sorted(set(actual) - set(wanted))
         return AssetCheckResult(
             passed=not wrong,
             description="; ".join(wrong) or "as declared",
@@ -156,16 +156,11 @@ def _schema(
     return check
 
 
-def _unique(
-    planned: Plan, node: SinkNode, sink: SparkSink[Any, Any], key: AssetKey, checks: Checks
-) -> AssetChecksDefinition:
+def _unique(planned: Plan, node: SinkNode, sink: SparkSink[Any, Any], declared: Declare) -> AssetChecksDefinition:
     columns, records = list(sink.key), planned.graph.written_to(node.id)
 
-    @asset_check(
-        name=_name(node, "unique_keys"),
-        asset=key,
-        blocking=checks.blocking,
-        description=f"No two rows of {node.name} have the same {', '.join(columns)}.",
+    @declared(
+        name=_name(node, "unique_keys"), description=f"No two rows of {node.name} have the same {', '.join(columns)}."
     )
     def check() -> AssetCheckResult:
         if not sink.exists():
@@ -246,16 +241,13 @@ def _parity(
     planned: Plan,
     node: SinkNode,
     sink: SparkSink[Any, Any],
-    key: AssetKey,
-    checks: Checks,
+    declared: Declare,
     parity: Parity,
 ) -> AssetChecksDefinition:
     records = planned.graph.written_to(node.id)
 
-    @asset_check(
+    @declared(
         name=_name(node, "parity"),
-        asset=key,
-        blocking=checks.blocking,
         required_resource_keys={"spark"},
         description=f"BATCH over a slice of the input gives what {node.name} holds.",
     )
