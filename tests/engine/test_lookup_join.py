@@ -281,61 +281,45 @@ class Strict(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("changed", "error", "message"),
     [
-        ((table(), "origin", {"name": "name"}, Located), PipelineError, "table 'airports': no field 'origin'"),
+        ({"on": "origin"}, PipelineError, "table 'airports': no field 'origin'"),
+        ({"on": {"org": "faa"}}, PipelineError, "no field 'org' in .*did you mean 'origin'"),
+        ({"on": {"n": "faa"}}, RecordTypeError, "field 'n' is a int64 and the table's 'faa' a string"),
+        ({"on": {}}, PipelineError, "on is a field that both have"),
+        ({"on": ["origin"]}, PipelineError, "on is a field that both have"),
+        ({"columns": {"n": "name"}}, PipelineError, "the stream has a field 'n' already"),
+        ({"columns": {"named": "name"}}, RecordTypeError, "field 'named' is not in output_type"),
+        ({"columns": ["name"]}, PipelineError, r"columns= says which .* and is \['name'\]"),
+        ({}, PipelineError, "no field 'lat'"),
         (
-            (table(), {"org": "faa"}, {"name": "name"}, Located),
-            PipelineError,
-            "no field 'org' in .*did you mean 'origin'",
-        ),
-        (
-            (table(), {"n": "faa"}, {"name": "name"}, Located),
-            RecordTypeError,
-            "field 'n' is a int64 and the table's 'faa' a string",
-        ),
-        ((table(), {"origin": "faa"}, {"n": "name"}, Located), PipelineError, "the stream has a field 'n' already"),
-        (
-            (table(), {"origin": "faa"}, {"named": "name"}, Located),
-            RecordTypeError,
-            "field 'named' is not in output_type",
-        ),
-        (
-            (table(), {"origin": "faa"}, {"name": "name"}, Strict),
+            {"output_type": Strict},
             RecordTypeError,
             "field 'name' is None where nothing is found.*or use how='inner'",
         ),
         (
-            (table(), {"origin": "faa"}, {"name": "lat"}, Strict),
+            {"columns": {"name": "lat"}, "output_type": Strict},
             RecordTypeError,
             "field 'name' is a double, and output_type says string",
         ),
-        ((table(), {"origin": "faa"}, {"name": "name"}, Located), PipelineError, "no field 'lat'"),
-        ((table(), "origin", {}, Flight), PipelineError, "table 'airports': no field 'origin'"),
-        ((table(), {}, {"name": "name"}, Located), PipelineError, "on is a field that both have"),
-        ((table(), ["origin"], {"name": "name"}, Located), PipelineError, "on is a field that both have"),
-        ((table(), {"origin": "faa"}, ["name"], Located), PipelineError, r"columns= says which .* and is \['name'\]"),
         (
-            (table(), {"origin": "faa"}, {"name": "name"}, Origin, "inner"),
+            {"output_type": Origin, "how": "inner"},
             RecordTypeError,
             "field 'origin' may be None before, and output_type does not allow that",
         ),
+        ({"table": RateSource(1, "r")}, PipelineError, "expected a bounded source"),
         (
-            (RateSource(1, "r"), {"origin": "faa"}, {"name": "name"}, Located),
-            PipelineError,
-            "expected a bounded source",
-        ),
-        (
-            (CsvSource("/tmp/x.csv", Airport, on_malformed="drop"), {"origin": "faa"}, {}, Flight),
+            {"table": CsvSource("/tmp/x.csv", Airport, on_malformed="drop"), "columns": {}, "output_type": Flight},
             PipelineError,
             "use on_malformed='fail'",
         ),
     ],
 )
-def test_errors_while_the_graph_is_built(arguments, error, message):
+def test_errors_while_the_graph_is_built(changed, error, message):
     stream = Pipeline("p").from_collection(FLIGHTS, Flight)
+    given = {"table": table(), "on": {"origin": "faa"}, "columns": {"name": "name"}, "output_type": Located, **changed}
     with pytest.raises(error, match=rf"operator 'lookup_join': .*{message}"):
-        stream.lookup_join(*arguments)
+        stream.lookup_join(**given)
 
 
 def test_a_dict_is_not_looked_up():

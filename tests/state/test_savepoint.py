@@ -199,108 +199,102 @@ def test_a_copy_of_a_checkpoint_without_tables_is_an_error_that_says_so(tmp_path
         Savepoint.read(str(tmp_path))
 
 
+def with_timers(**columns):
+    return {"table": COUNTS, "timers": pa.table({"f0": ["a"], **columns})}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"table": COUNTS, "key": "shop"},
+            " is keyed by f0, and the table by shop; name the columns as the operator does",
+        ),
+        (
+            {"table": COUNTS.rename_columns(["shop", "count"])},
+            ": there is no column 'f0' for its key; there are shop, count",
+        ),
+        (
+            {"table": pa.table({"f0": [1], "count": [1]})},
+            ": key 'f0' is declared str, and the savepoint has int64; fields may be added with a default, dropped,"
+            " widened or made optional; otherwise keep the type as it was",
+        ),
+        ({"table": pa.table({"f0": ["a", "b", "a"]})}, ": several rows have the key 'a'; give each key one row"),
+        ({"table": pa.table({"f0": ["a", None]})}, ": a row has no key; fill in f0, or leave the row out"),
+        (
+            {"table": pa.table({"f0": ["a"], "count": pa.array([2**63], pa.uint64())})},
+            ": a value does not fit the state's column: Integer value 9223372036854775808 not in range: 0 to"
+            " 9223372036854775807",
+        ),
+        (
+            {"table": COUNTS.append_column("count", COUNTS["count"])},
+            ": several columns have the name 'count'; give each another",
+        ),
+        ({"table": [1]}, ": expected an Arrow table or a DataFrame, and was given list"),
+        (
+            {"table": COUNTS.append_column("__encoded", pa.array(["x"] * len(COUNTS)))},
+            ": column '__encoded' is of type string, and its name is one of the library's own; give it another",
+        ),
+        (
+            with_timers(),
+            ": its timers have no column 'timestamp'; give f0 and timestamp, and where it is not event time a domain,"
+            " 'event' or 'processing'",
+        ),
+        (
+            with_timers(timestamp=["noon"]),
+            ": the timestamp of a timer is of type string; give a timestamp, or whole milliseconds since the epoch",
+        ),
+        (
+            with_timers(timestamp=pa.array([None], pa.int64())),
+            ": the timestamp of a timer is None; give a timestamp, or whole milliseconds since the epoch",
+        ),
+        (
+            with_timers(timestamp=pa.array([2**63], pa.uint64())),
+            ": the timestamp of a timer is no int of 64 bits: Integer value 9223372036854775808 not in range: 0 to"
+            " 9223372036854775807",
+        ),
+        (
+            with_timers(f0=pa.array([None], pa.string()), timestamp=[1]),
+            ": a timer has no key; fill in f0, or leave the timer out",
+        ),
+        *(
+            (
+                with_timers(timestamp=[1], generation=generation),
+                ": the generation of a timer is a whole number of at least 0; leave the column out, or give it one",
+            )
+            for generation in (["x"], [-1], pa.array([None], pa.int64()))
+        ),
+    ],
+)
+def test_what_is_no_state_of_an_operator_is_an_error_when_it_is_given(given, message):
+    with pytest.raises(StateError) as raised:
+        Savepoint.new(shops()).with_state("counts", **given)
+    assert str(raised.value) == f"shops: operator 'counts'{message}"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (
             lambda new: new.with_state("count", COUNTS),
-            "shops: no operator with state has the uid 'count': there are counts; did you mean 'counts'?",
-        ),
-        (
-            lambda new: new.with_state("counts", COUNTS, key="shop"),
-            "shops: operator 'counts' is keyed by f0, and the table by shop; name the columns as the operator does",
-        ),
-        (
-            lambda new: new.with_state("counts", COUNTS.rename_columns(["shop", "count"])),
-            "shops: operator 'counts': there is no column 'f0' for its key; there are shop, count",
-        ),
-        (
-            lambda new: new.with_state("counts", pa.table({"f0": [1], "count": [1]})),
-            "shops: operator 'counts': key 'f0' is declared str, and the savepoint has int64; fields may be added with"
-            " a default, dropped, widened or made optional; otherwise keep the type as it was",
-        ),
-        (
-            lambda new: new.with_state("counts", pa.table({"f0": ["a", "b", "a"]})),
-            "shops: operator 'counts': several rows have the key 'a'; give each key one row",
-        ),
-        (
-            lambda new: new.with_state("counts", pa.table({"f0": ["a", None]})),
-            "shops: operator 'counts': a row has no key; fill in f0, or leave the row out",
-        ),
-        (
-            lambda new: new.with_state("counts", pa.table({"f0": ["a"], "count": pa.array([2**63], pa.uint64())})),
-            "shops: operator 'counts': a value does not fit the state's column: Integer value 9223372036854775808 not"
-            " in range: 0 to 9223372036854775807",
-        ),
-        (
-            lambda new: new.with_state("counts", COUNTS, timers=pa.table({"f0": ["a"]})),
-            "shops: operator 'counts': its timers have no column 'timestamp'; give f0 and timestamp, and where it is"
-            " not event time a domain, 'event' or 'processing'",
-        ),
-        (
-            lambda new: new.with_state("counts", COUNTS, timers=pa.table({"f0": ["a"], "timestamp": ["noon"]})),
-            "shops: operator 'counts': the timestamp of a timer is of type string; give a timestamp, or whole"
-            " milliseconds since the epoch",
-        ),
-        (
-            lambda new: new.with_state(
-                "counts", COUNTS, timers=pa.table({"f0": ["a"], "timestamp": pa.array([None], pa.int64())})
-            ),
-            "shops: operator 'counts': the timestamp of a timer is None; give a timestamp, or whole milliseconds since"
-            " the epoch",
-        ),
-        (
-            lambda new: new.with_state(
-                "counts", COUNTS, timers=pa.table({"f0": pa.array([None], pa.string()), "timestamp": [1]})
-            ),
-            "shops: operator 'counts': a timer has no key; fill in f0, or leave the timer out",
-        ),
-        (
-            lambda new: new.with_state("counts", COUNTS.append_column("count", COUNTS["count"])),
-            "shops: operator 'counts': several columns have the name 'count'; give each another",
-        ),
-        (
-            lambda new: new.with_state("counts", [1]),
-            "shops: operator 'counts': expected an Arrow table or a DataFrame, and was given list",
+            "no operator with state has the uid 'count': there are counts; did you mean 'counts'?",
         ),
         (
             lambda new: new.with_position("sale", Unread()),
-            "shops: no source has the uid 'sale': there are sales; did you mean 'sales'?",
+            "no source has the uid 'sale': there are sales; did you mean 'sales'?",
         ),
         (
             lambda new: new.with_position("sales", 5),
-            "shops: the position of source 'sales' is one of Unread, EverythingRead, PartitionsRead, FilesRead,"
+            "the position of source 'sales' is one of Unread, EverythingRead, PartitionsRead, FilesRead,"
             " OffsetsRead, SparkOffset (dagster_unified.state), and not 5",
         ),
-        (
-            lambda new: new.with_state("counts", COUNTS.append_column("__encoded", pa.array(["x"] * len(COUNTS)))),
-            "shops: operator 'counts': column '__encoded' is of type string, and its name is one of the library's own;"
-            " give it another",
-        ),
-        (
-            lambda new: new.with_state(
-                "counts", COUNTS, timers=pa.table({"f0": ["a"], "timestamp": pa.array([2**63], pa.uint64())})
-            ),
-            "shops: operator 'counts': the timestamp of a timer is no int of 64 bits: Integer value"
-            " 9223372036854775808 not in range: 0 to 9223372036854775807",
-        ),
-        *(
-            (
-                lambda new, generation=generation: new.with_state(
-                    "counts", COUNTS, timers=pa.table({"f0": ["a"], "timestamp": [1], "generation": generation})
-                ),
-                "shops: operator 'counts': the generation of a timer is a whole number of at least 0; leave the column"
-                " out, or give it one",
-            )
-            for generation in (["x"], [-1], pa.array([None], pa.int64()))
-        ),
-        (lambda new: new.without("counts"), "shops: the savepoint has no state of 'counts': there is state of none"),
+        (lambda new: new.without("counts"), "the savepoint has no state of 'counts': there is state of none"),
     ],
 )
-def test_what_is_no_state_of_the_pipeline_is_an_error_when_it_is_given(change, message):
+def test_what_the_pipeline_does_not_have_is_an_error_when_it_is_given(change, message):
     with pytest.raises(StateError) as raised:
         change(Savepoint.new(shops()))
-    assert str(raised.value) == message
+    assert str(raised.value) == f"shops: {message}"
 
 
 def test_keys_are_those_that_records_have():
