@@ -173,13 +173,13 @@ def program(
 
     Without a `layout` it takes the input of its first operator, which may be keyed; else a stream of these columns.
     """
-    head = plan.graph.node(links[0].node) if layout is None else None
+    head = plan.graph.nodes[links[0].node] if layout is None else None
     columns = plan.input_layout(links[0].node) if layout is None else layout
     return Program(
         pipeline=plan.name,
         stage=stage,
         input=columns,
-        steps=tuple(_step(plan, plan.graph.node(link.node), link.parent, link.tag) for link in links),
+        steps=tuple(_step(plan, plan.graph.nodes[link.node], link.parent, link.tag) for link in links),
         outputs=tuple(outputs),
         keyed=keyed_input(head, columns.records) if head is not None and head.key is not None else None,
         options=_keyed_options(plan.execution, last_event_time),
@@ -285,7 +285,7 @@ class ExecutionGraph:
                 continue
             reads = [edge for edge in graph.inputs(number) if edge.source in depth_of]
             depths = (depth_of[e.source] + (e.partitioning.kind is not ExchangeKind.FORWARD) for e in reads)
-            node = graph.node(number)
+            node = graph.nodes[number]
             chain = (chains if node.needs_worker else alone).of(number)
             vertex = Vertex(self._with_carried(chain), max(depths, default=0), _runs(node))
             vertices.append(vertex)
@@ -361,7 +361,7 @@ def _runs(node: g.Node) -> Runs:
 
 def channels(plan: Plan, edge: Edge) -> int:
     """Return how many subtasks an exchange chooses from."""
-    node = plan.graph.node(edge.target)
+    node = plan.graph.nodes[edge.target]
     return plan.subtasks.get(node.id) or chosen_from(plan.graph, edge, node, plan.execution.parallelism)
 
 
@@ -370,7 +370,7 @@ def channel_selector(plan: Plan, edge: Edge, count: int, place: str = "") -> Cha
 
     An error says `place`, if it is given, for the operator.
     """
-    kind, key, node = edge.partitioning.kind, edge.partitioning.key, plan.graph.node(edge.target)
+    kind, key, node = edge.partitioning.kind, edge.partitioning.key, plan.graph.nodes[edge.target]
     if kind is ExchangeKind.FORWARD:
         return None
     if kind is ExchangeKind.GLOBAL:

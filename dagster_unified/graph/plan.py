@@ -105,7 +105,7 @@ class Plan:
     def code_of(self, region: Region) -> str:
         """A fingerprint of a region's code and of all that comes before it, whatever their sources hold just now."""
         nodes = sorted(self.graph.upstream(*region.nodes))
-        return digest(*(digest(*own_parts(self.graph.node(n), with_input=False).values()) for n in nodes))
+        return digest(*(digest(*own_parts(self.graph.nodes[n], with_input=False).values()) for n in nodes))
 
     def identifies_input(self, region: Region) -> bool:
         """Return whether a region's fingerprint changes with all that its sources hold."""
@@ -343,7 +343,7 @@ def _fingerprint(
 
 def column_lineage(plan: Plan, region: Region, node_id: int) -> Lineage | None:
     """Where the columns of a node's output come from, or None where that is not known."""
-    node, edges = plan.graph.node(node_id), plan.graph.inputs(node_id)
+    node, edges = plan.graph.nodes[node_id], plan.graph.inputs(node_id)
     if node_id not in region.nodes or not edges:
         return {name: frozenset({(node_id, name)}) for name in node.records.names} if node.records else None
     if len(edges) != 1 or edges[0].tag is not None:

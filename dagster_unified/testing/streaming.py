@@ -236,7 +236,7 @@ class _Query:
             passed = log if self.pace.micro_batch is None else log[: self.epoch.number]
             if passed:
                 last = passed[-1]
-                uid = self.plan.graph.node(n).uid
+                uid = self.plan.graph.nodes[n].uid
                 self.time.reached(uid, last.watermark, last.last_event_time)
                 if last.ended:
                     self.time.ended({uid: {ALL}})
@@ -512,7 +512,7 @@ class _Line:
     def _natively(self, nodes: Sequence[int], batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
         """Run native operators on a batch; return None where they leave no record."""
         for number in nodes if batch is not None else ():
-            node, layout = self.plan.graph.node(number), self.plan.input_layout(number)
+            node, layout = self.plan.graph.nodes[number], self.plan.input_layout(number)
             timed = to_timed(layout, batch)
             records = run_native(self.plan.name, node, layout, timed, self._tables.get(number, ()))
             if not records:

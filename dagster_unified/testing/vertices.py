@@ -96,7 +96,7 @@ class Inputs:
         self._edges = {
             head: [(edge.port, self.plan.layout(edge.port)) for edge in found]
             for head, found in edges.items()
-            if isinstance(self.plan.graph.node(head), g.IterationNode)
+            if isinstance(self.plan.graph.nodes[head], g.IterationNode)
         }
         self._main = {head: self._routes(found, False) for head, found in edges.items()}
         self._broadcast = {head: self._routes(found, True) for head, found in edges.items()}
@@ -193,7 +193,7 @@ class Vertices:
         """What the vertices have measured in the latest run."""
 
         self._clock, self._tables = clock, tables
-        self._vertices = [(vertex, self.plan.graph.node(vertex.head)) for vertex in graph.vertices]
+        self._vertices = [(vertex, self.plan.graph.nodes[vertex.head]) for vertex in graph.vertices]
         self._programs: dict[int, Shipped[Program]] = {}
         self._listening: set[int] = set()
         """The vertices in which a function hears of committed epochs."""
