@@ -207,14 +207,8 @@ class RecordType:
 
         Raises `RecordTypeError` for a null where the type does not allow None, such as one of a file.
         """
+        self.check_nulls(batch)
         columns = []
-        for i, info in _required(self.python):
-            path = forbidden_null(batch.column(i), info)
-            if path is not None:
-                raise RecordTypeError(
-                    f"field '{self.names[i]}{path}' of {type_name(self.python)} is null, and its type does not allow"
-                    " None; declare it optional (`| None`), or leave such rows out before"
-                )
         for i, decode in enumerate(_decoders(self.python)):
             try:
                 values = python_values(batch.column(i))
@@ -225,6 +219,16 @@ class RecordType:
                 ) from error
             columns.append(values if decode is None else self._decoded(i, decode, values))
         return self.records(columns)
+
+    def check_nulls(self, batch: pa.RecordBatch) -> None:
+        """Raise `RecordTypeError` for a null where the type does not allow None."""
+        for i, info in _required(self.python):
+            path = forbidden_null(batch.column(i), info)
+            if path is not None:
+                raise RecordTypeError(
+                    f"field '{self.names[i]}{path}' of {type_name(self.python)} is null, and its type does not allow"
+                    " None; declare it optional (`| None`), or leave such rows out before"
+                )
 
     @cached_property
     def fit(self) -> Fit:

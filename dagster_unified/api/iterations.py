@@ -582,8 +582,8 @@ class _Delta(IterationBody):
         combiner = None
         if isinstance(self.function, BatchDeltaFunction) and isinstance(self.combiner, Mapping):
             combiner = CombineColumns(self.work, self.work_key.fields, self.combiner, self.where)
-        key = self.key
-        return Solutions(self.solution, self.work, self.tag, key.fields, key.computed, self.work_key.fields, combiner)
+        key, of_work = self.key, self.work_key.fields
+        return Solutions(self.solution, self.work, self.rows, self.tag, key.fields, key.computed, of_work, combiner)
 
     def _key(self, what: str, stream: DataStream[Any]) -> Key:
         if not isinstance(stream, KeyedStream):

@@ -136,7 +136,7 @@ BROADCAST = 2**31 - 1
 """The number of the group's copy of broadcast state."""
 
 COLUMNS = 2**30
-"""The number of the first column of the group's solution set, in a delta iteration over Arrow batches."""
+"""The number of the first column of the group's solution set, in a delta iteration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +166,6 @@ class KeyedOperator:
 
     takes_batches = False
     """Whether it takes records as an Arrow batch of many keys, and keeps state in pages of its own."""
-
-    ends_iterations = False
-    """Whether it acts itself at the end of an iteration."""
 
     tells_listeners = False
     """Whether it notifies `CheckpointListener`s itself, so that its driver need not."""

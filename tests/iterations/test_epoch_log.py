@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from upath import UPath
 
-from dagster_unified.engine.iterations.epoch_log import BEFORE, Begun, Epoch, EpochLog, Input, StoredState
+from dagster_unified.engine.iterations.epoch_log import BEFORE, FORMAT, Begun, Epoch, EpochLog, Input, StoredState
 from dagster_unified.engine.iterations.files import (
     Block,
     EpochFile,
@@ -172,7 +172,7 @@ def test_rounds_in_a_bucket_are_gone_on_after_and_committed_by_one_process(bucke
 
 def streamed(folder, bounded=False):
     log = EpochLog(str(folder), "p: iteration 'loop'")
-    log.begin(Begun(2, bounded, [["step"]], ["n: int64"], format=2))
+    log.begin(Begun(2, bounded, [["step"]], ["n: int64"], format=FORMAT))
     return log
 
 
@@ -226,7 +226,9 @@ def test_a_log_of_another_format_is_an_error(tmp_path):
     streamed(tmp_path)  # it had no state
     (tmp_path / "begun.json").write_text('{"parallelism":2,"bounded":false,"operators":[],"slots":[]}')
     (tmp_path / "round-0000000001.json").write_text("{}")
-    with pytest.raises(StateError, match="is of format 1, and this version reads 2; stop the job with a savepoint"):
+    with pytest.raises(
+        StateError, match=f"is of format 1, and this version reads {FORMAT}; stop the job with a savepoint"
+    ):
         streamed(tmp_path)
 
 

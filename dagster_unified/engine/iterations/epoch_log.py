@@ -28,7 +28,7 @@ from dagster_unified.errors import StateError
 from dagster_unified.operators.iteration import Loop
 from dagster_unified.operators.metrics import GaugeRange, merge
 
-FORMAT = 2
+FORMAT = 3
 """Of the log's files."""
 
 BEFORE = -1

@@ -141,7 +141,7 @@ class GroupedOperator:
 
     def end_of_iteration(self, group: Group) -> None:
         """End an iteration, for all keys that have state."""
-        if not self.operator.listeners and not self.operator.ends_iterations:
+        if not self.operator.listeners:
             return
         self.load_all(group)
         subtask_key = self.operator.subtask_key
