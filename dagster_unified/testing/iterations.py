@@ -22,10 +22,11 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.functions.base import Subtask
 from dagster_unified.operators.iteration import Inbox, Level, Loop, Message, SubtaskEpoch, into, run_subtask
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.operator import PageStore
-from dagster_unified.operators.routing import Sender
-from dagster_unified.testing.records import Timed, shipped, to_batch, to_timed
+from dagster_unified.operators.routing import Sender, in_columns
+from dagster_unified.testing.records import shipped
 
 SUBTASKS = 2
 """Where an iteration has no parallelism of its own: what works in one subtask only is found."""
@@ -35,7 +36,7 @@ class HarnessLoop(IterationLoop[Message]):
     """The loop of an iteration in the harness."""
 
     def __init__(self, plan: Plan, node: g.IterationNode, clock: Callable[[], int]) -> None:
-        self._plan, self._node = plan, node
+        self._node = node
         loop = compile_loop(plan, node, node.parallelism or plan.execution.parallelism or SUBTASKS)
         super().__init__(loop, InMemory(loop, clock), not node.takes_input_in_all_rounds)
         multiplies = node.takes_input_in_all_rounds and plan.execution.mode == "STREAMING"
@@ -68,27 +69,28 @@ class HarnessLoop(IterationLoop[Message]):
         if self._guard is not None:
             self._guard.check(ended.feedback)
 
-    def micro_batch(self, inputs: Sequence[Sequence[Timed]], ends: bool) -> list[list[Timed]]:
-        """What leaves the iteration in a micro-batch: BATCH has one."""
+    def micro_batch(self, inputs: Iterable[pa.RecordBatch | None], ends: bool) -> Iterator[list[pa.RecordBatch]]:
+        """Run a micro-batch with what has come to each input, and yield what leaves by each output: BATCH has one."""
         self._take(inputs)
         ended = self.run(self._micro_batches, ends)
         self._micro_batches += 1
         self.metrics.add_later(ended.metrics)
         outputs, self._outputs = self._outputs + outputs_of(self.loop, ended.sent), []
-        return [
-            [timed for one in outputs if one.slot == slot.number for timed in to_timed(tail.layout, one.batch)]
-            for slot, tail in zip(self.loop.outputs, self._node.outputs, strict=True)
-        ]
+        for slot, tail in zip(self.loop.outputs, self._node.outputs, strict=True):
+            schema = StreamLayout(tail.layout.records, self._node.timestamped).schema
+            columns = tuple(name if name in tail.layout.schema.names else None for name in schema.names)
+            yield [in_columns(message.batch, columns, schema) for message in outputs if message.slot == slot.number]
 
-    def _take(self, inputs: Sequence[Sequence[Timed]]) -> None:
+    def _take(self, inputs: Iterable[pa.RecordBatch | None]) -> None:
         """Send the records of the inputs to where they are read."""
-        for number, (head, records) in enumerate(zip(self._node.heads, inputs, strict=True)):
+        for number, (input_route, batch) in enumerate(zip(self.loop.inputs, inputs, strict=True)):
+            if batch is None:
+                continue
             taken = self._replayed if number in self.loop.replayed else self._once
             for subtask in range(self.loop.parallelism):
-                own = list(records)[subtask :: self.loop.parallelism]
-                if own:
-                    batch = to_batch(self._plan.name, head.layout, own)
-                    taken += into(self.loop.inputs[number], batch, Sender(subtask))
+                rows = batch.take(pa.array(range(subtask, batch.num_rows, self.loop.parallelism), pa.int64()))
+                if rows.num_rows:
+                    taken += into(input_route, rows, Sender(subtask))
 
 
 class _States:

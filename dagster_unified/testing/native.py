@@ -26,31 +26,32 @@ from dagster_unified.operators.windows.assigners import ByEventTime, MergingWind
 _TABLE = "dagster_unified_input"
 _LOOKED_UP = "dagster_unified_looked_up"
 START, END = "__start", "__end"
-Timed = tuple[Any, "int | None"]
 
 
 def run_native(
     pipeline: str,
     node: g.Node,
     layout: StreamLayout,
-    arriving: list[Timed],
-    looked_up: Sequence[Any] = (),
+    arriving: pa.RecordBatch,
+    looked_up: pa.RecordBatch | None = None,
     marks: Sequence[int] | None = None,
-) -> list[Timed]:
+) -> pa.RecordBatch:
     """Run a native operation on these records.
 
     A lookup also needs the records of its table; windows, the watermarks at which each record came.
     """
     assert node.records is not None
     where = f"{pipeline}: operator '{node.name}'"
-    if not arriving:
-        return []
+    schema = StreamLayout(node.records, node.timestamped).schema
+    if not arriving.num_rows:
+        return pa.RecordBatch.from_pylist([], schema)
     duckdb, sql = _libraries()
-    batch = layout.records.to_batch([r for r, _ in arriving])
-    table = pa.Table.from_batches([batch.append_column(TIMESTAMP, pa.array([t for _, t in arriving], pa.int64()))])
+    table = pa.Table.from_batches([arriving])
+    if not layout.timestamped:
+        table = table.append_column(TIMESTAMP, pa.nulls(table.num_rows, pa.int64()))
     columns = [sql(c, pipeline, node) for c in getattr(node, "columns", ())]
     with duckdb.connect() as connection:
-        for name, rows in _tables(node, pipeline, table, arriving, looked_up, marks).items():
+        for name, rows in _tables(node, pipeline, layout, table, looked_up, marks).items():
             connection.register(name, rows)
         try:
             result = connection.sql(_statement(node, pipeline, layout, columns)).to_arrow_table()
@@ -63,12 +64,13 @@ def run_native(
                 f" {said}; correct the names and types that it uses"
             ) from error
     results = [_typed(where, field, result.column(field.name).combine_chunks()) for field in node.records.schema]
-    times = result.column(TIMESTAMP).to_pylist() if node.timestamped else [None] * result.num_rows
     try:
-        records = node.records.from_batch(cast(results, node.records.schema))
+        records = cast(results, node.records.schema)
     except pa.ArrowInvalid as error:
         raise too_large(where, _beyond(results, node.records.schema)) from error
-    return list(zip(records, times, strict=True))
+    node.records.check_nulls(records)
+    times = [result.column(TIMESTAMP).combine_chunks()] if node.timestamped else []
+    return pa.RecordBatch.from_arrays([*records.columns, *times], schema=schema)
 
 
 def _beyond(columns: Sequence[pa.Array], schema: pa.Schema) -> list[str]:
@@ -116,9 +118,9 @@ def _typed(where: str, field: pa.Field, column: pa.Array) -> pa.Array:
 def _tables(
     node: g.Node,
     pipeline: str,
+    layout: StreamLayout,
     table: pa.Table,
-    arriving: list[Timed],
-    looked_up: Sequence[Any],
+    looked_up: pa.RecordBatch | None,
     marks: Sequence[int] | None,
 ) -> dict[str, pa.Table]:
     return {_TABLE: table}
@@ -128,9 +130,9 @@ def _tables(
 def _looked_up_tables(
     node: g.LookupNode,
     pipeline: str,
+    layout: StreamLayout,
     table: pa.Table,
-    arriving: list[Timed],
-    looked_up: Sequence[Any],
+    looked_up: pa.RecordBatch | None,
     marks: Sequence[int] | None,
 ) -> dict[str, pa.Table]:
     import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
@@ -141,19 +143,19 @@ def _looked_up_tables(
                 f"{pipeline}: operator '{node.name}': the key '{name}' is nan, which equals nothing; filter such"
                 " records out before lookup_join"
             )
-    return {_TABLE: table, _LOOKED_UP: pa.Table.from_batches([node.source.records.to_batch(list(looked_up))])}
+    return {_TABLE: table, _LOOKED_UP: pa.Table.from_batches([looked_up])}
 
 
 @_tables.register(g.WindowAggregateNode)
 def _windowed_tables(
     node: g.WindowAggregateNode,
     pipeline: str,
+    layout: StreamLayout,
     table: pa.Table,
-    arriving: list[Timed],
-    looked_up: Sequence[Any],
+    looked_up: pa.RecordBatch | None,
     marks: Sequence[int] | None,
 ) -> dict[str, pa.Table]:
-    return {_TABLE: _in_windows(pipeline, node, table, arriving, marks or [MIN_TIMESTAMP] * len(arriving))}
+    return {_TABLE: _in_windows(pipeline, node, layout, table, marks or [MIN_TIMESTAMP] * table.num_rows)}
 
 
 @singledispatch
@@ -219,14 +221,16 @@ def _quoted(names: Sequence[str]) -> list[str]:
 
 
 def _in_windows(
-    pipeline: str, node: g.WindowAggregateNode, table: pa.Table, arriving: list[Timed], marks: Sequence[int]
+    pipeline: str, node: g.WindowAggregateNode, layout: StreamLayout, table: pa.Table, marks: Sequence[int]
 ) -> pa.Table:
     """Return each row once for every window that it is in, with the bounds, unless the window was over when it came."""
     assert node.records is not None
     columns = [table.column(name).to_pylist() for name in node.key.fields]
     keys = [msgpack.encode(one_form(key)) for key in zip(*columns, strict=True)]
     by_key: dict[bytes, list[tuple[Any, int, int]]] = {}
-    for row, ((record, timestamp), mark) in enumerate(zip(arriving, marks, strict=True)):
+    (batch,) = table.combine_chunks().to_batches()
+    timed = zip(layout.records.from_batch(batch), table.column(TIMESTAMP).to_pylist(), marks, strict=True)
+    for row, (record, timestamp, mark) in enumerate(timed):
         if timestamp is None:
             raise RecordTypeError(
                 f"{pipeline}: operator '{node.name}': a record has no event time; assign timestamps before the window"

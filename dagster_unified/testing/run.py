@@ -90,7 +90,7 @@ def run_pipeline(
 def _run_batch(decided: Plan, batches: Mapping[int, pa.RecordBatch], clock: Callable[[], int], order: Order) -> Result:
     graph = ExecutionGraph(decided, decided.name, tuple(node.id for node in decided.graph.nodes))
     sources = {node.id for node in decided.graph.sources}
-    tables = {n.id: n.source.records.from_batch(batches[n.id]) for n in decided.graph.readers if n.id not in sources}
+    tables = {n.id: batches[n.id] for n in decided.graph.readers if n.id not in sources}
     vertices = Vertices(graph, order, clock, tables)
     arrived = vertices.run({Port(n): {0: [vertices.inputs.keyed(Port(n), batches[n])]} for n in sources})
     for loop in vertices.loops.values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -33,7 +33,7 @@ from dagster_unified.operators.routing import EVERYWHERE, Route, RoutedProgram, 
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import Kept, Mark
 from dagster_unified.testing.native import run_native
-from dagster_unified.testing.records import Timed, shipped, to_batch, to_timed
+from dagster_unified.testing.records import shipped, to_timed
 from dagster_unified.testing.vertices import Order, Streams, Vertices, check_keys
 
 KEYS_PER_PAGE = 8
@@ -171,9 +171,7 @@ class _Query:
         """What was measured since time was last taken, in each micro-batch."""
 
         self.measured = Metrics()
-        tables = {
-            n.id: _records_of(n, job_data.inputs[n.uid]) for n in plan.graph.readers if n not in plan.graph.sources
-        }
+        tables = {n.id: job_data.inputs[n.uid] for n in plan.graph.readers if n not in plan.graph.sources}
         self.line: _Line | None = None
         if isinstance(query, KeyGroupQueryPlan):
             self.line = _Line(plan, query.stages, self.epoch, pace.order, tables)
@@ -291,19 +289,14 @@ class _Query:
         log.append(_LoggedOutput(batches, watermark, last_event_time, ended))
 
 
-def _records_of(node: Any, batch: pa.RecordBatch) -> list[Any]:
-    records: list[Any] = node.source.records.from_batch(batch)
-    return records
-
-
 class _UntilTheEnd(Vertices):
     """The operators of a query of a native aggregate, of which the harness emits the results at the end of input."""
 
-    def __init__(self, graph: ExecutionGraph, pace: Pace, tables: Mapping[int, Sequence[Any]], time: JobTime) -> None:
+    def __init__(self, graph: ExecutionGraph, pace: Pace, tables: Mapping[int, pa.RecordBatch], time: JobTime) -> None:
         super().__init__(graph, pace.order, pace.clock, tables)
         self._time = time
-        self._kept: dict[int, list[tuple[Timed, int]]] = {}
-        """For each native aggregate, the records that have come, each with the watermark at which it came."""
+        self._kept: dict[int, list[tuple[pa.RecordBatch, int]]] = {}
+        """For each native aggregate, the records that have come, with the watermark at which they came."""
 
     def _native(self, node: g.Node, streams: Streams) -> None:
         if not node.aggregates_natively:
@@ -313,15 +306,15 @@ class _UntilTheEnd(Vertices):
         mark, kept = latest.watermarks.get(node.uid, MIN_TIMESTAMP), self._kept.setdefault(node.id, [])
         for batch in self.inputs.of(node.id, streams).values():
             check_keys(self.plan, node, layout, batch)
-            for record, time in to_timed(layout, batch):
-                windows = node.windows_of(record, time)
-                if windows and all(w.max_timestamp() <= mark for w in windows):
-                    self.metrics.count("late records")
-                else:
-                    kept.append(((record, time), mark))
-        if latest.end:
-            timed, marks = [timed for timed, _ in kept], [mark for _, mark in kept]
-            self._emit(streams, Port(node.id), run_native(self.plan.name, node, layout, timed, marks=marks))
+            windows = [node.windows_of(record, time) for record, time in to_timed(layout, batch)]
+            in_time = [not of or any(w.max_timestamp() > mark for w in of) for of in windows]
+            if False in in_time:
+                self.metrics.count("late records", in_time.count(False))
+            kept.append((batch.filter(pa.array(in_time, pa.bool_())), mark))
+        if latest.end and kept:
+            marks = [mark for batch, mark in kept for _ in range(batch.num_rows)]
+            arrived = pa.concat_batches([batch for batch, _ in kept])
+            self._emit(streams, Port(node.id), run_native(self.plan.name, node, layout, arrived, marks=marks))
 
 
 _Taken = list[tuple[int, int, bool, pa.RecordBatch]]
@@ -382,7 +375,7 @@ class _Line:
         topology: Topology,
         epoch: InMemoryEpoch,
         order: Order,
-        tables: Mapping[int, Sequence[Any]],
+        tables: Mapping[int, pa.RecordBatch],
     ) -> None:
         self.plan, self.topology, self.epoch, self.order, self._tables = plan, topology, epoch, order, tables
         self.heads = [(head, self._stage({HEAD: head.routed})) for head in topology.heads]
@@ -511,11 +504,8 @@ class _Line:
 
     def _natively(self, nodes: Sequence[int], batch: pa.RecordBatch | None) -> pa.RecordBatch | None:
         """Run native operators on a batch; return None where they leave no record."""
-        for number in nodes if batch is not None else ():
-            node, layout = self.plan.graph.nodes[number], self.plan.input_layout(number)
-            timed = to_timed(layout, batch)
-            records = run_native(self.plan.name, node, layout, timed, self._tables.get(number, ()))
-            if not records:
-                return None
-            batch = to_batch(self.plan.name, self.plan.layout(Port(number)).without_keys, records)
-        return batch
+        for number in nodes:
+            if batch is not None and batch.num_rows:
+                node, layout = self.plan.graph.nodes[number], self.plan.input_layout(number)
+                batch = run_native(self.plan.name, node, layout, batch, self._tables.get(number))
+        return batch if batch is None or batch.num_rows else None

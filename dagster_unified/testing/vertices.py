@@ -6,7 +6,7 @@ under the drivers of Spark's workers. Where Spark promises no order, records are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import chain
@@ -38,11 +38,11 @@ from dagster_unified.operators.keys import KeyedInput, decoded, key_columns
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.program.step import Program
-from dagster_unified.operators.routing import ChannelSelector, Rebalance, Route, Sender, encode
+from dagster_unified.operators.routing import ChannelSelector, Rebalance, Route, Sender, encode, in_columns
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.testing.iterations import HarnessLoop
 from dagster_unified.testing.native import run_native
-from dagster_unified.testing.records import Timed, shipped, to_batch, to_timed, with_keys
+from dagster_unified.testing.records import shipped, with_keys
 
 Streams = dict[Port, dict[int, list[pa.RecordBatch]]]
 """The batches of streams, in the columns of their layouts, by subtask. Where no exchange chose it, that is the first.
@@ -90,14 +90,10 @@ class Inputs:
     def __init__(self, graph: ExecutionGraph, order: Order, spreads: bool) -> None:
         self.plan, self.order = graph.plan, order
         edges = graph.edges
-        self._made: dict[Port, tuple[StreamLayout, Shipped[Program] | None]] = {}
-        """How records of a stream become Arrow: their columns, and what computes their keys."""
+        self._keying: dict[Port, Shipped[Program] | None] = {}
+        """What computes the keys of a stream; None where it has no computed keys."""
 
-        self._edges = {
-            head: [(edge.port, self.plan.layout(edge.port)) for edge in found]
-            for head, found in edges.items()
-            if isinstance(self.plan.graph.nodes[head], g.IterationNode)
-        }
+        self._ports = {head: [edge.port for edge in found] for head, found in edges.items()}
         self._main = {head: self._routes(found, False) for head, found in edges.items()}
         self._broadcast = {head: self._routes(found, True) for head, found in edges.items()}
         self._shuffled = {
@@ -106,21 +102,14 @@ class Inputs:
             if spreads and any(e.kind is not ExchangeKind.FORWARD for e in found if not e.is_broadcast)
         }
 
-    def batch(self, port: Port, timed: Sequence[Timed]) -> pa.RecordBatch:
-        """Records of a stream as Arrow, with the keys that copies of functions compute."""
-        return self.keyed(port, to_batch(self.plan.name, self._form(port)[0], timed))
-
     def keyed(self, port: Port, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch of a stream, with the keys that copies of functions compute."""
-        keying = self._form(port)[1]
-        return batch if keying is None else with_keys(keying.load(), batch)
-
-    def _form(self, port: Port) -> tuple[StreamLayout, Shipped[Program] | None]:
-        if port not in self._made:
+        if port not in self._keying:
             layout = self.plan.layout(port)
             keys = keys_program(self.plan, "key_by", layout)
-            self._made[port] = layout.without_keys, shipped(keys, [keys], self.plan.name) if layout.keys else None
-        return self._made[port]
+            self._keying[port] = shipped(keys, [keys], self.plan.name) if layout.keys else None
+        keying = self._keying[port]
+        return batch if keying is None else with_keys(keying.load(), batch)
 
     def _routes(self, edges: Iterable[ExecutionEdge], broadcast: bool) -> list[tuple[Port, Route]]:
         layout_of = self.plan.broadcast_layout if broadcast else self.plan.input_layout
@@ -140,12 +129,16 @@ class Inputs:
             )
         return found
 
-    def of_iteration(self, head: int, streams: Streams) -> list[list[Timed]]:
-        """What comes to an iteration over each edge."""
-        return [
-            [timed for batch in in_one(streams.get(port, {})) for timed in to_timed(layout, batch)]
-            for port, layout in self._edges[head]
-        ]
+    def of_iteration(self, node: g.IterationNode, streams: Streams) -> Iterator[pa.RecordBatch | None]:
+        """What comes to each input of an iteration, in any order."""
+        for head, ports in zip(node.heads, node.by_input(self._ports[node.id]), strict=True):
+            schema = head.layout.schema
+            batches = []
+            for port in ports:
+                layout = self.plan.layout(port)
+                columns = (*layout.records.names, *([TIMESTAMP] if layout.timestamped else [None]))[: len(schema)]
+                batches += [in_columns(batch, columns, schema) for batch in in_one(streams.get(port, {}))]
+            yield self.order.united(batches, any_order=True) if batches else None
 
     def broadcast(self, head: int, streams: Streams) -> pa.RecordBatch | None:
         """The broadcast records of a vertex, if there are any; each of its subtasks gets all of them."""
@@ -183,7 +176,7 @@ class Vertices:
     """An execution graph that runs in memory."""
 
     def __init__(
-        self, graph: ExecutionGraph, order: Order, clock: Callable[[], int], tables: Mapping[int, Sequence[Any]]
+        self, graph: ExecutionGraph, order: Order, clock: Callable[[], int], tables: Mapping[int, pa.RecordBatch]
     ) -> None:
         """`tables` are the records of lookups, by their nodes."""
         self.graph, self.plan, self.order = graph, graph.plan, order
@@ -232,12 +225,12 @@ class Vertices:
                 pass
 
     def _iteration(self, node: g.IterationNode, vertex: Vertex, streams: Streams, ends: bool) -> None:
-        arriving = self.inputs.of_iteration(node.id, streams)
-        inputs = [self.order.shuffled(chain.from_iterable(own)) for own in node.by_input(arriving)]
-        for number, records in enumerate(self.loops[node.id].micro_batch(inputs, ends)):
+        inputs = self.inputs.of_iteration(node, streams)
+        for number, batches in enumerate(self.loops[node.id].micro_batch(inputs, ends)):
             port = Port(node.id, g.output_tag(number))
             if port in vertex.outputs:
-                self._emit(streams, port, records)
+                for batch in batches:
+                    self._emit(streams, port, batch)
 
     def _python(self, node: g.Node, vertex: Vertex, streams: Streams, committed: int | None) -> None:
         arriving = self.inputs.of(node.id, streams)
@@ -283,16 +276,15 @@ class Vertices:
 
     def _native(self, node: g.Node, streams: Streams) -> None:
         layout = self.plan.input_layout(node.id)
-        for subtask, arriving in (self.inputs.of(node.id, streams) or {0: None}).items():
-            if node.aggregates_natively and arriving is not None:
+        for subtask, arriving in self.inputs.of(node.id, streams).items():
+            if node.aggregates_natively:
                 check_keys(self.plan, node, layout, arriving)
-            records = [] if arriving is None else to_timed(layout, arriving)
-            found = run_native(self.plan.name, node, layout, records, self._tables.get(node.id, ()))
-            self._emit(streams, Port(node.id), found, subtask)
+            results = run_native(self.plan.name, node, layout, arriving, self._tables.get(node.id))
+            self._emit(streams, Port(node.id), results, subtask)
 
-    def _emit(self, streams: Streams, port: Port, records: Sequence[Timed], subtask: int = 0) -> None:
-        if records or self.in_batch:
-            streams.setdefault(port, {}).setdefault(subtask, []).append(self.inputs.batch(port, records))
+    def _emit(self, streams: Streams, port: Port, batch: pa.RecordBatch, subtask: int = 0) -> None:
+        if batch.num_rows:
+            streams.setdefault(port, {}).setdefault(subtask, []).append(self.inputs.keyed(port, batch))
 
 
 def _by_time(batch: pa.RecordBatch) -> pa.Array:
