@@ -8,7 +8,8 @@ the variables for the next round, what leaves the loop, and what decides when it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import attrgetter, itemgetter
 from typing import Any, Literal, TypeAlias
@@ -392,9 +393,14 @@ class _BodyBuilder(GraphBuilder):
         self.per_round: set[int] = set()
         self._life_cycle = life_cycle
 
-    def each_round(self) -> _EachRound:
-        """Operators that are added while it is entered live for one round."""
-        return _EachRound(self)
+    @contextmanager
+    def each_round(self) -> Iterator[None]:
+        """Operators that are added meanwhile live for one round."""
+        before, self._life_cycle = self._life_cycle, LifeCycle.PER_ROUND
+        try:
+            yield
+        finally:
+            self._life_cycle = before
 
     def _add(self, kind: type[Any], upstream: list[Upstream], name: str, **attributes: Any) -> Any:
         where = f"{self.name}: iteration '{self.iteration}', operator '{name}'"
@@ -459,17 +465,6 @@ class _BodyBuilder(GraphBuilder):
                 f"{where}: input sorted by time needs the end of the input, which an ALL_ROUND operator has only once;"
                 " put it into for_each_round, or use the life cycle PER_ROUND"
             )
-
-
-class _EachRound:
-    def __init__(self, builder: _BodyBuilder) -> None:
-        self._builder, self._before = builder, builder._life_cycle
-
-    def __enter__(self) -> None:
-        self._builder._life_cycle = LifeCycle.PER_ROUND
-
-    def __exit__(self, *_: object) -> None:
-        self._builder._life_cycle = self._before
 
 
 def _combined(stream: DataStream[Any], records: RecordType, key: Key, how: Combiner[Any]) -> DataStream[Any]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -199,8 +199,7 @@ def along(route: Route, batch: pa.RecordBatch, sender: Sender) -> Iterator[Messa
 
 def into(input_route: InputRoute, batch: pa.RecordBatch, sender: Sender) -> Iterator[Message]:
     """Send a batch to an input of the body, along all its routes."""
-    batch = in_columns(batch, input_route.columns, input_route.schema)
-    for keyed in [batch] if input_route.keys is None else with_keys(input_route.keys, batch):
+    for keyed in _keyed(input_route, input_route.columns, batch):
         for route in input_route.routes:
             yield from along(route, keyed, sender)
 
@@ -208,15 +207,17 @@ def into(input_route: InputRoute, batch: pa.RecordBatch, sender: Sender) -> Iter
 def again(input_route: InputRoute, route: Route, batch: pa.RecordBatch, sender: Sender) -> Iterator[Message]:
     """Send records of an input of the body along one of its routes once more."""
     columns = tuple(name if name in batch.schema.names else None for name in input_route.schema.names)
-    batch = in_columns(batch, columns, input_route.schema)
-    for keyed in [batch] if input_route.keys is None else with_keys(input_route.keys, batch):
+    for keyed in _keyed(input_route, columns, batch):
         yield from along(route, keyed, sender)
 
 
-def with_keys(keys: Program, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """A batch with the keys that functions compute."""
+def _keyed(input_route: InputRoute, columns: tuple[str | None, ...], batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+    """A batch in the columns of an input, with the keys that functions compute."""
+    batch = in_columns(batch, columns, input_route.schema)
+    if input_route.keys is None:
+        return [batch]
     batches: list[pa.RecordBatch] = []
-    with RunningProgram(keys, lambda _, keyed: batches.append(keyed), lambda: 0) as running:
+    with RunningProgram(input_route.keys, lambda _, keyed: batches.append(keyed), lambda: 0) as running:
         running.push(batch)
     return batches
 
@@ -254,15 +255,30 @@ class SubtaskEpoch:
     """Whether other subtasks read this subtask's records later than in the next epoch."""
 
 
-@dataclass
-class Outcome:
-    """The result of a `SubtaskEpoch`."""
+class Addressed(Protocol):
+    """A message, with its records or with where they are."""
 
-    sent: list[Message] = field(default_factory=list)
-    fed_back: list[Message] = field(default_factory=list)
+    @property
+    def slot(self) -> int:
+        """The number of the buffer that it goes to."""
+
+    @property
+    def target(self) -> int:
+        """The key group or subtask, or `EVERYWHERE`."""
+
+
+R = TypeVar("R", bound=Addressed)
+
+
+@dataclass
+class LevelResult(Generic[R]):
+    """The result of a level of an epoch, in one subtask or in all of them."""
+
+    sent: list[R] = field(default_factory=list)
+    fed_back: list[R] = field(default_factory=list)
     """Records of the next epoch."""
 
-    late: list[Message] = field(default_factory=list)
+    late: list[R] = field(default_factory=list)
     """With a staleness: records for other subtasks, which read them in later epochs."""
 
     feedback: int = 0
@@ -273,8 +289,17 @@ class Outcome:
 
     metrics: Metrics = field(default_factory=Metrics)
 
+    def add(self, other: LevelResult[R]) -> None:
+        """Add another result."""
+        self.sent += other.sent
+        self.fed_back += other.fed_back
+        self.late += other.late
+        self.feedback += other.feedback
+        self.criteria += other.criteria
+        self.metrics.add(other.metrics)
 
-def run_subtask(work: SubtaskEpoch) -> Outcome:
+
+def run_subtask(work: SubtaskEpoch) -> LevelResult[Message]:
     """Run one epoch of a subtask in one level."""
     out = _SubtaskRun(work).run()
     if work.is_stale:
@@ -301,13 +326,13 @@ def _split_feedback(work: SubtaskEpoch, fed_back: Iterable[Message]) -> tuple[li
 class _SubtaskRun:
     def __init__(self, work: SubtaskEpoch) -> None:
         self.work = work
-        self.out = Outcome()
+        self.out: LevelResult[Message] = LevelResult()
         self.near: dict[int, list[tuple[int, pa.RecordBatch]]] = defaultdict(list)
         """Records for passes of this level, which read them at once, by buffer."""
 
         self.sender, self.here = Sender(work.subtask.number), work.level.buffers
 
-    def run(self) -> Outcome:
+    def run(self) -> LevelResult[Message]:
         for body_pass in self.work.level.passes:
             if self.work.subtask.number < body_pass.subtasks:
                 self._run(body_pass)

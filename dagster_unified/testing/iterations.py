@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 
 import pyarrow as pa
 
@@ -13,7 +12,7 @@ from dagster_unified.engine.iterations.loop import (
     EndedEpoch,
     FeedbackGuard,
     IterationLoop,
-    LevelResult,
+    Levels,
     outputs_of,
 )
 from dagster_unified.graph import nodes as g
@@ -21,7 +20,14 @@ from dagster_unified.graph.loops import compile_loop
 from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.group import MemoryStore
 from dagster_unified.operators.functions.base import Subtask
-from dagster_unified.operators.iteration import Inbox, Level, Loop, Message, SubtaskEpoch, into, run_subtask
+from dagster_unified.operators.iteration import (
+    LevelResult,
+    Loop,
+    Message,
+    SubtaskEpoch,
+    into,
+    run_subtask,
+)
 from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.operator import PageStore
@@ -38,7 +44,7 @@ class HarnessLoop(IterationLoop[Message]):
     def __init__(self, plan: Plan, node: g.IterationNode, clock: Callable[[], int]) -> None:
         self._node = node
         loop = compile_loop(plan, node, node.parallelism or plan.execution.parallelism or SUBTASKS)
-        super().__init__(loop, InMemory(loop, clock), not node.takes_input_in_all_rounds)
+        super().__init__(InMemory(loop, clock), not node.takes_input_in_all_rounds)
         multiplies = node.takes_input_in_all_rounds and plan.execution.mode == "STREAMING"
         self._guard = FeedbackGuard(loop.where, plan.execution.streaming.max_feedback) if multiplies else None
         self._last: EndedEpoch[Message] | None = None
@@ -100,63 +106,50 @@ class _States:
         self._stores: dict[tuple[int, int], MemoryStore] = {}
         self.subtask, self.subtasks = 0, 1
 
-    def group(self, one: int, group: int) -> PageStore:
-        return self._stores.setdefault((one, group), MemoryStore())
+    def group(self, pass_number: int, group: int) -> PageStore:
+        return self._stores.setdefault((pass_number, group), MemoryStore())
 
-    def groups(self, one: int) -> Sequence[int]:
-        found = sorted(group for number, group in self._stores if number == one)
-        return [group for group in found if group % self.subtasks == self.subtask]
+    def groups(self, pass_number: int) -> Sequence[int]:
+        groups = sorted(group for number, group in self._stores if number == pass_number)
+        return [group for group in groups if group % self.subtasks == self.subtask]
 
 
-class InMemory:
+class InMemory(Levels[Message]):
     """Runs levels subtask after subtask, each with functions of its own, as if they had come to a worker."""
 
-    run_apart = False
-
     def __init__(self, loop: Loop, clock: Callable[[], int]) -> None:
-        self._loop, self._clock, self._states = loop, clock, _States()
-        self._levels = [shipped(level, [one.program for one in level.passes], loop.where) for level in loop.levels]
-
-    @contextmanager
-    def many_epochs(self) -> Iterator[None]:
-        """Nothing is kept meanwhile."""
-        yield
+        self.loop, self._clock, self._states = loop, clock, _States()
+        self._levels = [
+            shipped(level, [body_pass.program for body_pass in level.passes], loop.where) for level in loop.levels
+        ]
 
     def run(
         self, level: int, epoch: int, terminated: bool, inbox: Sequence[Message], replayed: Sequence[Message] = ()
     ) -> LevelResult[Message]:
-        found: LevelResult[Message] = LevelResult()
-        for subtask in range(self._loop.levels[level].subtasks):
-            found.add(self.run_subtask(level, subtask, epoch, terminated, [*replayed, *inbox]))
-        return found
+        result: LevelResult[Message] = LevelResult()
+        for subtask in range(self.loop.levels[level].subtasks):
+            result.add(self.run_subtask(level, subtask, epoch, terminated, [*replayed, *inbox]))
+        return result
 
     def run_subtask(
-        self, level: int, subtask: int, epoch: int, terminated: bool, inbox: Sequence[Message]
+        self, number: int, subtask: int, epoch: int, terminated: bool, messages: Sequence[Message]
     ) -> LevelResult[Message]:
         """Run a level of an epoch in one subtask, of what was sent to all."""
-        own = self._loop.levels[level]
-        self._states.subtask, self._states.subtasks = subtask, own.subtasks
-        given, is_stale = _for(own, subtask, inbox), self._loop.staleness > 0
-        work = SubtaskEpoch(
-            self._levels[level].load(), Subtask(subtask), epoch, terminated, given, self._states, self._clock, is_stale
+        level = self.loop.levels[number]
+        self._states.subtask, self._states.subtasks = subtask, level.subtasks
+        inbox: dict[int, list[tuple[int, pa.RecordBatch]]] = defaultdict(list)
+        for slot, target, batch in messages:
+            if level.is_for(subtask, slot, target):
+                inbox[slot].append((target, batch))
+        return run_subtask(
+            SubtaskEpoch(
+                self._levels[number].load(),
+                Subtask(subtask),
+                epoch,
+                terminated,
+                inbox,
+                self._states,
+                self._clock,
+                is_stale=self.loop.staleness > 0,
+            )
         )
-        out = run_subtask(work)
-        return LevelResult(out.sent, out.fed_back, out.late, out.feedback, out.criteria, out.metrics)
-
-    def give(self, subtask: int, epoch: int, inbox: Sequence[Message], replayed: Sequence[Message]) -> None:
-        raise NotImplementedError
-
-    def ended(self) -> tuple[int, LevelResult[Message]]:
-        raise NotImplementedError
-
-    def settle(self, epoch: int) -> None:
-        raise NotImplementedError
-
-
-def _for(level: Level, subtask: int, inbox: Iterable[Message]) -> Inbox:
-    """What is for a subtask of what was sent."""
-    given: dict[int, list[tuple[int, pa.RecordBatch]]] = defaultdict(list)
-    for slot, target, records in inbox:
-        if level.is_for(subtask, slot, target):
-            given[slot].append((target, records))
-    return given

@@ -22,6 +22,7 @@ from dagster_unified.graph.execution_graph import (
     ExecutionGraph,
     Runs,
     Vertex,
+    aligned_columns,
     channel_selector,
     channels,
     keyed_input,
@@ -135,8 +136,7 @@ class Inputs:
             schema = head.layout.schema
             batches = []
             for port in ports:
-                layout = self.plan.layout(port)
-                columns = (*layout.records.names, *([TIMESTAMP] if layout.timestamped else [None]))[: len(schema)]
+                columns = tuple(aligned_columns(self.plan.layout(port), head.layout))
                 batches += [in_columns(batch, columns, schema) for batch in in_one(streams.get(port, {}))]
             yield self.order.united(batches, any_order=True) if batches else None
 

@@ -330,7 +330,7 @@ def test_records_that_were_fed_back_need_their_operator_and_their_columns(tmp_pa
     table = msgspec.structs.replace(table, rows=3)
     held = Savepoint.new("hopping").manifest
     held = msgspec.structs.replace(held, iterations=[IterationState("loop", "loop", 2, [Feedback(table)])])
-    levels = SparkLevels(None, compile_loop(plan, node, 2), str(tmp_path), lambda: None)
+    levels = SparkLevels(None, compile_loop(plan, node, 2), str(tmp_path))
     start = StartingState(plan, None, UPath(tmp_path), held, {})
     with pytest.raises(StateError, match=why):
         start_iteration(start, node, levels)

@@ -11,7 +11,7 @@ from dagster_unified.engine.iterations.epoch_log import EpochLog
 from dagster_unified.engine.iterations.files import MappedFiles
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.spark_loop import IterationInputs
-from dagster_unified.engine.iterations.worker import answered, decode_answer, decode_report, take_in
+from dagster_unified.engine.iterations.worker import decode_answer, decode_report, take_in
 from dagster_unified.engine.streaming.iterations import Host, IterationContext, StreamLoop
 from dagster_unified.errors import StateError
 from dagster_unified.graph.nodes import IterationNode
@@ -27,7 +27,7 @@ class InThisProcess(SparkLevels):
     """Levels whose tasks run here, one after another."""
 
     def _in_tasks(self, level, orders):
-        return [decode_answer(answered(self._shipped, order, 0)) for order in orders]
+        return [decode_answer(self._carry_out(order, 0)) for order in orders]
 
     def many_epochs(self):
         return nullcontext()
@@ -35,7 +35,7 @@ class InThisProcess(SparkLevels):
     def taken(self, inputs):
         once, replayed = [], []
         for number, batches in enumerate(inputs):
-            (row,) = take_in(self._shipped.payload, self.folder, number, batches)
+            (row,) = take_in(self._payload, self.folder, number, batches)
             report = decode_report(row.column(0)[0].as_py())
             (replayed if number in self.loop.replayed else once).extend(report.sent)
         return once, replayed

@@ -19,15 +19,13 @@ from dagster_unified.connectors.protocol.frame import spark_schema
 from dagster_unified.engine.iterations.epoch_log import StoredState
 from dagster_unified.engine.iterations.files import IterationFolder, StoredMessage
 from dagster_unified.engine.iterations.jobs import IS_PINNED, ResidentTasks, SeparateJobs, can_stay
-from dagster_unified.engine.iterations.loop import LevelResult
+from dagster_unified.engine.iterations.loop import Levels
 from dagster_unified.engine.iterations.worker import (
     ANSWER,
     REPORT,
     Order,
     Report,
-    Share,
-    Shipped,
-    answered,
+    carry_out,
     decode_answer,
     decode_report,
     read_output,
@@ -40,7 +38,7 @@ from dagster_unified.engine.iterations.worker import (
 from dagster_unified.engine.shipping import Payload
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Port
-from dagster_unified.operators.iteration import Loop
+from dagster_unified.operators.iteration import LevelResult, Loop
 from dagster_unified.operators.layout import CARRIED_LAYOUT, StreamLayout
 from dagster_unified.operators.metrics import merge
 from dagster_unified.spark_internals.placing import EXECUTOR, Placing
@@ -51,16 +49,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class SparkLevels:
+class SparkLevels(Levels[StoredMessage]):
     """The levels of one loop. `check` raises where the run is to stop."""
 
-    def __init__(self, spark: SparkSession, loop: Loop, folder: str, check: Callable[[], None]) -> None:
+    def __init__(self, spark: SparkSession, loop: Loop, folder: str, check: Callable[[], None] = lambda: None) -> None:
         self.spark, self.loop, self.folder, self._check = spark, loop, folder, check
         self.files: list[str] = []
         """The files that tasks have written since the last look."""
 
         self._states: dict[tuple[int, int], StoredState] = {}
-        self._shipped = Shipped(_pickled(loop), folder)
+        self._payload = _pickled(loop)
+        self._carry_out = functools.partial(carry_out, self._payload, folder)
         self._report = spark_schema(REPORT)
         self._placing = Placing(spark, copies=not IterationFolder(folder).is_shared)
         self._tasks: ResidentTasks | SeparateJobs | None = None
@@ -89,10 +88,15 @@ class SparkLevels:
         inbox: Sequence[StoredMessage],
         replayed: Sequence[StoredMessage] = (),
     ) -> LevelResult[StoredMessage]:
-        """Run a level of an epoch in all its subtasks."""
         self._check()
-        shares = self._shares(level, [*replayed, *inbox])
-        orders = [Order(level, subtask, epoch, terminated, share) for subtask, share in enumerate(shares)]
+        readers = self.loop.levels[level]
+        orders = [
+            Order(level, subtask, epoch, terminated, self._states.get((level, subtask)), [])
+            for subtask in range(readers.subtasks)
+        ]
+        for message in (*replayed, *inbox):
+            for subtask in readers.readers(message.slot, message.target):
+                orders[subtask].inbox.append(message)
         result: LevelResult[StoredMessage] = LevelResult()
         for report in self._in_tasks(level, [msgspec.msgpack.encode(order) for order in orders]):
             self._take(report)
@@ -110,17 +114,15 @@ class SparkLevels:
         inbox: Sequence[StoredMessage],
         replayed: Sequence[StoredMessage],
     ) -> None:
-        """Start an epoch of a subtask, from the state that it left in the one before."""
         self._check()
         before = self._unsettled.get(epoch - 1, {}).get(subtask)
         state = self._states.get((0, subtask)) if before is None else next(iter(before.states), None)
-        share = Share([*replayed, *inbox], state)
+        order = Order(0, subtask, epoch, False, state, [*replayed, *inbox])
         assert self._tasks is not None
         self._started[subtask] = epoch
-        self._tasks.give(subtask, msgspec.msgpack.encode(Order(0, subtask, epoch, False, share)))
+        self._tasks.give(subtask, msgspec.msgpack.encode(order))
 
     def ended(self) -> tuple[int, LevelResult[StoredMessage]]:
-        """Wait for a subtask to end its epoch."""
         assert self._tasks is not None
         subtask, answer = self._tasks.answered()
         report = decode_answer(answer)
@@ -128,7 +130,6 @@ class SparkLevels:
         return subtask, _result(report)
 
     def settle(self, epoch: int) -> None:
-        """Commit next what all subtasks have left: they have ended an epoch."""
         for report in self._unsettled.pop(epoch).values():
             self._take(report)
 
@@ -144,7 +145,7 @@ class SparkLevels:
     def _in_job(self, level: int, orders: Mapping[int, bytes]) -> list[bytes]:
         """Carry out subtasks' orders in a job with a task for each, where the subtask ran last."""
         subtasks = list(orders)
-        running = functools.partial(run_subtasks, self._shipped, list(orders.values()))
+        running = functools.partial(run_subtasks, self._carry_out, list(orders.values()))
         rows = self._placing.rows(level, subtasks).mapInArrow(running, spark_schema(ANSWER)).collect()
         self._placing.ran(level, {subtask: row[EXECUTOR] for subtask, row in zip(subtasks, rows, strict=True)})
         return [bytes(row["answer"]) for row in rows]
@@ -166,31 +167,21 @@ class SparkLevels:
 
     @property
     def run_apart(self) -> bool:
-        """Whether subtasks need not wait for each other in each epoch, among many epochs."""
         return self._tasks is not None and self.loop.staleness > 0 and self.loop.levels[0].subtasks > 1
 
     def _tasks_of_many_epochs(self) -> ResidentTasks | SeparateJobs | None:
         if can_stay(self.spark):
             subtasks = max((level.subtasks for level in self.loop.levels), default=1)
-            return ResidentTasks(self.spark, subtasks, functools.partial(answered, self._shipped))
+            return ResidentTasks(self.spark, subtasks, self._carry_out)
         apart = self.loop.staleness > 0 and (is_connect(self.spark) or IS_PINNED)
         return SeparateJobs(self.spark, lambda subtask, order: self._in_job(0, {subtask: order})[0]) if apart else None
-
-    def _shares(self, number: int, inbox: Iterable[StoredMessage]) -> list[Share]:
-        """Return the input of each subtask of a level."""
-        level = self.loop.levels[number]
-        shares = [Share(state=self._states.get((number, subtask))) for subtask in range(level.subtasks)]
-        for message in inbox:
-            for subtask in level.readers(message.slot, message.target):
-                shares[subtask].inbox.append(message)
-        return shares
 
     def taken(self, inputs: Sequence[DataFrame]) -> tuple[list[StoredMessage], list[StoredMessage]]:
         """Write the records of the inputs to where they are read: those that come once, and the replayed ones."""
         once: list[StoredMessage] = []
         replayed: list[StoredMessage] = []
         for number, frame in enumerate(inputs):
-            taking = functools.partial(take_in, self._shipped.payload, self.folder, number)
+            taking = functools.partial(take_in, self._payload, self.folder, number)
             into = replayed if number in self.loop.replayed else once
             for report in collected(frame.mapInArrow(taking, self._report)):
                 into += report.sent
@@ -212,7 +203,7 @@ class SparkLevels:
 
     def send_again(self, slot: int, savepoint: str, table: OperatorState) -> list[StoredMessage]:
         """Send the records of a savepoint's table to a slot; those of a file keep their order."""
-        sending = functools.partial(send_again, self._shipped.payload, self.folder, slot, savepoint, table)
+        sending = functools.partial(send_again, self._payload, self.folder, slot, savepoint, table)
         reports = collected(self._rows(len(table.files)).mapInArrow(sending, self._report)) if table.files else []
         self.files += [file for report in reports for file in report.files]
         return [message for report in reports for message in report.sent]

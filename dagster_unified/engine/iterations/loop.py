@@ -4,64 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.iteration import Loop
+from dagster_unified.operators.iteration import Addressed, LevelResult, Loop, R
 from dagster_unified.operators.metrics import Metrics
 
 
-class Addressed(Protocol):
-    """A message: records for a slot, and for one of its key groups or subtasks, or for all."""
-
-    @property
-    def slot(self) -> int:
-        """The number of the slot."""
-
-    @property
-    def target(self) -> int:
-        """The key group or subtask, or `EVERYWHERE`."""
-
-
-R = TypeVar("R", bound=Addressed)
-"""A message, with its records or with where they are."""
-
-
-@dataclass
-class LevelResult(Generic[R]):
-    """The result of a level of an epoch in all its subtasks."""
-
-    sent: list[R] = field(default_factory=list)
-    fed_back: list[R] = field(default_factory=list)
-    late: list[R] = field(default_factory=list)
-    """Feedback that other subtasks take later than in the next epoch."""
-
-    feedback: int = 0
-    criteria: int = 0
-    metrics: Metrics = field(default_factory=Metrics)
-
-    def add(self, other: LevelResult[R]) -> None:
-        """Add another result."""
-        self.sent += other.sent
-        self.fed_back += other.fed_back
-        self.late += other.late
-        self.feedback += other.feedback
-        self.criteria += other.criteria
-        self.metrics.add(other.metrics)
-
-
-class Levels(Protocol[R]):
+class Levels(ABC, Generic[R]):
     """Runs levels, and where subtasks run apart the subtasks of the only level."""
+
+    loop: Loop
 
     @property
     def run_apart(self) -> bool:
-        """Whether subtasks need not wait for each other in each epoch."""
+        """Whether subtasks need not wait for each other in each epoch; then `give`, `ended` and `settle` are called."""
+        return False
 
-    def many_epochs(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def many_epochs(self) -> Iterator[None]:
         """Keep meanwhile what is needed from epoch to epoch."""
+        yield
 
+    @abstractmethod
     def run(
         self, level: int, epoch: int, terminated: bool, inbox: Sequence[R], replayed: Sequence[R] = ()
     ) -> LevelResult[R]:
@@ -72,12 +39,15 @@ class Levels(Protocol[R]):
 
     def give(self, subtask: int, epoch: int, inbox: Sequence[R], replayed: Sequence[R]) -> None:
         """Start an epoch of a subtask, which has ended the one before."""
+        raise NotImplementedError
 
     def ended(self) -> tuple[int, LevelResult[R]]:
         """Wait for a subtask to end its epoch; return which it is, and its result."""
+        raise NotImplementedError
 
     def settle(self, epoch: int) -> None:
         """Take the state that an epoch left: all subtasks have ended it."""
+        raise NotImplementedError
 
 
 class EndedEpoch(NamedTuple, Generic[R]):
@@ -123,15 +93,15 @@ class Coming(Generic[R]):
     """The input of each of the epochs after the next one."""
 
 
-def run_epochs(loop: Loop, levels: Levels[R], coming: Coming[R]) -> Iterator[EndedEpoch[R]]:
+def run_epochs(levels: Levels[R], coming: Coming[R]) -> Iterator[EndedEpoch[R]]:
     """Run one epoch after another, until there is no other."""
     if levels.run_apart:
-        yield from _SubtasksApart(loop, levels, coming).run()
+        yield from _SubtasksApart(levels, coming).run()
         return
     number, begin, later = coming.number, coming.begin, coming.later
     while True:
-        result = _through(loop, levels, begin, number, terminated=False, replayed=coming.replayed)
-        ended = _ended(loop, number, result, later)
+        result = _through(levels, begin, number, terminated=False, replayed=coming.replayed)
+        ended = _ended(levels.loop, number, result, later)
         yield ended
         if ended.reason:
             return
@@ -145,9 +115,9 @@ class _SubtasksApart(Generic[R]):
     has it.
     """
 
-    def __init__(self, loop: Loop, levels: Levels[R], coming: Coming[R]) -> None:
-        self._loop, self._levels = loop, levels
-        (self._level,) = loop.levels
+    def __init__(self, levels: Levels[R], coming: Coming[R]) -> None:
+        self._loop, self._levels = levels.loop, levels
+        (self._level,) = self._loop.levels
         count = self._level.subtasks
         self._replayed = [self._for(subtask, coming.replayed) for subtask in range(count)]
         self._epoch = coming.number  # the first that not all have ended
@@ -231,11 +201,11 @@ def _ended(loop: Loop, number: int, result: LevelResult[R], later: Sequence[Sequ
     return EndedEpoch(number, result.feedback, result.criteria, coming[0], outputs, result.metrics, reason, coming[1:])
 
 
-def terminate(loop: Loop, levels: Levels[R], epoch: int) -> LevelResult[R]:
+def terminate(levels: Levels[R], epoch: int) -> LevelResult[R]:
     """Tell all operators that the iteration has ended with an epoch."""
-    if not loop.listens_to_the_end:
+    if not levels.loop.listens_to_the_end:
         return LevelResult()
-    return _through(loop, levels, [], epoch, terminated=True)
+    return _through(levels, [], epoch, terminated=True)
 
 
 def outputs_of(loop: Loop, sent: Iterable[R]) -> list[R]:
@@ -254,7 +224,6 @@ def _why_it_ends(loop: Loop, epoch: int, has_feedback: bool, criteria: int) -> s
 
 
 def _through(
-    loop: Loop,
     levels: Levels[R],
     inbox: Sequence[R],
     epoch: int,
@@ -262,7 +231,7 @@ def _through(
     replayed: Sequence[R] = (),
 ) -> LevelResult[R]:
     whole: LevelResult[R] = LevelResult()
-    for number, level in enumerate(loop.levels):
+    for number, level in enumerate(levels.loop.levels):
         buffers = level.buffers
         messages = [message for message in (*inbox, *whole.sent) if message.slot in buffers]
         replayed_messages = [message for message in replayed if message.slot in buffers]
@@ -314,9 +283,9 @@ class IterationLoop(ABC, Generic[R]):
     runs_once = False
     """Whether each micro-batch has an epoch, also where nothing comes in."""
 
-    def __init__(self, loop: Loop, levels: Levels[R], is_bounded: bool, goes_on: bool = False) -> None:
+    def __init__(self, levels: Levels[R], is_bounded: bool, goes_on: bool = False) -> None:
         """With `goes_on` the iteration goes on in another run, so operators do not hear that it has ended."""
-        self.loop, self._levels, self.is_bounded, self._goes_on = loop, levels, is_bounded, goes_on
+        self.loop, self._levels, self.is_bounded, self._goes_on = levels.loop, levels, is_bounded, goes_on
 
     @property
     @abstractmethod
@@ -344,7 +313,7 @@ class IterationLoop(ABC, Generic[R]):
             return LevelResult()
         with self._levels.many_epochs():
             coming = self._coming(micro_batch, ends)
-            for ended in run_epochs(self.loop, self._levels, coming) if coming is not None else ():
+            for ended in run_epochs(self._levels, coming) if coming is not None else ():
                 closes = bool(ended.reason) or (not ends and self.may_close(ended.feedback))
                 self.commit(ended._replace(micro_batch=micro_batch, closes=closes))
                 if closes:
@@ -352,7 +321,7 @@ class IterationLoop(ABC, Generic[R]):
             if not ends or self._goes_on:
                 return LevelResult()
             assert self.last is not None
-            return terminate(self.loop, self._levels, self.last.number)
+            return terminate(self._levels, self.last.number)
 
     def _coming(self, micro_batch: int, ends: bool) -> Coming[R] | None:
         """Return the input of a micro-batch's next epoch; None where there is none."""

@@ -114,7 +114,7 @@ def write_iteration(
     if last is None:
         return None
     ended = log.left()
-    levels = SparkLevels(spark, compile_loop(plan, node, ended.parallelism, log.begun.groups), iteration, _nothing)
+    levels = SparkLevels(spark, compile_loop(plan, node, ended.parallelism, log.begun.groups), iteration)
     passes = by_uid(node, levels.loop)
     operators = []
     for table in operator_tables(plan, spark, stateful_in_body(plan, node, ended.parallelism), {}):
@@ -133,7 +133,7 @@ def _write_input(
 ) -> Written | None:
     """Write the input of a bounded iteration up to an epoch of the query."""
     assert log.begun is not None
-    levels = SparkLevels(spark, compile_loop(plan, node, log.begun.parallelism, log.begun.groups), log.folder, _nothing)
+    levels = SparkLevels(spark, compile_loop(plan, node, log.begun.parallelism, log.begun.groups), log.folder)
     taken = [input_ for micro_batch, input_ in log.inputs.items() if micro_batch <= epoch]
     arrived = {
         False: [p for input_ in taken for p in input_.once],
@@ -145,10 +145,6 @@ def _write_input(
         for buffer, messages in _by_buffer(levels.loop, messages_of_kind)
     ]
     return Written([], IterationState(node.uid, node.name, BEFORE, waiting, bounded=True)) if waiting else None
-
-
-def _nothing() -> None:
-    """Nobody stops the tasks that write a savepoint."""
 
 
 def by_uid(node: g.IterationNode, loop: Loop) -> dict[str, tuple[int, BodyPass]]:

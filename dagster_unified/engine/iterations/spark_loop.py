@@ -63,7 +63,7 @@ class SparkLoop(IterationLoop[StoredMessage]):
         )
         self.log.begin(Begun.of(loop, is_bounded))
         self.levels = SparkLevels(spark, loop, folder, self.check)
-        super().__init__(loop, self.levels, is_bounded, goes_on)
+        super().__init__(self.levels, is_bounded, goes_on)
         self.metrics = Metrics()
         """The metrics of the operators in the micro-batch that ran last."""
 

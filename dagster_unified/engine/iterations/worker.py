@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection
 
@@ -65,31 +64,15 @@ class Report(msgspec.Struct):
     metrics: str = "{}"
 
 
-class Share(msgspec.Struct, array_like=True):
-    """The input of a subtask in a level of an epoch."""
-
-    inbox: list[StoredMessage] = []
-    state: StoredState | None = None
-
-
-@dataclass(frozen=True)
-class Shipped:
-    """The part of a payload that is the same in all epochs."""
-
-    payload: Payload
-    """The loop."""
-
-    folder: str
-
-
-class Order(msgspec.Struct, frozen=True, array_like=True):
-    """A level of an epoch for one subtask."""
+class Order(msgspec.Struct, array_like=True):
+    """A level of an epoch for one subtask, with its input and where its state is."""
 
     level: int
     subtask: int
     epoch: int
     terminated: bool
-    share: Share
+    state: StoredState | None
+    inbox: list[StoredMessage]
 
 
 def take_in(payload: Payload, folder: str, number: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -119,14 +102,14 @@ def _send_all(
 
 
 def run_subtasks(
-    shipped: Shipped, orders: Sequence[bytes], batches: Iterable[pa.RecordBatch]
+    answer: Answer, orders: Sequence[bytes], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Carry out the order of the subtask that this task is."""
     places = [place for batch in batches for place in batch.column(EXECUTOR).to_pylist()]
     spare_the_garbage_collector()
     number, attempt = this_subtask()
-    answer = answered(shipped, orders[number], attempt)
-    yield pa.RecordBatch.from_arrays([pa.array([answer], pa.binary()), pa.array(places)], schema=ANSWER)
+    answers = pa.array([answer(orders[number], attempt)], pa.binary())
+    yield pa.RecordBatch.from_arrays([answers, pa.array(places)], schema=ANSWER)
 
 
 def stay(address: str, answer: Answer, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -158,20 +141,15 @@ def _next(driver: Connection) -> bytes | None:
         return None
 
 
-def answered(shipped: Shipped, order: bytes, attempt: int) -> bytes:
-    """Carry out an order, with what was shipped; return the report as `decode_answer` reads it."""
-    return msgspec.msgpack.encode(_carried_out(msgspec.msgpack.decode(order, type=Order), shipped, attempt))
-
-
-def _carried_out(order: Order, shipped: Shipped, attempt: int) -> Report:
-    loop: Loop = shipped.payload.load()
-    folder, level = shipped.folder, loop.levels[order.level]
-    share, subtask = order.share, Subtask(order.subtask, attempt)
-    stored = share.state
+def carry_out(payload: Payload, folder: str, encoded_order: bytes, attempt: int) -> bytes:
+    """Carry out an order for a loop; return the report as `decode_answer` reads it."""
+    loop: Loop = payload.load()
+    order = msgspec.msgpack.decode(encoded_order, type=Order)
+    level, subtask, stored = loop.levels[order.level], Subtask(order.subtask, attempt), order.state
     files = MappedFiles(folder, order.epoch)
     files.folder.drop_copies(order.epoch - 2 * loop.staleness)  # records come so late, to one that may be so far behind
     states = PagedStates(files, stored.index if stored is not None else None)
-    inbox = files.by_slot(share.inbox, loop.buffers)
+    inbox = files.by_slot(order.inbox, loop.buffers)
     is_stale = loop.staleness > 0
     work = SubtaskEpoch(level, subtask, order.epoch, order.terminated, inbox, states, wall_clock, is_stale)
     out = run_subtask(work)
@@ -191,7 +169,7 @@ def _carried_out(order: Order, shipped: Shipped, attempt: int) -> Report:
     with EpochFile(folder, f"output-{name}", order.epoch) as output:  # which stays
         report.sent += output.send(sent for sent in out.sent if sent.slot in leaving)
     report.files += [written.name for written in (file, output) if written.size]
-    return report
+    return msgspec.msgpack.encode(report)
 
 
 def read_output(
