@@ -37,7 +37,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import EpochCommitted, Event, Observer, RoundCommitted, ignore_events
+from dagster_unified.engine.events import EpochCommitted, Event, IterationEpochCommitted, Observer, ignore_events
 from dagster_unified.engine.iterations.epoch_log import Epoch
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from jobs.graph_components import LeastLabels, Offer, Vertex
@@ -87,7 +87,7 @@ def _epochs(spark: SparkSession, folder: str, pipeline: Pipeline, also: Observer
 
     def observe(event: Event) -> None:
         also(event)
-        if isinstance(event, RoundCommitted):
+        if isinstance(event, IterationEpochCommitted):
             found.append(event.epoch)
 
     plan = pipeline.plan({"execution.runtime-mode": "BATCH", "parallelism.default": 2})
@@ -413,7 +413,7 @@ def _memory_of_rounds(spark: SparkSession, folder: str, pipeline: Pipeline) -> t
     jvm = spark._jvm.java.lang  # type: ignore[union-attr]
 
     def observe(event: Event) -> None:
-        if isinstance(event, RoundCommitted) and event.epoch.number in (10, 990):
+        if isinstance(event, IterationEpochCommitted) and event.epoch.number in (10, 990):
             jvm.System.gc()
             runtime = jvm.Runtime.getRuntime()
             found[event.epoch.number] = (runtime.totalMemory() - runtime.freeMemory(), largest_worker())

@@ -23,7 +23,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import Event, RoundCommitted
+from dagster_unified.engine.events import Event, IterationEpochCommitted
 
 ROUNDS, KILLED = 100, 50
 WORK = 0.1
@@ -88,7 +88,7 @@ def _run(spark: SparkSession, folder: str, epoch: int | None) -> list[float]:
     seconds: list[float] = []
 
     def observe(event: Event) -> None:
-        if isinstance(event, RoundCommitted):
+        if isinstance(event, IterationEpochCommitted):
             seconds.append(event.epoch.seconds)
             if event.epoch.number == epoch:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -2,12 +2,12 @@
 
     flights ─ completed ─ profiles ─┐
                                     ├─ iteration: sums by the nearest center ─ one subtask moves the centers ─┐
-    a center of each kind ──────────┘        ↑ the next round's centers ─────────────────────────────────────┘
-                                             └─ centers of the last round → aircraft_profiles
+    a center of each kind ──────────┘        ↑ the next epoch's centers ─────────────────────────────────────┘
+                                             └─ centers of the last epoch → aircraft_profiles
 
 The profile of an aircraft is its mean delay at departure, what of it is made up for in the air, and how much delays
-differ. Profiles are read in every round from where they lie, as Arrow batches; the loop ends when no center moves. It
-runs in BATCH, and each round is committed.
+differ. Profiles are read in every epoch from where they lie, as Arrow batches; the loop ends when no center moves. It
+runs in BATCH, and each epoch is committed.
 
 `python -m jobs.data` puts the flights in place.
 """
@@ -31,7 +31,7 @@ START = ((0.0, 0.0, 10.0), (10.0, 5.0, 30.0), (20.0, 5.0, 60.0), (40.0, 5.0, 120
 """Where the centers begin, in minutes: from punctual aircraft to those that are often very late."""
 
 ROUNDS, MOVED = 100, 1e-6
-"""It ends when all centers together move by less than this many minutes, or after so many rounds."""
+"""It ends when all centers together move by less than this many minutes, or after so many epochs."""
 
 
 class Leg(NamedTuple):
@@ -90,7 +90,7 @@ def nearest(profiles: pa.RecordBatch, centers: pa.Table) -> pa.RecordBatch:
 
 
 class Move(ProcessFunction[Sums, Center], iterations.IterationListener[Center]):
-    """Moves each center to the mean of its profiles, at the end of a round; one that has none stays."""
+    """Moves each center to the mean of its profiles, at the end of an epoch; one that has none stays."""
 
     def __init__(self) -> None:
         self.held: dict[int, list[Sums]] = {}
@@ -113,7 +113,7 @@ class Move(ProcessFunction[Sums, Center], iterations.IterationListener[Center]):
 
 
 class KMeans(iterations.IterationBody):
-    """The centers of one round are the variable of the next, broadcast to the profiles."""
+    """The centers of one epoch are the variable of the next, broadcast to the profiles."""
 
     def process(
         self, variables: Sequence[DataStream[Center]], data: Sequence[DataStream[Profile]]

@@ -2,13 +2,13 @@
 
     flights ─ completed ─ routes ─────────────┐
                                               ├─ iteration: airports take labels of their neighbours ─┐
-    nothing (the labels of the round before) ─┘        ↑ the next round's labels ────────────────────┘
+    nothing (the labels of the epoch before) ─┘        ↑ the next epoch's labels ────────────────────┘
                                                        └─ members → airport_communities
 
 An airport takes the label that has the most weight among its neighbours, unless its own has as much. A route weighs
 what it has more than an even share of the flights to its destination. New York's airports begin with their names; so in
-one round airports elsewhere move, and in the next New York's. The loop ends when nobody does. It runs in BATCH, and
-each round is committed. Raghavan et al., "Near linear time algorithm to detect community structures in large-scale
+one epoch airports elsewhere move, and in the next New York's. The loop ends when nobody does. It runs in BATCH, and
+each epoch is committed. Raghavan et al., "Near linear time algorithm to detect community structures in large-scale
 networks", 2007.
 
 `python -m jobs.data` puts the flights in place.
@@ -64,7 +64,7 @@ MEMBERS = OutputTag("members", Member)
 
 
 class Propagate(KeyedProcessFunction[str, Message, Message], iterations.IterationListener[Message]):
-    """An airport: hears of its neighbours' labels and, at the end of the round, tells them where it moves."""
+    """An airport: hears of its neighbours' labels and, at the end of the epoch, tells them where it moves."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self.label = runtime_context.get_state(ValueStateDescriptor("label", str))
@@ -110,7 +110,7 @@ class Propagate(KeyedProcessFunction[str, Message, Message], iterations.Iteratio
 
 
 class Propagation(iterations.IterationBody):
-    """The labels that airports take in one round are the variable of the next."""
+    """The labels that airports take in one epoch are the variable of the next."""
 
     def process(
         self, variables: Sequence[DataStream[Message]], data: Sequence[DataStream[Message]]

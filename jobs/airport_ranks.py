@@ -2,11 +2,11 @@
 
     flights ─ completed ─ routes ─ both ways ─┐
                                               ├─ iteration: an airport shares its rank over its routes ─┐
-    nothing (the shares of the round before) ─┘        ↑ the next round's shares ──────────────────────┘
+    nothing (the shares of the epoch before) ─┘        ↑ the next epoch's shares ──────────────────────┘
                                                        └─ ranks → airport_ranks
 
 A route weighs as much as it has flights, and is flown both ways. The loop ends when the ranks hardly change. It runs in
-BATCH, and each round is committed.
+BATCH, and each epoch is committed.
 
 `python -m jobs.data` puts the flights in place.
 """
@@ -32,7 +32,7 @@ from jobs.routes import Route, routes
 
 DAMPING = 0.85
 ROUNDS, CHANGE = 100, 1e-3
-"""It ends when the ranks together change by no more than this, or after so many rounds."""
+"""It ends when the ranks together change by no more than this, or after so many epochs."""
 
 
 class Message(NamedTuple):
@@ -62,7 +62,7 @@ CHANGES = OutputTag("changes", float)
 
 
 class Share(KeyedProcessFunction[str, Message, Message], iterations.IterationListener[Message]):
-    """An airport: takes the shares of a round, and at its end shares its new rank over its routes."""
+    """An airport: takes the shares of an epoch, and at its end shares its new rank over its routes."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self.links = runtime_context.get_list_state(ListStateDescriptor("links", Link))
@@ -98,7 +98,7 @@ class Share(KeyedProcessFunction[str, Message, Message], iterations.IterationLis
 
 
 class PageRank(iterations.IterationBody):
-    """The shares of one round are the variable of the next."""
+    """The shares of one epoch are the variable of the next."""
 
     def process(
         self, variables: Sequence[DataStream[Message]], data: Sequence[DataStream[Message]]

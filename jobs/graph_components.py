@@ -5,7 +5,7 @@
                                └─ a label of its own┘
 
 A vertex takes the least label that it is offered, and offers it to its neighbours: only vertices that are offered
-something are looked at, by batches. The loop ends when there is no offer. It runs in BATCH, and each round is
+something are looked at, by batches. The loop ends when there is no offer. It runs in BATCH, and each epoch is
 committed.
 """
 

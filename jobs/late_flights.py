@@ -1,12 +1,12 @@
 """Will a flight be late? Logistic regression that learns online, and averages what its subtasks have learned.
 
     flights ─ samples ─┐
-                       ├─ iteration: subtasks learn from a round's flights, and average their models ─ late_flights
-    an empty model ────┘         ↑ the model of the next round ────────────────────────────┘
+                       ├─ iteration: subtasks learn from an epoch's flights, and average their models ─ late_flights
+    an empty model ────┘         ↑ the model of the next epoch ────────────────────────────┘
 
-Each subtask goes on from the latest model, one flight after another (stochastic gradient descent). In STREAMING a round
-has the flights that have come in; in BATCH the first has the whole year. `loss` is the mean log loss of the predictions
-that were made before the model had seen their flights.
+Each subtask goes on from the latest model, one flight after another (stochastic gradient descent). In STREAMING an
+epoch has the flights that have come in; in BATCH the first has the whole year. `loss` is the mean log loss of the
+predictions that were made before the model had seen their flights.
 
 `python -m jobs.data` puts the flights in place.
 """
@@ -48,7 +48,7 @@ class Sample(NamedTuple):
 
 
 class Model(NamedTuple):
-    """Weights, the flights that they were learned from in a round, and the mean log loss of these."""
+    """Weights, the flights that they were learned from in an epoch, and the mean log loss of these."""
 
     weights: list[float]
     flights: int
@@ -67,7 +67,7 @@ def sample(raw: RawFlight) -> list[Sample]:
 
 
 class Learn(BroadcastProcessFunction[Sample, Model, Model], iterations.IterationListener[Model]):
-    """Goes on from the latest model, flight by flight, and gives its own at the end of the round."""
+    """Goes on from the latest model, flight by flight, and gives its own at the end of the epoch."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self.weights: list[float] | None = None
@@ -105,7 +105,7 @@ def average(a: Model, b: Model) -> Model:
 
 
 class Online(iterations.IterationBody):
-    """The model of one round is the variable of the next."""
+    """The model of one epoch is the variable of the next."""
 
     def process(
         self, variables: Sequence[DataStream[Model]], data: Sequence[DataStream[Sample]]

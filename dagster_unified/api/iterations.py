@@ -1,7 +1,7 @@
 """Iterations: loops inside a pipeline (FLIP-176).
 
 A body is built once, from streams that stand for its variables and its data, and returns streams: what is fed back to
-the variables for the next round, what leaves the loop, and what decides when it ends. Use it as a module:
+the variables for the next epoch, what leaves the loop, and what decides when it ends. Use it as a module:
 `from dagster_unified.api import iterations`.
 """
 
@@ -86,7 +86,7 @@ Combiner: TypeAlias = Callable[[T, T], T] | ReduceFunction[T] | Mapping[str, Kin
 class ReplayableDataStreams:
     """The data of an iteration (FLIP-176). In the body the replayed streams come first, in their order.
 
-    Records of `not_replayed` streams come once, in the first round. Those of `replayed` streams come again in every
+    Records of `not_replayed` streams come once, in the first epoch. Those of `replayed` streams come again in every
     round: they are partitioned once, and read from where they lie.
     """
 
@@ -98,13 +98,13 @@ class ReplayableDataStreams:
 class IterationConfig:
     """How an iteration runs (FLIP-176).
 
-    `operator_life_cycle` is ALL_ROUND, where operators and their state live over all rounds, or PER_ROUND, where each
-    round has new ones, whose input ends with the round. `parallelism` is the number of subtasks of the body; without it
+    `operator_life_cycle` is ALL_ROUND, where operators and their state live over all epochs, or PER_ROUND, where each
+    epoch has new ones, whose input ends with the epoch. `parallelism` is the number of subtasks of the body; without it
     `parallelism.default` decides, or Spark. `name` is what plans, stages and errors call the iteration, by default the
     class of its body.
 
     `staleness` is how many epochs a subtask may lead the slowest one (Flink paper, 5.3). With 0 the iteration is
-    bulk-synchronous: each round waits for all subtasks. With k a subtask takes its own feedback in the next epoch, and
+    bulk-synchronous: each epoch waits for all subtasks. With k a subtask takes its own feedback in the next epoch, and
     that of others k epochs later, so it waits only where it would lead by more than k. An epoch is committed when all
     have ended it. Use it for bodies whose result does not depend on when records arrive, with no exchange but the
     feedback. Without criteria the iteration may go on for k epochs more than it needs.
@@ -136,9 +136,9 @@ class IterationConfig:
 class IterationBodyResult:
     """The streams that a body returns (FLIP-176).
 
-    `feedback` has a stream for each variable, of its type and key, whose records are the variable's in the next round.
-    `outputs` leave the iteration. `termination_criteria` ends it after a round in which it has no record; the
-    iteration also ends after a round in which nothing was fed back.
+    `feedback` has a stream for each variable, of its type and key, whose records are the variable's in the next epoch.
+    `outputs` leave the iteration. `termination_criteria` ends it after an epoch in which it has no record; the
+    iteration also ends after an epoch in which nothing was fed back.
     """
 
     feedback: Sequence[DataStream[Any]]
@@ -163,15 +163,15 @@ def iterate_bounded_streams_until_termination(
     body: IterationBody,
     config: IterationConfig = IterationConfig(),  # frozen
 ) -> list[DataStream[Any]]:
-    """Runs a body round by round over bounded streams, and returns its outputs: what each of them had in all rounds.
+    """Runs a body epoch by epoch over bounded streams, and returns its outputs: what each of them had in all epochs.
 
     Initial variables and data belong to epoch 0, and what is fed back to the epoch after that of the records that
-    caused it. An epoch is a round. The iteration ends after a round in which the termination criteria, where there are
+    caused it. The iteration ends after an epoch in which the termination criteria, where there are
     any, had no record, or in which nothing was fed back; listeners are told that it has.
 
-    In BATCH the whole iteration is a part of one stage. Each round is committed, and a stage that is retried, or
-    re-executed from its failure, goes on after the last round that was. In STREAMING the iteration keeps what comes in,
-    and goes round when its input has ended, as in BATCH; a job that is started again goes on after the last round.
+    In BATCH the whole iteration is a part of one stage. Each epoch is committed, and a stage that is retried, or
+    re-executed from its failure, goes on after the last epoch that was. In STREAMING the iteration keeps what comes in,
+    and goes round when its input has ended, as in BATCH; a job that is started again goes on after the last epoch.
 
     `variables` and `data` may be keyed, and are then keyed in the body as well. In it run `map`, `flat_map`, `filter`,
     `map_batches`, `process`, keyed functions with state, connected and broadcast streams, and `reduce`; windows, joins
@@ -199,17 +199,17 @@ def iterate_unbounded_streams(
     body: IterationBody,
     config: IterationConfig = IterationConfig(),  # frozen
 ) -> list[DataStream[Any]]:
-    """Runs a body over streams that need not end, and returns its outputs: what each of them has in all rounds.
+    """Runs a body over streams that need not end, and returns its outputs: what each of them has in all epochs.
 
-    In STREAMING a round has what has come in since the round before, and what that fed back, so that an epoch of the
-    job has at least one round where there is either. A model is a variable, and samples are data. The iteration goes on
-    for as long as its input does, and then until nothing is fed back; listeners are told when it has ended. What is fed
-    back and the state of the body are in the job's checkpoint, committed round by round. In BATCH the first round has
-    all of the input, and it ends when nothing is fed back.
+    In STREAMING an epoch has what has come in since the epoch before, and what that fed back, so that an epoch of the
+    job has at least one of the iteration where there is either. A model is a variable, and samples are data. The
+    iteration goes on for as long as its input does, and then until nothing is fed back; listeners are told when it has
+    ended. What is fed back and the state of the body are in the job's checkpoint, committed epoch by epoch. In BATCH
+    the first epoch has all of the input, and it ends when nothing is fed back.
 
-    Epochs are rounds, in both modes: a record that comes in belongs to the epoch of the round that takes it. (In
-    Flink ML it belongs to epoch 0, so that no epoch ends before the input does.) So it depends on when records come
-    which of them are in a round together; where it may not, use a body that gives the same for any order.
+    In both modes a record that comes in belongs to the epoch that takes it. (In Flink ML it belongs to epoch 0, so that
+    no epoch ends before the input does.) So it depends on when records come which of them are in an epoch together;
+    where it may not, use a body that gives the same for any order.
 
     There are no criteria, and no data that is replayed. Otherwise bodies are those of
     `iterate_bounded_streams_until_termination`. FLIP-176: `Iterations.iterateUnboundedStreams`.
@@ -228,7 +228,7 @@ def iterate_unbounded_streams(
     if isinstance(data, ReplayableDataStreams):
         raise PipelineError(
             "iterate_unbounded_streams: data that does not end cannot be replayed; give a list of streams, and keep in"
-            " state what later rounds need"
+            " state what later epochs need"
         )
     return _Builder(variables, ReplayableDataStreams(not_replayed=data), body, config, bounded=False).build()
 
@@ -237,9 +237,9 @@ def for_each_round(
     inputs: Sequence[DataStream[Any]],
     sub_body: Callable[[Sequence[DataStream[Any]]], Sequence[DataStream[Any]]],
 ) -> list[DataStream[Any]]:
-    """Runs a part of an ALL_ROUND body with operators that live for one round, whose input ends with it.
+    """Runs a part of an ALL_ROUND body with operators that live for one epoch, whose input ends with it.
 
-    So `reduce`, windows, joins and `co_group` give their results at the end of each round. FLIP-176:
+    So `reduce`, windows, joins and `co_group` give their results at the end of each epoch. FLIP-176:
     `IterationBody.forEachRound`.
 
     Examples:
@@ -265,9 +265,9 @@ def for_each_round(
 
 
 def all_reduce(stream: DataStream[T], function: Callable[[T, T], T]) -> DataStream[T]:
-    """Reduces the records of each round to one, at the round's end; `broadcast()` brings it to all subtasks.
+    """Reduces the records of each epoch to one, at the epoch's end; `broadcast()` brings it to all subtasks.
 
-    `function` is associative and commutative. Each subtask reduces its own records first. A round without records has
+    `function` is associative and commutative. Each subtask reduces its own records first. An epoch without records has
     no result. Flink ML: `DataStreamUtils.allReduceSum`.
     """
     records = stream._records("all_reduce").python
@@ -276,7 +276,7 @@ def all_reduce(stream: DataStream[T], function: Callable[[T, T], T]) -> DataStre
 
 
 def combine(stream: KeyedStream[K, T], how: Combiner[T]) -> DataStream[T]:
-    """Reduces what a subtask has for each key in a round to one record, at the round's end, before it is sent.
+    """Reduces what a subtask has for each key in an epoch to one record, at the epoch's end, before it is sent.
 
     `how` is an associative and commutative function of two records of a key, or says of each column beside the key
     what becomes of it: `{"distance": "min", "count": "sum"}`, which is computed on Arrow columns. The result is not
@@ -302,7 +302,7 @@ def combine(stream: KeyedStream[K, T], how: Combiner[T]) -> DataStream[T]:
 
 
 def forward_inputs_of_last_round(stream: DataStream[T]) -> DataStream[T]:
-    """The records of a stream's last round, when the iteration has ended: for an output that is the final model.
+    """The records of a stream's last epoch, when the iteration has ended: for an output that is the final model.
 
     Flink ML: `ForwardInputsOfLastRound`.
     """
@@ -320,8 +320,8 @@ def iterate_delta(
 ) -> DataStream[S]:
     """Runs a delta iteration over bounded streams, and returns its final solution set: one record for each key.
 
-    In each round `body` is called for every key that was sent something, with the key's record of the solution set. It
-    returns the record that replaces that one, if any, and what is sent to keys for the next round. Keys that nothing is
+    In each epoch `body` is called for every key that was sent something, with the key's record of the solution set. It
+    returns the record that replaces that one, if any, and what is sent to keys for the next epoch. Keys that nothing is
     sent to are not touched. The iteration ends when nothing is sent, or after `max_rounds`.
 
     A `BatchDeltaFunction` as `body` does the same for many keys at once, over Arrow batches.
@@ -330,7 +330,7 @@ def iterate_delta(
     `combine` does: `combine={"distance": "min"}`, or a function of two records. A key may be sent one record by each
     subtask still.
 
-    In both modes it is a bounded iteration like any other: committed round by round, and in STREAMING run when its
+    In both modes it is a bounded iteration like any other: committed epoch by epoch, and in STREAMING run when its
     input has ended.
 
     The keys of both streams are of one type, and `solution_set` has one record of each key at most. Where a key is
@@ -395,7 +395,7 @@ class _BodyBuilder(GraphBuilder):
 
     @contextmanager
     def each_round(self) -> Iterator[None]:
-        """Operators that are added meanwhile live for one round."""
+        """Operators that are added meanwhile live for one epoch."""
         before, self._life_cycle = self._life_cycle, LifeCycle.PER_ROUND
         try:
             yield
@@ -447,7 +447,7 @@ class _BodyBuilder(GraphBuilder):
             )
         if per_round and hears_of_epochs(node.user_function):
             raise PipelineError(
-                f"{where}: an operator that lives for one round hears of no epochs; move it out of for_each_round, or"
+                f"{where}: an operator that lives for one epoch hears of no epochs; move it out of for_each_round, or"
                 " use the life cycle ALL_ROUND"
             )
         if isinstance(node, nodes.ReduceNode) and hears_of_epochs(node.function):
@@ -529,7 +529,7 @@ class _Delta(IterationBody):
             check_count(f"{self.where}: max_rounds", max_rounds)
         if config.operator_life_cycle == "PER_ROUND":
             raise PipelineError(
-                f"{self.where}: a solution set lives over all rounds; leave operator_life_cycle as it is"
+                f"{self.where}: a solution set lives over all epochs; leave operator_life_cycle as it is"
             )
         keys = [self._key(what, s) for what, s in (("solution set", solution_set), ("workset", workset))]
         records = [solution_set._records(self.name), workset._records(self.name)]
@@ -683,7 +683,7 @@ class _Builder:
             raise PipelineError(f"{self.where}: its variables and its data belong to different pipelines")
         if config.staleness and not bounded:
             raise PipelineError(
-                f"{self.where}: a round of an unbounded iteration waits for what comes in, and no subtask is ahead of"
+                f"{self.where}: an epoch of an unbounded iteration waits for what comes in, and no subtask is ahead of"
                 " another; leave staleness out, or use iterate_bounded_streams_until_termination"
             )
         self.builder = _BodyBuilder(self.outer.name, self.name, LifeCycle[config.operator_life_cycle])
@@ -725,7 +725,7 @@ class _Builder:
             inputs=tuple(len(stream._upstream) for stream in self.inputs),
             life_cycle=LifeCycle[self.config.operator_life_cycle],
             per_round=frozenset(self.builder.per_round),
-            takes_input_in_all_rounds=not self.bounded,
+            is_unbounded=not self.bounded,
             staleness=self.config.staleness,
             **identity,
         )
@@ -812,7 +812,7 @@ class _Builder:
         if len(result.feedback) != len(self.variables):
             raise PipelineError(
                 f"{self.where}: there are {len(self.variables)} variables and {len(result.feedback)} feedback streams;"
-                " each variable needs the stream that becomes it in the next round"
+                " each variable needs the stream that becomes it in the next epoch"
             )
         if not result.outputs:
             raise PipelineError(f"{self.where}: nothing leaves the iteration; return a stream in outputs")

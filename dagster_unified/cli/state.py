@@ -49,7 +49,7 @@ def ls(path: Folder, /, *, json: Json = False) -> int:
             )
             for loop in savepoint.iterations
         ]
-        out().print(table(("iteration", "name", "last round", "records that wait"), iterations))
+        out().print(table(("iteration", "name", "last epoch", "records that wait"), iterations))
     if manifest.handed_on:
         unread = [(stream.name, stream.uid, f"{stream.rows:,}") for stream in manifest.handed_on]
         out().print(table(("handed on by", "stream", "records not read"), unread))
@@ -285,7 +285,7 @@ def _described(savepoint: Savepoint) -> dict[str, Any]:
 
 
 def _waiting(feedback: Feedback) -> str:
-    how = " by broadcast" * feedback.broadcast + ", in every round" * feedback.replayed
+    how = " by broadcast" * feedback.broadcast + ", in every epoch" * feedback.replayed
     return f"{feedback.table.rows:,} to {feedback.table.uid}{how}"
 
 

@@ -122,7 +122,7 @@ class InputHeldBack:
 
 
 @dataclass(frozen=True)
-class RoundCommitted:
+class IterationEpochCommitted:
     """An epoch of an iteration is committed."""
 
     stage: str
@@ -303,7 +303,7 @@ Event = (
     | SinkHeld
     | RecordsWait
     | IterationResumed
-    | RoundCommitted
+    | IterationEpochCommitted
     | InputHeldBack
     | EpochCommitted
     | StartDelayed

@@ -69,7 +69,7 @@ class JobTime:
         sources = {n.id: n.uid for n in graph.sources}
         self._sources = {n.uid: {sources[i] for i in upstream[n.id] & sources.keys()} for n in graph.nodes}
         waits = {n.id for n in graph.nodes if n.aggregates_natively}
-        waits |= {n.id for n in graph.nodes if isinstance(n, IterationNode) and not n.takes_input_in_all_rounds}
+        waits |= {n.id for n in graph.nodes if isinstance(n, IterationNode) and not n.is_unbounded}
         """The operators that emit something only at the end of the job's input."""
 
         emitting = {n.id: n.uid for n in graph.nodes if n.has_timers or _goes_round(n) or n.id in waits}
@@ -325,4 +325,4 @@ class JobTime:
 
 
 def _goes_round(node: Node) -> bool:
-    return isinstance(node, IterationNode) and node.takes_input_in_all_rounds
+    return isinstance(node, IterationNode) and node.is_unbounded

@@ -264,7 +264,7 @@ def _body_text(node: IterationNode) -> list[str]:
     for inside in body.nodes:
         reads = [_read_text(body, edge) for edge in body.inputs(inside.id)]
         if inside.id in back:
-            reads.append(f"{back[inside.id].name} of the round before")
+            reads.append(f"{back[inside.id].name} of the epoch before")
         text = f"{inside.kind} '{inside.name}'"
         if isinstance(inside, (HeadNode, TailNode)):
             text = f"'{inside.name}'"
@@ -274,11 +274,11 @@ def _body_text(node: IterationNode) -> list[str]:
 
 
 def _in_rounds(node: IterationNode, inside: Node) -> str:
-    """Say what an operator of a body does from round to round, where the others do not."""
+    """Say what an operator of a body does from epoch to epoch, where the others do not."""
     if isinstance(inside, HeadNode):
-        return ", replayed in every round" if inside.replayed else ""
+        return ", replayed in every epoch" if inside.replayed else ""
     is_new = inside.id in node.per_round and node.life_cycle is LifeCycle.ALL_ROUND
-    return ", new in each round" if is_new else ""
+    return ", new in each epoch" if is_new else ""
 
 
 def _read_text(body: Graph, edge: Edge) -> str:
@@ -359,7 +359,7 @@ def _body_mermaid(node: IterationNode) -> list[str]:
         label = kind.value + (f" by {key.describe()}" if key else "")
         arrow = "-->" if kind is ExchangeKind.FORWARD else f'-- "{_escape(label)}" -->'
         lines.append(f"  b{node.id}_{edge.source} {arrow} b{node.id}_{edge.target}")
-    lines += [f'  b{node.id}_{t.id} -. "next round" .-> b{node.id}_{h.id}' for t, h in _feedback(node)]
+    lines += [f'  b{node.id}_{t.id} -. "next epoch" .-> b{node.id}_{h.id}' for t, h in _feedback(node)]
     return [*lines, "end", f"n{node.id} --- b{node.id}"]
 
 
@@ -496,7 +496,7 @@ def _pass(loop: Loop, body_pass: BodyPass) -> Iterator[str]:
         for route in output.routes:
             yield f"{name} → '{loop.buffers[route.target].reader}': {_way(route)}"
         if output.feedback:
-            yield f"{name} → next round"
+            yield f"{name} → next epoch"
         if output.is_criteria:
             yield f"{name} → termination criteria"
 

@@ -29,7 +29,7 @@ def check_iterations(graph: Graph, goes_on: bool) -> None:
 
     `goes_on` says that the end of the data is not the end of the input. A job has one end, that of all its sources.
     """
-    waiting = next((n for n in graph.nodes if isinstance(n, IterationNode) and not n.takes_input_in_all_rounds), None)
+    waiting = next((n for n in graph.nodes if isinstance(n, IterationNode) and not n.is_unbounded), None)
     if goes_on and waiting is not None:
         raise UnsupportedError(
             f"{graph.name}: iteration '{waiting.name}' waits for the end of its input, and with"
@@ -51,7 +51,7 @@ def check_staleness(where: str, node: IterationNode) -> None:
         operator = f"{where}, operator '{operator_node.name}'"
         if operator_node.id in node.per_round:
             raise UnsupportedError(
-                f"{operator}: it lives for one round, which ends at another time in each subtask; keep what it needs"
+                f"{operator}: it lives for one epoch, which ends at another time in each subtask; keep what it needs"
                 " in state, in an ALL_ROUND operator, or leave staleness out"
             )
         edges = body.inputs(operator_node.id)

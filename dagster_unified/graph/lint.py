@@ -272,7 +272,7 @@ def _attributes(graph: Graph, node: Node, execution: Execution) -> list[tuple[st
 
 
 def _attributes_in_body(graph: Graph, node: Node, execution: Execution) -> list[tuple[str, str]]:
-    return _note_changes(node, "in a body a function is opened anew in each round")
+    return _note_changes(node, "in a body a function is opened anew in each epoch")
 
 
 def _note_changes(node: Node, life: str) -> list[tuple[str, str]]:

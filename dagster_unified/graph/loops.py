@@ -104,7 +104,7 @@ class _Compiler:
                 processing_time=options.processing_time,
                 processing_time_at_end=options.processing_time_at_end,
                 end_of_input_chain=options.end_of_input_chain,
-                expiry=self.node.takes_input_in_all_rounds and options.mode == "STREAMING",
+                expiry=self.node.is_unbounded and options.mode == "STREAMING",
             ),
         )
         subtasks = head.parallelism or self.parallelism

@@ -265,7 +265,7 @@ OPTIONS: tuple[Option, ...] = (
         1_000_000,
         "How many records may circulate in an unbounded iteration while it takes new input. With more of them a"
         " STREAMING job reads nothing until there are fewer. It ends with an error where they become ten times as many,"
-        " and more in each of ten rounds in a row.",
+        " and more in each of ten epochs in a row.",
     ),
     Option(
         "restart-strategy.type",

@@ -291,5 +291,5 @@ def _query_output(plan: Plan, port: Port, id_: int, numbers: dict[int, int], tar
         records=records,
         timestamped=node.timestamped,
         after_iteration=bool(iterations),
-        waits_for_end=any(not n.takes_input_in_all_rounds for n in iterations),
+        waits_for_end=any(not n.is_unbounded for n in iterations),
     )

@@ -2,7 +2,7 @@
 
 Drivers pass a keyed operator runs of records of a key, and do not look into them. Here the records are `Rows`, whose
 slices are runs, so that each driver drives batches as it drives records. The table of `BroadcastTableOperator` is its
-broadcast state: all records of the broadcast stream so far. In the body of an iteration the table is that of a round,
+broadcast state: all records of the broadcast stream so far. In the body of an iteration the table is that of an epoch,
 and `BroadcastBatchesStep` runs the function without state.
 """
 

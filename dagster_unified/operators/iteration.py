@@ -61,7 +61,7 @@ class OutputRoutes:
 
     routes: tuple[Route, ...]
     feedback: tuple[InputRoute, ...] = ()
-    """The variables that it becomes in the next round."""
+    """The variables that it becomes in the next epoch."""
 
     is_criteria: bool = False
 
@@ -73,10 +73,10 @@ class Driver(Enum):
     """Its records are pushed through: none of its operators has state."""
 
     GROUPED = "grouped"
-    """Its keyed head keeps state from round to round, in key groups."""
+    """Its keyed head keeps state from epoch to epoch, in key groups."""
 
     BOUNDED = "bounded"
-    """Each round is its whole input, and drops its state at the end."""
+    """Each epoch is its whole input, and drops its state at the end."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class BodyPass:
     """How many key groups all its subtasks have; 0 where the head is not keyed."""
 
     listens: bool = False
-    """Whether a function in it is called in each round, also without records."""
+    """Whether a function in it is called in each epoch, also without records."""
 
     @property
     def buffers(self) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class Loop:
     """The inputs of the body, the variables first."""
 
     replayed: frozenset[int]
-    """The inputs whose records come again in every round."""
+    """The inputs whose records come again in every epoch."""
 
     outputs: tuple[InputBuffer, ...]
     has_criteria: bool

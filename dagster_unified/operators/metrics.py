@@ -356,10 +356,10 @@ class MetricGroup:
         return Counter(self.get_metric_identifier(name), self._registry.metrics)
 
     def gauge(self, name: str, obj: Callable[[], Number]) -> None:
-        """A value that `obj` returns, read at the end of a partition, of a micro-batch, and of a round of an iteration.
+        """A value that `obj` returns, read at the end of a partition, a micro-batch, and an epoch of an iteration.
 
         Of the values of parallel instances the smallest and the largest are kept; each micro-batch replaces the one
-        before. The stage of an iteration also has the values of its rounds, as a plot. NaN and infinity mean no value.
+        before. The stage of an iteration also has the values of its epochs, as a plot. NaN and infinity mean no value.
         """
         self._registry.gauges[self.get_metric_identifier(name)] = obj
 

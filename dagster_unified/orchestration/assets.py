@@ -32,11 +32,11 @@ from dagster_unified.engine.batch.stage import check_mode, run_partitions
 from dagster_unified.engine.events import (
     Event,
     ExecutorLost,
+    IterationEpochCommitted,
     IterationResumed,
     MasterAway,
     MasterBack,
     RecordsWait,
-    RoundCommitted,
     SinkHeld,
     StageFinished,
     StageStarted,
@@ -449,7 +449,7 @@ def _observer(
         if isinstance(event, StageStarted) and event.reason:
             recomputed[event.stage] = event.reason
             context.log.warning(f"recomputing stage '{event.stage}'{of_partition}: {event.reason}")
-        elif isinstance(event, (IterationResumed, RoundCommitted)):
+        elif isinstance(event, (IterationResumed, IterationEpochCommitted)):
             context.log.info(f"{event.describe()}{of_partition}")
         elif isinstance(event, (SinkHeld, RecordsWait)):
             context.log.warning(event.describe() if slice_ is None else f"partition {slice_.key}: {event.describe()}")

@@ -30,13 +30,13 @@ from dagster_unified.engine.events import (
     Event,
     ExecutorLost,
     InputHeldBack,
+    IterationEpochCommitted,
     IterationResumed,
     MasterAway,
     MasterBack,
     PhaseBegun,
     QueriesStopped,
     QueriesTakenOver,
-    RoundCommitted,
     SavepointTaken,
     StartDelayed,
 )
@@ -219,7 +219,7 @@ class _Watcher:
             log(event.describe())
             if not event.error and event.reason == INTERVAL:  # who asks for one reports it
                 self._savepoints.append(event.location)
-        if isinstance(event, (IterationResumed, RoundCommitted, InputHeldBack)):
+        if isinstance(event, (IterationResumed, IterationEpochCommitted, InputHeldBack)):
             self._busy = None  # an epoch in which an iteration goes round may take long
             self._write_heartbeat()
             log = self._context.log.warning if isinstance(event, InputHeldBack) else self._context.log.info

@@ -81,13 +81,13 @@ class Feedback(msgspec.Struct, frozen=True):
     """Whether the operator gets them by broadcast."""
 
     replayed: bool = False
-    """Whether the operator gets them in every round."""
+    """Whether the operator gets them in every epoch."""
 
 
 class IterationState(msgspec.Struct, frozen=True):
-    """Where an iteration was: the number of its last round, and the records that wait for the next one.
+    """Where an iteration was: the number of its last epoch, and the records that wait for the next one.
 
-    Those of an unbounded one were fed back in its last round. A bounded one iterates when its input ends: before that
+    Those of an unbounded one were fed back in its last epoch. A bounded one iterates when its input ends: before that
     it has had no round (-1), and all its input waits.
     """
 

@@ -244,9 +244,9 @@ class Savepoint:
 
     @property
     def iterations(self) -> tuple[IterationState, ...]:
-        """The iterations of a STREAMING job, and the records that wait in each for its next round.
+        """The iterations of a STREAMING job, and the records that wait in each for its next epoch.
 
-        In an unbounded iteration they were fed back in its last round; the state of its operators has the uid
+        In an unbounded iteration they were fed back in its last epoch; the state of its operators has the uid
         `iteration uid.operator uid`. In a bounded one all records that came in wait until its input ends.
         """
         return tuple(self.manifest.iterations)
@@ -255,7 +255,7 @@ class Savepoint:
         """The records that wait in an iteration for one of its operators.
 
         `broadcast` asks for those that the operator gets by broadcast, `replayed` for those that it gets in every
-        round. Raises `StateError` where none wait for it.
+        epoch. Raises `StateError` where none wait for it.
         """
         waiting = [records for loop in self.iterations for records in loop.feedback]
         wanted = uid, broadcast, replayed

@@ -44,8 +44,8 @@ class HarnessLoop(IterationLoop[Message]):
     def __init__(self, plan: Plan, node: g.IterationNode, clock: Callable[[], int]) -> None:
         self._node = node
         loop = compile_loop(plan, node, node.parallelism or plan.execution.parallelism or SUBTASKS)
-        super().__init__(InMemory(loop, clock), not node.takes_input_in_all_rounds)
-        multiplies = node.takes_input_in_all_rounds and plan.execution.mode == "STREAMING"
+        super().__init__(InMemory(loop, clock), not node.is_unbounded)
+        multiplies = node.is_unbounded and plan.execution.mode == "STREAMING"
         self._guard = FeedbackGuard(loop.where, plan.execution.streaming.max_feedback) if multiplies else None
         self._last: EndedEpoch[Message] | None = None
         self._once: list[Message] = []

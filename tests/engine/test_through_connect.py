@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from pyspark import cloudpickle
 
-from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
+from dagster_unified.engine.events import InputHeldBack, IterationEpochCommitted, IterationResumed
 from dagster_unified.engine.iterations.epoch_log import Epoch
 from dagster_unified.engine.iterations.files import Block, StoredMessage
 from dagster_unified.engine.streaming import attaching, desired, through_connect
@@ -127,13 +127,13 @@ def test_what_iterations_say_in_an_epoch_is_heard_once_though_not_every_message_
     done = Epoch(7, 3, 0, [StoredMessage(0, 0, Block("records", 0, 1), 1)], [], [], "{}", 0.5)
     here._tell(IterationResumed("sinks", "loop", 6))
     until(lambda: job.observed)
-    here._tell(RoundCommitted("sinks", "loop", done))
+    here._tell(IterationEpochCommitted("sinks", "loop", done))
     here._tell(InputHeldBack("loop", 3, 2))
     here._mine.send(EpochDone(3, OUTCOME, here._latest_events()))
     assert ended(job) == OUTCOME
     assert job.observed == [
         IterationResumed("sinks", "loop", 6),
-        RoundCommitted("sinks", "loop", msgspec.structs.replace(done, fed_back=[])),
+        IterationEpochCommitted("sinks", "loop", msgspec.structs.replace(done, fed_back=[])),
         InputHeldBack("loop", 3, 2),
     ]
 

@@ -139,7 +139,7 @@ def test_the_body_of_an_iteration_is_printed_level_by_level():
         "      level 1",
         "        grouped pass on 2, 32 key groups",
         "          Python: 'known', 'more'",
-        "          'more' → next round",
+        "          'more' → next epoch",
         "  vertex 3, depth 0, end: 'out'",
         "    reads 'loop' / output-0 of vertex 2: forward (value)",
     ]

@@ -17,7 +17,7 @@ from dagster_unified.engine import session
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import IterationResumed, RoundCommitted
+from dagster_unified.engine.events import IterationEpochCommitted, IterationResumed
 from dagster_unified.engine.iterations.levels import SparkLevels
 from tests.iterations.programs import PROGRAMS
 
@@ -53,7 +53,7 @@ def main(folder, program, point, epoch, store):
         settle(self, of)
 
     def observe(event):
-        if isinstance(event, RoundCommitted) and point == "committed" and event.epoch.number == epoch:
+        if isinstance(event, IterationEpochCommitted) and point == "committed" and event.epoch.number == epoch:
             die()
         if isinstance(event, IterationResumed):
             print("resumed", event.epoch, flush=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from dagster_unified.api import Pipeline, iterations
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine import session
-from dagster_unified.engine.events import IterationResumed, RoundCommitted
+from dagster_unified.engine.events import IterationEpochCommitted, IterationResumed
 from dagster_unified.engine.iterations.epoch_log import EpochLog
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.streaming.cross_query import CrossQueryLog, QueryInputPosition
@@ -136,7 +136,7 @@ def main(folder, kind, hops, point, count, store=""):
     )
     seen = []
     job = StreamingJob(plan, spark, Start("test", patience=1), seen.append)
-    events = (RoundCommitted, IterationResumed)
+    events = (IterationEpochCommitted, IterationResumed)
     print(job.run(lambda: point == "stopped" and any(isinstance(e, events) for e in seen)), flush=True)
     if point == "stopped":
         print(*(type(e).__name__ for e in seen if isinstance(e, events)))

@@ -148,7 +148,7 @@ class Numbers(iterations.DeltaFunction[int, Visit]):
         ),
         (
             lambda p: (reading(p), reading(p, kind=Visit), Nearest(), None, PER_ROUND),
-            "a solution set lives over all rounds",
+            "a solution set lives over all epochs",
         ),
         (lambda p: combining(p, {}), "combine does not say what becomes of 'distance'; give min, max, sum, or a func"),
         (lambda p: combining(p, {"distance": "min", "name": "max"}), "has 'name', which is no column beside the key"),

@@ -185,7 +185,7 @@ def test_an_exchange_with_no_operator_behind_it_is_refused():
 
 
 def test_an_operator_that_lives_for_one_round_hears_of_no_epochs():
-    with pytest.raises(PipelineError, match="'Listening': an operator that lives for one round hears of no epochs"):
+    with pytest.raises(PipelineError, match="'Listening': an operator that lives for one epoch hears of no epochs"):
         built(listening, operator_life_cycle="PER_ROUND")
 
 

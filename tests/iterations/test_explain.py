@@ -20,9 +20,9 @@ def test_the_text_shows_the_body():
     text = explained("growing")
     for line in (
         "iteration 'Growing': 1 variable, 2 data streams (1 replayed), ALL_ROUND, until nothing is fed back",
-        "'variable 0' reads feedback 0 of the round before",
-        "'data 0', replayed in every round",
-        "reduce 'reduce', new in each round reads 'Grown' through HASH by shop and 'data 0' through HASH by shop",
+        "'variable 0' reads feedback 0 of the epoch before",
+        "'data 0', replayed in every epoch",
+        "reduce 'reduce', new in each epoch reads 'Grown' through HASH by shop and 'data 0' through HASH by shop",
         "broadcast 'Below' reads 'reduce' and 'data 1' through BROADCAST",
     ):
         assert line in text
@@ -31,9 +31,9 @@ def test_the_text_shows_the_body():
 def test_the_picture_has_feedback_as_a_dotted_arrow():
     picture = explained("growing", "mermaid")
     for part in (
-        '-. "next round" .->',
+        '-. "next epoch" .->',
         "body of Growing, ALL_ROUND",
-        "data 0, replayed in every round",
+        "data 0, replayed in every epoch",
         "reduce, new in",
     ):
         assert part in picture

@@ -11,7 +11,7 @@ from dagster_unified.connectors import FileSink
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import RoundCommitted
+from dagster_unified.engine.events import IterationEpochCommitted
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StageError
 from dagster_unified.testing import run_pipeline
@@ -62,7 +62,7 @@ class Rounds:
         self._set()
 
     def __call__(self, event):
-        if isinstance(event, RoundCommitted):
+        if isinstance(event, IterationEpochCommitted):
             self.committed.append(event.epoch.number)
             self._set()
 

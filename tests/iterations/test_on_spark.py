@@ -14,7 +14,7 @@ from dagster_unified.connectors import FileSink
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
-from dagster_unified.engine.events import IterationResumed, RoundCommitted
+from dagster_unified.engine.events import IterationEpochCommitted, IterationResumed
 from dagster_unified.errors import UserFunctionError
 from tests.depth import chance
 from tests.iterations.killed_job import run
@@ -65,14 +65,14 @@ def test_a_run_that_is_tried_again_goes_on_after_its_last_round(spark, tmp_path)
     events = []
     with pytest.raises(UserFunctionError, match="ValueError: not yet"):
         run(tmp_path, spark, *counting_down(tmp_path / "mended", 4), events.append, run_id="first")
-    first = [event.epoch.number for event in events if isinstance(event, RoundCommitted)]
+    first = [event.epoch.number for event in events if isinstance(event, IterationEpochCommitted)]
     assert first == [0, 1, 2, 3]
     (tmp_path / "mended").touch()
     events.clear()
     found = run(tmp_path, spark, *counting_down(tmp_path / "mended", 4), events.append, run_id="second")
     assert found == rows(sorted([*range(1, 9), *range(1, 8)]))
     assert [event.epoch for event in events if isinstance(event, IterationResumed)] == [3]
-    assert next(event.epoch.number for event in events if isinstance(event, RoundCommitted)) == 4
+    assert next(event.epoch.number for event in events if isinstance(event, IterationEpochCommitted)) == 4
 
 
 def test_nothing_is_left_of_the_rounds_of_code_that_was_mended_since(spark, tmp_path):
@@ -131,7 +131,7 @@ def test_files_of_earlier_rounds_are_deleted(spark, tmp_path):
     held = []
 
     def count(event):
-        if isinstance(event, RoundCommitted):
+        if isinstance(event, IterationEpochCommitted):
             (folder,) = (tmp_path / "store").rglob("iteration-*")
             held.append(sum(1 for path in folder.iterdir() if path.suffix != ".json"))
 

@@ -23,7 +23,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.cli import main
 from dagster_unified.connectors import FileSink, ParquetSource
-from dagster_unified.engine.events import EpochCommitted, RoundCommitted
+from dagster_unified.engine.events import EpochCommitted, IterationEpochCommitted
 from dagster_unified.engine.iterations.files import Block, StoredMessage
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.savepoints import _by_buffer, start_iteration
@@ -298,7 +298,7 @@ def test_what_came_into_a_bounded_loop_is_in_the_tables(spark, tmp_path, capsys)
     rounds = []
 
     def observe(event):
-        rounds.extend([event] if isinstance(event, RoundCommitted) else [])
+        rounds.extend([event] if isinstance(event, IterationEpochCommitted) else [])
 
     one = StreamingJob(second, spark, Start("test", patience=0.5), observe)
     assert one.run(lambda: bool(rounds)) == "stopped"

@@ -168,7 +168,7 @@ def test_a_loop_that_is_stopped_goes_on_after_its_last_epoch(tmp_path):
     epochs = []
     loop = start(plan, node, tmp_path, lambda: len(epochs) == 2)
     loop.observe = epochs.append
-    with pytest.raises(StateError, match="the job is being stopped; it goes on after the last round"):
+    with pytest.raises(StateError, match="the job is being stopped; it goes on after the last epoch"):
         micro_batch(loop, 0, True, [Hop(1, 0)])
     loop = start(plan, node, tmp_path)
     assert loop.last.number == 1

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_unified.api import BroadcastProcessFunction, FlatMapFunction, MapStateDescriptor, Pipeline, iterations
-from dagster_unified.engine.events import IterationResumed, RoundCommitted
+from dagster_unified.engine.events import IterationEpochCommitted, IterationResumed
 from dagster_unified.errors import PipelineError, UnsupportedError, UserFunctionError
 from dagster_unified.testing import run_pipeline
 from dagster_unified.testing.iterations import HarnessLoop, InMemory
@@ -263,7 +263,7 @@ def test_a_run_that_is_tried_again_goes_on_after_the_last_epoch_that_all_have_en
         once_more("first")
     (tmp_path / "mended").touch()
     assert once_more("second") == rows(sorted([*range(1, 9), *range(1, 8)]))
-    numbers = [event.epoch.number for event in events if isinstance(event, RoundCommitted)]
+    numbers = [event.epoch.number for event in events if isinstance(event, IterationEpochCommitted)]
     (resumed,) = [event.epoch for event in events if isinstance(event, IterationResumed)]
     assert numbers == list(range(9))
     assert 3 <= resumed <= 5  # it fails in the epoch after: 2 is taken in epoch 6 of one of two subtasks
@@ -287,7 +287,7 @@ def doubled(inputs):
         (lambda v, d: v[0].flat_map(Alone()), "'Alone': it has one subtask"),
         (lambda v, d: v[0].map(lambda n: n, int).set_parallelism(1), "'map': it has one subtask"),
         (lambda v, d: v[0].map(lambda n: n, int).rebalance().filter(bool), "'bool': it is sent records by other"),
-        (lambda v, d: iterations.for_each_round([v[0]], doubled)[0], "'map': it lives for one round"),
+        (lambda v, d: iterations.for_each_round([v[0]], doubled)[0], "'map': it lives for one epoch"),
     ],
 )
 def test_bodies_in_which_a_subtask_cannot_go_on_without_the_others(build, says):
@@ -307,7 +307,7 @@ def test_a_staleness_is_a_number_of_epochs_of_a_bounded_iteration():
         iterate([1, 2], lambda v, d: Result([v[0]], [v[0]]), staleness=-1)
     numbers = Pipeline("loops").from_collection([1], int)
     body = Body(lambda v, d: Result([v[0]], [v[0]]))
-    with pytest.raises(PipelineError, match="a round of an unbounded iteration waits for what comes in"):
+    with pytest.raises(PipelineError, match="an epoch of an unbounded iteration waits for what comes in"):
         iterations.iterate_unbounded_streams([numbers], [], body, iterations.IterationConfig(staleness=1))
 
 

@@ -15,7 +15,13 @@ from deltalake import DeltaTable
 
 from dagster_unified.api import Pipeline, iterations
 from dagster_unified.connectors import DeltaSink, FileSink, ParquetSource
-from dagster_unified.engine.events import EpochCommitted, InputHeldBack, IterationResumed, RoundCommitted, ignore_events
+from dagster_unified.engine.events import (
+    EpochCommitted,
+    InputHeldBack,
+    IterationEpochCommitted,
+    IterationResumed,
+    ignore_events,
+)
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoints.copy import restore_stopped, save_stopped
@@ -113,14 +119,14 @@ def test_a_loop_that_multiplies_its_records_ends_before_they_fill_the_disk(spark
     (out,) = iterations.iterate_unbounded_streams([numbers], [], body)
     out.sink_to(FileSink(f"{tmp_path}/out", name="out"))
     plan = pipeline.plan({**options(tmp_path), "iteration.max-feedback-records": 100})
-    with pytest.raises(PipelineError, match="iteration 'Body': its records multiply: each of its last 10 rounds"):
+    with pytest.raises(PipelineError, match="iteration 'Body': its records multiply: each of its last 10 epochs"):
         StreamingJob(plan, spark, Start("test", patience=0.5)).run()
 
 
 def test_a_bounded_iteration_is_stopped_within_a_round_and_goes_on(spark, tmp_path):
     given(tmp_path)
     plan = hopping(tmp_path, 100_000, "bounded").plan(options(tmp_path))
-    for kind in (RoundCommitted, IterationResumed):
+    for kind in (IterationEpochCommitted, IterationResumed):
         seen = []
         one = StreamingJob(plan, spark, Start("test", patience=0.5), seen.append)
         assert one.run(lambda seen=seen, kind=kind: any(isinstance(e, kind) for e in seen)) == "stopped"

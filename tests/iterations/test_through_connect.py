@@ -66,6 +66,6 @@ def test_a_loop_goes_on_where_a_process_of_the_server_was_killed_in_a_round(port
 @pytest.mark.rotates("clusters")
 def test_a_bounded_loop_is_stopped_between_rounds_that_its_job_hears_of_and_goes_on(port, tmp_path):
     given(tmp_path)
-    for first in ("RoundCommitted", "IterationResumed"):
+    for first in ("IterationEpochCommitted", "IterationResumed"):
         code, said, failure = ends(run(port, tmp_path, "bounded", "stopped", hops=100_000))
         assert (code, said[:2]) == (0, ["stopped", first]), failure

@@ -40,7 +40,7 @@ class BatchLoop(SparkLoop):
 
     def __init__(self, run: Run, stage: str, node: g.IterationNode, folder: str, parallelism: int | None) -> None:
         self._run = run
-        goes_on = node.takes_input_in_all_rounds and run.carry is not None and not run.carry.last
+        goes_on = node.is_unbounded and run.carry is not None and not run.carry.last
         super().__init__(run.plan, node, run.spark, folder, stage, run.observe, parallelism, goes_on)
 
     def check(self) -> None:

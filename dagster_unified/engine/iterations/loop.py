@@ -352,7 +352,7 @@ class FeedbackGuard:
         self._before = feedback
         if self._growing >= MOST_GROWING and feedback > MOST_TIMES * self._most:
             raise PipelineError(
-                f"{self._where}: its records multiply: each of its last {self._growing} rounds fed back more than the"
+                f"{self._where}: its records multiply: each of its last {self._growing} epochs fed back more than the"
                 f" one before, the last one {feedback:,}, where {self._most:,} may circulate while new input is taken"
                 " (iteration.max-feedback-records). Let the body drop or combine records, or raise the option if they"
                 f" become fewer by themselves{self._afterwards}"

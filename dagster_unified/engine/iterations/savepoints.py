@@ -109,7 +109,7 @@ def write_iteration(
             f"{where}: it has gone round in epoch {last.micro_batch}, which was not committed; start the job, and stop"
             " it with a savepoint"
         )
-    if not node.takes_input_in_all_rounds:
+    if not node.is_unbounded:
         return _write_input(plan, node, spark, log, epoch, folder, attempt) if last is None else None
     if last is None:
         return None

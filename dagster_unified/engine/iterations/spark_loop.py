@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_unified.engine.events import IterationResumed, Observer, RoundCommitted
+from dagster_unified.engine.events import IterationEpochCommitted, IterationResumed, Observer
 from dagster_unified.engine.iterations.epoch_log import BEFORE, Begun, Epoch, EpochLog, Input
 from dagster_unified.engine.iterations.files import StoredMessage
 from dagster_unified.engine.iterations.levels import SparkLevels
@@ -52,7 +52,7 @@ class SparkLoop(IterationLoop[StoredMessage]):
         """`parallelism` is that of an iteration for which none is given; by default that of the session."""
         self.plan, self.node, self.folder = plan, node, folder
         self.stage, self.observe = stage, observe
-        is_bounded = not node.takes_input_in_all_rounds
+        is_bounded = not node.is_unbounded
         self.log = EpochLog(folder, f"{plan.name}: iteration '{node.name}'", can_run_again=self.runs_once)
         begun = self.log.begun if self.log.holds_state else None
         subtasks = node.parallelism or plan.execution.parallelism
@@ -150,4 +150,4 @@ class SparkLoop(IterationLoop[StoredMessage]):
 
     def committed(self, epoch: Epoch) -> None:
         """Announce a committed epoch."""
-        self.observe(RoundCommitted(self.stage, self.node.name, epoch))
+        self.observe(IterationEpochCommitted(self.stage, self.node.name, epoch))

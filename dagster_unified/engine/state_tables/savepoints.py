@@ -163,7 +163,7 @@ def stateful_in_body(plan: Plan, node: g.IterationNode, parallelism: int) -> lis
 
     Those of a bounded one have no state before it runs, and none behind it.
     """
-    if not node.takes_input_in_all_rounds:
+    if not node.is_unbounded:
         return []
     body = body_plan(plan, node, parallelism)
     return [
@@ -320,7 +320,7 @@ def starting_state(plan: Plan, spark: SparkSession, path: str, ignore_unclaimed:
         )
     nodes = [node for node in plan.graph.nodes if isinstance(node, g.IterationNode)]
     streams = plan.execution.mode == "STREAMING"
-    loops = {(node.uid, not node.takes_input_in_all_rounds) for node in nodes if streams or node.carries_state}
+    loops = {(node.uid, not node.is_unbounded) for node in nodes if streams or node.carries_state}
     waiting = [iteration for iteration in manifest.iterations if any(f.table.rows for f in iteration.feedback)]
     iteration_gone = next((iteration for iteration in waiting if (iteration.uid, iteration.bounded) not in loops), None)
     if iteration_gone is not None and not ignore_unclaimed:

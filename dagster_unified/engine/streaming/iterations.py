@@ -134,7 +134,7 @@ class StreamLoop(SparkLoop):
         plan, spark, folder = context.plan, context.host.spark, text_of(context.folder / node.uid)
         super().__init__(plan, node, spark, folder, SINKS, context.host.observe)
         self._most = plan.execution.streaming.max_feedback
-        afterwards = "; the job goes on from this round when it is started again"
+        afterwards = "; the job goes on from this epoch when it is started again"
         self._guard = FeedbackGuard(self.loop.where, self._most, afterwards)
         interval = plan.execution.streaming.interval
         self._moment = MOMENT if interval is None else max(MOMENT, interval.total_seconds() / 2)
@@ -164,7 +164,7 @@ class StreamLoop(SparkLoop):
 
     def check(self) -> None:
         if self._ends and self._host.stopping():  # else the epoch of the query closes soon
-            raise StateError(f"{self.loop.where}: the job is being stopped; it goes on after the last round")
+            raise StateError(f"{self.loop.where}: the job is being stopped; it goes on after the last epoch")
         self._host.check()
 
     def check_may_write(self) -> None:
@@ -174,7 +174,7 @@ class StreamLoop(SparkLoop):
         last = self.last
         if last is not None and last.micro_batch > micro_batch:
             raise StateError(
-                f"{self.loop.where}: epoch {micro_batch} comes after its rounds of epoch {last.micro_batch}; the"
+                f"{self.loop.where}: epoch {micro_batch} of the job comes after its epochs in {last.micro_batch}; the"
                 " checkpoint directory is not whole: go back to a savepoint, or start the job without state"
             )
         self._ends, self._until = ends, time.monotonic() + self._moment

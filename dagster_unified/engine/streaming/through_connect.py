@@ -30,7 +30,7 @@ import msgspec
 from dagster_unified import errors
 from dagster_unified.by_value import by_value_bytes
 from dagster_unified.engine.events import Event as JobEvent
-from dagster_unified.engine.events import InputHeldBack, IterationResumed, RoundCommitted
+from dagster_unified.engine.events import InputHeldBack, IterationEpochCommitted, IterationResumed
 from dagster_unified.engine.failures import translated
 from dagster_unified.engine.interrupts import meanwhile
 from dagster_unified.engine.iterations.epoch_log import Epoch, bare
@@ -116,7 +116,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _EVENTS: dict[str, tuple[type[JobEvent], tuple[Any, ...]]] = {
-    RoundCommitted.__name__: (RoundCommitted, (str, str, Epoch)),
+    IterationEpochCommitted.__name__: (IterationEpochCommitted, (str, str, Epoch)),
     InputHeldBack.__name__: (InputHeldBack, (str, int, int)),
     IterationResumed.__name__: (IterationResumed, (str, str, int)),
 }

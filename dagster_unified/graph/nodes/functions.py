@@ -161,7 +161,7 @@ class MapBatchesNode(FunctionNode):
 
 
 class BroadcastBatchesNode(MapBatchesNode):
-    """`map_batches` in the body of an iteration, with a round's records of a broadcast stream at hand."""
+    """`map_batches` in the body of an iteration, with an epoch's records of a broadcast stream at hand."""
 
     step = BroadcastBatchesStep
     has_broadcast_input = True

@@ -22,7 +22,7 @@ class LifeCycle(Enum):
     """Over all rounds: its state lives on."""
 
     PER_ROUND = "PER_ROUND"
-    """For one round: each has a new operator, whose input ends with the round."""
+    """For one epoch: each has a new operator, whose input ends with the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,7 +45,7 @@ class HeadNode(EndNode):
 
     variable: bool
     replayed: bool = False
-    """Whether its records come again in every round."""
+    """Whether its records come again in every epoch."""
 
     def describe(self) -> str:
         if self.variable:
@@ -90,17 +90,17 @@ class IterationNode(Node):
 
     life_cycle: LifeCycle
     per_round: frozenset[int]
-    """The operators of the body that live for one round."""
+    """The operators of the body that live for one epoch."""
 
-    takes_input_in_all_rounds: bool = False
-    """Whether records come in while it goes round, as in an unbounded iteration; else the first round has them all."""
+    is_unbounded: bool = False
+    """Whether records come in while it goes round, as in an unbounded iteration; else the first epoch has them all."""
 
     staleness: int = 0
     """How many epochs a subtask may be ahead of the slowest."""
 
     chaining: Chaining = Chaining.NEVER
     has_side_outputs = True
-    sees_all_partitions = True  # its rounds are those of one partition
+    sees_all_partitions = True  # its epochs are those of one partition
     product = "outputs are"
 
     @property
@@ -131,9 +131,7 @@ class IterationNode(Node):
     @property
     def carries_state(self) -> bool:
         # a bounded one has an end, with each partition
-        return self.takes_input_in_all_rounds and any(
-            node.runs_by_key and node.id not in self.per_round for node in self.body.nodes
-        )
+        return self.is_unbounded and any(node.runs_by_key and node.id not in self.per_round for node in self.body.nodes)
 
     def code(self) -> tuple[Any, ...]:
         return (*self._functions(), *(code for node in self.body.nodes for code in node.code()))
@@ -141,8 +139,8 @@ class IterationNode(Node):
     def settings(self, with_input: bool = True) -> list[object]:
         nodes = [own_parts(node, with_input) for node in self.body.nodes]
         edges = [(edge.source, edge.target, edge_parts(edge)) for edge in self.body.edges]
-        rounds = [self.life_cycle.value, sorted(self.per_round), self.takes_input_in_all_rounds]
-        return [self.inputs, *rounds, *([self.staleness] if self.staleness else []), nodes, edges]
+        life_cycle = [self.life_cycle.value, sorted(self.per_round), self.is_unbounded]
+        return [self.inputs, *life_cycle, *([self.staleness] if self.staleness else []), nodes, edges]
 
     def describe(self) -> str:
         variables = sum(head.variable for head in self.heads)
@@ -150,7 +148,7 @@ class IterationNode(Node):
         replayed = sum(head.replayed for head in self.heads)
         streams = f"{data} data stream{'' if data == 1 else 's'}" + (f" ({replayed} replayed)" if replayed else "")
         ends = "until its criteria are met" if self.has_criteria else "until nothing is fed back"
-        ends = "unbounded" if self.takes_input_in_all_rounds else ends
+        ends = "unbounded" if self.is_unbounded else ends
         stale = f"staleness {self.staleness}, " if self.staleness else ""
         return f"{variables} variable{'' if variables == 1 else 's'}, {streams}, {self.life_cycle.value}, {stale}{ends}"
 
@@ -158,19 +156,19 @@ class IterationNode(Node):
         return [{**state, "name": f"{n.name}.{state['name']}"} for n in self.body.nodes for state in n.state()]
 
     def parity(self) -> list[Finding]:
-        """Return the findings of the body's operators, which run in both modes round by round."""
+        """Return the findings of the body's operators, which run in both modes epoch by epoch."""
         findings = [replace(finding, node=self.id) for node in self.body.nodes for finding in node.parity()]
         if self.staleness:
             late = "has records that come late, and which do depends on the number of its subtasks"
             findings.append(
                 self.note("staleness", f"{late}; make its result independent of that, or set its parallelism")
             )
-        if not self.takes_input_in_all_rounds:
+        if not self.is_unbounded:
             return findings
         return [
             self.warning(
                 "rounds",
-                "takes records in each round, and in STREAMING it depends on when they come which of them share one;"
+                "takes records in each epoch, and in STREAMING it depends on when they come which of them share one;"
                 " make its result independent of that, or use iterate_bounded_streams_until_termination",
             ),
             *findings,

@@ -48,8 +48,8 @@ class IterationListener(ABC, Generic[Out]):
     that got a record in the epoch, with that key's state, and at the end of the iteration for each key that has state,
     or where it has declared none, for each key that had records: a `KeyedProcessFunction`, a `KeyedBatchFunction`, or
     on a keyed stream a function that overrides `open`. Its results belong to the epoch that ends, so that they reach
-    the next round where they are fed back; they have no event time. A function that is not keyed keeps only its state
-    for later rounds. FLIP-176: `IterationListener`.
+    the next epoch where they are fed back; they have no event time. A function that is not keyed keeps only its state
+    for later epochs. FLIP-176: `IterationListener`.
 
     Examples:
         >>> class Rounds(FlatMapFunction[int, int], iterations.IterationListener[int]):
@@ -66,10 +66,10 @@ class IterationListener(ABC, Generic[Out]):
     """
 
     in_one_subtask: ClassVar[bool] = False
-    """Whether its operator has one subtask, which gets all records of a round."""
+    """Whether its operator has one subtask, which gets all records of an epoch."""
 
     in_all_rounds: ClassVar[bool] = False
-    """Whether its operator lives over all rounds also in a body whose operators live for one."""
+    """Whether its operator lives over all epochs also in a body whose operators live for one."""
 
     def on_epoch_watermark_incremented(
         self, epoch_watermark: int, context: EpochContext, collector: EpochCollector[Out]
@@ -94,7 +94,7 @@ def hears_of_epochs(function: Any) -> bool:
 
 
 class TerminateOnMaxIter(FlatMapFunction[Any, int], IterationListener[int]):
-    """Termination criteria: the iteration ends after `max_iter` rounds. Flink ML: `TerminateOnMaxIter`.
+    """Termination criteria: the iteration ends after `max_iter` epochs. Flink ML: `TerminateOnMaxIter`.
 
     Use it as `stream.flat_map(TerminateOnMaxIter(20))`, on any stream of the body.
     """
@@ -116,10 +116,10 @@ class TerminateOnMaxIter(FlatMapFunction[Any, int], IterationListener[int]):
 
 
 class TerminateOnMaxIterOrTol(FlatMapFunction[float, int], IterationListener[int]):
-    """Termination criteria: the iteration ends after `max_iter` rounds, or when its value falls below `tol`.
+    """Termination criteria: the iteration ends after `max_iter` epochs, or when its value falls below `tol`.
 
-    Use it on a stream of one value a round, such as a loss: `loss.flat_map(TerminateOnMaxIterOrTol(100, 1e-6))`. Of
-    several values the last counts, and after a round without one the iteration goes on. The value is also a gauge,
+    Use it on a stream of one value an epoch, such as a loss: `loss.flat_map(TerminateOnMaxIterOrTol(100, 1e-6))`. Of
+    several values the last counts, and after an epoch without one the iteration goes on. The value is also a gauge,
     `value`. Flink ML: `TerminateOnMaxIterOrTol`.
     """
 
@@ -167,7 +167,7 @@ class EmitsEachEpoch(IterationListener[Out]):
 
 
 class AllReduce(FlatMapFunction[T, T], EmitsEachEpoch[T]):
-    """Reduces the records that a subtask gets in a round, and emits the result at the round's end."""
+    """Reduces the records that a subtask gets in an epoch, and emits the result at the epoch's end."""
 
     def __init__(self, function: Callable[[T, T], T]) -> None:
         self.function = function
@@ -189,7 +189,7 @@ class AllReduce(FlatMapFunction[T, T], EmitsEachEpoch[T]):
 
 
 class ForwardInputsOfLastRound(FlatMapFunction[T, T], CheckpointedFunction, IterationListener[T]):
-    """Emits the records of the last round when the iteration has ended, and nothing before."""
+    """Emits the records of the last epoch when the iteration has ended, and nothing before."""
 
     in_all_rounds = True
 
@@ -226,10 +226,10 @@ class DeltaFunction(Function, ABC, Generic[S, T]):
 
     @abstractmethod
     def update(self, solution: S | None, workset: Sequence[T]) -> tuple[S | None, Iterable[T]]:
-        """The record that replaces the key's, None to keep it, and worksets that are sent to keys for the next round.
+        """The record that replaces the key's, None to keep it, and worksets that are sent to keys for the next epoch.
 
         `solution` is None where the solution set has no record of the key, and a change then adds one. `workset` is
-        what was sent to the key for this round, in no defined order. Return a new record as the change, and do not
+        what was sent to the key for this epoch, in no defined order. Return a new record as the change, and do not
         change `solution`.
         """
 
@@ -258,7 +258,7 @@ class BatchDeltaFunction(Function, ABC):
     def update_batch(
         self, solution: pa.RecordBatch, workset: pa.RecordBatch
     ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
-        """The changes of the solution set, and the workset of the next round; None for nothing.
+        """The changes of the solution set, and the workset of the next epoch; None for nothing.
 
         A row of `solution` belongs to the key in the same row of `workset`; where the solution set has none, all of it
         is null. With `combine=` by columns each key has one row. How keys are cut into batches is not defined. A change
