@@ -24,7 +24,7 @@ from dagster_unified.operators.metrics import Metrics
 from dagster_unified.testing import run_pipeline
 from tests.connectors.log_source import Event, LogSource, append
 from tests.depth import rotated
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 
 STREAMING = {"execution.runtime-mode": "STREAMING"}
 BY_TIME = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=9)).with_timestamp_assigner("at")

@@ -23,7 +23,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.testing import run_pipeline
 from tests.connectors.log_source import Event, LogSource, append
 from tests.iterations.behind import Rec, looped
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 from tests.support import streaming
 
 

@@ -13,7 +13,7 @@ from dagster_unified.graph.queries import segments
 from dagster_unified.operators.drivers.stages import Report, merge_reports
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.operators.watermarks import Mark
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 
 
 class Keep(KeyedProcessFunction):

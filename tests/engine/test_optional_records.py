@@ -22,7 +22,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.connectors import DeltaSink
 from dagster_unified.testing import run_pipeline
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 from tests.support import MODES
 
 

@@ -21,7 +21,7 @@ from dagster_unified.api import (
 )
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.testing import OneInputHarness, run_pipeline
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 from tests.support import arrive, file_rows
 
 

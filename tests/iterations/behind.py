@@ -14,7 +14,7 @@ from dagster_unified.api import (
     iterations,
 )
 from dagster_unified.api import functions as F
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 
 
 class Rec(NamedTuple):

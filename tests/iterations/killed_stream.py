@@ -24,8 +24,7 @@ from dagster_unified.engine.streaming.cross_query import CrossQueryLog, QueryInp
 from dagster_unified.engine.streaming.epoch import EpochWriter
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.key_group_query import KeyGroupQuery
-from tests.iterations.test_both_modes import Hop, Visits
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body, Hop, Visits
 from tests.iterations.victims import kill
 from tests.object_store import s3a
 

@@ -23,7 +23,7 @@ from tests.connectors import log_source
 from tests.connectors.log_source import LogSource
 from tests.depth import rotated
 from tests.iterations.behind import BOUND, EVERY, GIVEN, PIPELINES, Rec, added, built, looped, together
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 from tests.support import file_rows
 
 

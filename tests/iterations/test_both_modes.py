@@ -3,7 +3,6 @@
 from collections import Counter
 from datetime import timedelta
 from itertools import count
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,6 @@ from dagster_unified.api import (
     KeyedProcessFunction,
     ListStateDescriptor,
     MapFunction,
-    MapStateDescriptor,
     OutputTag,
     Pipeline,
     ProcessFunction,
@@ -26,7 +24,7 @@ from dagster_unified.api import (
 from dagster_unified.errors import PipelineError
 from dagster_unified.testing import assert_same_in_both_modes, run_pipeline
 from tests.iterations.programs import PROGRAMS
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body, Hop
 
 
 def streamed(pipeline, stream, **options):
@@ -41,13 +39,6 @@ def test_a_bounded_program_gives_in_streaming_what_it_gives_in_batch(name, micro
     assert sorted(streamed(*build(), micro_batch=micro_batch)) == expected
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_the_parity_check_takes_pipelines_with_iterations(name):
-    pipeline, out = PROGRAMS[name][0]()
-    out.print("out")
-    assert_same_in_both_modes(pipeline, seed=1)
-
-
 def test_the_parity_check_tells_what_an_unbounded_iteration_gives_in_one_mode_only():
     pipeline, out = hopping([1, 2], 2)
     out.print("out")
@@ -56,11 +47,6 @@ def test_the_parity_check_tells_what_an_unbounded_iteration_gives_in_one_mode_on
     rounds.print("rounds")
     with pytest.raises(AssertionError, match=r"(?s)'rounds' ends differently.*only in STREAMING: .*3"):
         assert_same_in_both_modes(pipeline)
-
-
-class Hop(NamedTuple):
-    number: int
-    hops: int
 
 
 def hopping(numbers, hops):
@@ -82,20 +68,6 @@ def test_every_record_takes_every_hop_once_whenever_it_comes(numbers, hops, micr
     pipeline, out = hopping(numbers, hops)
     out.print("out")
     assert Counter(run_pipeline(pipeline, "BATCH").sinks["out"]) == expected
-
-
-class Visits(KeyedProcessFunction[int, Hop, Hop]):
-    """Lets a hop pass, and counts those of its number; it fails where one is missing or comes twice."""
-
-    def open(self, runtime_context):
-        self.visits = runtime_context.get_map_state(MapStateDescriptor("visits", int, int))
-
-    def process_element(self, value, ctx):
-        visits = (self.visits.get(value.hops) or 0) + 1
-        if value.hops and visits > (self.visits.get(value.hops - 1) or 0):
-            raise ValueError(f"{value} came before it was sent, or twice")
-        self.visits.put(value.hops, visits)
-        return [value]
 
 
 ENDED = OutputTag("ended", str)

@@ -18,7 +18,7 @@ from dagster_unified.testing import run_pipeline
 from tests.depth import rotated
 from tests.iterations.deltas import Nearest, NearestOfMany, Place, Visit, by_dijkstra, distances
 from tests.iterations.programs import WAYS
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 
 
 def found(pipeline, stream, **options):

@@ -20,7 +20,7 @@ from dagster_unified.errors import PipelineError, RecordTypeError, UnifiedError,
 from dagster_unified.graph.queries import plan_queries
 from dagster_unified.graph.topology import Lanes
 from dagster_unified.testing import run_pipeline
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 
 Result = iterations.IterationBodyResult
 

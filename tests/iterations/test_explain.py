@@ -7,7 +7,7 @@ from dagster_unified.graph.nodes import QueryInputNode, QueryOutputNode
 from dagster_unified.graph.queries import segments
 from tests.iterations.behind import built
 from tests.iterations.programs import PROGRAMS
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 
 
 def explained(name, format="text"):

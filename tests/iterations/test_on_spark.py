@@ -19,12 +19,8 @@ from dagster_unified.errors import UserFunctionError
 from tests.depth import chance
 from tests.iterations.killed_job import run
 from tests.iterations.programs import PROGRAMS, trajectories
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body, rows
 from tests.object_store import client, served
-
-
-def rows(expected):
-    return sorted(tuple(record) if isinstance(record, tuple) else (record,) for record in expected)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

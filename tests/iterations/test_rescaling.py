@@ -9,8 +9,7 @@ from dagster_unified.engine.iterations.savepoints import rescaled
 from dagster_unified.graph.loops import compile_loop
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.operators.operator import BROADCAST
-from tests.iterations.test_both_modes import Hop, Visits
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body, Hop, Visits
 
 
 def loop(parallelism, build, groups=(32,)):

@@ -12,7 +12,7 @@ from dagster_unified.engine.iterations import jobs
 from dagster_unified.engine.iterations.jobs import ResidentTasks, SeparateJobs, can_stay
 from tests.iterations.killed_job import run
 from tests.iterations.programs import PROGRAMS
-from tests.iterations.test_on_spark import rows
+from tests.iterations.support import rows
 
 
 def by(order, attempt):

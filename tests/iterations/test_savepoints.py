@@ -37,8 +37,7 @@ from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.state import Savepoint
 from dagster_unified.state.diff import diff
 from dagster_unified.state.manifest import Feedback, IterationState, commit
-from tests.iterations.test_both_modes import Hop, Visits
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body, Hop, Visits
 
 HOPS = 3
 FILES = [range(60), range(40, 100), range(5)]

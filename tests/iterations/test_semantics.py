@@ -22,12 +22,8 @@ from dagster_unified.api import (
 from dagster_unified.errors import UserFunctionError
 from dagster_unified.testing import run_pipeline
 from tests.iterations.programs import PROGRAMS
+from tests.iterations.support import Body, iterate, results
 from tests.support import MODES
-
-
-def results(pipeline, stream, **options):
-    stream.print("out")
-    return sorted(run_pipeline(pipeline, "BATCH", options=options, seed=3).sinks["out"])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -35,24 +31,6 @@ def results(pipeline, stream, **options):
 def test_a_program_gives_its_result_with_any_number_of_subtasks(name, parallelism):
     build, expected = PROGRAMS[name]
     assert results(*build(), **{"parallelism.default": parallelism}) == expected
-
-
-class Body(iterations.IterationBody):
-    """A body from a function."""
-
-    def __init__(self, build):
-        self.build = build
-
-    def process(self, variables, data):
-        return self.build(variables, data)
-
-
-def iterate(numbers, build, data=(), **config):
-    pipeline = Pipeline("loops")
-    variables = [pipeline.from_collection(numbers, int, name="numbers")]
-    streams = data(pipeline) if callable(data) else data
-    config = iterations.IterationConfig(**config)
-    return pipeline, iterations.iterate_bounded_streams_until_termination(variables, streams, Body(build), config)
 
 
 def up_to(limit, criteria=None):

@@ -17,8 +17,7 @@ from dagster_unified.errors import StateError
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.testing.records import to_batch, to_timed
-from tests.iterations.test_both_modes import Hop, Visits
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body, Hop, Visits
 
 HOPS = 2
 

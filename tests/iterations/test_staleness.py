@@ -17,9 +17,8 @@ from dagster_unified.testing.iterations import HarnessLoop, InMemory
 from tests.depth import examples
 from tests.iterations.deltas import Nearest, NearestOfMany, by_dijkstra, distances
 from tests.iterations.killed_job import run
-from tests.iterations.test_both_modes import Hop
-from tests.iterations.test_on_spark import counting_down, rows
-from tests.iterations.test_semantics import Body, iterate, results
+from tests.iterations.support import Body, Hop, iterate, results, rows
+from tests.iterations.test_on_spark import counting_down
 from tests.support import MODES
 
 Result = iterations.IterationBodyResult

@@ -29,9 +29,7 @@ from dagster_unified.errors import PipelineError, StateError
 from tests.depth import chance, rotated
 from tests.iterations.killed_stream import POINTS, hopping, options
 from tests.iterations.programs import PROGRAMS
-from tests.iterations.test_both_modes import Hop
-from tests.iterations.test_on_spark import rows
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body, Hop, rows
 from tests.object_store import served
 from tests.support import file_rows
 

@@ -27,7 +27,7 @@ from dagster_unified.orchestration import (
 )
 from tests.depth import chance
 from tests.iterations.dagster_job import BROKEN, HOME, WAITS, job
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 from tests.iterations.test_streaming_on_spark import EXPECTED, HOPS, given, hops
 
 

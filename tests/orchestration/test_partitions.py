@@ -30,7 +30,7 @@ from dagster_unified.orchestration import (
 )
 from dagster_unified.orchestration.partitions import in_zone, key_after, key_before, slice_of
 from dagster_unified.state import Savepoint
-from tests.iterations.test_semantics import Body
+from tests.iterations.support import Body
 from tests.orchestration.partitioned_job import (
     BROKEN,
     DAILY,
