@@ -366,8 +366,8 @@ def iterate_delta(
         return untyped[0]
     _check_config(config)
     delta = _Delta(solution_set, workset, body, max_rounds, config, combine)
-    (found,) = iterate_bounded_streams_until_termination([delta.first], [delta.initial], delta, config)
-    return found
+    (final_set,) = iterate_bounded_streams_until_termination([delta.first], [delta.initial], delta, config)
+    return final_set
 
 
 _INSTEAD = {

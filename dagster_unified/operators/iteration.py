@@ -186,7 +186,7 @@ class Loop:
 class Message(NamedTuple):
     """Records on their way: the buffer they go to, and of it the key group or subtask, or `EVERYWHERE`."""
 
-    slot: int
+    buffer: int
     target: int
     batch: pa.RecordBatch
 
@@ -259,7 +259,7 @@ class Addressed(Protocol):
     """A message, with its records or with where they are."""
 
     @property
-    def slot(self) -> int:
+    def buffer(self) -> int:
         """The number of the buffer that it goes to."""
 
     @property
@@ -316,7 +316,7 @@ def _split_feedback(work: SubtaskEpoch, fed_back: Iterable[Message]) -> tuple[li
         if message.target == EVERYWHERE and work.level.subtasks > 1:
             to_itself.append(message._replace(target=number))
             to_others.append(message._replace(target=everywhere_but(number)))
-        elif work.level.is_for(number, message.slot, message.target):
+        elif work.level.is_for(number, message.buffer, message.target):
             to_itself.append(message)
         else:
             to_others.append(message)

@@ -82,10 +82,10 @@ class HarnessLoop(IterationLoop[Message]):
         self._micro_batches += 1
         self.metrics.add_later(ended.metrics)
         outputs, self._outputs = self._outputs + outputs_of(self.loop, ended.sent), []
-        for slot, tail in zip(self.loop.outputs, self._node.outputs, strict=True):
+        for buffer, tail in zip(self.loop.outputs, self._node.outputs, strict=True):
             schema = StreamLayout(tail.layout.records, self._node.timestamped).schema
             columns = tuple(name if name in tail.layout.schema.names else None for name in schema.names)
-            yield [in_columns(message.batch, columns, schema) for message in outputs if message.slot == slot.number]
+            yield [in_columns(message.batch, columns, schema) for message in outputs if message.buffer == buffer.number]
 
     def _take(self, inputs: Iterable[pa.RecordBatch | None]) -> None:
         """Send the records of the inputs to where they are read."""
@@ -138,9 +138,9 @@ class InMemory(Levels[Message]):
         level = self.loop.levels[number]
         self._states.subtask, self._states.subtasks = subtask, level.subtasks
         inbox: dict[int, list[tuple[int, pa.RecordBatch]]] = defaultdict(list)
-        for slot, target, batch in messages:
-            if level.is_for(subtask, slot, target):
-                inbox[slot].append((target, batch))
+        for buffer, target, batch in messages:
+            if level.is_for(subtask, buffer, target):
+                inbox[buffer].append((target, batch))
         return run_subtask(
             SubtaskEpoch(
                 self._levels[number].load(),

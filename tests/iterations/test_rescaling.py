@@ -64,8 +64,8 @@ def test_key_groups_go_to_the_subtasks_that_their_records_go_to(tmp_path, subtas
         subtask: {(group, page): f"{group} {page}" for group, page in pages if group % subtasks == subtask}
         for subtask in range(subtasks)
     }
-    slot = after.levels[0].passes[0].main.number
-    assert all(after.levels[0].readers(slot, group) == [group % subtasks] for group in range(32))
+    buffer = after.levels[0].passes[0].main.number
+    assert all(after.levels[0].readers(buffer, group) == [group % subtasks] for group in range(32))
 
 
 def test_the_number_of_key_groups_stays_what_it_was():

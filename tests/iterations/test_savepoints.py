@@ -364,6 +364,6 @@ def test_records_that_came_in_several_ways_are_not_told_apart(tmp_path):
     out.sink_to(FileSink(f"{tmp_path}/out"))
     plan = pipeline.plan({"execution.runtime-mode": "STREAMING", "parallelism.default": 2})
     loop = compile_loop(plan, next(node for node in plan.graph.nodes if isinstance(node, IterationNode)), 2)
-    (slot,) = {route.target for own in loop.inputs for route in own.routes}
+    (buffer,) = {route.target for own in loop.inputs for route in own.routes}
     with pytest.raises(StateError, match="that come to it in several ways"):
-        list(_by_buffer(loop, [StoredMessage(slot, 0, Block("file", 0, 1), 1)]))
+        list(_by_buffer(loop, [StoredMessage(buffer, 0, Block("file", 0, 1), 1)]))

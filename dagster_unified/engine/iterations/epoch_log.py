@@ -127,7 +127,7 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """What must not change while an iteration has state: `slots` are those of its records, with their columns."""
+    """What must not change while an iteration has state: `slots` are the buffers of its records, with their columns."""
 
     parallelism: int
     bounded: bool
@@ -147,18 +147,18 @@ class Begun(msgspec.Struct, frozen=True):
         passes = sorted(
             (body_pass for level in loop.levels for body_pass in level.passes), key=lambda body_pass: body_pass.number
         )
-        slots = {
-            slot.number: slot
+        buffers = {
+            buffer.number: buffer
             for body_pass in passes
-            for slot in (body_pass.main, body_pass.broadcast)
-            if slot is not None
+            for buffer in (body_pass.main, body_pass.broadcast)
+            if buffer is not None
         }
-        slots |= {slot.number: slot for slot in loop.outputs}
+        buffers |= {buffer.number: buffer for buffer in loop.outputs}
         return Begun(
             loop.parallelism,
             bounded,
             [[step.uid for step in body_pass.program.steps] for body_pass in passes],
-            [f"{number} {slot.schema}" for number, slot in sorted(slots.items())],
+            [f"{number} {buffer.schema}" for number, buffer in sorted(buffers.items())],
             [0 if body_pass.groups == body_pass.subtasks else body_pass.groups for body_pass in passes],
             [body_pass.subtasks for body_pass in passes],
             FORMAT,

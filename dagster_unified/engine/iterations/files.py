@@ -173,9 +173,9 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True, array_like=True):
-    """A message in a file: the slot, of it the key group or subtask, where the records are, and how many."""
+    """A message in a file: the buffer, of it the key group or subtask, where the records are, and how many."""
 
-    slot: int
+    buffer: int
     target: int
     block: Block
     rows: int
@@ -220,12 +220,12 @@ class EpochFile:
     def send(self, sent: Iterable[Message]) -> list[StoredMessage]:
         """Write records, those for one place together."""
         waiting: dict[tuple[int, int], list[pa.RecordBatch]] = {}
-        for slot, target, batch in sent:
+        for buffer, target, batch in sent:
             if batch.num_rows:
-                waiting.setdefault((slot, target), []).append(batch)
+                waiting.setdefault((buffer, target), []).append(batch)
         return [
-            StoredMessage(slot, target, self.put(batch.serialize()), batch.num_rows)
-            for (slot, target), batches in waiting.items()
+            StoredMessage(buffer, target, self.put(batch.serialize()), batch.num_rows)
+            for (buffer, target), batches in waiting.items()
             for batch in pa.Table.from_batches(batches).combine_chunks().to_batches(max_chunksize=_ROWS)
         ]
 
@@ -260,14 +260,14 @@ class MappedFiles:
         """Return the records of a message."""
         return pa.ipc.read_record_batch(self.bytes_of(message.block), schema)
 
-    def by_slot(
+    def by_buffer(
         self, messages: Iterable[StoredMessage], buffers: Sequence[InputBuffer]
     ) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Return the records of messages, by slot."""
+        """Return the records of messages, by buffer."""
         batches: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for message in messages:
-            batches.setdefault(message.slot, []).append(
-                (message.target, self.batch_of(message, buffers[message.slot].schema))
+            batches.setdefault(message.buffer, []).append(
+                (message.target, self.batch_of(message, buffers[message.buffer].schema))
             )
         return batches
 

@@ -95,7 +95,7 @@ class SparkLevels(Levels[StoredMessage]):
             for subtask in range(readers.subtasks)
         ]
         for message in (*replayed, *inbox):
-            for subtask in readers.readers(message.slot, message.target):
+            for subtask in readers.readers(message.buffer, message.target):
                 orders[subtask].inbox.append(message)
         result: LevelResult[StoredMessage] = LevelResult()
         for report in self._in_tasks(level, [msgspec.msgpack.encode(order) for order in orders]):
@@ -201,9 +201,9 @@ class SparkLevels(Levels[StoredMessage]):
         self.files += [file for report in reports for file in report.files]
         return [state for report in reports for state in report.states]
 
-    def send_again(self, slot: int, savepoint: str, table: OperatorState) -> list[StoredMessage]:
-        """Send the records of a savepoint's table to a slot; those of a file keep their order."""
-        sending = functools.partial(send_again, self._payload, self.folder, slot, savepoint, table)
+    def send_again(self, buffer: int, savepoint: str, table: OperatorState) -> list[StoredMessage]:
+        """Send the records of a savepoint's table to a buffer; those of a file keep their order."""
+        sending = functools.partial(send_again, self._payload, self.folder, buffer, savepoint, table)
         reports = collected(self._rows(len(table.files)).mapInArrow(sending, self._report)) if table.files else []
         self.files += [file for report in reports for file in report.files]
         return [message for report in reports for message in report.sent]
@@ -211,15 +211,15 @@ class SparkLevels(Levels[StoredMessage]):
     def frames(self, node: g.IterationNode, outputs: Sequence[StoredMessage]) -> dict[Port, DataFrame]:
         """Return the outputs of an iteration as DataFrames."""
         return {
-            Port(node.id, g.output_tag(tail.number)): self._frame(tail, slot.number, outputs, node.timestamped)
-            for tail, slot in zip(node.outputs, self.loop.outputs, strict=True)
+            Port(node.id, g.output_tag(tail.number)): self._frame(tail, buffer.number, outputs, node.timestamped)
+            for tail, buffer in zip(node.outputs, self.loop.outputs, strict=True)
         }
 
-    def _frame(self, tail: g.TailNode, slot: int, outputs: Sequence[StoredMessage], timestamped: bool) -> DataFrame:
+    def _frame(self, tail: g.TailNode, buffer: int, outputs: Sequence[StoredMessage], timestamped: bool) -> DataFrame:
         """Return one output: each task reads what one subtask emitted, in its order."""
         emitted: list[list[StoredMessage]] = [[]]
         for message in outputs:
-            if message.slot == slot:
+            if message.buffer == buffer:
                 emitted += [[] for _ in range(len(emitted), message.target + 1)]
                 emitted[message.target].append(message)
         layout = tail.layout

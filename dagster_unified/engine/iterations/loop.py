@@ -34,7 +34,7 @@ class Levels(ABC, Generic[R]):
     ) -> LevelResult[R]:
         """Run a level of an epoch in all its subtasks.
 
-        `inbox` is what was sent to its slots, and `replayed` what comes to them in each epoch.
+        `inbox` is what was sent to its buffers, and `replayed` what comes to them in each epoch.
         """
 
     def give(self, subtask: int, epoch: int, inbox: Sequence[R], replayed: Sequence[R]) -> None:
@@ -187,7 +187,7 @@ class _SubtasksApart(Generic[R]):
         return ended
 
     def _for(self, subtask: int, messages: Iterable[R]) -> list[R]:
-        return [message for message in messages if self._level.is_for(subtask, message.slot, message.target)]
+        return [message for message in messages if self._level.is_for(subtask, message.buffer, message.target)]
 
 
 def _ended(loop: Loop, number: int, result: LevelResult[R], later: Sequence[Sequence[R]]) -> EndedEpoch[R]:
@@ -210,8 +210,8 @@ def terminate(levels: Levels[R], epoch: int) -> LevelResult[R]:
 
 def outputs_of(loop: Loop, sent: Iterable[R]) -> list[R]:
     """Return the messages that leave the iteration."""
-    leaving = {slot.number for slot in loop.outputs}
-    return [message for message in sent if message.slot in leaving]
+    leaving = {buffer.number for buffer in loop.outputs}
+    return [message for message in sent if message.buffer in leaving]
 
 
 def _why_it_ends(loop: Loop, epoch: int, has_feedback: bool, criteria: int) -> str:
@@ -233,8 +233,8 @@ def _through(
     whole: LevelResult[R] = LevelResult()
     for number, level in enumerate(levels.loop.levels):
         buffers = level.buffers
-        messages = [message for message in (*inbox, *whole.sent) if message.slot in buffers]
-        replayed_messages = [message for message in replayed if message.slot in buffers]
+        messages = [message for message in (*inbox, *whole.sent) if message.buffer in buffers]
+        replayed_messages = [message for message in replayed if message.buffer in buffers]
         if messages or replayed_messages or terminated or any(body_pass.listens for body_pass in level.passes):
             whole.add(levels.run(number, epoch, terminated, messages, replayed_messages))
     return whole

@@ -160,7 +160,7 @@ def by_uid(node: g.IterationNode, loop: Loop) -> dict[str, tuple[int, BodyPass]]
 def _by_buffer(loop: Loop, messages: Iterable[StoredMessage]) -> Iterator[tuple[InputBuffer, list[StoredMessage]]]:
     by_buffer: dict[int, list[StoredMessage]] = {}
     for message in messages:
-        by_buffer.setdefault(message.slot, []).append(message)
+        by_buffer.setdefault(message.buffer, []).append(message)
     for number, waiting in by_buffer.items():
         buffer = loop.buffers[number]
         routes = [route for input_route in loop.inputs for route in input_route.routes if route.target == number]

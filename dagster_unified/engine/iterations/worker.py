@@ -149,25 +149,25 @@ def carry_out(payload: Payload, folder: str, encoded_order: bytes, attempt: int)
     files = MappedFiles(folder, order.epoch)
     files.folder.drop_copies(order.epoch - 2 * loop.staleness)  # records come so late, to one that may be so far behind
     states = PagedStates(files, stored.index if stored is not None else None)
-    inbox = files.by_slot(order.inbox, loop.buffers)
+    inbox = files.by_buffer(order.inbox, loop.buffers)
     is_stale = loop.staleness > 0
     work = SubtaskEpoch(level, subtask, order.epoch, order.terminated, inbox, states, wall_clock, is_stale)
     out = run_subtask(work)
     report = Report(feedback=out.feedback, criteria=out.criteria, metrics=out.metrics.encode())
-    leaving = {slot.number for slot in loop.outputs}
+    leaving = {buffer.number for buffer in loop.outputs}
     name = f"{order.epoch}-{order.level}-{subtask.number}"
     with EpochFile(folder, f"epoch-{name}", order.epoch) as file:
-        report.sent = file.send(sent for sent in out.sent if sent.slot not in leaving)
+        report.sent = file.send(sent for sent in out.sent if sent.buffer not in leaving)
         report.fed_back, report.late = file.send(out.fed_back), file.send(out.late)
     if states.changed:
         with EpochFile(folder, f"state-{name}", order.epoch) as state_file:  # which no other subtask copies
-            index, held_in = states.save(state_file)
-        report.states.append(StoredState(order.level, subtask.number, index, held_in))
+            index, files_of_state = states.save(state_file)
+        report.states.append(StoredState(order.level, subtask.number, index, files_of_state))
         report.files.append(state_file.name)
     elif stored is not None:
         report.states.append(stored)
     with EpochFile(folder, f"output-{name}", order.epoch) as output:  # which stays
-        report.sent += output.send(sent for sent in out.sent if sent.slot in leaving)
+        report.sent += output.send(sent for sent in out.sent if sent.buffer in leaving)
     report.files += [written.name for written in (file, output) if written.size]
     return msgspec.msgpack.encode(report)
 
@@ -217,11 +217,11 @@ def store_pages(
 
 
 def send_again(
-    payload: Payload, folder: str, slot: int, savepoint: str, table: OperatorState, batches: Iterable[pa.RecordBatch]
+    payload: Payload, folder: str, buffer: int, savepoint: str, table: OperatorState, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Send the records of a savepoint's table to a slot, those of the files whose numbers are in the column `id`."""
+    """Send the records of a savepoint's table to a buffer, those of the files whose numbers are in the column `id`."""
     loop: Loop = payload.load()
-    input_route, route = loop.route_to(slot)
+    input_route, route = loop.route_to(buffer)
     for number in chain.from_iterable(batch.column("id").to_pylist() for batch in batches):
         sender, report = Sender(number), Report()
         table_of_file = msgspec.structs.replace(table, files=[table.files[number]])
