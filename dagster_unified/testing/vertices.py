@@ -58,10 +58,10 @@ class Order:
 
     def shuffled(self, records: Iterable[Any]) -> list[Any]:
         """The records in any order."""
-        found = list(records)
+        shuffled = list(records)
         if self._random is not None:
-            self._random.shuffle(found)
-        return found
+            self._random.shuffle(shuffled)
+        return shuffled
 
     def merged(self, streams: Iterable[Sequence[Any]]) -> list[Any]:
         """The records of several streams in any order that keeps that of each."""
@@ -94,13 +94,13 @@ class Inputs:
         self._keying: dict[Port, Shipped[Program] | None] = {}
         """What computes the keys of a stream; None where it has no computed keys."""
 
-        self._ports = {head: [edge.port for edge in found] for head, found in edges.items()}
-        self._main = {head: self._routes(found, False) for head, found in edges.items()}
-        self._broadcast = {head: self._routes(found, True) for head, found in edges.items()}
+        self._ports = {head: [edge.port for edge in edges_in] for head, edges_in in edges.items()}
+        self._main = {head: self._routes(edges_in, False) for head, edges_in in edges.items()}
+        self._broadcast = {head: self._routes(edges_in, True) for head, edges_in in edges.items()}
         self._shuffled = {
             head
-            for head, found in edges.items()
-            if spreads and any(e.kind is not ExchangeKind.FORWARD for e in found if not e.is_broadcast)
+            for head, edges_in in edges.items()
+            if spreads and any(e.kind is not ExchangeKind.FORWARD for e in edges_in if not e.is_broadcast)
         }
 
     def keyed(self, port: Port, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -122,13 +122,11 @@ class Inputs:
 
     def of(self, head: int, streams: Streams) -> dict[int, pa.RecordBatch]:
         """The main input of a vertex, by subtask."""
-        arrived = [_arrived(way, streams.get(port, {})) for port, way in self._main[head]]
-        found = {}
-        for subtask in sorted(set().union(*arrived)):
-            found[subtask] = self.order.united(
-                [own[subtask] for own in arrived if subtask in own], head in self._shuffled
-            )
-        return found
+        arrived = [_arrived(route, streams.get(port, {})) for port, route in self._main[head]]
+        return {
+            subtask: self.order.united([of[subtask] for of in arrived if subtask in of], head in self._shuffled)
+            for subtask in sorted(set().union(*arrived))
+        }
 
     def of_iteration(self, node: g.IterationNode, streams: Streams) -> Iterator[pa.RecordBatch | None]:
         """What comes to each input of an iteration, in any order."""
@@ -142,8 +140,8 @@ class Inputs:
 
     def broadcast(self, head: int, streams: Streams) -> pa.RecordBatch | None:
         """The broadcast records of a vertex, if there are any; each of its subtasks gets all of them."""
-        arrived = [_arrived(way, streams.get(port, {})) for port, way in self._broadcast[head]]
-        united = [pa.concat_batches(list(own.values())) for own in arrived if own]
+        arrived = [_arrived(route, streams.get(port, {})) for port, route in self._broadcast[head]]
+        united = [pa.concat_batches(list(by_subtask.values())) for by_subtask in arrived if by_subtask]
         return self.order.united(united, False) if united else None
 
 
@@ -161,15 +159,15 @@ def _selector(plan: Plan, edge: ExecutionEdge) -> ChannelSelector | None:
     return channel_selector(plan, edge.edge, channels(plan, edge.edge))
 
 
-def _arrived(way: Route, stream: Mapping[int, Sequence[pa.RecordBatch]]) -> dict[int, pa.RecordBatch]:
+def _arrived(route: Route, stream: Mapping[int, Sequence[pa.RecordBatch]]) -> dict[int, pa.RecordBatch]:
     """What comes of a stream along a route, by subtask."""
-    found: dict[int, list[pa.RecordBatch]] = {}
+    by_channel: dict[int, list[pa.RecordBatch]] = {}
     for subtask in sorted(stream):
         sender = Sender(subtask)
         for batch in stream[subtask]:
-            for channel, part in way.split(way.aligned(batch), sender):
-                found.setdefault(channel, []).append(part)
-    return {channel: parts[0] if len(parts) == 1 else pa.concat_batches(parts) for channel, parts in found.items()}
+            for channel, part in route.split(route.aligned(batch), sender):
+                by_channel.setdefault(channel, []).append(part)
+    return {channel: parts[0] if len(parts) == 1 else pa.concat_batches(parts) for channel, parts in by_channel.items()}
 
 
 class Vertices:
@@ -244,8 +242,8 @@ class Vertices:
             batch = arriving.get(subtask)
             if node.key not in (None, g.Key()) and batch is not None:
                 batch = self._sorted(node, program, batch)
-            given = [] if batch is None else [batch]
-            run = run_batch(program, given, self._clock, Subtask(subtask), committed)
+            batches = [] if batch is None else [batch]
+            run = run_batch(program, batches, self._clock, Subtask(subtask), committed)
             for emitted in run:
                 streams.setdefault(vertex.outputs[emitted.output], {}).setdefault(subtask, []).append(emitted.batch)
             self.metrics.add(run.metrics[0])

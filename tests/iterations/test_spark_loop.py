@@ -4,7 +4,6 @@ from contextlib import nullcontext
 from unittest.mock import patch
 
 import pytest
-from upath import UPath
 
 from dagster_unified.api import Pipeline, iterations
 from dagster_unified.engine.iterations.epoch_log import EpochLog
@@ -12,7 +11,7 @@ from dagster_unified.engine.iterations.files import MappedFiles
 from dagster_unified.engine.iterations.levels import SparkLevels
 from dagster_unified.engine.iterations.spark_loop import IterationInputs
 from dagster_unified.engine.iterations.worker import decode_answer, decode_report, take_in
-from dagster_unified.engine.streaming.iterations import Host, IterationContext, StreamLoop
+from dagster_unified.engine.streaming.iterations import Host, StreamLoop
 from dagster_unified.errors import StateError
 from dagster_unified.graph.nodes import IterationNode
 from dagster_unified.operators.metrics import Metrics
@@ -107,7 +106,7 @@ BATCHES = [[Hop(1, 0), Hop(2, 0)], [Hop(4, 0)], [], [Hop(3, 0)]]
 
 def start(plan, node, folder, stopping=lambda: False):
     host = Host(None, lambda: None, lambda event: None, stopping)
-    return StreamLoop(IterationContext(plan, host, UPath(folder)), node)
+    return StreamLoop(plan, node, host, f"{folder}/{node.uid}", None)
 
 
 def run(kind, folder):

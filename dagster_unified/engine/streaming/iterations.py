@@ -54,17 +54,6 @@ FED_BACK = "records fed back"
 """The counter of metrics."""
 
 
-@dataclass(frozen=True)
-class IterationContext:
-    """The context that the iterations of a query share."""
-
-    plan: Plan
-    host: Host
-    folder: UPath
-    start: StartingState | None = None
-    """The savepoint that the query starts from, until it has committed its first epoch."""
-
-
 class StreamIterations:
     """The iterations of one query, among some operators. Another process that receives them calls `begin`."""
 
@@ -75,10 +64,13 @@ class StreamIterations:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_loops": {}}
 
-    def begin(self, context: IterationContext) -> None:
-        """Find the state that the previous job left of them."""
+    def begin(self, plan: Plan, host: Host, folder: UPath, start: StartingState | None) -> None:
+        """Find the state that the previous job left of them.
+
+        `start` is the savepoint that the query starts from, until it has committed its first epoch.
+        """
         for node in self._nodes:
-            self._loops[node.id] = StreamLoop(context, node)
+            self._loops[node.id] = StreamLoop(plan, node, host, text_of(folder / node.uid), start)
 
     def __bool__(self) -> bool:
         return bool(self._nodes)
@@ -129,10 +121,9 @@ class IterationsInEpoch:
 class StreamLoop(SparkLoop):
     """The loop of an iteration in a query."""
 
-    def __init__(self, context: IterationContext, node: g.IterationNode) -> None:
-        self._host = context.host
-        plan, spark, folder = context.plan, context.host.spark, text_of(context.folder / node.uid)
-        super().__init__(plan, node, spark, folder, SINKS, context.host.observe)
+    def __init__(self, plan: Plan, node: g.IterationNode, host: Host, folder: str, start: StartingState | None) -> None:
+        self._host = host
+        super().__init__(plan, node, host.spark, folder, SINKS, host.observe)
         self._most = plan.execution.streaming.max_feedback
         afterwards = "; the job goes on from this epoch when it is started again"
         self._guard = FeedbackGuard(self.loop.where, self._most, afterwards)
@@ -141,8 +132,8 @@ class StreamLoop(SparkLoop):
         """Seconds after which an epoch of the query closes although something was fed back."""
 
         self._ends, self._until, self._last_report = False, 0.0, time.monotonic()
-        if context.start is not None and (self.last is None or self.last.micro_batch == BEFORE):
-            self._start_from(context.start)
+        if start is not None and (self.last is None or self.last.micro_batch == BEFORE):
+            self._start_from(start)
         if not self.is_bounded and self.last is not None:
             self.observe(IterationResumed(SINKS, node.name, self.last.number))
 

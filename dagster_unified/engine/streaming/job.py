@@ -42,7 +42,7 @@ from dagster_unified.engine.streaming.checkpoint import (
 )
 from dagster_unified.engine.streaming.cross_query import bound
 from dagster_unified.engine.streaming.draining import End, tell_of_last_epoch
-from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
+from dagster_unified.engine.streaming.iterations import FOLDER as ITERATIONS
 from dagster_unified.engine.streaming.key_group_query import KeyGroupQuery
 from dagster_unified.engine.streaming.native_query import NativeQuery
 from dagster_unified.engine.streaming.query import GRACE, Deployment, Query
@@ -203,7 +203,7 @@ class StreamingJob:
             token = self._lease.token
             deployments = [
                 Deployment(plan, self.spark, self.directory, self.deployed, self.observe, token)
-                for plan in (bound(segment, self.directory.path / ROUNDS) for segment in segments(self.plan))
+                for plan in (bound(segment, self.directory.path / ITERATIONS) for segment in segments(self.plan))
             ]
             for spec in wanted:
                 deployment = deployments[spec.segment]
@@ -399,7 +399,7 @@ class StreamingJob:
             self._save_tables(path, "at the end of the data")
         self.directory.finish()
         if saving.take_drained(drained):  # else they are asked for again
-            remove_tree(self.directory.path / ROUNDS)
+            remove_tree(self.directory.path / ITERATIONS)
         return True
 
     def _save_tables(self, path: str, reason: str) -> None:

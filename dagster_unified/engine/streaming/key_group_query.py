@@ -36,7 +36,6 @@ from dagster_unified.engine.streaming.epoch import EpochRunner, EpochWriter, Out
 from dagster_unified.engine.streaming.iterations import (
     FOLDER,
     Host,
-    IterationContext,
     IterationsInEpoch,
     StreamIterations,
 )
@@ -261,18 +260,17 @@ class KeyGroupRunner(EpochRunner):
         malformed_rows: Mapping[int, Diverted],
         iterations: StreamIterations,
         query_outputs: QueryOutputs,
-        rounds: UPath,
+        iterations_folder: UPath,
     ) -> None:
-        """`rounds` is the folder of the iterations."""
         super().__init__(writer)
         self._lanes, self._iterations = lanes, iterations
-        self._query_outputs, self._folder = query_outputs, rounds
+        self._query_outputs, self._folder = query_outputs, iterations_folder
         self._kept = {lane: partial(self._keep, lane, diverted) for lane, diverted in malformed_rows.items()}
         self._diverted: dict[str, int] = {}
 
     def begin(self, host: Host, start: StartingState | None = None) -> None:
         super().begin(host, start)
-        self._iterations.begin(IterationContext(self.writer.plan, host, self._folder, start))
+        self._iterations.begin(self.writer.plan, host, self._folder, start)
         self._query_outputs.begin(start)
 
     def run(self, frame: DataFrame, epoch: int, ends: bool) -> Outcome:
@@ -352,9 +350,9 @@ class KeyGroupQuery(Query):
             if isinstance(node := self.plan.graph.node(head.source), g.QueryInputNode)
         }
         self.iterations = StreamIterations(self.plan, stages.tail.nodes)
-        rounds, offsets = self.folder / FOLDER, self.folder / "spark" / name / "offsets"
-        query_outputs = QueryOutputs(self.plan, stages.tail.sinks, rounds, offsets)
-        self.runner = KeyGroupRunner(self.writer, stages.tail_lanes, kept, self.iterations, query_outputs, rounds)
+        folder, offsets = self.folder / FOLDER, self.folder / "spark" / name / "offsets"
+        query_outputs = QueryOutputs(self.plan, stages.tail.sinks, folder, offsets)
+        self.runner = KeyGroupRunner(self.writer, stages.tail_lanes, kept, self.iterations, query_outputs, folder)
         self._begins = start
 
     def frame(self) -> DataFrame:

@@ -32,7 +32,7 @@ from dagster_unified.engine.streaming.checkpoint import (
 )
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.engine.streaming.cross_query import write_unread_input
-from dagster_unified.engine.streaming.iterations import FOLDER as ROUNDS
+from dagster_unified.engine.streaming.iterations import FOLDER as ITERATIONS
 from dagster_unified.errors import StateError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.plan import Plan
@@ -194,20 +194,22 @@ class _Query:
         loops = [node for node in self.plan.graph.nodes if isinstance(node, g.IterationNode)]
         tables = []
         for node in loops if self.epoch is not None else ():
-            rounds = self.place / ROUNDS / node.uid
-            if not rounds.exists():
+            iteration_folder = self.place / ITERATIONS / node.uid
+            if not iteration_folder.exists():
                 raise StateError(
                     f"{self.plan.name}: the state of iteration '{node.name}' was deleted when the job finished; ask for"
                     " a savepoint where the job is drained"
                 )
             assert self.epoch is not None
-            tables.append(write_iteration(self.plan, node, spark, text_of(rounds), self.epoch, folder, attempt))
+            tables.append(
+                write_iteration(self.plan, node, spark, text_of(iteration_folder), self.epoch, folder, attempt)
+            )
         return [table for table in tables if table is not None]
 
     def write_unread_input(self, spark: SparkSession, folder: UPath, attempt: str) -> list[OperatorState]:
         """Write the tables of what other queries have handed on, and this one has not read."""
         return [
-            write_unread_input(node, spark, text_of(self.place / ROUNDS / node.uid), offset, folder, attempt)
+            write_unread_input(node, spark, text_of(self.place / ITERATIONS / node.uid), offset, folder, attempt)
             for node, _, offset in self.sources()
             if isinstance(node, g.QueryInputNode)
         ]
