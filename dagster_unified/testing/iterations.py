@@ -29,7 +29,7 @@ from dagster_unified.operators.iteration import (
     run_subtask,
 )
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.metrics import Metrics, merge
 from dagster_unified.operators.operator import PageStore
 from dagster_unified.operators.routing import Sender, in_columns
 from dagster_unified.testing.records import shipped
@@ -71,7 +71,7 @@ class HarnessLoop(IterationLoop[Message]):
     def commit(self, ended: EndedEpoch[Message]) -> None:
         self._last = ended
         self._outputs += ended.outputs
-        self.metrics.add_later(ended.metrics)
+        self.metrics.add_later(merge([ended.metrics]))
         if self._guard is not None:
             self._guard.check(ended.feedback)
 

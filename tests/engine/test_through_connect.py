@@ -124,7 +124,8 @@ def test_what_iterations_say_in_an_epoch_is_heard_once_though_not_every_message_
     here = EpochsHere(b"", "main", job._folder, job._directory, job._token)
     asked(job)
     here._mine._number = 1  # it goes on where those messages are
-    done = Epoch(7, 3, 0, [StoredMessage(0, 0, Block("records", 0, 1), 1)], [], [], "{}", 0.5)
+    fed_back = [StoredMessage(0, 0, Block("records", 0, 1), 1)]
+    done = Epoch(number=7, feedback=3, criteria=0, fed_back=fed_back, outputs=[], states=[], seconds=0.5)
     here._tell(IterationResumed("sinks", "loop", 6))
     until(lambda: job.observed)
     here._tell(IterationEpochCommitted("sinks", "loop", done))

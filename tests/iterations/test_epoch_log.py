@@ -2,6 +2,7 @@
 
 import os
 
+import msgspec
 import pyarrow as pa
 import pytest
 from upath import UPath
@@ -48,7 +49,8 @@ def begun(folder):
 def commit(log, number, keeps=False):
     name, message = write(log.folder, f"epoch-{number}")
     left = [message] if keeps else []
-    log.commit(Epoch(number, 3, 0, [message], left, [], "{}", 0.1), [name])
+    ended = Epoch(number=number, feedback=3, criteria=0, fed_back=[message], outputs=left, states=[], seconds=0.1)
+    log.commit(ended, [name])
     return name
 
 
@@ -177,7 +179,7 @@ def streamed(folder, bounded=False):
 
 
 def epoch(micro_batch, number, **fields):
-    return Epoch(number, 0, 0, [], [], [], "{}", 0.0, micro_batch=micro_batch, closes=True, parallelism=2, **fields)
+    return msgspec.structs.replace(Epoch.before(number, [], 2, []), micro_batch=micro_batch, **fields)
 
 
 def test_a_job_that_was_killed_before_its_first_epoch_takes_its_input_again(tmp_path):

@@ -151,7 +151,7 @@ def epochs_of(build, order=None):
     def noted(self, ended):
         messages = [ended.fed_back, *ended.later, ended.outputs]
         records = [[(*one[:2], one.batch.to_pylist()) for one in some] for some in messages]
-        found.append((*ended[:3], ended.reason, records))
+        found.append((ended.number, ended.feedback, ended.criteria, ended.reason, records))
         commit(self, ended)
 
     def in_any_order(loop, clock):

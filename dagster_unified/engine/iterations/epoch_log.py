@@ -48,48 +48,33 @@ class StoredState(msgspec.Struct, frozen=True, array_like=True):
     files: list[str]
 
 
-class Epoch(msgspec.Struct, frozen=True):
+class Epoch(EndedEpoch[StoredMessage], frozen=True, kw_only=True):
     """A committed epoch."""
 
-    number: int
-    feedback: int
-    criteria: int
-    fed_back: list[StoredMessage]
-    outputs: list[StoredMessage]
     states: list[StoredState]
-    metrics: str
     seconds: float
-    reason: str = ""
-    """Why there is no other epoch; empty where there is one."""
-
-    later: list[list[StoredMessage]] = []
-    """The input of each of the epochs after the next one."""
-
-    micro_batch: int = 0
-    """The micro-batch in which it ran."""
-
-    closes: bool = False
-    """Whether it is the last of its micro-batch."""
-
     parallelism: int = 0
     """How many subtasks it had."""
 
     @staticmethod
     def of(ended: EndedEpoch[StoredMessage], states: list[StoredState], seconds: float, parallelism: int) -> Epoch:
         """Return an ended epoch with the state that it left."""
+        fields = msgspec.structs.asdict(ended)
+        return Epoch(**fields, states=states, seconds=seconds, parallelism=parallelism)
+
+    @staticmethod
+    def before(number: int, states: list[StoredState], parallelism: int, fed_back: list[StoredMessage]) -> Epoch:
+        """Return what a savepoint or another run has left, as the epoch that an iteration goes on after."""
         return Epoch(
-            number=ended.number,
-            feedback=ended.feedback,
-            criteria=ended.criteria,
-            fed_back=list(ended.fed_back),
-            outputs=list(ended.outputs),
+            number=number,
+            feedback=sum(message.rows for message in fed_back),
+            criteria=0,
+            fed_back=fed_back,
+            outputs=[],
             states=states,
-            metrics=ended.metrics.encode(),
-            seconds=seconds,
-            reason=ended.reason,
-            later=[list(coming) for coming in ended.later],
-            micro_batch=ended.micro_batch,
-            closes=ended.closes,
+            seconds=0.0,
+            micro_batch=BEFORE,
+            closes=True,
             parallelism=parallelism,
         )
 

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple
+
+import msgspec
 
 from dagster_unified.errors import PipelineError
-from dagster_unified.operators.iteration import Addressed, LevelResult, Loop, R
-from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.iteration import LevelResult, Loop, R
 
 
 class Levels(ABC, Generic[R]):
@@ -50,7 +51,7 @@ class Levels(ABC, Generic[R]):
         raise NotImplementedError
 
 
-class EndedEpoch(NamedTuple, Generic[R]):
+class EndedEpoch(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
     """An epoch that has ended."""
 
     number: int
@@ -58,20 +59,22 @@ class EndedEpoch(NamedTuple, Generic[R]):
 
     feedback: int
     criteria: int
-    fed_back: Sequence[R]
+    fed_back: list[R]
     """The input that the next epoch begins with."""
 
-    outputs: Sequence[R]
+    outputs: list[R]
     """The messages that left the iteration in this epoch."""
 
-    metrics: Metrics
-    reason: str
-    """Why there is no other; empty where there is one."""
+    metrics: str = "{}"
+    reason: str = ""
+    """Why there is no other epoch; empty where there is one."""
 
-    later: Sequence[Sequence[R]] = ()
+    later: list[list[R]] = []
     """The input of each of the epochs after the next one."""
 
     micro_batch: int = 0
+    """The micro-batch in which it ran."""
+
     closes: bool = False
     """Whether it is the last of its micro-batch."""
 
@@ -197,8 +200,16 @@ def _ended(loop: Loop, number: int, result: LevelResult[R], later: Sequence[Sequ
     coming[loop.staleness] += result.late
     coming[0] += result.fed_back
     reason = _why_it_ends(loop, number, bool(result.feedback) or any(coming), result.criteria)
-    outputs = outputs_of(loop, result.sent)
-    return EndedEpoch(number, result.feedback, result.criteria, coming[0], outputs, result.metrics, reason, coming[1:])
+    return EndedEpoch(
+        number=number,
+        feedback=result.feedback,
+        criteria=result.criteria,
+        fed_back=coming[0],
+        outputs=outputs_of(loop, result.sent),
+        metrics=result.metrics.encode(),
+        reason=reason,
+        later=coming[1:],
+    )
 
 
 def terminate(levels: Levels[R], epoch: int) -> LevelResult[R]:
@@ -243,32 +254,6 @@ def _through(
 MOST_GROWING, MOST_TIMES = 10, 10
 """Epochs in a row, each with more feedback than the one before, and how far above the limit: then a loop multiplies."""
 
-R_co = TypeVar("R_co", bound=Addressed, covariant=True)
-
-
-class Committed(Protocol[R_co]):
-    """The last committed epoch."""
-
-    @property
-    def number(self) -> int:
-        """Its number."""
-
-    @property
-    def micro_batch(self) -> int:
-        """The micro-batch in which it ran."""
-
-    @property
-    def closes(self) -> bool:
-        """Whether it is the last epoch of its micro-batch."""
-
-    @property
-    def fed_back(self) -> Sequence[R_co]:
-        """The input that the next epoch begins with."""
-
-    @property
-    def later(self) -> Sequence[Sequence[R_co]]:
-        """The input of the epochs after the next one."""
-
 
 class Arrived(NamedTuple, Generic[R]):
     """Input that no epoch has taken yet, and what comes in every epoch."""
@@ -289,7 +274,7 @@ class IterationLoop(ABC, Generic[R]):
 
     @property
     @abstractmethod
-    def last(self) -> Committed[R] | None:
+    def last(self) -> EndedEpoch[R] | None:
         """The last committed epoch."""
 
     @abstractmethod
@@ -315,7 +300,7 @@ class IterationLoop(ABC, Generic[R]):
             coming = self._coming(micro_batch, ends)
             for ended in run_epochs(self._levels, coming) if coming is not None else ():
                 closes = bool(ended.reason) or (not ends and self.may_close(ended.feedback))
-                self.commit(ended._replace(micro_batch=micro_batch, closes=closes))
+                self.commit(msgspec.structs.replace(ended, micro_batch=micro_batch, closes=closes))
                 if closes:
                     break
             if not ends or self._goes_on:

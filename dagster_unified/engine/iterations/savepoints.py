@@ -223,19 +223,8 @@ def start_iteration(start: StartingState, node: g.IterationNode, levels: SparkLe
     waiting: list[StoredMessage] = []
     for feedback in stored_iteration.feedback if stored_iteration is not None else ():
         waiting += _sent_again(start, node, levels, feedback)
-    return Epoch(
-        number=stored_iteration.round if stored_iteration is not None else 0,
-        feedback=sum(message.rows for message in waiting),
-        criteria=0,
-        fed_back=waiting,
-        outputs=[],
-        states=states,
-        metrics="{}",
-        seconds=0.0,
-        micro_batch=BEFORE,
-        closes=True,
-        parallelism=loop.parallelism,
-    )
+    number = stored_iteration.round if stored_iteration is not None else 0
+    return Epoch.before(number, states, loop.parallelism, waiting)
 
 
 def _stored_iteration(start: StartingState, node: g.IterationNode, bounded: bool) -> IterationState | None:
@@ -348,9 +337,7 @@ def epoch_before(plan: Plan, node: g.IterationNode, levels: SparkLevels, pages: 
         stored += levels.store(share.level, share.body_pass.number, share.taken_from(pages))
     states, files = rescaled(stored, levels.loop, levels.folder)
     levels.files += files
-    return Epoch(
-        number, 0, 0, [], [], states, "{}", 0.0, micro_batch=BEFORE, closes=True, parallelism=levels.loop.parallelism
-    )
+    return Epoch.before(number, states, levels.loop.parallelism, [])
 
 
 def write_left(

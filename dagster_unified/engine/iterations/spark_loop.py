@@ -145,7 +145,7 @@ class SparkLoop(IterationLoop[StoredMessage]):
         epoch = Epoch.of(ended, self.levels.states, now - self._epoch_began, self.loop.parallelism)
         self.log.commit(epoch, self.levels.files)
         self.levels.files, self._epoch_began = [], now
-        self.metrics.add_later(ended.metrics)
+        self.metrics.add_later(merge([epoch.metrics]))
         self.committed(epoch)
 
     def committed(self, epoch: Epoch) -> None:
