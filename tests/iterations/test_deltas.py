@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -407,3 +407,47 @@ def test_what_is_no_key_is_said_of_the_authors_field(side, at, what):
     message = f"^measured: .* iteration 'Greatest': {side}: the key 'at' {what} for .*'value': 3.*; filter such records"
     with pytest.raises(RecordTypeError, match=message):
         run_pipeline(pipeline, "BATCH")
+
+
+class At(NamedTuple):
+    row: int
+    column: str | None
+
+
+class Cell(NamedTuple):
+    at: At
+    since: datetime
+    seen: list[At]
+    amount: int
+
+
+DAY = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+class Amounts(iterations.DeltaFunction[Cell, Cell]):
+    """Adds up amounts, and hands what is left of each on to the cell below."""
+
+    def update(self, solution, workset):
+        first = solution or workset[0]._replace(seen=[], amount=0)
+        below = [cell._replace(at=cell.at._replace(row=cell.at.row + 1), amount=cell.amount - 1) for cell in workset]
+        amount = first.amount + sum(cell.amount for cell in workset)
+        return Cell(first.at, first.since, [*first.seen, first.at], amount), [cell for cell in below if cell.amount]
+
+
+@pytest.mark.parametrize("key", ["at", lambda cell: (cell.at.row, cell.at.column)], ids=["field", "computed"])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_keys_and_fields_may_be_records(key, parallelism):
+    pipeline = Pipeline("nested")
+    key_type = {} if key == "at" else {"key_type": tuple[int, str | None]}
+    a, b = At(0, "a"), At(1, None)
+    cells = pipeline.from_collection([Cell(a, DAY, [], 1), Cell(b, DAY, [], 2)], Cell, name="cells").key_by(
+        key, **key_type
+    )
+    more = [Cell(a, DAY, [], 2), Cell(a, DAY, [], 1), Cell(b, DAY, [], 1), Cell(At(4, "d"), DAY, [], 1)]
+    work = pipeline.from_collection(more, Cell, name="work").key_by(key, **key_type)
+    iterations.iterate_delta(cells, work, Amounts()).print("out")
+    below, other = At(1, "a"), At(4, "d")
+    found = run_pipeline(pipeline, "BATCH", options={"parallelism.default": parallelism}).only()
+    assert sorted(found, key=repr) == [
+        Cell(a, DAY, [a], 4), Cell(below, DAY, [below], 1), Cell(b, DAY, [b], 3), Cell(other, DAY, [other], 1)
+    ]  # fmt: skip
