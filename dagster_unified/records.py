@@ -445,37 +445,39 @@ def _decoders(python: Any) -> tuple[Decoder | None, ...]:
 
 
 def encoder_of(info: mi.Type) -> Decoder | None:
-    """A function that turns a value of an inspected type into one that Arrow takes; None where they are the same.
+    """A function that turns a value of an inspected type, or None, into Arrow's; None where they are the same.
 
     Arrow takes nested named tuples, but not dataclasses and msgspec structs; those become dicts.
     """
     if isinstance(info, mi.Metadata):
         return encoder_of(info.type)
     if isinstance(info, mi.UnionType):
-        return _or_none(encoder_of(next(t for t in info.types if not isinstance(t, mi.NoneType))))
+        return encoder_of(next(t for t in info.types if not isinstance(t, mi.NoneType)))
     if isinstance(info, (mi.DataclassType, mi.StructType, mi.NamedTupleType)):
         fields = [(f.name, encoder_of(f.type)) for f in info.fields]
         if isinstance(info, mi.NamedTupleType) and all(encode is None for _, encode in fields):
             return None
-        return lambda v: {n: getattr(v, n) if e is None else e(getattr(v, n)) for n, e in fields}
+        return lambda v: None if v is None else {n: getattr(v, n) if e is None else e(getattr(v, n)) for n, e in fields}
     if isinstance(info, mi.TupleType):
         items = [(f"f{i}", encoder_of(t)) for i, t in enumerate(info.item_types)]
         if all(encode is None for _, encode in items):
             return None
-        return lambda v: {n: x if e is None else e(x) for (n, e), x in zip(items, v, strict=True)}
+        return lambda v: (
+            None if v is None else {n: x if e is None else e(x) for (n, e), x in zip(items, v, strict=True)}
+        )
     if isinstance(info, (mi.ListType, mi.VarTupleType)):
         item = encoder_of(info.item_type)
-        return None if item is None else lambda v: [item(x) for x in v]
+        return None if item is None else lambda v: None if v is None else [item(x) for x in v]
     if isinstance(info, mi.DictType):
         key, value = encoder_of(info.key_type), encoder_of(info.value_type)
         if key is None and value is None:
             return None
-        return lambda v: {(k if key is None else key(k)): x if value is None else value(x) for k, x in v.items()}
-    return operator.attrgetter("_value_") if isinstance(info, mi.EnumType) else None
-
-
-def _or_none(convert: Decoder | None) -> Decoder | None:
-    return None if convert is None else lambda v: None if v is None else convert(v)
+        return lambda v: (
+            None
+            if v is None
+            else {(k if key is None else key(k)): x if value is None else value(x) for k, x in v.items()}
+        )
+    return (lambda v: None if v is None else v._value_) if isinstance(info, mi.EnumType) else None
 
 
 def arrow_of(info: mi.Type) -> pa.DataType:
@@ -491,7 +493,8 @@ def decoder_of(info: mi.Type) -> Decoder | None:
     if isinstance(info, mi.Metadata):
         return decoder_of(info.type)
     if isinstance(info, mi.UnionType):
-        return _or_none(decoder_of(next(t for t in info.types if not isinstance(t, mi.NoneType))))
+        inner = decoder_of(next(t for t in info.types if not isinstance(t, mi.NoneType)))
+        return None if inner is None else lambda v: None if v is None else inner(v)
     if isinstance(info, (mi.NamedTupleType, mi.DataclassType, mi.StructType)):
         return _struct_decoder(class_of(info), [(f.name, decoder_of(f.type)) for f in info.fields])
     if isinstance(info, mi.TupleType):
