@@ -132,12 +132,12 @@ class RecordType:
         arrays = []
         for column, values, arrow in zip(columns, self.columns(records), self.schema.types, strict=True):
             try:
-                found = column.plain(values, arrow)
+                array = column.plain(values, arrow)
             except _REFUSED:
                 return None
-            if found is None:
+            if array is None:
                 return None
-            arrays.append(found)
+            arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def check(self, records: Sequence[Any]) -> None:

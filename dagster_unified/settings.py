@@ -37,7 +37,7 @@ def configuration(
 
 
 def shared_layers(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> list[Layer]:
-    """What the environment and the file in `folder` (the working directory) say to every run of this process.
+    """The layers that all runs of this process share: the environment, and the file in `folder` (by default here).
 
     Raises `ConfigurationError` for a variable or a key that is like an option's and is none, and for a file that cannot
     be read.
@@ -76,7 +76,9 @@ def _is_misspelled(name: str, known: Iterable[str]) -> bool:
     """Whether a variable is nearly an option's; a program may have others of its own that begin alike."""
     if not name.startswith(PREFIX):
         return False
-    return bool(get_close_matches(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], 1, 0.85))
+    return bool(
+        get_close_matches(name.removeprefix(PREFIX), [option.removeprefix(PREFIX) for option in known], 1, 0.85)
+    )
 
 
 def _keys(option: Option) -> tuple[str, ...]:
@@ -98,13 +100,13 @@ def _from_file(folder: Path | None, environment: Mapping[str, str]) -> Iterator[
 
 
 def _definitions(definitions: Sequence[str]) -> dict[str, str]:
-    found = {}
+    options = {}
     for definition in definitions:
         key, equals, value = definition.partition("=")
         if not equals or not key:
             raise ConfigurationError(f"-D {definition}: expected key=value, such as -D execution.runtime-mode=BATCH")
-        found[key.strip()] = value.strip()
-    return found
+        options[key.strip()] = value.strip()
+    return options
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

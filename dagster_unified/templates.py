@@ -1,4 +1,4 @@
-"""What a new project, or a new component, consists of: text by path. Runs nothing."""
+"""The files of a new project, or a new component: text by path. Runs nothing."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ _IGNORED = "__pycache__/\n.dagster_unified/\n.dagster_home/\n.tmp_dagster_home*/
 
 
 def project_files(package: str, project: str) -> dict[str, str]:
-    """What a new project consists of: text by path."""
+    """The files of a new project: text by path."""
     templates = {
         f"{package}/__init__.py": "",
         f"{package}/definitions.py": _DEFINITIONS,

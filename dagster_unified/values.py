@@ -40,7 +40,7 @@ TOO_LARGE = (
     "is larger than its type holds, an int of 64 bits or a Decimal of 20 digits before the point; sum floats, or"
     " smaller numbers"
 )
-"""What errors say about a computed number."""
+"""The end of errors about a computed number."""
 
 Codec = Callable[[mi.Type, "list[Any]"], "list[Any]"]
 """Returns values of one scalar type as they are once stored and read again. Raises for what cannot be stored."""
@@ -60,7 +60,7 @@ class Misfit:
         return replace(self, path=path + self.path)
 
     def remedy(self) -> str:
-        """What the author can do."""
+        """Advice to the author."""
         kind = type(self.value)
         if self.value is None:
             return "annotate it as '| None' if it may be missing"

@@ -1,4 +1,4 @@
-"""What a pipeline author writes. Names are PyFlink's wherever PyFlink has the thing."""
+"""The API of pipeline authors. Names are PyFlink's wherever PyFlink has the thing."""
 
 from dagster_unified.api.async_io import AsyncDataStream
 from dagster_unified.api.columns import functions

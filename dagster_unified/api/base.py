@@ -1,4 +1,4 @@
-"""What every stream is to the pipeline that it belongs to: where its records come from, and what is checked of them.
+"""The base of all streams: where their records come from, and the checks of functions, keys and columns.
 
 The fluent classes are in `stream.py`, since their methods return one another. What builds windows, connected streams
 and broadcast state is below that file, in files of its own, and goes by the class here.

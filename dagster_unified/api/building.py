@@ -1,4 +1,4 @@
-"""What a pipeline is built with: the graph that grows, types read from annotations, and errors that name a line.
+"""Builds a pipeline: the growing graph, types from annotations, and errors that name a line.
 
 `GraphBuilder` is what streams add their operators to. Imports no Spark.
 """

@@ -271,10 +271,10 @@ def last_run(batch: pa.RecordBatch, keyed: KeyedInput, layout: StreamLayout, whe
     """Where the run of the last key begins in a batch that is sorted by key."""
     size = 1024
     while size < batch.num_rows:
-        begun: int = batch.num_rows - size
-        _, starts = runs(batch.slice(begun), keyed, layout, where)
+        first: int = batch.num_rows - size
+        _, starts = runs(batch.slice(first), keyed, layout, where)
         if starts[-1]:
-            return begun + starts[-1]
+            return first + starts[-1]
         size *= 8
     _, starts = runs(batch, keyed, layout, where)
     return starts[-1]

@@ -28,8 +28,7 @@ class Mark(msgspec.Struct, frozen=True):
     watermark: int | None = None
     idle: bool = False
     kept: dict[int, bytes | None] = {}
-    """What generators keep for the next micro-batch, by the subtask they ran in; None where another one took it over.
-    """
+    """The memories of generators for the next micro-batch, by the subtask they ran in; None where another has it."""
 
 
 def slowest(marks: Iterable[Mark]) -> Mark:

@@ -43,7 +43,7 @@ class OperatorDiff:
     uid: str
     name: str
     what: str = "keys"
-    """What is counted."""
+    """The things that are counted."""
 
     only_a: int = 0
     only_b: int = 0

@@ -256,9 +256,9 @@ class KeyedStateBackend(StateBackend):
             self._check(declared, list(latest.values()), list(latest))
         if not self._unchecked:
             return
-        taken, self._unchecked = self._unchecked, []
+        noted, self._unchecked = self._unchecked, []
         by_state: dict[Declared, dict[int, tuple[Hashable, Any]]] = {}
-        for declared, key, value in taken:
+        for declared, key, value in noted:
             by_state.setdefault(declared, {})[id(value)] = (key, value)
         for declared, entries in by_state.items():
             self._check(declared, [value for _, value in entries.values()], [key for key, _ in entries.values()])

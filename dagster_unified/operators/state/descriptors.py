@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class UpdateType(Enum):
-    """What renews an entry's time to live; there is an example at `StateTtlConfig`."""
+    """The accesses that renew an entry's time to live; there is an example at `StateTtlConfig`."""
 
     ON_CREATE_AND_WRITE = "on create and write"
     ON_READ_AND_WRITE = "on read and write"

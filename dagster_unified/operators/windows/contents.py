@@ -306,7 +306,7 @@ class Evicted(Elements):
         return self._evictor.evict_before(contents, window)
 
     def after(self, contents: Any, window: Any) -> Any:
-        """What stays once the function has seen the contents."""
+        """The elements that stay once the function has seen the contents."""
         assert self._evictor is not None
         return list(self._evictor.evict_after(contents, window))
 

@@ -90,7 +90,7 @@ class TriggerResult(Enum):
 
 
 class Firing(Enum):
-    """What a trigger's firing depends on; there is an example at `Trigger`.
+    """The condition of a trigger's firing; there is an example at `Trigger`.
 
     It decides whether BATCH and STREAMING have the same results.
     """
