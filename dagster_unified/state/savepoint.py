@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Protocol, get_args, overload
@@ -408,12 +408,11 @@ class Savepoint:
             return read_batches(location.folder, location.state)
         return iter(self.keyed_state(uid).to_batches())
 
-    def _exploded(self, uid: str, explode: Any) -> pa.Table:
+    def _exploded(self, uid: str, explode: Callable[[pa.RecordBatch, Sequence[str]], pa.Table]) -> pa.Table:
         location = self._location(uid)
-        key = location.describe().key
-        empty = table_schema(location.state).empty_table().to_batches(1) or [_no_rows(table_schema(location.state))]
-        tables = [explode(batch, key) for batch in self._batches(uid)]
-        return pa.concat_tables([*(explode(batch, key) for batch in empty), *tables], promote_options="default")
+        key, empty = location.describe().key, _no_rows(table_schema(location.state))
+        tables = [explode(batch, key) for batch in (empty, *self._batches(uid))]
+        return pa.concat_tables(tables, promote_options="default")
 
     def _node(self, uid: str) -> GraphNode | None:
         if self._graph is None:
