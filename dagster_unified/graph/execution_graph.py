@@ -26,7 +26,6 @@ from dagster_unified.records import Decoder, RecordType, decoder_of
 
 
 def _step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
-    """Return the step of one node that runs in Python."""
     assert node.step is not None
     return node.step(
         name=node.name,
@@ -48,7 +47,6 @@ def _parallelism(plan: Plan, node: g.Node) -> int:
 
 
 def _keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOptions:
-    """Return the options of keyed operators."""
     return KeyedOptions(
         incremental_updates=execution.incremental_updates,
         object_reuse=execution.object_reuse,
@@ -58,11 +56,6 @@ def _keyed_options(execution: Execution, last_event_time: int | None) -> KeyedOp
         expiry=execution.mode == "STREAMING",
         last_event_time=last_event_time,
     )
-
-
-def _broadcast_input(plan: Plan, node: g.Node) -> BroadcastInput | None:
-    """Return a node's broadcast input, if it has one."""
-    return BroadcastInput(plan.broadcast_layout(node.id)) if node.has_broadcast_input else None
 
 
 def keyed_input(node: g.Node, records: RecordType) -> KeyedInput:
@@ -175,6 +168,7 @@ def program(
     """
     head = plan.graph.nodes[links[0].node] if layout is None else None
     columns = plan.input_layout(links[0].node) if layout is None else layout
+    has_broadcast = head is not None and head.has_broadcast_input
     return Program(
         pipeline=plan.name,
         stage=stage,
@@ -183,7 +177,7 @@ def program(
         outputs=tuple(outputs),
         keyed=keyed_input(head, columns.records) if head is not None and head.key is not None else None,
         options=_keyed_options(plan.execution, last_event_time),
-        broadcast=None if head is None else _broadcast_input(plan, head),
+        broadcast=BroadcastInput(plan.broadcast_layout(links[0].node)) if has_broadcast else None,
     )
 
 

@@ -138,7 +138,6 @@ class StreamLoop(SparkLoop):
             self.observe(IterationResumed(SINKS, node.name, self.last.number))
 
     def _start_from(self, start: StartingState) -> None:
-        """Go on with a savepoint's state."""
         if self.is_bounded:
             stored_input = start_input(start, self.node, self.levels)
             if stored_input is not None:

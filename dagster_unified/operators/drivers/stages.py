@@ -225,7 +225,6 @@ class Pass(_Stage[RunningProgram]):
         return self.report
 
     def _flush(self) -> None:
-        """Emit what operators hold."""
         for running in self._instances.values():
             running.flush()
 
