@@ -163,125 +163,104 @@ def totals(p):
 
 
 CASES = {
-    "appending updates": (lambda p: totals(p).sink_to(FileSink("/x")), {("counts-updates", "warning")}),
-    "upserting updates": (lambda p: totals(p).sink_to(DeltaSink("/x", mode="upsert", key="shop")), set()),
+    "appending updates": (lambda p: totals(p).sink_to(FileSink("/x")), "counts-updates warning"),
+    "upserting updates": (lambda p: totals(p).sink_to(DeltaSink("/x", mode="upsert", key="shop")), ""),
     "mapping updates, then upserting": (
         lambda p: totals(p).map(lambda s: s, Sale).sink_to(DeltaSink("/x", mode="upsert", key="shop")),
-        set(),
+        "",
     ),
-    "filtering updates": (lambda p: totals(p).filter(lambda s: s.amount > 9).print(), {("counts-updates", "warning")}),
-    "counting updates": (lambda p: totals(p).key_by("amount").max("shop").print(), {("counts-updates", "warning")}),
-    "appending what is not rolled": (lambda p: sales(p).sink_to(FileSink("/x")), set()),
-    "sum of the only other field": (lambda p: sales(p).key_by("shop").sum("amount").print(), set()),
-    "sum with other fields": (
-        lambda p: sales(p, Noted).key_by("amount").max("note").print(),
-        {("other-fields", "warning")},
-    ),
-    "max_by with other fields": (lambda p: sales(p, Noted).key_by("amount").max_by("note").print(), set()),
-    "a key that may be None": (lambda p: sales(p, Noted).key_by("shop").reduce(add).print(), {("null-key", "note")}),
-    "a function that may depend on order": (
-        lambda p: sales(p).key_by("shop").process(Plain()).print(),
-        {("order", "note")},
-    ),
-    "a function with sorted input": (lambda p: sales(p).key_by("shop").process(Sorted()).print(), set()),
-    "a function that reads the clock": (
-        lambda p: sales(p).key_by("shop").process(Clock()).print(),
-        {("clock", "warning")},
-    ),
+    "filtering updates": (lambda p: totals(p).filter(lambda s: s.amount > 9).print(), "counts-updates warning"),
+    "counting updates": (lambda p: totals(p).key_by("amount").max("shop").print(), "counts-updates warning"),
+    "appending what is not rolled": (lambda p: sales(p).sink_to(FileSink("/x")), ""),
+    "sum of the only other field": (lambda p: sales(p).key_by("shop").sum("amount").print(), ""),
+    "sum with other fields": (lambda p: sales(p, Noted).key_by("amount").max("note").print(), "other-fields warning"),
+    "max_by with other fields": (lambda p: sales(p, Noted).key_by("amount").max_by("note").print(), ""),
+    "a key that may be None": (lambda p: sales(p, Noted).key_by("shop").reduce(add).print(), "null-key note"),
+    "a function that may depend on order": (lambda p: sales(p).key_by("shop").process(Plain()).print(), "order note"),
+    "a function with sorted input": (lambda p: sales(p).key_by("shop").process(Sorted()).print(), ""),
+    "a function that reads the clock": (lambda p: sales(p).key_by("shop").process(Clock()).print(), "clock warning"),
     "a function of the time of day": (
         lambda p: sales(p).map(lambda s: s._replace(amount=int(time.time())), Sale).print(),
-        {("clock", "warning")},
+        "clock warning",
     ),
-    "a helper of the time of day": (lambda p: sales(p).filter(lambda s: is_young(s)).print(), {("clock", "warning")}),
-    "a function that imports the clock": (lambda p: sales(p).filter(with_import).print(), {("clock", "warning")}),
+    "a helper of the time of day": (lambda p: sales(p).filter(lambda s: is_young(s)).print(), "clock warning"),
+    "a function that imports the clock": (lambda p: sales(p).filter(with_import).print(), "clock warning"),
     "a function of today": (
         lambda p: sales(p).filter(lambda s: datetime.now().year > s.amount).print(),
-        {("clock", "warning")},
+        "clock warning",
     ),
-    "a function of chance": (
-        lambda p: sales(p).filter(lambda s: random.random() < 0.5).print(),
-        {("clock", "warning")},
-    ),
+    "a function of chance": (lambda p: sales(p).filter(lambda s: random.random() < 0.5).print(), "clock warning"),
     "a combination by chance": (
         lambda p: sales(p).key_by("shop").reduce(lambda a, b: a if random.random() < 0.5 else b).print(),
-        {("clock", "warning")},
+        "clock warning",
     ),
     "a function that only parses times": (
         lambda p: sales(p).filter(lambda s: datetime.fromtimestamp(s.amount).year > 2000).print(),
-        set(),
+        "",
     ),
     "a function that reads the watermark": (
         lambda p: sales(p).key_by("shop").process(Watermark()).print(),
-        {("watermark", "warning")},
+        "watermark warning",
     ),
     "event times from the clock": (
         lambda p: hourly(timed(p, 1, function=IngestionTimeAssigner())).sum("amount").print(),
-        {("clock", "warning"), ("late-records", "warning")},
+        "clock warning, late-records warning",
     ),
     "a timestamp assigner that reads the clock": (
         lambda p: hourly(timed(p, 1, function=lambda sale: time.time_ns())).sum("amount").print(),
-        {("clock", "warning"), ("late-records", "warning")},
+        "clock warning, late-records warning",
     ),
     "a watermark generator that counts": (
         lambda p: timed(p, 1, strategy=WatermarkStrategy.for_generator(lambda: EverySecond(0))).print(),
-        {("generator", "note")},
+        "generator note",
     ),
     "windows by the watermarks of a generator": (
         lambda p: hourly(timed(p, 1, 2, strategy=WatermarkStrategy.for_generator(Complete))).sum("amount").print(),
-        {("late-records", "warning")},
+        "late-records warning",
     ),
-    "windows over records in order": (
-        lambda p: hourly(timed(p, 1, 2)).sum("amount").print(),
-        {("late-records", "note")},
-    ),
+    "windows over records in order": (lambda p: hourly(timed(p, 1, 2)).sum("amount").print(), "late-records note"),
     "windows over records that the bound covers": (
         lambda p: hourly(timed(p, 9, 2, bound=7)).sum("amount").print(),
-        {("late-records", "note")},
+        "late-records note",
     ),
     "windows over records that may be late": (
         lambda p: hourly(timed(p, 9, 1, bound=7)).sum("amount").print(),
-        {("late-records", "warning")},
+        "late-records warning",
     ),
     "windows over records of which nobody knows": (
         lambda p: hourly(timed(p, 1, function=at)).sum("amount").print(),
-        {("late-records", "warning")},
+        "late-records warning",
     ),
     "windows with no watermarks": (
         lambda p: hourly(timed(p, 9, 1, strategy=WatermarkStrategy.no_watermarks())).sum("amount").print(),
-        set(),
+        "",
     ),
     "windows with a side output": (
         lambda p: hourly(timed(p, 9, 1)).side_output_late_data(LATE).sum("amount").print(),
-        {("late-records", "warning")},
+        "late-records warning",
     ),
     "windows with allowed lateness": (
         lambda p: hourly(timed(p, 9, 1)).allowed_lateness(timedelta(1)).sum("amount").print(),
-        {("late-records", "warning")},
+        "late-records warning",
     ),
     "windows of columns": (
         lambda p: hourly(timed(p, 9, 1)).agg(F.sum("amount").alias("amount"), output_type=Total).print(),
-        {("late-records", "warning")},
+        "late-records warning",
     ),
-    "a join of windows": (
-        lambda p: windows_joined(timed(p, 9, 1)).print(),
-        {("late-records", "warning"), ("windows", "note")},
-    ),
-    "a join of intervals": (lambda p: interval_joined(timed(p, 9, 1)).print(), {("late-records", "warning")}),
-    "a function in an iteration": (
-        lambda p: looped(p, ClockAsItComes()).print(),
-        {("clock", "warning"), ("order", "note")},
-    ),
+    "a join of windows": (lambda p: windows_joined(timed(p, 9, 1)).print(), "late-records warning, windows note"),
+    "a join of intervals": (lambda p: interval_joined(timed(p, 9, 1)).print(), "late-records warning"),
+    "a function in an iteration": (lambda p: looped(p, ClockAsItComes()).print(), "clock warning, order note"),
     "a function in an iteration that keeps something in itself": (
         lambda p: looped(p, Summing()).print(),
-        {("attributes", "note"), ("order", "note")},
+        "attributes note, order note",
     ),
     "a function with a value that cannot be compared": (
         lambda p: sales(p).filter(lambda sale: HELD is not None).print(),
-        {("left-out", "note")},
+        "left-out note",
     ),
     "a function with processing-time timers": (
         lambda p: sales(p).key_by("shop").process(Timed()).print(),
-        {("clock", "note")},
+        "clock note",
     ),
 }
 
@@ -291,8 +270,8 @@ def test_the_lint_finds(case):
     build, expected = CASES[case]
     pipeline = Pipeline("p")
     build(pipeline)
-    found = {(f.rule, f.severity) for f in pipeline.plan().findings}
-    assert found == expected
+    found = {f"{f.rule} {f.severity}" for f in pipeline.plan().findings}
+    assert ", ".join(sorted(found)) == expected
 
 
 def test_an_operator_that_leads_to_no_sink_is_noted_by_name():
