@@ -80,6 +80,7 @@ def running():
         yield port, connect_server.ensure(port, "local[1]", {})
 
 
+@pytest.mark.rotates("clusters")
 def test_workers_of_a_server_are_forked_from_its_daemon_and_it_knows_the_object_store(running):
     parents = """
 import os
@@ -125,6 +126,7 @@ def test_what_cannot_be_is_an_error(port):
         SparkResource(remote="sc://host:1", connect=port).spark_session
 
 
+@pytest.mark.rotates("clusters")
 def test_a_server_takes_nobody_without_its_token(running):
     port, address = running
     assert stat.S_IMODE(connect_server._discovery(port).stat().st_mode) == 0o600
@@ -139,6 +141,7 @@ except Exception as error:
     assert program(ask, SPARK_CONNECT_AUTHENTICATE_TOKEN="guessed") == "True\n"
 
 
+@pytest.mark.rotates("clusters")
 def test_processes_share_a_session_and_each_reads_the_files_that_are_there(running, tmp_path):
     _, address = running
     use = f"""
@@ -230,6 +233,7 @@ print(last.run(lambda: seen.add(queries(last)) or last.drain()), *seen)
     ]
 
 
+@pytest.mark.rotates("clusters")
 def test_a_process_that_exits_with_open_sessions_has_closed_them(running):
     """PySpark asks the server for more at the exit otherwise, and the process hangs now and then."""
     open_sessions = """

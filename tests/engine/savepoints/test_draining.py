@@ -174,6 +174,7 @@ def test_a_job_is_drained_though_records_never_cease_to_come_and_what_it_has_rea
     assert read["a"] + left == came
 
 
+@pytest.mark.rotates("kills")
 def test_a_job_that_was_killed_after_the_end_of_its_input_reads_no_more(shops, monkeypatch):
     shops.arrive("1", FIRST)
 
@@ -197,6 +198,7 @@ def test_a_job_that_was_killed_after_the_end_of_its_input_reads_no_more(shops, m
     assert shops.rows("first windows") == WINDOWS
 
 
+@pytest.mark.rotates("kills")
 def test_a_job_that_was_killed_before_the_epoch_of_the_end_of_its_input_runs_that_one(shops):
     shops.arrive("1", FIRST)
     stopped = Event()

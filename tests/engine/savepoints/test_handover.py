@@ -559,7 +559,7 @@ HANDOVERS = [
 """Each pair of modes with a group of operators, another one from day to day."""
 
 
-@pytest.mark.parametrize(("modes", "group"), rotated(HANDOVERS, 2))
+@pytest.mark.parametrize(("modes", "group"), rotated(HANDOVERS, 1))
 def test_a_run_goes_on_where_another_of_either_mode_has_left_its_state(spark, tmp_path, modes, group):
     build, once = zoo(*group), f"{tmp_path}/once"
     Cut(spark, tmp_path / "whole").run(build(EVENTS, once), "BATCH")
@@ -603,6 +603,7 @@ def arrive(folder, names, events, age):
         staged.rename(folder / f"{name}.parquet")
 
 
+@pytest.mark.rotates("stories")
 @pytest.mark.parametrize("group", rotated(GROUPS, 1), ids=lambda group: "-".join(one.__name__ for one in group))
 def test_a_job_that_watches_a_folder_goes_on_where_one_over_what_was_there_has_ended(spark, tmp_path, group):
     cut, folder = Cut(spark, tmp_path), tmp_path / "in"

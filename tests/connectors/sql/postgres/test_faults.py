@@ -90,7 +90,7 @@ def test_a_server_that_is_killed_in_mid_commit_has_all_or_nothing(postgres, post
     random = chance(f"postgres killed in mid-commit {mode}")
     count = 0
     with closing(LocalCommits(PostgresSink("sales", postgres, **given), Sale)) as commits:
-        for epoch in range(examples(4)):
+        for epoch in range(examples(2)):
             records = [Sale(epoch * 100_000 + n, "x") for n in range(random.choice((30, 30_000)))]
             how = random.choice((signal.SIGKILL, signal.SIGQUIT))
             killer = threading.Timer(random.uniform(0, 0.4), postgres_server.restart, [how])
@@ -198,7 +198,7 @@ def _epoch(epoch):
 def test_jobs_that_are_killed_at_any_moment_lose_nothing_and_write_nothing_twice(postgres, postgres_server, mode):
     given = {"mode": "upsert", "key": "id"} if mode == "upsert" else {}
     random, kills, last = chance(f"postgres killed at any moment {mode}"), 0, 0
-    while kills < examples(10):
+    while kills < examples(5):
         last += random.randrange(1, 4)
         process = FORK.Process(target=_write_epochs, args=(postgres, given, last), daemon=True)
         process.start()
