@@ -6,7 +6,7 @@ pyspark is imported only when something is read or written, so that pipelines lo
 """
 
 from dagster_unified.connectors.collection import CollectionSource
-from dagster_unified.connectors.delta import DeltaSink, DeltaSource
+from dagster_unified.connectors.delta import Change, ChangeKind, DeltaSink, DeltaSource
 from dagster_unified.connectors.files.sink import FileSink
 from dagster_unified.connectors.files.sources import ParquetSource
 from dagster_unified.connectors.files.text_sources import CsvSource, JsonSource
@@ -32,9 +32,10 @@ from dagster_unified.connectors.structured import Rate, RateSource, StructuredSo
 from dagster_unified.connectors.written_ahead import GeneratorSource, SocketSource
 
 __all__ = [
-    "AvroFormat", "CollectionSource", "CsvSource", "DatabaseSink", "DatabaseSource", "DeliveryGuarantee", "DeltaSink",
-    "DeltaSource", "FileSink", "ForeachSink", "GeneratorSource", "JsonFormat", "JsonSource", "KafkaConnection",
-    "KafkaMessage", "KafkaOffsetsInitializer", "KafkaSink", "KafkaSource", "OffsetResetStrategy", "ParquetSource",
-    "PostgresConnection", "PostgresSink", "PostgresSource", "PrintSink", "ProtobufFormat", "Rate", "RateSource",
-    "RawFormat", "SchemaRegistry", "SocketSource", "StructuredSource", "find_sink", "find_source",
+    "AvroFormat", "Change", "ChangeKind", "CollectionSource", "CsvSource", "DatabaseSink", "DatabaseSource",
+    "DeliveryGuarantee", "DeltaSink", "DeltaSource", "FileSink", "ForeachSink", "GeneratorSource", "JsonFormat",
+    "JsonSource", "KafkaConnection", "KafkaMessage", "KafkaOffsetsInitializer", "KafkaSink", "KafkaSource",
+    "OffsetResetStrategy", "ParquetSource", "PostgresConnection", "PostgresSink", "PostgresSource", "PrintSink",
+    "ProtobufFormat", "Rate", "RateSource", "RawFormat", "SchemaRegistry", "SocketSource", "StructuredSource",
+    "find_sink", "find_source",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The Delta source: a table as it stands, then what its versions add; what it refuses before anything is read."""
 
 import json
+from collections import Counter
 from datetime import date, datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_unified.api import Pipeline
-from dagster_unified.connectors import DeltaSink, DeltaSource
+from dagster_unified.connectors import ChangeKind, DeltaSink, DeltaSource
 from dagster_unified.errors import ConfigurationError, PipelineError, SourceError, StateError
 from dagster_unified.graph.connectors import Slice, TimeRange
 from tests.connectors.support import Query
@@ -270,31 +271,119 @@ def test_a_run_for_a_partition_leaves_out_files_that_have_no_rows_of_it(path, fi
     assert len(files_of(of_day(source, 3))) == 0
 
 
+def changes_between(source, first, last):
+    """The changes that a range of versions gives, in the order in which they are read."""
+    reading = source._with_table_columns()
+    splits = reading.splits({"version": first}, {"version": last})
+    batches = [batch for split in splits for batch in reading.read_split(split)]
+    records = [change for batch in batches for change in batch.to_pylist()]
+    return [(change["kind"], tuple(change["row"].values()), change["version"]) for change in records]
+
+
+def changes_of(path, first, last):
+    return changes_between(DeltaSource(path, Order, changes=True), first, last)
+
+
+FEED = {"delta.enableChangeDataFeed": "true"}
+
+
+def test_a_change_data_feed_says_each_change_and_what_was_before_comes_first(path):
+    write_deltalake(path, orders(1, 2, 3), configuration=FEED)
+    DeltaTable(path).update({"shop": "'south'"}, predicate="id = 2")
+    DeltaTable(path).delete("id = 3")
+    write_deltalake(path, orders(4), mode="append")
+    assert changes_of(path, 0, 1) == [("insert", (n, "north"), 0) for n in (1, 2, 3)]
+    assert changes_of(path, 1, 4) == [
+        ("update_before", (2, "north"), 1),
+        ("update_after", (2, "south"), 1),
+        ("delete", (3, "north"), 2),
+        ("insert", (4, "north"), 3),
+    ]
+
+
+def test_without_a_feed_the_rows_of_removed_files_are_deleted_and_those_of_added_ones_inserted(path):
+    write_deltalake(path, orders(1, 2))
+    DeltaTable(path).delete("id = 2")
+    assert changes_of(path, 1, 2) == [
+        ("delete", (1, "north"), 1),
+        ("delete", (2, "north"), 1),
+        ("insert", (1, "north"), 1),
+    ]
+
+
+def test_changes_of_a_removed_file_of_an_unknown_partition_are_refused(path):
+    write_deltalake(path, orders(1), partition_by=["shop"])
+    file = pa.table(DeltaTable(path).get_add_actions()).to_pylist()[0]["path"]
+    commit(path, {"remove": {"path": file, "dataChange": True, "deletionTimestamp": 1}})
+    with pytest.raises(SourceError, match=r"version 1 .* does not say of which partition it removes"):
+        changes_of(path, 1, 2)
+
+
+def test_the_time_of_a_change_is_that_of_the_commit(path):
+    write_deltalake(path, orders(1))
+    reading = DeltaSource(path, Order, changes=True, starting_version=0)._with_table_columns()
+    (split,) = reading.splits({"version": 0}, {"version": 1})
+    (batch,) = reading.read_split(split)
+    committed = DeltaTable(path).history()[0]["timestamp"]
+    assert batch["committed_at"].to_pylist() == [datetime.fromtimestamp(committed / 1000, timezone.utc)]
+
+
+def write_at_random(path, write, number):
+    table = DeltaTable(path)
+    if write == "compact":
+        table.optimize.compact()
+    elif write == "checkpoint":
+        table.create_checkpoint()
+    elif write == "delete":
+        table.delete(f"id % 3 = {number % 3}")
+    elif write == "update":
+        table.update({"shop": f"'{number}'"}, predicate=f"id % 2 = {number % 2}")
+    elif write == "merge":
+        merger = table.merge(orders(2, 1000 + number, shop="merged"), "t.id = s.id", source_alias="s", target_alias="t")
+        merger.when_matched_update_all().when_not_matched_insert_all().execute()
+    else:
+        write_deltalake(path, orders(*range(number * 10, number * 10 + 3), shop="s" * number), mode=write)
+
+
+def in_steps(data, first, end):
+    """A range of versions, cut anywhere."""
+    return sorted({first, end, *data.draw(st.sets(st.integers(first, end), max_size=3))})
+
+
+CHANGES = ["append", "overwrite", "compact", "checkpoint", "delete", "update", "merge"]
+
+
 @given(
-    writes=st.lists(
-        st.sampled_from(["append", "compact", "checkpoint", "vacuum"]) | st.integers(0, 3), min_size=1, max_size=8
-    ),
+    writes=st.lists(st.sampled_from(CHANGES), min_size=1, max_size=6),
+    options=st.sampled_from([{}, {"configuration": FEED}]),
+    parts=st.sampled_from([None, ["shop"]]),
     data=st.data(),
 )
+def test_the_changes_after_any_snapshot_lead_to_the_table(tmp_path_factory, writes, options, parts, data):
+    path = str(tmp_path_factory.mktemp("delta") / "orders")
+    write_deltalake(path, orders(0, 1, 2, 3), partition_by=parts, **options)
+    for number, write in enumerate(writes, 1):
+        write_at_random(path, write, number)
+    end = DeltaTable(path).version() + 1
+    steps = in_steps(data, data.draw(st.integers(1, end)), end)
+    rows = Counter()
+    for first, last in pairwise([0, *steps]):
+        for kind, row, _ in changes_of(path, first, last):
+            rows[row] += 1 if kind in ("insert", "update_after") else -1
+            assert rows[row] >= 0
+    assert rows == Counter(map(tuple, map(dict.values, DeltaTable(path).to_pyarrow_table().to_pylist())))
+
+
+@given(writes=st.lists(st.sampled_from(["append", "compact", "checkpoint"]), min_size=1, max_size=8), data=st.data())
 def test_the_versions_after_any_snapshot_give_the_rest_of_the_table(tmp_path_factory, writes, data):
     path = str(tmp_path_factory.mktemp("delta") / "orders")
     write_deltalake(path, orders(0))
     for number, write in enumerate(writes, 1):
-        table = DeltaTable(path)
-        if write == "compact":
-            table.optimize.compact()
-        elif write == "checkpoint":
-            table.create_checkpoint()
-        elif write != "vacuum":
-            rows = [number * 10 + n for n in range(write if isinstance(write, int) else 1)]
-            write_deltalake(path, orders(*rows, shop="s" * number), mode="append")
+        write_at_random(path, write, number)
     source = DeltaSource(path, Order)
     end = source.newest()["version"]
-    snapshot = data.draw(st.integers(1, end))
-    steps = sorted({snapshot, end, *data.draw(st.sets(st.integers(snapshot, end)))})
-    ids = rows_between(source, 0, snapshot)
-    for first, last in pairwise(steps):
-        ids += rows_between(source, first, last)
+    steps = [0, *in_steps(data, data.draw(st.integers(1, end)), end)]
+    ids = [number for first, last in pairwise(steps) for number in rows_between(source, first, last)]
     assert sorted(ids) == sorted(DeltaTable(path).to_pyarrow_table()["id"].to_pylist())
 
 
@@ -366,6 +455,29 @@ def test_a_stream_reads_the_table_and_then_each_version_once_also_after_a_restar
     again = Query(spark, DeltaSource(path, Order, bounded=False, max_versions_per_trigger=1), tmp_path / "job")
     assert again.run() == [4, 5]
     assert again.read == [[4], [5]]
+
+
+class Stock(NamedTuple):
+    shop: str
+    orders: int
+
+
+def stock(change):
+    return Stock(change.row.shop, 1 if change.kind in (ChangeKind.INSERT, ChangeKind.UPDATE_AFTER) else -1)
+
+
+@MODES
+def test_a_pipeline_keeps_a_table_up_to_date_by_the_changes_of_another(
+    path, mode, run_on_spark, run_streaming, tmp_path
+):
+    write_deltalake(path, orders(1, 2, 3), configuration=FEED)
+    DeltaTable(path).update({"shop": "'south'"}, predicate="id = 2")
+    DeltaTable(path).delete("id = 3")
+    pipeline = Pipeline("stock")
+    changes = pipeline.from_source(DeltaSource(path, Order, changes=True, starting_version=0))
+    changes.map(stock).key_by("shop").sum("orders").sink_to(DeltaSink(f"{tmp_path}/n", mode="upsert", key="shop"))
+    (run_on_spark if mode == "BATCH" else run_streaming)(pipeline)
+    assert table_rows(f"{tmp_path}/n") == [("north", 1), ("south", 1)]
 
 
 @MODES

@@ -1,4 +1,4 @@
-"""The log of a Delta table: which files each version added, and whether it removed any.
+"""The log of a Delta table: which files each version added and removed, and how rows changed.
 
 `deltalake` knows the files of a snapshot, and not what one version did, so entries are read here as Delta's protocol
 describes them (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Actions").
@@ -32,10 +32,22 @@ class AddedFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RemovedFile(msgspec.Struct, frozen=True, rename="camel"):
-    """A data file that an entry removes; without a change of data it was compacted."""
+    """A data file that an entry removes; without a change of data it was compacted.
+
+    A writer may leave out the values of its partition.
+    """
 
     path: str
+    partition_values: dict[str, str | None] | None = None
     data_change: bool = True
+    deletion_vector: dict[str, Any] | None = None
+
+
+class ChangeFile(msgspec.Struct, frozen=True, rename="camel"):
+    """A file of the change data feed, which says each change of an entry that has one."""
+
+    path: str
+    partition_values: dict[str, str | None] = {}
 
 
 class TableMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -58,6 +70,8 @@ class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
 
     operation: str = "a write"
     operation_parameters: dict[str, Any] | None = None
+    timestamp: int = 0
+    in_commit_timestamp: int | None = None
 
 
 class _Action(msgspec.Struct, frozen=True, rename="camel"):
@@ -65,6 +79,7 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
 
     add: AddedFile | None = None
     remove: RemovedFile | None = None
+    cdc: ChangeFile | None = None
     meta_data: TableMetadata | None = None
     protocol: TableProtocol | None = None
     commit_info: CommitInfo | None = None
@@ -78,7 +93,15 @@ class Version(NamedTuple):
     added: tuple[AddedFile, ...]
     """The files with rows that are new in the table; files that others were compacted into have none."""
 
-    removes_rows: bool
+    removed: tuple[RemovedFile, ...]
+    """The files whose rows are in the table no more."""
+
+    changes: tuple[ChangeFile, ...]
+    """The files of the change data feed: all changes of the version, if it has any."""
+
+    committed_at: int
+    """Milliseconds since the epoch."""
+
     metadata: TableMetadata | None
     protocol: TableProtocol | None
 
@@ -105,12 +128,14 @@ def version(table: UPath, number: int) -> Version | None:
     except FileNotFoundError:
         return None
     actions = [msgspec.json.decode(line, type=_Action) for line in text.splitlines() if line.strip()]
-    infos = [action.commit_info for action in actions if action.commit_info is not None]
+    info = next((action.commit_info for action in actions if action.commit_info is not None), CommitInfo())
     return Version(
         number,
-        _described(infos[0]) if infos else "a write",
+        _described(info),
         tuple(action.add for action in actions if action.add is not None and action.add.data_change),
-        any(action.remove is not None and action.remove.data_change for action in actions),
+        tuple(action.remove for action in actions if action.remove is not None and action.remove.data_change),
+        tuple(action.cdc for action in actions if action.cdc is not None),
+        info.timestamp if info.in_commit_timestamp is None else info.in_commit_timestamp,
         next((action.meta_data for action in actions if action.meta_data is not None), None),
         next((action.protocol for action in actions if action.protocol is not None), None),
     )

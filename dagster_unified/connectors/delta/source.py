@@ -8,13 +8,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 
 from dagster_unified.connectors.delta import log
+from dagster_unified.connectors.delta.changes import Change, ChangeKind, Row, change_of
 from dagster_unified.connectors.delta.committer import partition_values
 from dagster_unified.connectors.delta.pruning import may_have_rows
 from dagster_unified.connectors.delta.store import ask_store, table_folder
@@ -46,6 +48,18 @@ _SPLIT_BYTES = 32 << 20
 
 _BATCH_ROWS = 1 << 16
 
+_CHANGE_TYPE = "_change_type"
+"""The column of the change data feed that says what happened to a row."""
+
+_IN_FEED = {
+    ChangeKind.INSERT: "insert",
+    ChangeKind.UPDATE_BEFORE: "update_preimage",
+    ChangeKind.UPDATE_AFTER: "update_postimage",
+    ChangeKind.DELETE: "delete",
+}
+_BEFORE = (ChangeKind.UPDATE_BEFORE, ChangeKind.DELETE)
+_AFTER = (ChangeKind.INSERT, ChangeKind.UPDATE_AFTER)
+
 
 class DataFile(msgspec.Struct, frozen=True):
     """A data file, or one of the equal parts that several tasks read of a large one."""
@@ -56,6 +70,16 @@ class DataFile(msgspec.Struct, frozen=True):
     partition_values: dict[str, str | None]
     part: int = 0
     parts: int = 1
+    kinds: tuple[ChangeKind, ...] = ()
+    """The kinds of the changes that are read: of a file of the feed those that it has, of another the one of its rows.
+
+    Empty where rows are no changes.
+    """
+
+    in_feed: bool = False
+    version: int = 0
+    committed_at: int = 0
+    """Milliseconds since the epoch."""
 
 
 class DeltaSource(SplitSource[Out]):
@@ -71,7 +95,12 @@ class DeltaSource(SplitSource[Out]):
 
     Only added rows are read. A version that changes or deletes rows, such as a merge or an overwrite, is a
     `SourceError` that names version and operation before anything of it is read; the table as it stands can still be
-    read. Compaction adds no rows, and emits nothing. It is a `SourceError` as well where a version is no longer in the
+    read. With `changes=True` the records are a `Change` of each row instead: first an `insert` for each row of the
+    table as it stands, then what versions insert, update and delete, in their order. A version with a change data feed
+    (`delta.enableChangeDataFeed`) says each change; in another one the rows of removed files are deleted, and those of
+    added files inserted. One task reads the changes of a micro-batch.
+
+    Compaction adds no rows, and emits nothing. It is a `SourceError` as well where a version is no longer in the
     table's log, where a field has no column, or a column whose values could change when they become the field's, and
     where the table requires more of its readers, such as column mapping or deletion vectors.
 
@@ -85,12 +114,43 @@ class DeltaSource(SplitSource[Out]):
 
     kind = "delta"
 
+    @overload
     def __init__(
         self,
         path: str,
         record: TypeForm[Out],
         name: str | None = None,
         *,
+        changes: Literal[False] = False,
+        bounded: bool = True,
+        starting_version: int | None = None,
+        starting_time: datetime | None = None,
+        max_versions_per_trigger: int | None = None,
+        storage_options: dict[str, str] | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: DeltaSource[Change[Row]],
+        path: str,
+        record: TypeForm[Row],
+        name: str | None = None,
+        *,
+        changes: Literal[True],
+        bounded: bool = True,
+        starting_version: int | None = None,
+        starting_time: datetime | None = None,
+        max_versions_per_trigger: int | None = None,
+        storage_options: dict[str, str] | None = None,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        path: str,
+        record: Any,
+        name: str | None = None,
+        *,
+        changes: bool = False,
         bounded: bool = True,
         starting_version: int | None = None,
         starting_time: datetime | None = None,
@@ -99,7 +159,9 @@ class DeltaSource(SplitSource[Out]):
     ) -> None:
         self.name = name or name_of(path, "table")
         self.folder = str(table_folder(path, self._where))
-        self.records = record_type(record, self._where)
+        self._row = record_type(record, self._where)
+        self.changes = changes
+        self.records = record_type(change_of(record), self._where) if changes else self._row
         self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
         self.starting_version, self.starting_time = starting_version, starting_time
         self.max_records_per_trigger = max_versions_per_trigger
@@ -112,7 +174,8 @@ class DeltaSource(SplitSource[Out]):
             raise PipelineError(f"{self._where}: starting_time needs a time zone, such as datetime(..., tzinfo=UTC)")
         if max_versions_per_trigger is not None:
             check_count(f"{self._where}: max_versions_per_trigger", max_versions_per_trigger)
-        self._table_columns = self.records.schema
+        self._table_columns = self._row.schema
+        self._partition_columns: frozenset[str] = frozenset()
 
     @property
     def _where(self) -> str:
@@ -130,10 +193,11 @@ class DeltaSource(SplitSource[Out]):
         elif self.starting_time is not None:
             start = f" from {self.starting_time.isoformat()}"
         followed = ", followed" if self.boundedness is Boundedness.UNBOUNDED else ""
-        return f"Delta table at {self.folder}{start}{followed}{self.of_partition()}"
+        what = "changes of the Delta table" if self.changes else "Delta table"
+        return f"{what} at {self.folder}{start}{followed}{self.of_partition()}"
 
     def settings(self) -> str:
-        return f"{super().settings()} {self.starting_version} {self.starting_time}"
+        return f"{super().settings()} {self.starting_version} {self.starting_time} {self.changes}"
 
     # Positions
 
@@ -200,8 +264,12 @@ class DeltaSource(SplitSource[Out]):
 
     @property
     def columns(self) -> pa.Schema:
-        """The record's columns as the table has them."""
-        return self._table_columns
+        """The columns of a split: the row's as the table has them, for changes within one."""
+        if not self.changes:
+            return self._table_columns
+        schema = self.records.schema
+        row = schema.field("row").with_type(pa.struct(list(self._table_columns)))
+        return schema.set(schema.get_field_index("row"), row)
 
     def read(self, spark: SparkSession) -> DataFrame:
         return super(DeltaSource, self._with_table_columns()).read(spark)
@@ -218,27 +286,37 @@ class DeltaSource(SplitSource[Out]):
         protocol = table.protocol()
         self._check_readable(protocol.min_reader_version, protocol.reader_features, table.metadata().configuration)
         columns = pa.schema(table.schema().to_arrow())
-        for name in self.records.names:
+        partitioned_by = table.metadata().partition_columns
+        for name in self._row.names:
             if name not in columns.names:
                 raise SourceError(
                     f"{self._where}: {self.origin} has no column '{name}'{nearest(name, columns.names)}; the record has"
                     " a field of this name"
                 )
-            if pa.types.is_binary(columns.field(name).type) and name in table.metadata().partition_columns:
+            if pa.types.is_binary(columns.field(name).type) and name in partitioned_by:
                 raise SourceError(
                     f"{self._where}: {self.origin} is partitioned by '{name}', whose bytes this source does not read;"
                     " leave the field out of the record"
                 )
         changed = copy.copy(self)
-        changed._table_columns = pa.schema([columns.field(name) for name in self.records.names])
+        changed._table_columns = pa.schema([columns.field(name) for name in self._row.names])
+        changed._partition_columns = frozenset(self._row.names).intersection(partitioned_by)
         return changed
 
     def splits(self, start: Offsets, end: Offsets) -> Sequence[tuple[DataFile, ...]]:
         first, last = start[_VERSION], end[_VERSION]
         if first >= last:
             return []
-        files = self._snapshot(last - 1) if self._reads_snapshot(start) else self._added(first, last)
-        return _packed(sorted(files, key=lambda file: file.path))
+        if self._reads_snapshot(start):
+            files, as_read = self._snapshot(last - 1), DataFile("", {})
+            if self.changes:
+                as_read = _changed(self._version(last - 1), ChangeKind.INSERT)
+            return _packed(files, as_read)
+        versions = map(self._version, range(first, last))
+        if self.changes:
+            changes = tuple(file for version in versions for file in self._changes_of(version))
+            return [changes] if changes else []
+        return _packed([file for version in versions for file in self._added_by(version)], DataFile("", {}))
 
     def _snapshot(self, number: int) -> list[log.AddedFile]:
         """The files of a version that may have rows to read."""
@@ -248,35 +326,58 @@ class DeltaSource(SplitSource[Out]):
         actions = pa.table(table.get_add_actions(flatten=False))
         return [file for file in map(_file_of, actions.to_pylist()) if self._may_have_rows(file)]
 
-    def _added(self, first: int, last: int) -> list[log.AddedFile]:
-        """The files that versions add, and which may have rows to read."""
-        files: list[log.AddedFile] = []
-        for number in range(first, last):
-            version = log.version(self._path, number)
-            if version is None:
-                raise SourceError(
-                    f"{self._where}: version {number} is no longer in the log of {self.origin}, which begins with"
-                    f" version {log.oldest_version(self._path)}; start without state, or with another uid, to read the"
-                    " table as it stands, and let the table keep its log for longer (delta.logRetentionDuration)"
-                )
-            self._check_version(version)
-            files += version.added
-        return [file for file in files if self._may_have_rows(file)]
+    def _version(self, number: int) -> log.Version:
+        """The entry of a version, whose files can be read."""
+        version = log.version(self._path, number)
+        if version is None:
+            raise SourceError(
+                f"{self._where}: version {number} is no longer in the log of {self.origin}, which begins with"
+                f" version {log.oldest_version(self._path)}; start without state, or with another uid, to read the"
+                " table as it stands, and let the table keep its log for longer (delta.logRetentionDuration)"
+            )
+        self._check_version(version)
+        return version
 
-    def _check_version(self, version: log.Version) -> None:
-        """Raise `SourceError` where a version does more than adding rows, or its rows cannot be read."""
-        if version.removes_rows:
+    def _added_by(self, version: log.Version) -> list[log.AddedFile]:
+        """The files that a version adds, and which may have rows to read."""
+        if version.removed:
             raise SourceError(
                 f"{self._where}: version {version.number} of {self.origin} ({version.operation}) changes or deletes"
-                " rows, and only added rows are read; read the table as it stands, or start after it, with"
-                f" starting_version={version.number + 1}"
+                " rows, and only added rows are read; read changes (changes=True), or the table as it stands, or start"
+                f" after it, with starting_version={version.number + 1}"
             )
+        return list(filter(self._may_have_rows, version.added))
+
+    def _changes_of(self, version: log.Version) -> Iterator[DataFile]:
+        """The files of a version's changes; what was before them comes before what is after them."""
+        for kinds in (_BEFORE, _AFTER) if version.changes else ():
+            template = _changed(version, *kinds)
+            for change in version.changes:
+                values = change.partition_values
+                yield replace(template, path=unquote(change.path), partition_values=values, in_feed=True)
+        if version.changes:
+            return
+        deleted, inserted = _changed(version, ChangeKind.DELETE), _changed(version, ChangeKind.INSERT)
+        for removed in version.removed:
+            if removed.partition_values is None and self._partition_columns:
+                raise SourceError(
+                    f"{self._where}: version {version.number} of {self.origin} ({version.operation}) does not say of"
+                    f" which partition it removes {removed.path}; start after it, with"
+                    f" starting_version={version.number + 1}"
+                )
+            yield replace(deleted, path=unquote(removed.path), partition_values=removed.partition_values or {})
+        for added in version.added:
+            yield replace(inserted, path=unquote(added.path), partition_values=added.partition_values)
+
+    def _check_version(self, version: log.Version) -> None:
+        """Raise `SourceError` where a version's rows cannot be read."""
         if version.protocol is not None:
             self._check_readable(version.protocol.min_reader_version, version.protocol.reader_features, {})
         if version.metadata is not None:
             self._check_readable(0, None, version.metadata.configuration)
             self._check_columns(version)
-        for file in version.added:
+        files: tuple[log.AddedFile | log.RemovedFile, ...] = (*version.added, *version.removed)
+        for file in files:
             if file.deletion_vector is not None:
                 raise self._has_deletion_vector(file.path, version.number)
 
@@ -316,7 +417,7 @@ class DeltaSource(SplitSource[Out]):
         )
 
     def _may_have_rows(self, file: log.AddedFile) -> bool:
-        return may_have_rows(file, self.covered(), self.records.schema)
+        return self.changes or may_have_rows(file, self.covered(), self.records.schema)
 
     def read_split(self, split: tuple[DataFile, ...]) -> Iterator[pa.RecordBatch | Malformed]:
         for file in split:
@@ -336,15 +437,36 @@ class DeltaSource(SplitSource[Out]):
         with opened:
             groups = opened.num_row_groups
             chosen = range(groups * file.part // file.parts, groups * (file.part + 1) // file.parts)
-            names = [name for name in self._table_columns.names if name in opened.schema_arrow.names]
-            batches = opened.iter_batches(_BATCH_ROWS, list(chosen), columns=names, use_threads=False)
+            names = [*self._table_columns.names, *([_CHANGE_TYPE] if file.in_feed else [])]
+            present = [name for name in names if name in opened.schema_arrow.names]
+            batches = opened.iter_batches(_BATCH_ROWS, list(chosen), columns=present, use_threads=False)
             for batch in batches if chosen else ():
-                yield self._with_partition(batch, file.partition_values)
+                yield (
+                    self._changes_in(batch, file) if file.kinds else self._with_partition(batch, file.partition_values)
+                )
+
+    def _changes_in(self, batch: pa.RecordBatch, file: DataFile) -> pa.RecordBatch:
+        """The rows of a file as changes."""
+        import pyarrow.compute as pc
+
+        rows = self._with_partition(batch, file.partition_values)
+        if file.in_feed:
+            kinds = {_IN_FEED[kind]: kind.value for kind in file.kinds}
+            names = batch[_CHANGE_TYPE].cast(pa.string())
+            chosen = pc.is_in(names, pa.array(list(kinds)))
+            rows, kind = rows.filter(chosen), pa.array([kinds[name] for name in names.filter(chosen).to_pylist()])
+        else:
+            kind = pa.repeat(pa.scalar(file.kinds[0].value), len(rows))
+        row = pa.StructArray.from_arrays(rows.columns, fields=list(self._table_columns))
+        version = pa.repeat(pa.scalar(file.version, pa.int64()), len(rows))
+        committed_at = pa.repeat(pa.scalar(file.committed_at * 1000, pa.int64()), len(rows))
+        columns = [kind.cast(pa.string()), row, version, committed_at.cast(pa.timestamp("us", "UTC"))]
+        return pa.RecordBatch.from_arrays(columns, names=self.columns.names)
 
     def _with_partition(self, batch: pa.RecordBatch, values: Mapping[str, str | None]) -> pa.RecordBatch:
         """The rows of a file with the columns that are not in it: of its partition, or null."""
         arrays = [
-            batch.column(field.name)
+            batch.column(field.name).cast(field.type)  # files have views and dictionaries of texts as well
             if field.name in batch.schema.names
             else pa.repeat(_partition_scalar(values.get(field.name), field.type), len(batch))
             for field in self._table_columns
@@ -388,19 +510,25 @@ def _partition_scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
     return pa.scalar(text or None, pa.string()).cast(kind)
 
 
-def _packed(files: Sequence[log.AddedFile]) -> list[tuple[DataFile, ...]]:
-    """Splits of about the same size: several small files, or a part of a large one."""
+def _changed(version: log.Version, *kinds: ChangeKind) -> DataFile:
+    """A file of a version's changes, of these kinds, yet without a path."""
+    return DataFile("", {}, kinds=kinds, version=version.number, committed_at=version.committed_at)
+
+
+def _packed(files: Sequence[log.AddedFile], as_read: DataFile) -> list[tuple[DataFile, ...]]:
+    """Splits of about the same size, of files that are read alike: several small ones, or a part of a large one."""
     splits: list[tuple[DataFile, ...]] = []
     pending: list[DataFile] = []
     size = 0
-    for file in files:
-        path, parts = unquote(file.path), -(-file.size // _SPLIT_BYTES) or 1
+    for file in sorted(files, key=lambda file: file.path):
+        parts = -(-file.size // _SPLIT_BYTES) or 1
+        read = replace(as_read, path=unquote(file.path), partition_values=file.partition_values, parts=parts)
         if parts > 1:
-            splits += [(DataFile(path, file.partition_values, part, parts),) for part in range(parts)]
+            splits += [(replace(read, part=part),) for part in range(parts)]
             continue
         if size + file.size > _SPLIT_BYTES and pending:
             splits.append(tuple(pending))
             pending, size = [], 0
-        pending.append(DataFile(path, file.partition_values))
+        pending.append(read)
         size += file.size
     return [*splits, tuple(pending)] if pending else splits
