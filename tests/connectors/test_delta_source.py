@@ -462,7 +462,7 @@ class Stock(NamedTuple):
     orders: int
 
 
-def stock(change):
+def stock(change) -> Stock:
     return Stock(change.row.shop, 1 if change.kind in (ChangeKind.INSERT, ChangeKind.UPDATE_AFTER) else -1)
 
 

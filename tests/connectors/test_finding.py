@@ -5,13 +5,14 @@ import importlib
 import pytest
 
 from dagster_unified.cli import app
-from dagster_unified.connectors import CsvSource, DeltaSink, find_sink, find_source
+from dagster_unified.connectors import CsvSource, DeltaSink, DeltaSource, find_sink, find_source
 from dagster_unified.connectors.finding import SINKS, SOURCES, installed
 from dagster_unified.errors import ConfigurationError
 
 
 def test_connectors_are_found_by_name():
     assert find_source("csv") is CsvSource
+    assert find_source("delta") is DeltaSource
     assert find_sink("delta") is DeltaSink
 
 

@@ -30,8 +30,10 @@ from dagster_unified.api import (
 )
 from dagster_unified.api.types import ConnectedStreams
 from dagster_unified.connectors import (
+    Change,
     CollectionSource,
     CsvSource,
+    DeltaSource,
     ForeachSink,
     JsonSource,
     ParquetSource,
@@ -268,6 +270,8 @@ def test_sources_and_sinks() -> None:
     pipeline = Pipeline("p")
     assert_type(pipeline.from_source(CsvSource("sales.csv", Sale)), DataStream[Sale])
     assert_type(pipeline.from_source(RateSource()), DataStream[Rate])
+    assert_type(pipeline.from_source(DeltaSource("sales", Sale)), DataStream[Sale])
+    assert_type(pipeline.from_source(DeltaSource("sales", Sale, changes=True)), DataStream[Change[Sale]])
     assert_type(pipeline.from_collection([1, 2]), DataStream[int])
     assert_type(pipeline.from_collection([], type_info=Sale), DataStream[Sale])
     sources: list[Source[Sale]] = [JsonSource("sales.json", Sale), ParquetSource("sales", Sale)]
