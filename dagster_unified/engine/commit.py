@@ -41,14 +41,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 2.0
 """Seconds between them; each pause is twice the one before."""
 
 
-def _may_write() -> None:
-    """Let every commit through: nobody else writes."""
-
-
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
 @dataclass(frozen=True)
 class WriteContext:
     """One write: its identity, and what the engine adds."""
@@ -57,10 +49,10 @@ class WriteContext:
     stage: str
     """The stage that writes, for messages."""
 
-    before_commit: Callable[[], None] = _may_write
+    before_commit: Callable[[], None] = lambda: None
     """Raises where this job may not write any more."""
 
-    ship: Ship = _as_it_is
+    ship: Ship = lambda function: function
     """Makes a function one that reaches Spark's workers with its author's code, the same for every epoch."""
 
     staging: str | None = None

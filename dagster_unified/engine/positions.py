@@ -5,7 +5,8 @@ Knows the plan, and what sources say of themselves; not how a run reads them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,8 @@ def with_fixed_ranges(plan: Plan, region: Region) -> Plan:
     fixed = {}
     for node in (source for source in plan.graph.sources if source.id in region.nodes):
         source = spark_source(plan.name, node)
-        try:
+        with _naming(plan):
             decided = source.with_fixed_range()
-        except UnifiedError as error:
-            raise type(error)(f"{plan.name}: {error}") from error
         if decided is not source:
             fixed[node.id] = replace(node, source=decided)
     return _with_sources(plan, fixed) if fixed else plan
@@ -37,20 +36,16 @@ def batch_positions(plan: Plan, spark: SparkSession, region: Region) -> dict[str
     """Return the position in each source, by uid, up to which a BATCH stage will read; ask before it reads."""
     positions: dict[str, Position] = {}
     for node in (source for source in plan.graph.sources if source.id in region.nodes):
-        try:
+        with _naming(plan):
             positions[node.uid] = spark_source(plan.name, node).batch_position(spark)
-        except UnifiedError as error:
-            raise type(error)(f"{plan.name}: {error}") from error
     return positions
 
 
 def check_positions(plan: Plan) -> None:
     """Raise `UnsupportedError` where a STREAMING run over a source cannot tell what it has read."""
     for node in plan.graph.sources:
-        try:
+        with _naming(plan):
             spark_source(plan.name, node).stream_position(None, None)
-        except UnifiedError as error:
-            raise type(error)(f"{plan.name}: {error}") from error
 
 
 def after(plan: Plan, positions: Mapping[str, Position], ignore_unclaimed: bool) -> Plan:
@@ -70,11 +65,18 @@ def after(plan: Plan, positions: Mapping[str, Position], ignore_unclaimed: bool)
     for uid, node in nodes.items():
         position = positions.get(uid, Unread())
         if not isinstance(position, Unread):
-            try:
+            with _naming(plan):
                 moved[node.id] = replace(node, source=spark_source(plan.name, node).after(position))
-            except UnifiedError as error:
-                raise type(error)(f"{plan.name}: {error}") from error
     return _with_sources(plan, moved)
+
+
+@contextmanager
+def _naming(plan: Plan) -> Iterator[None]:
+    """Name the pipeline in the error of a source."""
+    try:
+        yield
+    except UnifiedError as error:
+        raise type(error)(f"{plan.name}: {error}") from error
 
 
 def _with_sources(plan: Plan, sources: Mapping[int, SourceNode]) -> Plan:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import singledispatchmethod
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -237,14 +237,6 @@ class Span:
     ends: Sequence[int]
 
 
-def _same(table: DataFrame) -> DataFrame:
-    return table
-
-
-def _as_they_are(node: g.Node, moments: DataFrame) -> DataFrame:
-    return moments
-
-
 @dataclass
 class Natives:
     """The native operations of one stage of a pipeline, which are named in errors."""
@@ -252,10 +244,10 @@ class Natives:
     pipeline: str
     stage: str
     spark: SparkSession
-    table: Callable[[DataFrame], DataFrame] = _same
+    table: Callable[[DataFrame], DataFrame] | None = None
     """Wraps a lookup's table, as in a view whose files can be listed again."""
 
-    before_windows: Callable[[g.Node, DataFrame], DataFrame] = _as_they_are
+    before_windows: Callable[[g.Node, DataFrame], DataFrame] | None = None
     """Prepares rows with their moments before they go into windows."""
 
     def run(
@@ -265,45 +257,110 @@ class Natives:
 
         The event time and the pass-through columns stay. Rows for which `others` holds are not its own, and stay too.
         """
-        return _run(node, self, frame, pass_through, others)
+        return self._run(node, frame, pass_through, others)
 
+    @singledispatchmethod
+    def _run(self, node: g.Node, frame: DataFrame, pass_through: Sequence[str], others: Column | None) -> DataFrame:
+        raise PipelineError(f"{self.pipeline}: '{node.name}' is not an operation on columns")
+
+    @_run.register(g.AssignTimestampsNode)
+    def _(
+        self, node: g.AssignTimestampsNode, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+    ) -> DataFrame:
+        return with_event_time(node, frame)
+
+    @_run.register(g.WhereNode)
+    def _(self, node: g.WhereNode, frame: DataFrame, pass_through: Sequence[str], others: Column | None) -> DataFrame:
+        condition = spark_column(node.columns[0])
+        return frame.where(condition if others is None else others | condition)
+
+    @_run.register(g.SelectNode)
+    def _(self, node: g.SelectNode, frame: DataFrame, pass_through: Sequence[str], others: Column | None) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        assert node.records is not None
+        kept_columns = _other_columns(node, frame, pass_through)
+        selected = frame.select(*map(spark_column, node.columns), *map(F.col, kept_columns))
+        return self._typed(node, selected.toDF(*node.records.names, *kept_columns), kept_columns)
+
+    @_run.register(g.WithColumnsNode)
+    def _(
+        self, node: g.WithColumnsNode, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+    ) -> DataFrame:
+        added = {name: spark_column(c) for name, c in zip(node.names, node.columns, strict=True)}
+        return self._typed(node, frame.withColumns(added), _other_columns(node, frame, pass_through))
+
+    @_run.register(g.LookupNode)
+    def _(self, node: g.LookupNode, frame: DataFrame, pass_through: Sequence[str], others: Column | None) -> DataFrame:
+        return self._typed(node, self._looked_up(node, frame, others), _other_columns(node, frame, pass_through))
+
+    @_run.register(g.AggregateNode)
+    def _(
+        self, node: g.AggregateNode, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+    ) -> DataFrame:
+        checked = self._keyed(node, frame)
+        results = [aggregate_column(column, checked) for column in node.columns]
+        return self._typed(node, checked.groupBy(*node.key.fields, *pass_through).agg(*results), pass_through)
+
+    @_run.register(g.WindowAggregateNode)
+    def _(
+        self, node: g.WindowAggregateNode, frame: DataFrame, pass_through: Sequence[str], others: Column | None
+    ) -> DataFrame:
+        """A result has the window's last moment as its event time."""
+        moments = self._moments(node, frame)
+        if self.before_windows is not None:
+            moments = self.before_windows(node, moments)
+        window = _window(node.assigner).alias(WINDOW)
+        results = [aggregate_column(column, moments) for column in node.columns]
+        aggregated = moments.groupBy(*node.key.fields, *pass_through, window).agg(*results)
+        return self._with_bounds(node, aggregated, pass_through)
+
+    @singledispatchmethod
     def carried(
         self, node: g.Node, frame: DataFrame, before: DataFrame | None, time: Span, axis: PartitionAxis
     ) -> CarriedAggregate:
         """Return the aggregates of a node that start from the state `before` the first partition."""
-        return _carried(node, self, frame, before, time, axis)
+        raise PipelineError(f"{self.pipeline}: '{node.name}' has no aggregates")
 
+    @carried.register(g.AggregateNode)
+    def _(
+        self, node: g.AggregateNode, frame: DataFrame, before: DataFrame | None, time: Span, axis: PartitionAxis
+    ) -> CarriedAggregate:
+        where = f"{self.pipeline}: operator '{node.name}'"
+        return carried_aggregate(where, self._keyed(node, frame), node.key.fields, node.columns, before, axis)
+
+    @carried.register(g.WindowAggregateNode)
+    def _(
+        self, node: g.WindowAggregateNode, frame: DataFrame, before: DataFrame | None, time: Span, axis: PartitionAxis
+    ) -> CarriedAggregate:
+        from pyspark.sql import functions as F
+
+        rows = self._moments(node, frame).withColumn(WINDOW, _window(node.assigner))
+        where, keys = f"{self.pipeline}: operator '{node.name}'", [*node.key.fields, WINDOW]
+        closing = Closing(F.unix_millis(f"{WINDOW}.end") - 1, time.begin, time.ends)
+        return carried_aggregate(where, rows, keys, node.columns, before, axis, closing)
+
+    @singledispatchmethod
     def finished(self, node: g.Node, aggregate: CarriedAggregate) -> DataFrame:
         """Return the aggregates of the keys that a partition has, or of the windows that it closes."""
-        return _finished(node, self, aggregate)
+        return self._typed(node, aggregate.finished(), aggregate.axis.columns)
 
-    def aggregate(self, node: g.AggregateNode, frame: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
-        """Column aggregates per key, and per value of the pass-through columns."""
-        checked = self.keyed(node, frame)
-        results = [aggregate_column(column, checked) for column in node.columns]
-        aggregated = checked.groupBy(*node.key.fields, *pass_through).agg(*results)
-        return self.typed(node, aggregated, pass_through)
+    @finished.register(g.WindowAggregateNode)
+    def _(self, node: g.WindowAggregateNode, aggregate: CarriedAggregate) -> DataFrame:
+        return self._with_bounds(node, aggregate.finished(), aggregate.axis.columns)
 
-    def windows(self, node: g.WindowAggregateNode, moments: DataFrame, pass_through: Sequence[str] = ()) -> DataFrame:
-        """Return column aggregates per key, window and value of the pass-through columns, of rows with their `moments`.
-
-        A result has the window's last moment as its event time.
-        """
-        window = _window(node.assigner).alias(WINDOW)
-        results = [aggregate_column(column, moments) for column in node.columns]
-        aggregated = moments.groupBy(*node.key.fields, *pass_through, window).agg(*results)
-        return self.with_bounds(node, aggregated, pass_through)
-
-    def moments(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
+    def _moments(self, node: g.WindowAggregateNode, frame: DataFrame) -> DataFrame:
         """Rows with `MOMENT`, by which Catalyst puts them into windows."""
         from pyspark.sql import functions as F
 
-        checked = self.keyed(node, frame)
+        checked = self._keyed(node, frame)
         # Not as a condition: Spark drops rows without a moment itself, before conditions that come after its own.
         missing = self.raised(node, "a record has no event time; assign timestamps before the window")
         return checked.withColumn(MOMENT, F.coalesce(F.timestamp_millis(TIMESTAMP), missing.cast("timestamp")))
 
-    def with_bounds(self, node: g.WindowAggregateNode, aggregated: DataFrame, pass_through: Sequence[str]) -> DataFrame:
+    def _with_bounds(
+        self, node: g.WindowAggregateNode, aggregated: DataFrame, pass_through: Sequence[str]
+    ) -> DataFrame:
         """Results with the bounds of their windows, as far as the records have them."""
         from pyspark.sql import functions as F
 
@@ -315,9 +372,9 @@ class Natives:
                     name, F.unix_millis(bound) if pa.types.is_integer(node.records.schema.field(name).type) else bound
                 )
         timed = aggregated.withColumn(TIMESTAMP, F.unix_millis(f"{WINDOW}.end") - 1)
-        return self.typed(node, timed, [TIMESTAMP, *pass_through])
+        return self._typed(node, timed, [TIMESTAMP, *pass_through])
 
-    def looked_up(self, node: g.LookupNode, frame: DataFrame, others: Column | None) -> DataFrame:
+    def _looked_up(self, node: g.LookupNode, frame: DataFrame, others: Column | None) -> DataFrame:
         """Return a broadcast join with the table of a lookup."""
         from pyspark.sql import functions as F
 
@@ -331,7 +388,8 @@ class Natives:
         frame = frame.where(self._not_nan(node, frame, names, "lookup_join", fits))
         keys = [F.col(column).alias(f"__key{i}") for i, (_, column) in enumerate(node.on)]
         values = [F.col(column).alias(f"__value{i}") for i, (_, column) in enumerate(node.added)]
-        table = self.table(node.source.read(self.spark)).select(*keys, *values, F.lit(True).alias("__found"))
+        read = node.source.read(self.spark)
+        table = (read if self.table is None else self.table(read)).select(*keys, *values, F.lit(True).alias("__found"))
         condition = F.lit(True)
         for i, (name, _) in enumerate(node.on):
             condition = condition & (F.col(name) == F.col(f"__key{i}"))
@@ -341,7 +399,7 @@ class Natives:
             joined = joined.where(matched if others is None else others | matched)
         return joined.withColumns({name: F.col(f"__value{i}") for i, (name, _) in enumerate(node.added)})
 
-    def keyed(self, node: g.KeyedNode, frame: DataFrame) -> DataFrame:
+    def _keyed(self, node: g.KeyedNode, frame: DataFrame) -> DataFrame:
         """Return the rows; evaluating one whose key is None or NaN raises."""
         from pyspark.sql import functions as F
 
@@ -375,7 +433,7 @@ class Natives:
             )
         )
 
-    def typed(self, node: g.Node, frame: DataFrame, others: Sequence[str]) -> DataFrame:
+    def _typed(self, node: g.Node, frame: DataFrame, others: Sequence[str]) -> DataFrame:
         """Check a native result against the declared record: columns by name, cast only where nothing can be lost."""
         from pyspark.sql import functions as F
 
@@ -398,122 +456,8 @@ class Natives:
         return frame.select(*columns, *others)
 
 
-@singledispatch
-def _run(
-    node: g.Node, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
-) -> DataFrame:
-    raise PipelineError(f"{natives.pipeline}: '{node.name}' is not an operation on columns")
-
-
-@_run.register(g.AssignTimestampsNode)
-def _assign_timestamps(
-    node: g.AssignTimestampsNode,
-    natives: Natives,
-    frame: DataFrame,
-    pass_through: Sequence[str],
-    others: Column | None,
-) -> DataFrame:
-    return with_event_time(node, frame)
-
-
-@_run.register(g.WhereNode)
-def _where(
-    node: g.WhereNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
-) -> DataFrame:
-    condition = spark_column(node.columns[0])
-    return frame.where(condition if others is None else others | condition)
-
-
-@_run.register(g.SelectNode)
-def _select(
-    node: g.SelectNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
-) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    assert node.records is not None
-    kept_columns = _other_columns(node, frame, pass_through)
-    selected = frame.select(*map(spark_column, node.columns), *map(F.col, kept_columns))
-    return natives.typed(node, selected.toDF(*node.records.names, *kept_columns), kept_columns)
-
-
-@_run.register(g.WithColumnsNode)
-def _with_columns(
-    node: g.WithColumnsNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
-) -> DataFrame:
-    added = {name: spark_column(c) for name, c in zip(node.names, node.columns, strict=True)}
-    return natives.typed(node, frame.withColumns(added), _other_columns(node, frame, pass_through))
-
-
-@_run.register(g.LookupNode)
-def _lookup(
-    node: g.LookupNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
-) -> DataFrame:
-    return natives.typed(node, natives.looked_up(node, frame, others), _other_columns(node, frame, pass_through))
-
-
-@_run.register(g.AggregateNode)
-def _aggregate(
-    node: g.AggregateNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
-) -> DataFrame:
-    return natives.aggregate(node, frame, pass_through)
-
-
-@_run.register(g.WindowAggregateNode)
-def _window_aggregate(
-    node: g.WindowAggregateNode, natives: Natives, frame: DataFrame, pass_through: Sequence[str], others: Column | None
-) -> DataFrame:
-    return natives.windows(node, natives.before_windows(node, natives.moments(node, frame)), pass_through)
-
-
 def _other_columns(node: g.Node, frame: DataFrame, pass_through: Sequence[str]) -> list[str]:
     return [*([TIMESTAMP] if node.timestamped and TIMESTAMP in frame.columns else []), *pass_through]
-
-
-@singledispatch
-def _carried(
-    node: g.Node, natives: Natives, frame: DataFrame, before: DataFrame | None, time: Span, axis: PartitionAxis
-) -> CarriedAggregate:
-    raise PipelineError(f"{natives.pipeline}: '{node.name}' has no aggregates")
-
-
-@_carried.register(g.AggregateNode)
-def _carried_aggregate(
-    node: g.AggregateNode,
-    natives: Natives,
-    frame: DataFrame,
-    before: DataFrame | None,
-    time: Span,
-    axis: PartitionAxis,
-) -> CarriedAggregate:
-    where = f"{natives.pipeline}: operator '{node.name}'"
-    return carried_aggregate(where, natives.keyed(node, frame), node.key.fields, node.columns, before, axis)
-
-
-@_carried.register(g.WindowAggregateNode)
-def _carried_windows(
-    node: g.WindowAggregateNode,
-    natives: Natives,
-    frame: DataFrame,
-    before: DataFrame | None,
-    time: Span,
-    axis: PartitionAxis,
-) -> CarriedAggregate:
-    from pyspark.sql import functions as F
-
-    rows = natives.moments(node, frame).withColumn(WINDOW, _window(node.assigner))
-    where, keys = f"{natives.pipeline}: operator '{node.name}'", [*node.key.fields, WINDOW]
-    closing = Closing(F.unix_millis(f"{WINDOW}.end") - 1, time.begin, time.ends)
-    return carried_aggregate(where, rows, keys, node.columns, before, axis, closing)
-
-
-@singledispatch
-def _finished(node: g.Node, natives: Natives, aggregate: CarriedAggregate) -> DataFrame:
-    return natives.typed(node, aggregate.finished(), aggregate.axis.columns)
-
-
-@_finished.register(g.WindowAggregateNode)
-def _closed(node: g.WindowAggregateNode, natives: Natives, aggregate: CarriedAggregate) -> DataFrame:
-    return natives.with_bounds(node, aggregate.finished(), aggregate.axis.columns)
 
 
 def with_event_time(node: g.AssignTimestampsNode, frame: DataFrame) -> DataFrame:
