@@ -1,7 +1,6 @@
 """Partition after partition with carried state gives what one run over all input gives, and what STREAMING gives."""
 
 import subprocess
-import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import NamedTuple
@@ -41,6 +40,7 @@ from dagster_unified.orchestration.partitions import slice_of
 from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint, manifest
 from tests.depth import examples, rotated
+from tests.engine.savepoints.killed import command
 from tests.support import table_rows
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03")
@@ -533,8 +533,7 @@ def test_a_day_that_is_killed_while_it_replaces_the_savepoint_leaves_one_that_is
     spark, tmp_path, run_on_spark, point
 ):
     run_day(spark, tmp_path, DAYS[0])
-    command = [sys.executable, "-m", "tests.engine.killed_day", str(tmp_path), point]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command("day", tmp_path, point), capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == -9, done.stderr[-2000:]
     savepoint, found = manifest.read(tmp_path / "savepoint")
     assert found.partition == DAYS[point == "replaced"]

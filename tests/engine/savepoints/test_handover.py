@@ -6,7 +6,6 @@ No matter where the input is cut, and by whom it is read, the table is that of o
 import os
 import shutil
 import subprocess
-import sys
 import time
 from datetime import timedelta
 from itertools import chain
@@ -56,6 +55,7 @@ from dagster_unified.records import record_type
 from dagster_unified.state import Savepoint, manifest
 from dagster_unified.testing import run_pipeline
 from tests.depth import NIGHTLY, SEED, examples, rotated
+from tests.engine.savepoints.killed import command
 from tests.support import MODES, Event, table_rows
 
 ROOT = Path(__file__).parents[3]
@@ -807,23 +807,34 @@ def start_from_state(spark, folder):
 
 
 @pytest.mark.rotates("kills")
-@pytest.mark.parametrize("point", ["tables", "manifest", "restored", "committed", "second"])
-def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_nothing_is_lost(spark, tmp_path, point):
+@pytest.mark.parametrize(
+    ("what", "point", "calls"),
+    [
+        ("leaves", "tables", 1),
+        ("leaves", "manifest", 1),
+        ("starts", "restored", 1),
+        ("starts", "committed", 1),
+        ("starts", "committed", 2),
+    ],
+)
+def test_a_run_that_is_killed_while_it_leaves_or_takes_state_is_run_again_and_nothing_is_lost(
+    spark, tmp_path, what, point, calls
+):
     once = f"{tmp_path}/once"
     Cut(spark, tmp_path / "whole").run(KILLED(EVENTS, once), "BATCH")
 
-    def killed(mode):
-        command = [sys.executable, "-m", "tests.engine.savepoints.killed_run", str(tmp_path), mode, point]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
+    def killed():
+        started = command(what, tmp_path, point, calls)
+        done = subprocess.run(started, capture_output=True, text=True, cwd=ROOT, timeout=600, check=False)
         assert done.returncode == -9, done.stderr[-2000:]
 
-    if point in ("tables", "manifest"):
-        killed("BATCH")
+    if what == "leaves":
+        killed()
         with pytest.raises(StateError, match="there is no savepoint"):
             manifest.read(f"{tmp_path}/savepoint")
     leave_state(spark, tmp_path)
-    if point in ("restored", "committed", "second"):
-        killed("STREAMING")
+    if what == "starts":
+        killed()
     start_from_state(spark, tmp_path)
     assert table_rows(f"{tmp_path}/table") == table_rows(once)
     _, written = manifest.read(f"{tmp_path}/savepoint")

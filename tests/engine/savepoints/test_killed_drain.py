@@ -1,7 +1,6 @@
 """What `kill -9` leaves of a job that is being drained: each row once, and a savepoint that is whole or not there."""
 
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
 from tests.depth import chance
-from tests.engine.savepoints.killed_drain import FINISHED, UNFINISHED
+from tests.engine.savepoints.killed import FINISHED, UNFINISHED, command
 from tests.engine.savepoints.test_draining import FIRST, MORE, WINDOWS, Shops, totals
 
 ROOT = Path(__file__).parents[3]
@@ -25,9 +24,9 @@ def test_a_job_that_is_killed_while_it_is_drained_loses_nothing_and_has_nothing_
     shops = Shops(spark, tmp_path)
     shops.arrive("1", FIRST)
     directory, path = shops.directory("first"), f"{tmp_path}/drained"
-    calls = chance(f"drain {point}").choice((1, 2))
-    command = [sys.executable, "-m", "tests.engine.savepoints.killed_drain", str(tmp_path), point, str(calls)]
-    with ThreadPoolExecutor(1) as thread, subprocess.Popen(command, cwd=ROOT) as killed:
+    calls = chance(f"drain {point}").choice((1, 2)) if point == "tables" else 1
+    killing = command("drained", tmp_path, point, calls)
+    with ThreadPoolExecutor(1) as thread, subprocess.Popen(killing, cwd=ROOT) as killed:
         while directory.last_epoch("main") is None:
             assert killed.poll() in (None, -9)
             time.sleep(0.05)

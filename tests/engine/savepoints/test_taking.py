@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from dagster_unified.engine.streaming.savepoints.copy import savepoints
 from dagster_unified.engine.streaming.savepoints.request import take
 from dagster_unified.errors import StateError
 from dagster_unified.state import Savepoint
+from tests.engine.savepoints.killed import POINTS, command
 from tests.support import Sale, run_stages
 
 ROOT = Path(__file__).parents[3]
@@ -267,11 +267,11 @@ def test_a_savepoint_that_fails_stops_no_job_and_is_tried_again(shops):
 
 
 @pytest.mark.rotates("kills")
-@pytest.mark.parametrize("point", ["copy", "tables", "manifest", "answer", "committed"])
+@pytest.mark.parametrize("point", POINTS["take"])
 def test_a_job_is_killed_while_it_takes_a_savepoint(shops, point):
     shops.arrive(range(3))
-    command = [sys.executable, "-m", "tests.engine.savepoints.killed_savepoint", str(shops.folder), point]
-    with ThreadPoolExecutor(1) as thread, subprocess.Popen(command, cwd=ROOT) as killed:
+    killing = command("take", shops.folder, point, calls=2 if point == "committed" else 1)
+    with ThreadPoolExecutor(1) as thread, subprocess.Popen(killing, cwd=ROOT) as killed:
         while shops.directory.last_epoch("main") is None:
             assert killed.poll() in (None, -9)
             time.sleep(0.05)
