@@ -25,7 +25,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 import msgspec
@@ -393,6 +393,12 @@ class HeldLease:
     def check(self) -> None:
         """Raise `LeaseLostError` where another job has taken over; call it before each commit."""
         self._directory.check_lease(self.token)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Release the lease, so that others need not wait until it expires."""

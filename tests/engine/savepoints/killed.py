@@ -64,7 +64,7 @@ FINISHED = {
     "tables": (export, "write_table", after),
     "manifest": (manifest, "commit", before),
     "saved": (manifest, "commit", after),
-    "recorded": (copy, "_complete", after),  # the deployment knows it, and who asked does not
+    "recorded": (copy.UnfinishedSavepoint, "commit", after),  # the deployment knows it, and who asked does not
 }
 """Where it has nothing left to do but to write the savepoint, which who asked writes then."""
 

@@ -91,7 +91,7 @@ def savepoints(directory: CheckpointDirectory) -> list[Savepoint]:
 
 
 @dataclass(frozen=True)
-class Begun:
+class UnfinishedSavepoint:
     """A savepoint in the making: its files are known, and not all are copied yet."""
 
     savepoint: Savepoint
@@ -127,7 +127,13 @@ class Begun:
     def commit(self) -> Savepoint:
         """Complete the savepoint without copies."""
         self._check()
-        _complete(self.folder / MANIFEST, self.savepoint, self._mark)
+        try:
+            conditional.write(self.folder / MANIFEST, msgspec.json.encode(self.savepoint), self._mark)
+        except FileExistsError as error:
+            raise LeaseLostError(
+                f"savepoint {self.savepoint.name}: another job has taken over, and removed what was copied; ask that"
+                " one"
+            ) from error
         return self.savepoint
 
     def _copy_rest(self) -> None:
@@ -138,10 +144,7 @@ class Begun:
 
 
 def save(directory: CheckpointDirectory, reason: str, check: Callable[[], None], tables: str = "") -> Savepoint:
-    """Take a savepoint. The caller holds the lease, and `check` raises where it lost it; no job may write meanwhile.
-
-    Raises `StateError` where there is no state.
-    """
+    """Take a savepoint of a job that does not run, as `begin` says."""
     return begin(directory, reason, check, directory.settled(), tables).complete()
 
 
@@ -152,10 +155,11 @@ def begin(
     settled: bool,
     tables: str = "",
     periodic: bool = False,
-) -> Begun:
-    """Begin a savepoint, as `save` takes it: no job may write until this returns.
+) -> UnfinishedSavepoint:
+    """Begin a savepoint. The caller holds the lease, and `check` raises where it lost it; no job may write meanwhile.
 
-    `settled` says whether the sinks have nothing of a later epoch; `periodic` that an interval made it.
+    `settled` says whether the sinks have nothing of a later epoch; `periodic` that an interval made it. Raises
+    `StateError` where there is no state.
     """
     check_whole(directory)
     deployed = directory.deployed()
@@ -171,14 +175,14 @@ def begin(
             f"{directory.path.name}: its input has come to its end, and all timers have fired, so that there is nothing"
             " to go on from; take savepoints before draining"
         )
-    begun = _mark_begun(directory, deployed, reason, check, tables, settled=settled, periodic=periodic)
+    unfinished = _marked(directory, deployed, reason, check, tables, settled=settled, periodic=periodic)
     rest: Sequence[str] = ()
     for folder in FOLDERS:
-        if folder == SPARK and not is_local(begun.folder):
+        if folder == SPARK and not is_local(unfinished.folder):
             rest = list(_sizes(directory.path, [folder]))
         else:
-            _copy(directory.path / folder, begun.folder / folder)
-    return replace(begun, _rest=rest)
+            _copy(directory.path / folder, unfinished.folder / folder)
+    return replace(unfinished, _rest=rest)
 
 
 def save_drained(
@@ -199,12 +203,12 @@ def save_drained(
             f"{directory.path.name}: its input has not come to its end, and no job runs that could drain it; resume it,"
             " and ask again"
         )
-    begun = _mark_begun(directory, deployed, reason, check, tables, settled=True, drained=True)
-    write(deployed, tables or str(begun.folder))
-    return begun.commit()
+    unfinished = _marked(directory, deployed, reason, check, tables, settled=True, drained=True)
+    write(deployed, tables or str(unfinished.folder))
+    return unfinished.commit()
 
 
-def _mark_begun(
+def _marked(
     directory: CheckpointDirectory,
     deployed: Deployed,
     reason: str,
@@ -214,24 +218,14 @@ def _mark_begun(
     settled: bool,
     periodic: bool = False,
     drained: bool = False,
-) -> Begun:
+) -> UnfinishedSavepoint:
     """Choose the folder of a savepoint; a mark stands for its manifest until it is complete."""
     now = wall_clock()
     name = f"g{deployed.generation}-{_utc(now):%Y%m%dT%H%M%S}-{now % 1000:03d}"
     savepoint = Savepoint(name, now, reason, deployed, _epochs(directory), settled, tables, periodic, drained)
     folder = directory.path / "savepoints" / name
     mark = conditional.write(folder / MANIFEST, msgspec.json.encode({"begun": uuid4().hex}), None)
-    return Begun(savepoint, folder, mark, check)
-
-
-def _complete(manifest: UPath, savepoint: Savepoint, begun: str) -> None:
-    """Write the manifest, unless another job has removed the unfinished savepoint meanwhile."""
-    try:
-        conditional.write(manifest, msgspec.json.encode(savepoint), begun)
-    except FileExistsError as error:
-        raise LeaseLostError(
-            f"savepoint {savepoint.name}: another job has taken over, and removed what was copied; ask that one"
-        ) from error
+    return UnfinishedSavepoint(savepoint, folder, mark, check)
 
 
 def _utc(milliseconds: int) -> datetime:
@@ -267,7 +261,7 @@ def _remove(folder: UPath, starts: Collection[str]) -> None:
     remove_tree(folder)
 
 
-def restore(directory: CheckpointDirectory, name: str | None, check: Callable[[], None]) -> Savepoint:
+def _restore(directory: CheckpointDirectory, name: str | None, check: Callable[[], None]) -> Savepoint:
     """Restore a savepoint, by default the latest. The caller holds the lease, and `check` raises where it lost it.
 
     The present state is dropped. Sinks undo what they got since the savepoint (see each sink's guarantee), so that
@@ -367,22 +361,16 @@ def save_stopped(
     directory: CheckpointDirectory, owner: str, reason: str, patience: float = PATIENCE, tables: str = ""
 ) -> Savepoint:
     """Take a savepoint of a job that does not run; raises `LeaseLostError` where it does."""
-    lease = directory.take(owner, patience)
-    try:
-        return save(directory, reason, lease.check, tables=tables)
-    finally:
-        lease.release()
+    with directory.take(owner, patience) as lease:
+        return save(directory, reason, lease.check, tables)
 
 
 def restore_stopped(
     directory: CheckpointDirectory, owner: str, name: str | None, patience: float = PATIENCE
 ) -> Savepoint:
     """Restore a savepoint of a job that does not run; raises `LeaseLostError` where it does."""
-    lease = directory.take(owner, patience)
-    try:
-        return restore(directory, name, lease.check)
-    finally:
-        lease.release()
+    with directory.take(owner, patience) as lease:
+        return _restore(directory, name, lease.check)
 
 
 def _epochs(directory: CheckpointDirectory) -> dict[str, int]:

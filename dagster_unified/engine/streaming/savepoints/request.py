@@ -148,11 +148,10 @@ class _StoppedJob:
 
     def take_drained(self) -> Taken:
         """Take the savepoint of a job that has come to the end of its input."""
-        lease = self.directory.take(self.owner, PATIENCE)
-        # Spark may have begun an epoch after the last one, in which nothing was done: the queries have stopped
-        last = {name: self.directory.last_epoch(name) for name in self._queries()}
-        checkpoint = FrozenCheckpoint(self.directory.path, self.directory.sources, last)
-        try:
+        with self.directory.take(self.owner, PATIENCE) as lease:
+            # Spark may have begun an epoch after the last one, in which nothing was done: the queries have stopped
+            last = {name: self.directory.last_epoch(name) for name in self._queries()}
+            checkpoint = FrozenCheckpoint(self.directory.path, self.directory.sources, last)
             saved = save_drained(
                 self.directory,
                 self.reason,
@@ -160,8 +159,6 @@ class _StoppedJob:
                 lambda deployed, path: self._write_tables(deployed, checkpoint, path),
                 self.path,
             )
-        finally:
-            lease.release()
         folder = str(self._folder(saved))
         return Taken(saved, folder, self.path or folder)
 

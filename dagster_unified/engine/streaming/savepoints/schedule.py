@@ -21,8 +21,8 @@ from dagster_unified.engine.session import cores
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, HeldLease
 from dagster_unified.engine.streaming.query import Query
 from dagster_unified.engine.streaming.savepoints.copy import (
-    Begun,
     Savepoint,
+    UnfinishedSavepoint,
     begin,
     remove_halves,
     retain,
@@ -52,11 +52,11 @@ Epochs: TypeAlias = Mapping[str, int | None]
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _InProgress:
     """A savepoint that was begun for a request, with its epochs and its moment on the monotonic clock."""
 
     request: Request
-    copy: Begun
+    savepoint: UnfinishedSavepoint
     epochs: Epochs
     since: float
 
@@ -177,9 +177,9 @@ class SavepointSchedule:
         """Take the savepoints that were requested of the queries, which have stopped."""
         self.wait()
         for request in requests:
-            begun = self._begin(request, self.last_epochs())
-            if begun is not None:
-                self._write(begun)
+            in_progress = self._begin(request, self.last_epochs())
+            if in_progress is not None:
+                self._write(in_progress)
 
     def last_epochs(self) -> Epochs:
         return {query.name: self.directory.last_epoch(query.name) for query in self.queries}
@@ -226,27 +226,27 @@ class SavepointSchedule:
 
     def _take_meanwhile(self, request: Request, epochs: Epochs) -> None:
         """Begin a savepoint while all queries are held, and write it in a thread of its own while they go on."""
-        begun = self._begin(request, epochs)
-        if begun is None:
+        in_progress = self._begin(request, epochs)
+        if in_progress is None:
             return
-        if not begun.copy.is_copied:
+        if not in_progress.savepoint.is_copied:
             self._hold_ahead(epochs)
         name = f"savepoint of {self.plan.name}"
-        self._writing = Thread(target=self._write, args=(begun, True), name=name, daemon=True)
+        self._writing = Thread(target=self._write, args=(in_progress, True), name=name, daemon=True)
         self._writing.start()
 
-    def _begin(self, request: Request, epochs: Epochs) -> _Begun | None:
+    def _begin(self, request: Request, epochs: Epochs) -> _InProgress | None:
         """Begin a savepoint; None where that failed, or where an interval asks and nothing is new since the last."""
         since, is_due = time.monotonic(), not request.id
         if is_due and self._last is not None and self._is_of(self._last, epochs):
             self._due, self._busy = wall_clock(), False  # it stays due until something is new
             return None
         try:
-            copy = begin(self.directory, request.reason, self.lease.check, True, request.path, periodic=is_due)
+            unfinished = begin(self.directory, request.reason, self.lease.check, True, request.path, periodic=is_due)
         except Exception as error:
             self._ended(request, error=str(error))
             return None
-        return _Begun(request, copy, epochs, since)
+        return _InProgress(request, unfinished, epochs, since)
 
     def _is_of(self, saved: Savepoint, epochs: Epochs) -> bool:
         """Return whether a savepoint is of these epochs of the queries, and of this timeline."""
@@ -265,10 +265,10 @@ class SavepointSchedule:
         if self._brake is not None:
             self._brake.let_go()
 
-    def _write(self, begun: _Begun, beside_epochs: bool = False) -> None:
-        request, folder = begun.request, begun.copy.folder
+    def _write(self, in_progress: _InProgress, beside_epochs: bool = False) -> None:
+        request, folder = in_progress.request, in_progress.savepoint.folder
         try:
-            saved = begun.copy.complete()
+            saved = in_progress.savepoint.complete()
         except Exception as raised:
             self._ended(request, error=str(raised))
             return
@@ -277,14 +277,14 @@ class SavepointSchedule:
         error = ""
         if not without_tables(self.plan):
             try:
-                checkpoint = FrozenCheckpoint(folder, self.directory.sources, begun.epochs)
+                checkpoint = FrozenCheckpoint(folder, self.directory.sources, in_progress.epochs)
                 path = request.path or str(folder)
                 self.write_tables(saved.deployed, checkpoint, path, request.reason, beside_epochs)
             except Exception as raised:
                 error = str(translated(raised, self.plan, "savepoint", self.spark))
         if not request.id and not error:
             self._last = saved
-        self._ended(request, str(folder), error, time.monotonic() - begun.since)
+        self._ended(request, str(folder), error, time.monotonic() - in_progress.since)
 
     def write_tables(
         self, deployed: Deployed, checkpoint: FrozenCheckpoint, path: str, reason: str, beside_epochs: bool = False
