@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_unified.arrow_types import python_values
+from dagster_unified.arrow_types import has, python_values
 from dagster_unified.errors import PipelineError, RecordTypeError
 from dagster_unified.operators.arrow_aggregate import CombineColumns
 from dagster_unified.operators.arrow_functions import checked
@@ -267,9 +267,16 @@ class DeltaOperator(SolutionSetOperator):
             )
         if not places.null_count:
             before = solution_set.rows.take(places)
-            names = [name for name in types.solution.names if not changes.column(name).equals(before.column(name))]
+            names = [name for name in types.solution.names if not _are_same(changes.column(name), before.column(name))]
             changes = changes.select(names)  # columns that have not changed are not written again
         solution_set.change(changes, keys, places)
+
+
+def _are_same(column: pa.Array, before: pa.Array) -> bool:
+    """Whether a column has the same values, bit by bit: to Arrow 0.0 equals -0.0."""
+    if pa.types.is_floating(column.type):
+        column, before = column.view(pa.int64()), before.view(pa.int64())
+    return not has(column.type, pa.types.is_floating) and column.equals(before)
 
 
 class BatchDeltaOperator(SolutionSetOperator):

@@ -113,6 +113,30 @@ def test_plain_values_may_be_keyed_by_functions():
     assert sorted(run_pipeline(pipeline, "BATCH", seed=3).only()) == ["1!!!!!", "2", "31!!"]
 
 
+class Signed(NamedTuple):
+    name: str
+    amount: float
+    nested: list[float]
+
+
+class Negated(iterations.DeltaFunction[Signed, str]):
+    def update(self, solution, workset):
+        assert solution is not None
+        return Signed(solution.name, -solution.amount, [-value for value in solution.nested]), ()
+
+
+def test_a_change_of_only_the_sign_of_a_zero_is_kept():
+    def itself(name: str) -> str:
+        return name
+
+    pipeline = Pipeline("signs")
+    zeros = pipeline.from_collection([Signed("a", 0.0, [0.0])], Signed, name="zeros").key_by("name")
+    names = pipeline.from_collection(["a"], str, name="names").key_by(itself)
+    iterations.iterate_delta(zeros, names, Negated()).print("out")
+    (signed,) = run_pipeline(pipeline, "BATCH", seed=3).only()
+    assert [math.copysign(1, value) for value in (signed.amount, *signed.nested)] == [-1, -1]
+
+
 class Wrong(Nearest):
     def __init__(self, change):
         self.change = change
