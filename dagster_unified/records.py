@@ -150,7 +150,8 @@ class RecordType:
         if self.shape == "value":
             return
         shape = _shape_check(self.python)
-        self._check_remade(shape, records)
+        if shape.does_more:
+            self._check_remade(shape, records)
         if operator.countOf(map(type, records), self.python) == len(records):
             return
         misfit = shape.shape_misfit(records, set(map(type, records)))

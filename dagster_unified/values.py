@@ -617,14 +617,14 @@ class RecordFit(Fit):
         self.by_position = isinstance(python, type) and issubclass(python, tuple)
         self.fields: list[tuple[str, Fit]] = []
         self._mutable_fields: list[tuple[int, str, Fit]] = []
-        self._does_more = False
+        self.does_more = False
         """Whether making a record does more than set its fields."""
 
         if not self.by_position:
             made_with = getattr(python, "__dataclass_params__", None) or getattr(python, "__struct_config__", None)
             self._frozen = bool(getattr(made_with, "frozen", False))
             self.mutable = not self._frozen
-            self._does_more = hasattr(python, "__post_init__") or not getattr(made_with, "init", True)
+            self.does_more = hasattr(python, "__post_init__") or not getattr(made_with, "init", True)
 
     def complete(self, fields: list[tuple[str, Fit]]) -> None:
         """Set the fields, whose types may include this very type."""
@@ -679,13 +679,13 @@ class RecordFit(Fit):
                 test = f"{_named(fit, names)}.normal({variable}) is {variable}"
             first, rest = test.split(variable, 1)
             tests.append(f"{first}({variable} := {read}){rest}" if variable in rest else f"{first}{read}{rest}")
-        if self._does_more:
+        if self.does_more:
             tests.append(f"{_named(self.remade_misfit, names)}(({value},)) is None")
         return " and ".join(tests)
 
     def clause_test(self, value: str, names: dict[str, Any]) -> str:
         fields = [fit.clause_test(read, names) if fit.scalar else "False" for read, fit in self._reads(value)]
-        if self._does_more or "False" in fields:
+        if self.does_more or "False" in fields:
             return "False"
         of_class = f"{value}.__class__ is {_named(self._python, names)}"
         return self._or_none(value, " and ".join([of_class, *self._shape_tests(value), *fields]))
@@ -698,7 +698,7 @@ class RecordFit(Fit):
         count = len(self._names)
         if self.by_position:
             return [f"len({value}) == {count}"] if self._python is tuple else []
-        more = not self._does_more and not self._frozen and self._python.__dictoffset__
+        more = not self.does_more and not self._frozen and self._python.__dictoffset__
         return [f"len({value}.__dict__) == {count}"] if more else []
 
     def are_normal(self, values: Collection[Any]) -> bool:
@@ -713,7 +713,7 @@ class RecordFit(Fit):
 
     def are_bare(self, values: Collection[Any]) -> bool:
         """Whether these are records of the very class, with nothing but fields."""
-        if self._does_more or set(map(type, values)) != {self._python}:
+        if self.does_more or set(map(type, values)) != {self._python}:
             return False
         if self.by_position:
             return self._python is not tuple or set(map(len, values)) == {len(self._names)}
@@ -743,7 +743,7 @@ class RecordFit(Fit):
 
     def remade_misfit(self, values: Iterable[Any]) -> Misfit | None:
         """The first record that changes when it is made again from its fields, as it is where it is read."""
-        if not self._does_more:
+        if not self.does_more:
             return None
         for value in values:
             fields = {name: getattr(value, name) for name in self._names}
