@@ -15,7 +15,7 @@ Row = TypeVar("Row")
 
 
 class ChangeKind(StrEnum):
-    """What happened to a row."""
+    """What happened to a row. There is an example at `DeltaSource`."""
 
     INSERT = "insert"
     UPDATE_BEFORE = "update_before"
@@ -28,7 +28,8 @@ class ChangeKind(StrEnum):
 class Change(NamedTuple, Generic[Row]):
     """A change of one row of a table.
 
-    `version` is the version of the table that made it, and `committed_at` the time of that commit, in UTC.
+    `version` is the version of the table that made it, and `committed_at` the time of that commit, in UTC. There is an
+    example at `DeltaSource`.
     """
 
     kind: ChangeKind

@@ -110,6 +110,8 @@ class DeltaSource(SplitSource[Out]):
         ...     shop: str
         >>> DeltaSource("/tables/orders", Order, starting_version=7).describe()
         'Delta table at /tables/orders from version 7'
+        >>> DeltaSource("/tables/orders", Order, changes=True).describe()
+        'changes of the Delta table at /tables/orders'
     """
 
     kind = "delta"

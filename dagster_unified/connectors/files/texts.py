@@ -259,18 +259,24 @@ class CsvRows(Rows):
         """The rows of a file, without the fields that the names of its folders give."""
         return replace(self, names=tuple(name for name in self.names if f"/{name}=" not in file))
 
-    @property
-    def _field(self) -> str:
-        """A field in quotes, which close before the next delimiter; or one that begins with no quote."""
-        delimiter, escape = re.escape(self.delimiter), re.escape(self.escape)
-        quoted = r'[^"]*+(?:""[^"]*+)*+' if self.escape == '"' else rf'(?:[^"{escape}]|{escape}(?s:.))*+'
-        plain = rf"[^{delimiter}\n]*+" if len(self.delimiter) == 1 else rf"(?:(?!{delimiter})[^\n])*+"
-        return rf'"{quoted}"(?:(?!{delimiter})[\x00-\x09\x0b\x0c\x0e-\x20])*+|(?!"){plain}'
+    def _field(self, possessive: str = "+") -> str:
+        """A field in quotes, which close before the next delimiter; or one that begins with no quote.
+
+        Java matches it without going back. Python before 3.11.5 has a fault there: it gets no `possessive` sign.
+        """
+        delimiter, escape, all_ = re.escape(self.delimiter), re.escape(self.escape), f"*{possessive}"
+        if self.escape == '"':
+            quoted = rf'[^"]{all_}(?:""[^"]{all_}){all_}"(?!")'
+        else:
+            quoted = rf'(?:[^"{escape}]|{escape}(?s:.)){all_}"'
+        plain = rf"[^{delimiter}\n]{all_}" if len(self.delimiter) == 1 else rf"(?:(?!{delimiter})[^\n]){all_}"
+        return rf'"{quoted}(?:(?!{delimiter})[\x00-\x09\x0b\x0c\x0e-\x20]){all_}|(?!"){plain}'
 
     @property
     def row(self) -> str:
         """The pattern of a row with a field for each name, whose quotes all close."""
-        return rf"\A(?:{self._field})(?:{re.escape(self.delimiter)}(?:{self._field})){{{len(self.names) - 1}}}\z"
+        field = self._field()
+        return rf"\A(?:{field})(?:{re.escape(self.delimiter)}(?:{field})){{{len(self.names) - 1}}}\z"
 
     @property
     def header(self) -> str:
@@ -284,7 +290,7 @@ class CsvRows(Rows):
 
     def explain(self, file: str, row: str) -> str | None:
         names = self.beside(file).names
-        field, place, number = re.compile(self._field), 0, 0
+        field, place, number = re.compile(self._field("")), 0, 0
         while (match := field.match(row, place)) is not None and row.startswith(self.delimiter, match.end()):
             place, number = match.end() + len(self.delimiter), number + 1
         if match is None or match.end() < len(row):
