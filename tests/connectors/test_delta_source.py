@@ -160,6 +160,16 @@ def test_a_file_with_a_deletion_vector_is_refused(path):
         rows_between(DeltaSource(path, Order), 1, 2)
 
 
+@pytest.mark.parametrize("place", ["file:///elsewhere/a.parquet", "/elsewhere/a.parquet", "s3://lake/a.parquet"])
+def test_a_file_of_a_shallow_clone_is_refused(path, place):
+    write_deltalake(path, orders(1))
+    added = {"path": place, "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+    commit(path, {"add": added})
+    for first in (0, 1):
+        with pytest.raises(SourceError, match=r"a\.parquet of version 1 .* is not in the table's folder"):
+            rows_between(DeltaSource(path, Order), first, 2)
+
+
 def test_a_column_that_a_later_version_adds_is_none_in_the_files_before_it(path):
     class Priced(NamedTuple):
         id: int
@@ -227,6 +237,16 @@ def test_partition_values_and_folders_of_any_characters_are_read_as_they_are(pat
         reading = source._with_table_columns()
         batches = [b for s in reading.splits({"version": 0}, {"version": 1}) for b in reading.read_split(s)]
         assert pa.Table.from_batches(batches).sort_by("id").to_pylist() == rows.to_pylist()
+
+
+def test_a_record_of_fields_that_no_file_has_is_read_for_each_row(path):
+    class Shop(NamedTuple):
+        shop: str
+
+    write_deltalake(path, orders(1, 2), partition_by=["shop"])
+    reading = DeltaSource(path, Shop)._with_table_columns()
+    (split,) = reading.splits({"version": 0}, {"version": 1})
+    assert [row for batch in reading.read_split(split) for row in batch.to_pylist()] == [{"shop": "north"}] * 2
 
 
 def test_a_folder_that_readers_of_delta_do_not_find_is_refused(path):

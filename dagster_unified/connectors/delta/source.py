@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 from urllib.parse import unquote
@@ -47,6 +48,9 @@ _SPLIT_BYTES = 32 << 20
 """About how many bytes of files a split has."""
 
 _BATCH_ROWS = 1 << 16
+
+_ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|/")
+"""The beginning of a path that is not below the table's folder."""
 
 _CHANGE_TYPE = "_change_type"
 """The column of the change data feed that says what happened to a row."""
@@ -326,7 +330,9 @@ class DeltaSource(SplitSource[Out]):
         for row in pa.table(table.deletion_vectors().read_all()).column("filepath").to_pylist()[:1]:
             raise self._has_deletion_vector(row, number)
         actions = pa.table(table.get_add_actions(flatten=False))
-        return [file for file in map(_file_of, actions.to_pylist()) if self._may_have_rows(file)]
+        files = list(map(_file_of, actions.to_pylist()))
+        self._check_places([file.path for file in files], number)
+        return list(filter(self._may_have_rows, files))
 
     def _version(self, number: int) -> log.Version:
         """The entry of a version, whose files can be read."""
@@ -379,9 +385,20 @@ class DeltaSource(SplitSource[Out]):
             self._check_readable(0, None, version.metadata.configuration)
             self._check_columns(version)
         files: tuple[log.AddedFile | log.RemovedFile, ...] = (*version.added, *version.removed)
+        self._check_places([file.path for file in (*files, *version.changes)], version.number)
         for file in files:
             if file.deletion_vector is not None:
                 raise self._has_deletion_vector(file.path, version.number)
+
+    def _check_places(self, paths: Iterable[str], number: int) -> None:
+        """Raise `SourceError` where a file is not in the table's folder, as the files of a shallow clone."""
+        outside = next((path for path in paths if _ELSEWHERE.match(path)), None)
+        if outside is not None:
+            raise SourceError(
+                f"{self._where}: file {outside} of version {number} of {self.origin} is not in the table's folder, as"
+                " those of a shallow clone, which this source does not read; read the table that was cloned, or a deep"
+                " clone"
+            )
 
     def _check_columns(self, version: log.Version) -> None:
         """Raise `SourceError` where a version changes a column that is read."""
