@@ -11,13 +11,13 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, convert_to_deltalake, write_deltalake
 
 from benchmarks.bars import Bar, Measurement, Options
+from benchmarks.connectors import Seen, half, later, positive
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSource, FileSink, ParquetSource
 from dagster_unified.engine import session
@@ -27,24 +27,6 @@ from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.graph.plan import Plan
 
 FILES, VERSIONS, ASKED = 16, 1000, 20
-
-
-class Seen(NamedTuple):
-    id: int
-    name: str
-    x: float
-
-
-def later(seen: Seen) -> Seen:
-    return Seen(seen.id + 1, seen.name, seen.x)
-
-
-def positive(seen: Seen) -> bool:
-    return seen.x >= 0
-
-
-def half(seen: Seen) -> Seen:
-    return Seen(seen.id, seen.name, seen.x / 2)
 
 
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:

@@ -31,6 +31,13 @@ class AddedFile(msgspec.Struct, frozen=True, rename="camel"):
     deletion_vector: dict[str, Any] | None = None
 
 
+class Statistics(msgspec.Struct, frozen=True, rename="camel"):
+    """The smallest and the largest value of columns of a file, as far as its writer has counted them."""
+
+    min_values: dict[str, object] = {}
+    max_values: dict[str, object] = {}
+
+
 class RemovedFile(msgspec.Struct, frozen=True, rename="camel"):
     """A data file that an entry removes; without a change of data it was compacted.
 
@@ -139,6 +146,11 @@ def version(table: UPath, number: int) -> Version | None:
         next((action.meta_data for action in actions if action.meta_data is not None), None),
         next((action.protocol for action in actions if action.protocol is not None), None),
     )
+
+
+def statistics(file: AddedFile) -> Statistics:
+    """The statistics that an entry has of a file."""
+    return msgspec.json.decode(file.stats, type=Statistics) if file.stats else Statistics()
 
 
 def _described(info: CommitInfo) -> str:

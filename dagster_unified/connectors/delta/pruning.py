@@ -8,10 +8,9 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta, timezone
 from typing import TypeAlias
 
-import msgspec
 import pyarrow as pa
 
-from dagster_unified.connectors.delta.log import AddedFile
+from dagster_unified.connectors.delta.log import AddedFile, Statistics
 from dagster_unified.connectors.protocol.bounds import PartitionBounds
 from dagster_unified.graph.connectors import TimeRange
 from dagster_unified.operators.time import to_millis
@@ -22,16 +21,8 @@ _TICK = timedelta(milliseconds=1)
 _Moment: TypeAlias = "int | date | datetime"
 
 
-class _Statistics(msgspec.Struct, frozen=True, rename="camel"):
-    min_values: dict[str, object] = {}
-    max_values: dict[str, object] = {}
-
-
-def may_have_rows(file: AddedFile, covered: PartitionBounds, schema: pa.Schema) -> bool:
+def may_have_rows(file: AddedFile, statistics: Statistics, covered: PartitionBounds, schema: pa.Schema) -> bool:
     """Whether a file may have rows of the partitions that `covered` bounds."""
-    if not covered:
-        return True
-    statistics = msgspec.json.decode(file.stats, type=_Statistics) if file.stats else _Statistics()
     for column, bounds in covered.items():
         in_partition = file.partition_values.get(column)
         low, high = statistics.min_values.get(column, in_partition), statistics.max_values.get(column, in_partition)

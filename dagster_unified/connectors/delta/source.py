@@ -21,6 +21,7 @@ from dagster_unified.connectors.delta.changes import Change, ChangeKind, Row, ch
 from dagster_unified.connectors.delta.committer import partition_values
 from dagster_unified.connectors.delta.pruning import may_have_rows
 from dagster_unified.connectors.delta.store import ask_store, table_folder
+from dagster_unified.connectors.protocol.bounds import PartitionBounds
 from dagster_unified.connectors.protocol.frame import Malformed, as_fields
 from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.protocol.splits import SplitSource
@@ -327,12 +328,19 @@ class DeltaSource(SplitSource[Out]):
     def _snapshot(self, number: int) -> list[log.AddedFile]:
         """The files of a version that may have rows to read."""
         table = self._open(number)
-        for row in pa.table(table.deletion_vectors().read_all()).column("filepath").to_pylist()[:1]:
-            raise self._has_deletion_vector(row, number)
-        actions = pa.table(table.get_add_actions(flatten=False))
-        files = list(map(_file_of, actions.to_pylist()))
-        self._check_places([file.path for file in files], number)
-        return list(filter(self._may_have_rows, files))
+        if "deletionVectors" in (table.protocol().reader_features or ()):
+            for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors()):
+                for file_path in batch["filepath"].slice(0, 1).to_pylist():
+                    raise self._has_deletion_vector(file_path, number)
+        actions: list[dict[str, Any]] = pa.table(table.get_add_actions(flatten=False)).to_pylist()
+        self._check_places([action["path"] for action in actions], number)
+        covered, files = self._covered_columns(), []
+        for action in actions:
+            file = log.AddedFile(action["path"], action["size_bytes"], partition_values(action))
+            statistics = log.Statistics(action.get("min") or {}, action.get("max") or {})
+            if may_have_rows(file, statistics, covered, self._row.schema):
+                files.append(file)
+        return files
 
     def _version(self, number: int) -> log.Version:
         """The entry of a version, whose files can be read."""
@@ -354,7 +362,8 @@ class DeltaSource(SplitSource[Out]):
                 " rows, and only added rows are read; read changes (changes=True), or the table as it stands, or start"
                 f" after it, with starting_version={version.number + 1}"
             )
-        return list(filter(self._may_have_rows, version.added))
+        covered, schema = self._covered_columns(), self._row.schema
+        return [f for f in version.added if not covered or may_have_rows(f, log.statistics(f), covered, schema)]
 
     def _changes_of(self, version: log.Version) -> Iterator[DataFile]:
         """The files of a version's changes; what was before them comes before what is after them."""
@@ -435,8 +444,9 @@ class DeltaSource(SplitSource[Out]):
             " does not read; rewrite such files first (REORG TABLE … APPLY (PURGE))"
         )
 
-    def _may_have_rows(self, file: log.AddedFile) -> bool:
-        return self.changes or may_have_rows(file, self.covered(), self.records.schema)
+    def _covered_columns(self) -> PartitionBounds:
+        """The bounds of columns of the table: those of a change are not in its files."""
+        return {} if self.changes else self.covered()
 
     def read_split(self, split: tuple[DataFile, ...]) -> Iterator[pa.RecordBatch | Malformed]:
         for file in split:
@@ -511,13 +521,6 @@ class DeltaSource(SplitSource[Out]):
             raise SourceError(
                 f"{self._where}: {what} cannot be read: {error}; if the version was cleaned up, start without state"
             ) from error
-
-
-def _file_of(action: dict[str, Any]) -> log.AddedFile:
-    """A file of a snapshot, as an entry of the log would have added it."""
-    statistics = {"minValues": action.get("min") or {}, "maxValues": action.get("max") or {}}
-    encoded = msgspec.json.encode(statistics, enc_hook=str).decode()
-    return log.AddedFile(action["path"], action["size_bytes"], partition_values(action), stats=encoded)
 
 
 def _partition_scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
