@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dagster import BetaWarning, DagsterError, SupersessionWarning
+from dagster import BetaWarning, DagsterError, DagsterInvariantViolationError, InputContext, SupersessionWarning
 from dagster._core.definitions.asset_selection import KeysAssetSelection
 from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
@@ -55,6 +55,7 @@ __all__ = [
     "StepInterruptedError",
     "UnresolvedAssetJobDefinition",
     "has_allow_ignore",
+    "is_of_range",
     "resolve_backfill_policy",
     "resolve_partitions_def",
     "scaffold_component",
@@ -87,6 +88,15 @@ class StepInterruptedError(DagsterError, DagsterExecutionInterruptedError):
 
 # Dagster's multiprocess executor knows an interrupted step by the name of its error.
 StepInterruptedError.__name__ = DagsterExecutionInterruptedError.__name__
+
+
+def is_of_range(context: InputContext) -> bool:
+    """Whether a run of several partitions loads an input; `InputContext` tells it of one partition only."""
+    try:
+        step = context.step_context
+    except DagsterInvariantViolationError:  # no run loads it
+        return False
+    return step.has_partition_key_range
 
 
 @contextmanager

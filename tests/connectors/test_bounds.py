@@ -18,7 +18,7 @@ from dagster import (
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CollectionSource, CsvSource, ParquetSource, RateSource, StructuredSource
 from dagster_unified.connectors.files.path_template import PathTemplate
-from dagster_unified.connectors.protocol.bounds import bounding_range, rows_in, whole_numbers
+from dagster_unified.connectors.protocol.bounds import bounding_range, expression_of, rows_in, whole_numbers
 from dagster_unified.connectors.protocol.frame import MALFORMED
 from dagster_unified.engine.failures import translated
 from dagster_unified.errors import MalformedInputError, PipelineError
@@ -271,3 +271,39 @@ def test_a_server_is_told_of_the_hour_that_comes_twice():
 def test_a_key_names_a_number_as_spark_writes_it():
     keys = ["1", "-2", "02", "+3", " 4", "x", "", "5.0", "-0", "9223372036854775807", "9223372036854775808"]
     assert whole_numbers(keys) == [-2, 1, 9223372036854775807]
+
+
+MOMENTS = [datetime(2013, 5, 1, 3, 59), datetime(2013, 5, 1, 4), datetime(2013, 5, 2, 3, 59), datetime(2013, 5, 2, 4)]
+"""Around May 1 of New York, in UTC."""
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [
+        (pa.array(MOMENTS, pa.timestamp("us", "UTC")), [1, 2]),
+        (pa.array([1000 * int(m.replace(tzinfo=timezone.utc).timestamp()) for m in MOMENTS]), [1, 2]),
+        (pa.array([date(2013, 4, 30), date(2013, 5, 1), date(2013, 5, 2)]), [1]),
+        (pa.array([datetime(2013, 4, 30, 23, 59), datetime(2013, 5, 1), datetime(2013, 5, 1, 23, 59)]), [1, 2]),
+    ],
+    ids=["moments", "milliseconds", "dates", "times by the clock"],
+)
+def test_arrow_finds_the_rows_of_a_day_of_a_zone(column, wanted):
+    table = pa.table({"at": column, "row": range(len(column))})
+    chosen = expression_of({"": "at"}, table.schema, MAY.shape, [MAY], "table sales")
+    assert table.filter(chosen)["row"].to_pylist() == wanted
+
+
+def test_arrow_finds_the_rows_of_several_partitions_by_the_columns_of_their_dimensions():
+    both = MultiPartitionsDefinition({"day": DAILY, "shop": StaticPartitionsDefinition(["1", "2"])})
+    slices = [slice_of(both, key) for key in ("2013-05-01|1", "2013-05-02|2")]
+    rows = [(date(2013, 5, day), shop) for day in (1, 2, 3) for shop in (1, 2)]
+    table = pa.table({"day": [row[0] for row in rows], "shop": [row[1] for row in rows]})
+    chosen = expression_of({"day": "day", "shop": "shop"}, table.schema, slices[0].shape, slices, "table sales")
+    assert [(row["day"].day, row["shop"]) for row in table.filter(chosen).to_pylist()] == [(1, 1), (2, 2)]
+
+
+def test_arrow_is_not_asked_for_the_hours_of_a_date():
+    hour = slice_of(HourlyPartitionsDefinition("2013-01-01-00:00"), "2013-05-01-07:00")
+    schema = pa.schema([("day", pa.date32())])
+    with pytest.raises(PipelineError, match="table sales: field 'day' is a date, which cannot separate partitions"):
+        expression_of({"": "day"}, schema, hour.shape, [hour], "table sales")

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -564,6 +564,28 @@ def partition_values(row: dict[str, Any]) -> dict[str, str | None]:
     return {
         k: None if v is None else str(v) for k, v in (row.get("partition") or row.get("partition_values") or {}).items()
     }
+
+
+def files_of_partitions(
+    paths: Iterable[str], identities: Sequence[WriteIdentity]
+) -> tuple[dict[WriteIdentity, list[str]], bool]:
+    """The files that one sink of a pipeline wrote of each partition, and whether they are sure to be all of it.
+
+    They are not where others have made files: a compaction puts the rows of several partitions into one. Nor where
+    a partition has no file, and there are rows that runs without partitions, or a stream, have written.
+    """
+    owners = {_owner_prefix(identity): identity for identity in identities}
+    of_partition: dict[WriteIdentity, list[str]] = {}
+    whole, others = False, False
+    for path in paths:
+        owner = owners.get(path[: len(next(iter(owners), ""))])
+        if owner is not None:
+            of_partition.setdefault(owner, []).append(path)
+        elif path.startswith("data-"):
+            whole = True
+        elif not path.startswith(_PARTITION):
+            others = True
+    return of_partition, not others and not (whole and len(of_partition) < len(owners))
 
 
 def _partition_prefix(identity: WriteIdentity) -> str:

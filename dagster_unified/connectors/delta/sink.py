@@ -18,12 +18,19 @@ from dagster_unified.connectors.delta.committer import (
     DeltaFile,
     active_files,
     data_folder,
+    files_of_partitions,
     partition_values,
     staged_files,
     upsert_folder,
 )
 from dagster_unified.connectors.delta.store import ask_store, table_folder
-from dagster_unified.connectors.protocol.commits import Ship, SparkSink, WriteAttempt, WriteIdentity
+from dagster_unified.connectors.protocol.commits import (
+    PartitionsUnknownError,
+    Ship,
+    SparkSink,
+    WriteAttempt,
+    WriteIdentity,
+)
 from dagster_unified.errors import PipelineError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
@@ -38,7 +45,7 @@ from dagster_unified.storage.paths import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow.dataset as ds
     from deltalake import DeltaTable
@@ -236,6 +243,28 @@ class DeltaSink(SparkSink[object, DeltaFile]):
             else fs.PyFileSystem(fs.FSSpecHandler(self.path.fs))
         )
         return self._open().to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(self.path.path, inner))
+
+    def partitions(
+        self, writes: Sequence[WriteIdentity], records: RecordType | None = None
+    ) -> Mapping[WriteIdentity, ds.Dataset]:
+        import pyarrow.dataset as ds
+
+        if self.upserts:
+            return super().partitions(writes, records)
+        table = self.dataset()
+        fragments = {fragment.path.lstrip("/"): fragment for fragment in table.get_fragments()}
+        files, is_all = files_of_partitions(fragments, writes)
+        if not is_all:
+            raise PartitionsUnknownError(
+                f"sink '{self.name}': the table at {self.path} has files that no run of a partition wrote, such as"
+                " those of a compaction, of a stream, or of a run without partitions"
+            )
+        return {
+            write: ds.FileSystemDataset(
+                [fragments[path] for path in paths], table.schema, table.format, table.filesystem
+            )
+            for write, paths in files.items()
+        }
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
         """Read row by row.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from errno import EEXIST, ENOTEMPTY
 from glob import escape as glob_escape
@@ -19,6 +19,7 @@ from dagster_unified.connectors.protocol.commits import (
     CommitConflictError,
     Committable,
     Committer,
+    PartitionsUnknownError,
     Ship,
     SparkSink,
     WriteAttempt,
@@ -167,12 +168,26 @@ class FileSink(SparkSink[object, StagedFolder]):
         return bool(self.path.exists())
 
     def dataset(self, records: RecordType | None = None) -> ds.Dataset:
+        return self._dataset(self.path, records)
+
+    def partitions(
+        self, writes: Sequence[WriteIdentity], records: RecordType | None = None
+    ) -> Mapping[WriteIdentity, ds.Dataset]:
+        folders = {write: folder for write in writes if (folder := _folder(self.path, write)).exists()}
+        if len(folders) < len(writes) and any(self.path.glob(f"*.{self.format}")):
+            raise PartitionsUnknownError(
+                f"sink '{self.name}': {self.path} has rows that were written without partitions"
+            )
+        return {write: self._dataset(folder, records) for write, folder in folders.items()}
+
+    def _dataset(self, folder: UPath, records: RecordType | None) -> ds.Dataset:
+        """The rows of the files below a folder."""
         import pyarrow.dataset as ds
 
         files = [
             f
-            for f in self.path.rglob(f"*.{self.format}")
-            if not any(p.startswith(("_", ".")) for p in f.relative_to(self.path).parts)
+            for f in folder.rglob(f"*.{self.format}")
+            if not any(p.startswith(("_", ".")) for p in f.relative_to(folder).parts)
         ]
         as_written: str | ds.FileFormat = self.format
         if records is not None:

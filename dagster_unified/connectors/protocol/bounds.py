@@ -6,6 +6,7 @@ Knows slices and columns; not which source it is.
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import date, datetime, timedelta
@@ -21,6 +22,7 @@ from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.operators.time import to_millis
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
@@ -109,6 +111,62 @@ def whole_numbers(keys: Collection[str]) -> list[int]:
     """The numbers among keys that are written as Spark writes them; no row has the others."""
     numbers = (int(key) for key in keys if re.fullmatch(r"-?[0-9]{1,19}", key))
     return sorted(number for number in numbers if str(number) in keys and -(1 << 63) <= number < 1 << 63)
+
+
+def expression_of(
+    columns: Mapping[str, str], schema: pa.Schema, known: Dimensions, slices: Sequence[Slice], where: str
+) -> pc.Expression:
+    """The condition, for Arrow, that a row is in one of some partitions, by the columns of their dimensions.
+
+    Raises `PipelineError` for a column that cannot say it. A text says a key, and no time: of a day it does not say
+    the zone.
+    """
+    checked_columns(columns, tuple(schema.names), where)
+    check_partition_columns(columns, schema, known, where)
+    alternatives = []
+    for slice_ in slices:
+        tests = [
+            _expression(column, schema.field(column).type, slice_.dimensions[dimension], where)
+            for dimension, column in columns.items()
+        ]
+        alternatives.append(functools.reduce(operator.and_, tests))
+    return functools.reduce(operator.or_, alternatives)
+
+
+def _expression(column: str, kind: pa.DataType, bounds: TimeRange | str, where: str) -> pc.Expression:
+    import pyarrow.compute as pc
+
+    field = pc.field(column)
+    if not isinstance(bounds, TimeRange):
+        return field.cast(pa.string()) == bounds
+    if pa.types.is_string(kind):
+        raise PipelineError(
+            f"{where}: '{column}' is a text, which does not say in which zone its day is; name a column with a"
+            " datetime, a date or milliseconds since the epoch"
+        )
+    start, end = (_as_value(kind, moment, column, where) for moment in (bounds.start, bounds.end))
+    return (field >= start) & (field < end)
+
+
+def _as_value(kind: pa.DataType, moment: datetime, column: str, where: str) -> pa.Scalar:
+    """A moment as a value of a column's type: of a type without a zone, by the clock of the partition's zone."""
+    import pendulum
+
+    zoned = pendulum.instance(moment)
+    if pa.types.is_date(kind):
+        if zoned.date() == (zoned - _TICK).date():
+            raise PipelineError(_shorter_than_a_day(column, where))
+        return pa.scalar(zoned.date(), kind)
+    if pa.types.is_timestamp(kind):
+        return pa.scalar(zoned.in_timezone("UTC") if kind.tz else zoned.naive(), kind)
+    return pa.scalar(to_millis(moment), kind)
+
+
+def _shorter_than_a_day(column: str, where: str) -> str:
+    return (
+        f"{where}: field '{column}' is a date, which cannot separate partitions that are shorter than a day; partition"
+        " it by a field with a time"
+    )
 
 
 def rows_in(frame: DataFrame, columns: Mapping[str, str], slices: Sequence[Slice], source: str) -> DataFrame:
@@ -207,10 +265,7 @@ def _in_time(
     if isinstance(kind, DateType):
         bounds = [pendulum.instance(moment) for moment in (start, end) if moment is not None]
         if any(moment.date() == (moment - _TICK).date() for moment in bounds):  # a day may begin at 01:00
-            raise PipelineError(
-                f"{where}: field '{column}' is a date, which cannot separate partitions that are shorter than a day;"
-                " partition it by a field with a time"
-            )
+            raise PipelineError(_shorter_than_a_day(column, where))
         return value, between(value, lambda moment: moment.date())
     raise TypeError(
         f"{where}: field '{column}' of type {kind.simpleString()} holds no time"

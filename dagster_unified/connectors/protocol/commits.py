@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from enum import Enum
@@ -18,7 +18,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 
-from dagster_unified.errors import UnavailableError, UnifiedError
+from dagster_unified.errors import SinkError, UnavailableError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import WHOLE, Sink
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
@@ -189,6 +189,10 @@ class CommitUncertainError(UnifiedError):
     """The target's answer to a commit was lost: the target has to be asked whether it was committed."""
 
     retryable = True
+
+
+class PartitionsUnknownError(SinkError):
+    """A target does not say which of its rows the runs of a partition wrote."""
 
 
 class Committer(ABC, Generic[C]):
@@ -466,8 +470,23 @@ class SparkSink(Sink[In], Generic[In, C]):
         return True
 
     def dataset(self, records: RecordType | None = None) -> ds.Dataset:
-        """All rows that it wrote. `records` is their record type, for files that do not store their columns' types."""
-        raise NotImplementedError
+        """All rows that it wrote. `records` is their record type, for files that do not store their columns' types.
+
+        Raises `UnsupportedError` where they cannot be read back.
+        """
+        raise UnsupportedError(f"sink '{self.name}' ({self.describe()}): what it wrote cannot be read back")
+
+    def partitions(
+        self, writes: Sequence[WriteIdentity], records: RecordType | None = None
+    ) -> Mapping[WriteIdentity, ds.Dataset]:
+        """The rows that BATCH runs of some partitions wrote; a partition without rows may be left out.
+
+        `writes` are writes of these partitions, of any execution. Raises `PartitionsUnknownError` where the rows of one
+        cannot be told from others.
+        """
+        raise PartitionsUnknownError(
+            f"sink '{self.name}' ({self.describe()}): its table does not say which partition wrote a row"
+        )
 
     def schema_of(self, records: RecordType) -> pa.Schema:
         """The columns of `dataset` where the table is as declared."""

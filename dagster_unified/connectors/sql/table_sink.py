@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Literal
 
 import pyarrow as pa
 
-from dagster_unified.connectors.protocol.commits import C, Commit, CommitConflictError, SparkSink
+from dagster_unified.connectors.protocol.commits import (
+    C,
+    Commit,
+    CommitConflictError,
+    PartitionsUnknownError,
+    SparkSink,
+    WriteIdentity,
+)
 from dagster_unified.connectors.sql.table_source import TableSource
 from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.connectors import Capabilities, Target
@@ -80,8 +87,25 @@ class TableSink(SparkSink[In, C]):
 
         return ds.dataset(self.written().rows())
 
+    def partitions(
+        self, writes: Sequence[WriteIdentity], records: RecordType | None = None
+    ) -> Mapping[WriteIdentity, ds.Dataset]:
+        import pyarrow.dataset as ds
+
+        column = self.partition_column
+        if column is None:
+            return super().partitions(writes, records)
+        table = self.written()
+        rows = {write: table.rows((column, write.partition_key)) for write in writes}
+        if not all(map(len, rows.values())) and next(table.read_here(1, (column, None)), None):
+            raise PartitionsUnknownError(
+                f"{self.where}: its table has rows without a partition in the column '{column}', such as those of a"
+                " stream, or of a run without partitions"
+            )
+        return {write: ds.dataset(of_partition) for write, of_partition in rows.items() if len(of_partition)}
+
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:
-        return self.written().rows(rows) if self.exists() else None
+        return self.written().first_rows(rows) if self.exists() else None
 
     def check(self, records: RecordType) -> None:
         for name in self.key:

@@ -54,8 +54,32 @@ class TableSource(SplitSource[Out]):
     parallelism: int
 
     @abstractmethod
-    def rows(self, most: int | None = None) -> pa.Table:
-        """Read the rows that fit, or the first `most` of them, here and at once."""
+    def read_here(
+        self, most: int | None = None, having: tuple[str, str | None] | None = None
+    ) -> Iterator[pa.RecordBatch | Malformed]:
+        """Read all rows, or the first `most`, here and at once.
+
+        `having` is a column, which is no field, and its text in the rows that are wanted; None stands for no text.
+        """
+
+    def first_rows(self, most: int) -> pa.Table:
+        """The first `most` rows, without those that do not fit."""
+        return self._table(part for part in self.read_here(most) if isinstance(part, pa.RecordBatch))
+
+    def rows(self, having: tuple[str, str | None] | None = None) -> pa.Table:
+        """All rows; raises `SourceError` for one that does not fit."""
+        return self._table(map(self._fitting, self.read_here(having=having)))
+
+    def _fitting(self, part: pa.RecordBatch | Malformed) -> pa.RecordBatch:
+        if isinstance(part, Malformed):
+            raise SourceError(
+                f"{self._where}: a row of {part.place} does not fit {self.records.describe()}: {part.reason}:"
+                f" {part.content}; correct the row, or read the table with other tools"
+            )
+        return part
+
+    def _table(self, batches: Iterator[pa.RecordBatch]) -> pa.Table:
+        return pa.Table.from_batches((b.cast(self.records.schema) for b in batches), self.records.schema)
 
     @property
     @abstractmethod

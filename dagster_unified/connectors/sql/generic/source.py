@@ -122,17 +122,20 @@ class DatabaseSource(TableSource[Out]):
     def read_split(self, split: KeyRange) -> Iterator[pa.RecordBatch | Malformed]:
         return self._read(split)
 
-    def rows(self, most: int | None = None) -> pa.Table:
-        batches = self._read(KeyRange(), most)
-        return pa.Table.from_batches(
-            [batch for batch in batches if isinstance(batch, pa.RecordBatch)], self.records.schema
-        )
+    def read_here(
+        self, most: int | None = None, having: tuple[str, str | None] | None = None
+    ) -> Iterator[pa.RecordBatch | Malformed]:
+        return self._read(KeyRange(), most, having)
 
-    def _read(self, split: KeyRange, most: int | None = None) -> Iterator[pa.RecordBatch | Malformed]:
+    def _read(
+        self, split: KeyRange, most: int | None = None, having: tuple[str, str | None] | None = None
+    ) -> Iterator[pa.RecordBatch | Malformed]:
         fields = ReadField.of(self.records)
         with self.database.transaction(self._where, SourceError, read_only=True) as connection:
             dialect = dialect_of(connection.dialect.name)
             statement = self._statement(split, self._column_types(connection), dialect)
+            if having is not None:
+                statement = statement.where(self._column(having[0]) == having[1])
             statement = dialect.exact(connection, statement, self.records.schema).limit(most)
             with driver_errors(connection):
                 for columns in dialect.fetched(connection, statement):

@@ -415,13 +415,20 @@ class PostgresSource(TableSource[Out]):
                 refused = columns[-1] if len(columns) > len(fields) else None  # see `misfits`
                 yield from converted(columns[: len(fields)], fields, split.place, refused)
 
-    def rows(self, most: int | None = None) -> pa.Table:
+    def read_here(
+        self, most: int | None = None, having: tuple[str, str | None] | None = None
+    ) -> Iterator[pa.RecordBatch | Malformed]:
+        from psycopg import sql
+
         with closing(self._connect()) as client, self._errors():
             columns = self._columns(self._bases(client))
-        statement = _select(columns, self._from, []) + (f" LIMIT {most}" if most is not None else "")
-        parts = self.read_split(PostgresSplit(statement, self._place))
-        batches = [batch.cast(self.records.schema) for batch in parts if isinstance(batch, pa.RecordBatch)]
-        return pa.Table.from_batches(batches, self.records.schema)
+            conditions = []
+            if having is not None:
+                column, text = having
+                condition = "IS NULL" if text is None else f"= {sql.Literal(text).as_string(client)}"
+                conditions.append(f"{quoted(column)} {condition}")
+        statement = _select(columns, self._from, conditions) + (f" LIMIT {most}" if most is not None else "")
+        yield from self.read_split(PostgresSplit(statement, self._place))
 
     def _enter(self, cursor: Any, snapshot: Snapshot) -> None:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
