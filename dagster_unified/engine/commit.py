@@ -70,6 +70,8 @@ class WriteResult:
     bytes: int = 0
     repeated: bool = False
     rows: int = 0
+    version: int | None = None
+    """The version of the target that the write made, where it has versions; of one that is repeated, the latest."""
 
 
 class SinkCommits(Generic[C]):
@@ -95,6 +97,7 @@ class SinkCommits(Generic[C]):
                 sink.location(attempt.identity),
                 sum(c.bytes for c in committed[index].committables) if index in committed else 0,
                 repeated=index not in committed,
+                version=committer.version(),
             )
             for index, attempt in enumerate(attempts)
         ]

@@ -92,6 +92,8 @@ class Written:
 
     rows: int
     bytes: int
+    version: int | None = None
+    """The version of the table that it has committed, where that has versions."""
 
 
 @dataclass(frozen=True)

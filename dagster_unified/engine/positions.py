@@ -5,8 +5,8 @@ Knows the plan, and what sources say of themselves; not how a run reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,11 @@ from dagster_unified.engine.dataframe.frames import spark_source
 from dagster_unified.errors import StateError, UnifiedError
 from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.graph.plan import Plan, Region
+from dagster_unified.spark_internals.spark_log import offsets_of_sources
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from upath import UPath
 
 
 def with_fixed_ranges(plan: Plan, region: Region) -> Plan:
@@ -38,6 +40,25 @@ def batch_positions(plan: Plan, spark: SparkSession, region: Region) -> dict[str
     for node in (source for source in plan.graph.sources if source.id in region.nodes):
         with _naming(plan):
             positions[node.uid] = spark_source(plan.name, node).batch_position(spark)
+    return positions
+
+
+def streamed_positions(plan: Plan, checkpoint: UPath, sources: Sequence[str], epoch: int) -> dict[str, Position]:
+    """Return the position in each source of a STREAMING query, by uid, that an epoch has reached.
+
+    `checkpoint` is Spark's, and `sources` are the uids of its sources in the order in which Spark numbers them. Sources
+    that cannot tell are left out, and so are all where Spark keeps the epoch no more.
+    """
+    nodes = {node.uid: node for node in plan.graph.sources}
+    positions: dict[str, Position] = {}
+    with suppress(FileNotFoundError):
+        offsets = offsets_of_sources(checkpoint / "offsets" / str(epoch))
+        for number, (uid, offset) in enumerate(zip(sources, offsets, strict=False)):
+            if uid in nodes:
+                log, read = checkpoint / "sources" / str(number), None if offset == "-" else offset
+                with suppress(UnifiedError):
+                    source = spark_source(plan.name, nodes[uid])
+                    positions[uid] = source.stream_position(None if read is None else log, read)
     return positions
 
 

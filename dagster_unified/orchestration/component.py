@@ -271,6 +271,7 @@ Streaming = _attributes(
     ),
     stall_after=("How long one epoch may take before the job is replaced.", "10 min"),
     observe_every=("How often the assets of the sinks are observed.", "30 s"),
+    materialize_every=("How often those that got rows are materialized.", "5 min"),
     tick_every=("How often the sensor looks.", "30 s"),
     upstream=_UPSTREAM,
     checks=_CHECKS,

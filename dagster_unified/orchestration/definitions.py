@@ -51,7 +51,8 @@ from dagster_unified.orchestration.janitor import janitor_job, janitor_schedule
 from dagster_unified.orchestration.outcomes import heartbeat_sensor
 from dagster_unified.orchestration.resources import ExecutionConfig, IntermediatesResource, ObjectStore, SparkResource
 from dagster_unified.orchestration.schedules import batch_schedule
-from dagster_unified.orchestration.streaming import JobAssets, streaming_job
+from dagster_unified.orchestration.stream_materializations import JobAssets
+from dagster_unified.orchestration.streaming import streaming_job
 from dagster_unified.orchestration.streaming_sensor import streaming_sensor
 from dagster_unified.orchestration.translator import StageTranslator
 
@@ -295,4 +296,4 @@ def _streaming(
     assets = JobAssets(sink_assets(loaded, translator), malformed_assets(loaded, translator), savepoint, stream)
     streaming = streaming_job(deployment, assets)
     control = control_job(deployment, savepoint if deployed.has_savepoints else None)
-    return Definitions(jobs=[streaming, control], sensors=[streaming_sensor(deployment, streaming)])
+    return Definitions(jobs=[streaming, control], sensors=[streaming_sensor(deployment, streaming, assets)])

@@ -53,8 +53,9 @@ class StreamingDeployment:
     `restart-strategy.type`; `options` are option keys, among them the strategy's own, such as
     `restart-strategy.fixed-delay.attempts`. `start_when` says when the job is started: `always`, when `files` have
     arrived since it last ran, or a function of the sensor's context. A job that has been busy with one epoch for
-    `stall_after` is replaced. Its sinks' assets are observed every `observe_every`; the sensor looks every
-    `tick_every`, as far as the daemon can. `executor` executes the job's one step.
+    `stall_after` is replaced. Its sinks' assets are observed every `observe_every`, and materialized every
+    `materialize_every` where rows were committed since, and when the job ends, so that assets downstream follow it. The
+    sensor looks every `tick_every`, as far as the daemon can. `executor` executes the job's one step.
 
     `upstream` maps the names of sources to your own assets; `checks` gives the assets of the sinks their checks, and
     the job `<pipeline>_checks`. A pipeline that has a `BatchDeployment` as well gives each of them in one of the two.
@@ -69,6 +70,7 @@ class StreamingDeployment:
     start_when: Literal["always", "files"] | Callable[[Any], bool] = "always"
     stall_after: timedelta = timedelta(minutes=10)
     observe_every: timedelta = timedelta(seconds=30)
+    materialize_every: timedelta = timedelta(minutes=5)
     tick_every: timedelta = timedelta(seconds=30)
     upstream: Mapping[str, CoercibleToAssetDep] = field(default_factory=dict)
     checks: Checks | None = None
@@ -116,6 +118,7 @@ class StreamingDeployment:
             timedelta(seconds=1),
             stall_after=self.stall_after,
             observe_every=self.observe_every,
+            materialize_every=self.materialize_every,
             tick_every=self.tick_every,
         )
         if self.tick_every.microseconds:

@@ -8,7 +8,8 @@ restarts.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -63,6 +64,12 @@ from dagster_unified.orchestration.external_assets import (
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import as_text
 from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.stream_materializations import (
+    UPDATED,
+    JobAssets,
+    StreamMaterializations,
+    report_rest,
+)
 from dagster_unified.orchestration.streaming_sensor import LOADED
 
 LOG_EVERY = 5.0
@@ -77,19 +84,6 @@ def deployments_of(definitions: Definitions) -> list[StreamingDeployment]:
     """Return the streaming deployments of a code location."""
     jobs = [job for job in definitions.jobs or () if isinstance(job, JobDefinition)]
     return [_DEPLOYMENTS[job] for job in jobs if job in _DEPLOYMENTS]
-
-
-@dataclass(frozen=True)
-class JobAssets:
-    """The assets of a job: those of its sinks by name, of malformed rows by their source's uid, of its savepoints.
-
-    `stream` stands for the job itself, where it starts from a savepoint and its sinks are those of BATCH stages.
-    """
-
-    sinks: dict[str, AssetKey]
-    malformed: dict[str, AssetKey]
-    savepoint: AssetKey
-    stream: AssetKey | None = None
 
 
 def streaming_job(deployment: StreamingDeployment, assets: JobAssets) -> JobDefinition:
@@ -145,13 +139,19 @@ def _run(
     )
     fresh = deployment.upgrade_mode == "stateless" and changed
     diverted = [(assets.malformed[n.uid], in_streaming(directory, n)) for n in diverting(planned)]
-    watcher = _Watcher(context, deployment, assets, diverted, directory)
+    watcher = _Watcher(context, deployment, planned, assets, diverted, directory)
     start = Start(
         context.run_id, fresh, deployment.upgrade_mode == "savepoint", loaded=context.run.tags.get(LOADED, "")
     )
     watcher.running = StreamingJob(planned, spark, start, watcher.happened)
-    outcome = watcher.running.run(lambda: asked.received or watcher.asked_to_stop(), poll=0.2)
+    try:
+        outcome = watcher.running.run(lambda: asked.received or watcher.asked_to_stop(), poll=0.2)
+    except BaseException:
+        with suppress(Exception):  # what made the job fail is the error to show, and the sensor reports the rest
+            watcher.report_rest()
+        raise
     watcher.observe()
+    watcher.report_rest()
     if outcome == "finished" and planned.execution.savepoint.path is not None:
         context.log_event(savepoint_materialization(assets.savepoint, planned.execution.savepoint.path, context.log))
     if asked.received:
@@ -177,20 +177,28 @@ class _Watcher:
         self,
         context: OpExecutionContext,
         deployment: StreamingDeployment,
+        planned: Plan,
         assets: JobAssets,
         diverted: Sequence[tuple[AssetKey, Diverted]],
         directory: CheckpointDirectory,
     ) -> None:
         self._context, self._deployment, self._assets, self._diverted_of = context, deployment, assets, diverted
-        self._directory = directory
+        self._plan, self._directory = planned, directory
         self._told_start = False
         self._savepoints: deque[str] = deque()
         """The savepoints that the job has taken by itself, and that are not reported yet."""
 
         self._diverted: set[str] = set()
+        self._unobserved: set[str] = set()
+        """The sinks whose query has read or written rows since they were observed."""
+
         self._trend = Trend({sink: at for sink, key in assets.sinks.items() if (at := self._last_updated(key))})
         self._logged = self._heartbeat = 0.0
-        self._observed_at = time.monotonic()
+        self._observed_at = self._materialized_at = time.monotonic()
+        self._materializations: tuple[int, StreamMaterializations] | None = None
+        """Those of the lease with this token."""
+
+        self._opening = Lock()
         self._signs = 0
         self._busy: tuple[int, int] | None = None
         self._lost = ("", 0)
@@ -229,7 +237,12 @@ class _Watcher:
             self._context.log.warning(event.describe())
         if not isinstance(event, EpochCommitted):
             return
+        materializations = self._opened()
+        assert materializations is not None  # a job commits only what it holds the lease for
+        materializations.note(event)
         self._trend.add(event)
+        wrote = {sink for sink, written in event.written.items() if written.rows}
+        self._unobserved |= (set(event.written) or set(self._assets.sinks)) if event.rows_in else wrote
         self._diverted |= {source for source, rows in event.diverted.items() if rows}
         if time.monotonic() - self._logged >= LOG_EVERY:
             self._logged = time.monotonic()
@@ -242,6 +255,7 @@ class _Watcher:
             self._heartbeat = now
             self._write_heartbeat()
             self._report_savepoints()
+            self._materialize(now)
             desired = read_desired(self._directory)
             if desired.state == "drained":
                 self.running.drain()
@@ -261,7 +275,7 @@ class _Watcher:
         return run is not None and run.is_finished
 
     def observe(self) -> None:
-        """Observe each sink's asset and, once, the job's own: which savepoint its state began with."""
+        """Observe the assets of sinks where something has happened and, once, which savepoint the state began with."""
         self._observed_at = time.monotonic()
         self._report_savepoints()
         deployed = self.running.deployed
@@ -270,13 +284,47 @@ class _Watcher:
             self._told_start = True
             self._context.log_event(start_observation(self._assets.stream, start))
         for sink, key in self._assets.sinks.items():
-            metadata = self._trend.metadata(sink)
-            if metadata is not None:
-                self._context.log_event(AssetObservation(asset_key=key, metadata=metadata))
+            if sink in self._unobserved:
+                self._unobserved.discard(sink)  # first: what happens from now on is for the next observation
+                self._context.log_event(AssetObservation(asset_key=key, metadata=self._trend.metadata(sink)))
         for key, diverted in self._diverted_of:
             if diverted.source in self._diverted:
                 self._diverted.discard(diverted.source)
                 self._context.log_event(malformed_observation(key, diverted))
+
+    def report_rest(self) -> None:
+        """Materialize, once the job has ended, what it has committed since the last time."""
+        context = self._context
+        report_rest(
+            self._plan, self._directory, self._assets.sinks, context.instance, context.run_id, context.log_event
+        )
+
+    def _opened(self) -> StreamMaterializations | None:
+        """Return the materializations of this job; None while it has no lease, or has not recorded its start."""
+        with self._opening:
+            token, deployed = self.running.token, self.running.deployed
+            if token is None or deployed is None:
+                return None
+            if self._materializations is None or self._materializations[0] != token:
+                opened = StreamMaterializations(
+                    self._plan,
+                    self._directory,
+                    deployed,
+                    self._assets.sinks,
+                    self._context.instance,
+                    self._context.log_event,
+                )
+                self._materializations = token, opened
+            return self._materializations[1]
+
+    def _materialize(self, now: float) -> None:
+        """Materialize the sinks' assets where it is time, and what an earlier run has committed at once."""
+        materializations = self._opened()
+        is_time = now - self._materialized_at >= self._deployment.materialize_every.total_seconds()
+        if materializations is not None and (is_time or materializations.are_left):
+            self._materialized_at = now
+            self.running.may_write()
+            materializations.report()
 
     def _report_savepoints(self) -> None:
         while self._savepoints:
@@ -316,9 +364,6 @@ class _Watcher:
 
 KEPT = 60
 """Epochs that are remembered."""
-
-UPDATED = "dagster/last_updated_timestamp"
-"""The metadata that Dagster's freshness checks look at."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 

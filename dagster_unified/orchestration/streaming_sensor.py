@@ -43,6 +43,7 @@ from dagster_unified.orchestration.deployments import StreamingDeployment, confi
 from dagster_unified.orchestration.external_assets import check_location
 from dagster_unified.orchestration.outcomes import error_of, log_of, why_it_failed
 from dagster_unified.orchestration.partitions import now, utc, words
+from dagster_unified.orchestration.stream_materializations import JobAssets, report_rest
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -274,7 +275,7 @@ def _failures(seen: Seen) -> list[FailedRun]:
 # The sensor
 
 
-def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) -> SensorDefinition:
+def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition, assets: JobAssets) -> SensorDefinition:
     """`<pipeline>_streaming_sensor`: a short look at what is there, and at most one thing done."""
     name = deployment.pipeline.name
     loaded = uuid4().hex[:12]
@@ -300,6 +301,7 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
                 if not decision.failed:
                     context.log.info(decision.message)
                     _carry_out(context, deployment, decision)
+                _report_rest(context, deployment, assets, seen)
         except UnifiedError as error:
             return SkipReason(str(error))
         if decision.failed:
@@ -317,6 +319,21 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition) 
         return RunRequest(run_key=decision.launch, tags=tags)
 
     return keep_alive
+
+
+def _report_rest(
+    context: SensorEvaluationContext, deployment: StreamingDeployment, assets: JobAssets, seen: Seen
+) -> None:
+    """Report what a job has committed that has ended, or was killed, before it could report it."""
+    if seen.lease is None or seen.lease.is_alive(PATIENCE):
+        return
+    planned = plan(deployment.pipeline.graph(), configuration_of(deployment))
+    report, owner = context.instance.report_runless_asset_event, f"a tick of {deployment.pipeline.name}'s sensor"
+    made = report_rest(planned, directory_of(deployment), assets.sinks, context.instance, owner, report)
+    if made:
+        context.log.info(
+            f"reported {made} {'materialization' if made == 1 else 'materializations'} of a job that ended"
+        )
 
 
 def _carry_out(context: SensorEvaluationContext, deployment: StreamingDeployment, decision: Decision) -> None:

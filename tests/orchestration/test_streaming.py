@@ -15,7 +15,8 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.desired import read_desired
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.orchestration import SparkResource, StreamingDeployment, unified_definitions
-from dagster_unified.orchestration.streaming import UPDATED, Trend
+from dagster_unified.orchestration.stream_materializations import UPDATED
+from dagster_unified.orchestration.streaming import Trend
 from tests.orchestration.support import launched_with
 
 

@@ -30,7 +30,8 @@ from dagster_unified.errors import ConfigurationError, SinkError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration import ExecutionConfig, Retention, StreamingDeployment, unified_definitions
 from dagster_unified.orchestration.outcomes import as_failure, error_of, log_of, why_it_failed
-from dagster_unified.orchestration.streaming import JobAssets, stopped, streaming_job
+from dagster_unified.orchestration.stream_materializations import JobAssets
+from dagster_unified.orchestration.streaming import stopped, streaming_job
 from dagster_unified.orchestration.streaming_sensor import LOADED, Seen, SeenRun, next_step, streaming_sensor
 from tests.support import Sale
 
@@ -47,8 +48,9 @@ def deployment(**options):
 def sensor_of(folder, **options):
     """The streaming job of a deployment whose checkpoints are in a folder, and its sensor."""
     declared = deployment(options={"execution.checkpointing.dir": str(folder), **options})
-    streaming = streaming_job(declared, JobAssets({}, {}, AssetKey("savepoint")))
-    return streaming, streaming_sensor(declared, streaming)
+    assets = JobAssets({}, {}, AssetKey("savepoint"))
+    streaming = streaming_job(declared, assets)
+    return streaming, streaming_sensor(declared, streaming, assets)
 
 
 def run(status, name="run-1", ago=60, reason="", error="", code=""):

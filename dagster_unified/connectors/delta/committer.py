@@ -281,6 +281,9 @@ class DeltaCommitter(Committer[DeltaFile]):
             ) from error
         self._commits_until_cleanup -= 1
 
+    def version(self) -> int:
+        return self._table.version() if self._log is None else self._log.version
+
     def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
         for attempt in attempts:
             if self._mode == "upsert":

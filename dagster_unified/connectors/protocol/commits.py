@@ -223,6 +223,10 @@ class Committer(ABC, Generic[C]):
         Replaces what earlier executions have written of `identity.replaces`.
         """
 
+    def version(self) -> int | None:
+        """The version of the target that the last commit made; after none, the one that is known. None without any."""
+        return None
+
     def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
         """Remove what these attempts have staged and is not part of the target. Called after every write."""
 

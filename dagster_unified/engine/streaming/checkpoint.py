@@ -12,6 +12,7 @@
     <dir>/<pipeline>/splits/<query>.json     into how many tasks Spark splits what an epoch reads
     <dir>/<pipeline>/savepoints/<name>/      what one can go back to
     <dir>/<pipeline>/requests/, answers/     for a savepoint of the job that runs
+    <dir>/<pipeline>/reports/{0,1}.json      what was committed and not reported yet, and what was
     <dir>/<pipeline>/settled.json            the job has stopped, and its sinks have what its state has
     <dir>/<pipeline>/initial/                pages of the savepoint that the job starts from, until its first epoch
     <dir>/<pipeline>/start.json              what the savepoint that the state began with says was read of each source

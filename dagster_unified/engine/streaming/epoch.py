@@ -242,7 +242,7 @@ class EpochWriter:
                     continue
                 assert isinstance(node, SinkNode)
                 result = write(node, self._commits_of(node), tail.sink_input(number), self._context(node, epoch))
-                results[node.name] = Written(result.rows, result.bytes)
+                results[node.name] = Written(result.rows, result.bytes, result.version)
         finally:
             tail.release()
         if query_outputs is not None:

@@ -1,6 +1,6 @@
 """Savepoints: copies of a stopped job's state and source positions, which can be restored until somebody removes them.
 
-    <dir>/<pipeline>/savepoints/<name>/spark/, control/, iterations/   as they were
+    <dir>/<pipeline>/savepoints/<name>/spark/, control/, iterations/, reports/   as they were
     <dir>/<pipeline>/savepoints/<name>/files.json                      what they consist of, and how large it is
     <dir>/<pipeline>/savepoints/<name>/savepoint.json                  whole at last: until then there is no savepoint
 
@@ -27,6 +27,7 @@ from upath import UPath
 from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.control import ControlFile
+from dagster_unified.engine.streaming.reports import FOLDER as REPORTS
 from dagster_unified.errors import LeaseLostError, StateError
 from dagster_unified.graph.queries import MAIN
 from dagster_unified.operators.time import wall_clock
@@ -35,7 +36,7 @@ from dagster_unified.storage import conditional
 from dagster_unified.storage.paths import children, is_local, place_of, remove_tree, sizes, storage_path
 
 SPARK = "spark"
-FOLDERS = (SPARK, "control", "iterations")
+FOLDERS = (SPARK, "control", "iterations", REPORTS)
 MANIFEST, FILES = "savepoint.json", "files.json"
 RESTORING = "restoring.json"
 
