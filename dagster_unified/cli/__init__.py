@@ -1,8 +1,9 @@
 """The command line.
 
-`init` a project; `run` and `explain` a pipeline; `suspend`, `stop`, `resume` and `drain` a streaming deployment; take,
-list and go back to its savepoints (`savepoint`, `savepoints`, `restore`); look at the `state` in savepoints, and at
-`malformed` rows; list the `connectors`; `stop-connect-server`, `config show`, `version`.
+`init` a project; write the `record` class for a file or a table; `run` and `explain` a pipeline; `suspend`, `stop`,
+`resume` and `drain` a streaming deployment; take, list and go back to its savepoints (`savepoint`, `savepoints`,
+`restore`); look at the `state` in savepoints, and at `malformed` rows; list the `connectors`; `stop-connect-server`,
+`config show`, `version`.
 
 The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit
 code 1, one that was interrupted 130 (SIGINT) or 143 (SIGTERM).
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from dagster_unified.cli import deployments, pipelines, state
+from dagster_unified.cli.record.command import record
 from dagster_unified.cli.terminal import complain
 from dagster_unified.errors import UnifiedError
 
@@ -29,6 +31,7 @@ config = App(name="config", help="Look at the settings.")
 config.command(pipelines.show)
 for command in (
     pipelines.init,
+    record,
     pipelines.run,
     pipelines.explain,
     deployments.malformed,

@@ -61,6 +61,27 @@ class SchemaRegistry:
         self._add_references(client, registered, named)
         return _inlined(parse_schema(for_records(json.loads(registered.schema_str)), named_schemas=named), named, set())
 
+    def schema(self, subject: str) -> tuple[str, str, tuple[tuple[str, str], ...]]:
+        """The kind of a subject's latest schema, `AVRO`, `JSON` or `PROTOBUF`, its text, and those that it refers to.
+
+        The latter by name, each after its own. A registry that can gives Protobuf's as a description in Base64. Raises
+        as `avro`.
+        """
+        client = self._client()
+        ask = partial(client.get_latest_version, subject, fmt="serialized")
+        schema = self._asked(ask, f"the subject '{subject}'").schema
+        texts: dict[str, str] = {}
+        self._add_texts(client, schema, texts)
+        return schema.schema_type or "AVRO", schema.schema_str, tuple(texts.items())
+
+    def _add_texts(self, client: Any, schema: Any, texts: dict[str, str]) -> None:
+        for reference in schema.references or ():
+            if reference.name not in texts:
+                ask = partial(client.get_version, reference.subject, reference.version, fmt="serialized")
+                referenced = self._asked(ask, f"version {reference.version} of '{reference.subject}'").schema
+                self._add_texts(client, referenced, texts)
+                texts[reference.name] = referenced.schema_str
+
     def latest(self, subject: str) -> int:
         """The number of the latest schema of a subject; raises as `avro`."""
         client = self._client()
