@@ -1,9 +1,9 @@
 """The command line.
 
-`init` a project; write the `record` class for a file or a table; `run` and `explain` a pipeline; `suspend`, `stop`,
-`resume` and `drain` a streaming deployment; take, list and go back to its savepoints (`savepoint`, `savepoints`,
-`restore`); look at the `state` in savepoints, and at `malformed` rows; list the `connectors`; `stop-connect-server`,
-`config show`, `version`.
+`init` a project; write the `record` class for a file or a table; `run` and `explain` a pipeline; `list`
+deployments with their state; `start`, `suspend`, `stop`, `resume` and `drain` one in STREAMING; take, list and go back
+to its savepoints (`savepoint`, `savepoints`, `restore`); look at the `state` in savepoints, and at `malformed` rows;
+list the `connectors`; `stop-connect-server`, `config show`, `version`.
 
 The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit
 code 1, one that was interrupted 130 (SIGINT) or 143 (SIGTERM).
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from dagster_unified.cli import deployments, pipelines, state
+from dagster_unified.cli import deployments, listing, pipelines, starting, state
 from dagster_unified.cli.record.command import record
 from dagster_unified.cli.terminal import complain
 from dagster_unified.errors import UnifiedError
@@ -36,6 +36,7 @@ for command in (
     pipelines.explain,
     deployments.malformed,
     pipelines.connectors,
+    starting.start,
     deployments.suspend,
     deployments.stop,
     deployments.resume,
@@ -49,6 +50,7 @@ for command in (
     pipelines.version,
 ):
     app.command(command)
+app.command(listing.list_deployments, name="list")
 app.command(pipelines.check_java_command, name="check-java", show=False)
 
 

@@ -6,7 +6,10 @@ import importlib
 import importlib.util
 import os
 import sys
+import tomllib
 import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -84,6 +87,68 @@ def load_deployment(name: str) -> StreamingDeployment:
             f" {', '.join(f'{place}:{n}' for n in sorted(deployments))}"
         )
     return next(iter(deployments.values()))
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The deployments in a module or file: the streams, and the names of the pipelines that run in BATCH."""
+
+    streaming: Sequence[StreamingDeployment]
+    batch: Sequence[str]
+
+
+def declared_in(name: str) -> Declared:
+    """The deployments in a module or file: of its `Definitions`, those that it declares, or else of its pipelines.
+
+    Raises `PipelineError` where there is none.
+    """
+    from dagster_unified.api.pipeline import Pipeline
+    from dagster_unified.graph.connectors import Boundedness
+    from dagster_unified.graph.mode import boundedness
+
+    place, _, module = _module(name)
+    values = list(vars(module).values())
+    streaming = {
+        deployment.pipeline.name: deployment
+        for value in values
+        if not isinstance(value, Pipeline)
+        for deployment in _deployments(value)
+    }
+    batch = dict.fromkeys(pipeline for value in values for pipeline in _in_batch(value))
+    if not streaming and not batch:
+        for pipeline in (value for value in values if isinstance(value, Pipeline)):
+            if boundedness(pipeline.graph()) is Boundedness.BOUNDED:
+                batch[pipeline.name] = None
+            else:
+                streaming |= {deployment.pipeline.name: deployment for deployment in _deployments(pipeline)}
+    if not streaming and not batch:
+        raise PipelineError(f"{place} has no deployment, Definitions of pipelines, or Pipeline at its top level")
+    return Declared(list(streaming.values()), list(batch))
+
+
+def default_module() -> str:
+    """The module that pyproject.toml gives Dagster, here; without any, `definitions`."""
+    try:
+        tool = tomllib.loads(Path("pyproject.toml").read_text()).get("tool", {})
+    except (FileNotFoundError, tomllib.TOMLDecodeError):
+        tool = {}
+    module = tool.get("dagster", {}).get("module_name")
+    return module if isinstance(module, str) else "definitions"
+
+
+def _in_batch(value: object) -> list[str]:
+    """The pipelines that a value deploys in BATCH."""
+    from dagster import Definitions, SensorDefinition
+
+    from dagster_unified.orchestration.deployments import BatchDeployment
+
+    if isinstance(value, BatchDeployment):
+        return [value.pipeline.name]
+    if not isinstance(value, Definitions):
+        return []
+    sensors = {sensor.name for sensor in value.sensors or () if isinstance(sensor, SensorDefinition)}
+    names = (getattr(job, "name", "").removesuffix("_batch") for job in value.jobs or ())
+    return [name for name in names if f"{name}_heartbeat_sensor" in sensors]
 
 
 def intermediates_of(name: str) -> str:

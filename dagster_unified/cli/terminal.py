@@ -36,6 +36,22 @@ Deployed = Annotated[
     ),
 ]
 
+Started = Annotated[
+    str | None,
+    Parameter(
+        help="A module or file that holds Definitions or a StreamingDeployment, such as definitions:live_flights; by"
+        " default that of [tool.dagster] in pyproject.toml, else definitions."
+    ),
+]
+
+Location = Annotated[
+    str | None,
+    Parameter(
+        help="A module or file that holds Definitions, deployments or pipelines; by default that of [tool.dagster] in"
+        " pyproject.toml, else definitions."
+    ),
+]
+
 Json = Annotated[bool, Parameter(help="As JSON, for tools.")]
 
 

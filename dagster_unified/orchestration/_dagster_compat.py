@@ -8,8 +8,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from dagster import BetaWarning, DagsterError, DagsterInvariantViolationError, InputContext, SupersessionWarning
+from dagster import (
+    BetaWarning,
+    DagsterError,
+    DagsterInstance,
+    DagsterInvariantViolationError,
+    InputContext,
+    SupersessionWarning,
+)
+from dagster import __version__ as dagster_version
 from dagster._core.definitions.asset_selection import KeysAssetSelection
 from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAssetDep
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
@@ -34,6 +43,10 @@ from dagster.components.resolved.core_models import (
     resolve_backfill_policy,
     resolve_partitions_def,
 )
+from dagster_shared.error import SerializableErrorInfo
+
+if TYPE_CHECKING:
+    from dagster._core.workspace.context import WorkspaceRequestContext
 
 __all__ = [
     "BACKFILL_ID_TAG",
@@ -51,6 +64,7 @@ __all__ = [
     "DagsterExecutionInterruptedError",
     "KeysAssetSelection",
     "ScheduleType",
+    "SerializableErrorInfo",
     "StepEventStatus",
     "StepInterruptedError",
     "UnresolvedAssetJobDefinition",
@@ -60,6 +74,7 @@ __all__ = [
     "resolve_partitions_def",
     "scaffold_component",
     "without_warning",
+    "workspace",
 ]
 
 STORAGE_MODULE = "dagster._core.storage.sqlite_storage"
@@ -106,3 +121,22 @@ def without_warning(subject: str) -> Iterator[None]:
         for category in (BetaWarning, SupersessionWarning):
             warnings.filterwarnings("ignore", message=rf"\w+ `{subject}`", category=category)
         yield
+
+
+@contextmanager
+def workspace(instance: DagsterInstance, module: str) -> Iterator[WorkspaceRequestContext]:
+    """The code locations of the workspace in this folder, as `dagster sensor start` loads them.
+
+    Without a workspace: that of a module or a Python file, as `dagster dev -m` and `-f` load it.
+    """
+    from click import UsageError
+    from dagster._cli.workspace.cli_target import get_workspace_from_cli_opts, workspace_opts_to_load_target
+    from dagster_shared.cli import WorkspaceOpts
+
+    opts = WorkspaceOpts()
+    try:
+        workspace_opts_to_load_target(opts)
+    except UsageError:
+        opts = WorkspaceOpts(python_file=[module]) if module.endswith(".py") else WorkspaceOpts(module_name=[module])
+    with get_workspace_from_cli_opts(instance, dagster_version, opts, log_level="ERROR") as loaded:
+        yield loaded
