@@ -162,6 +162,12 @@ class EpochCommitted:
     backlog: Mapping[str, int] = field(default_factory=dict)
     """The records that wait to be read after the micro-batch before, by source, of those that tell it."""
 
+    event_times: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    """How many records were read of each unit of event time, by the uid of their assigner, if the job counts them."""
+
+    complete_until: Mapping[str, int] = field(default_factory=dict)
+    """The event time up to which each sink has what belongs to it, where records are counted by event time."""
+
     lacking: Mapping[str, str] = field(default_factory=dict)
     """The files that the job has read and that lack a column, as metadata names them."""
 

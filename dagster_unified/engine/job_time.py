@@ -16,7 +16,7 @@ the plan, not Spark; a control event is what it returns.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from threading import Lock
 
 import msgspec
@@ -28,7 +28,7 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.stages import Report
 from dagster_unified.operators.metrics import Metrics
-from dagster_unified.operators.time import MIN_TIMESTAMP, to_span
+from dagster_unified.operators.time import MAX_TIMESTAMP, MIN_TIMESTAMP, to_span
 from dagster_unified.operators.watermarks import Generated, Mark
 
 
@@ -190,6 +190,22 @@ class JobTime:
                 remembered=self._remembered_now(),
             )
             return self._latest
+
+    def complete_until(self, assigners: tuple[str, ...], waiting: Iterable[str], event: ControlEvent, now: int) -> int:
+        """Return the event time up to which a sink has what belongs to it, as far as watermarks tell.
+
+        It is that of some assigners, and of the operators before it that wait for watermarks: of those, what they were
+        told in a micro-batch, with its control event.
+        """
+        if event.end:
+            return MAX_TIMESTAMP
+        told = [event.watermarks.get(uid, MIN_TIMESTAMP) for uid in waiting if uid not in event.ended]
+        with self._lock:
+            return min([self._mark(assigners, now), *told])
+
+    def waits_for_watermarks(self, uid: str) -> bool:
+        """Return whether an operator is told of watermarks."""
+        return uid in self._before
 
     def holding_back(self, uid: str, now: int) -> tuple[str, ...]:
         """Return the assigners that keep an operator's watermark behind its other assigners."""

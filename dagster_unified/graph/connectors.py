@@ -105,6 +105,9 @@ class Capabilities:
     refuses_repeats: bool = False
     """A partition of the pipeline that runs again is an error: what it had written can be neither replaced nor told."""
 
+    replaces_stream: bool = False
+    """A partition of the pipeline that runs in BATCH replaces what a STREAMING job has written of it, and no more."""
+
     undoes: bool = False
     """A deployment that goes back to a savepoint takes back what it wrote since."""
 

@@ -178,6 +178,7 @@ def program(
         keyed=keyed_input(head, columns.records) if head is not None and head.key is not None else None,
         options=_keyed_options(plan.execution, last_event_time),
         broadcast=BroadcastInput(plan.broadcast_layout(links[0].node)) if has_broadcast else None,
+        event_time_unit=plan.execution.streaming.event_time_unit,
     )
 
 

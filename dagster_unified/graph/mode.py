@@ -32,6 +32,9 @@ class Streaming:
     max_feedback: int
     """How many records may circulate in an unbounded iteration while it takes new input."""
 
+    event_time_unit: int | None = None
+    """The milliseconds of the units in which records are counted by event time, where a deployment asks for it."""
+
 
 @dataclass(frozen=True)
 class Savepoint:

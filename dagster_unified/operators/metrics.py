@@ -120,7 +120,8 @@ def _added(first: Mapping[int, int], second: Mapping[int, int]) -> dict[int, int
 class Metrics(msgspec.Struct, omit_defaults=True):
     """Totals of one partition, or merged from many.
 
-    `last_event_times` are milliseconds since the epoch, by the assigner's uid.
+    `last_event_times` are milliseconds since the epoch, by the assigner's uid. `event_times` has how many records an
+    assigner has seen of each unit of event time, where a job counts them.
     """
 
     counters: dict[str, int] = {}
@@ -128,6 +129,7 @@ class Metrics(msgspec.Struct, omit_defaults=True):
     gauges: dict[str, GaugeRange] = {}
     meters: dict[str, MeterCount] = {}
     histograms: dict[str, Histogram] = {}
+    event_times: dict[str, dict[int, int]] = {}
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to a counter."""
@@ -136,6 +138,12 @@ class Metrics(msgspec.Struct, omit_defaults=True):
     def saw_event_time(self, assigner: str, timestamp: int) -> None:
         """Remember the latest event time that an assigner assigned."""
         self.last_event_times[assigner] = max(timestamp, self.last_event_times.get(assigner, timestamp))
+
+    def count_event_times(self, assigner: str, counts: Mapping[int, int]) -> None:
+        """Add to what an assigner has seen of each unit of event time."""
+        seen = self.event_times.setdefault(assigner, {})
+        for number, count in counts.items():
+            seen[number] = seen.get(number, 0) + count
 
     def last_event_time(self, assigners: Iterable[str]) -> int | None:
         """The latest event time that any of these assigners assigned."""
@@ -147,6 +155,8 @@ class Metrics(msgspec.Struct, omit_defaults=True):
             self.count(name, amount)
         for assigner, timestamp in other.last_event_times.items():
             self.saw_event_time(assigner, timestamp)
+        for assigner, counts in other.event_times.items():
+            self.count_event_times(assigner, counts)
         for name, gauge in other.gauges.items():
             self.gauges[name] = gauge.merge(self.gauges.get(name, gauge))
         for name, meter in other.meters.items():
@@ -179,7 +189,14 @@ class Metrics(msgspec.Struct, omit_defaults=True):
         return msgspec.json.encode(self).decode()
 
     def _parts_of_report(self) -> tuple[dict[str, object], ...]:
-        return self.counters, self.last_event_times, self.gauges, self.meters, self.histograms  # type: ignore[return-value]
+        return (  # type: ignore[return-value]
+            self.counters,
+            self.last_event_times,
+            self.gauges,
+            self.meters,
+            self.histograms,
+            self.event_times,
+        )
 
 
 def merge(reports: Iterable[str | Metrics]) -> Metrics:

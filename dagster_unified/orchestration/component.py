@@ -194,6 +194,16 @@ _UPSTREAM = Resolver(
     examples=[{"sales": "exports/sales"}],
 )
 
+_PARTITIONS = Resolver(
+    _partitions,
+    model_field_type=PARTITIONS_MODEL,
+    description="Dagster's partitions, in its own attributes, or module:attribute of a PartitionsDefinition.",
+    examples=[
+        {"type": "daily", "start_date": "2024-01-01", "timezone": "America/New_York"},
+        "my_project.partitions:DAYS",
+    ],
+)
+
 Schedule = _attributes(
     "Schedule",
     BatchSchedule,
@@ -233,15 +243,7 @@ _CHECKS = _nested(SinkChecks, "Which checks the assets of the sinks get.")
 Batch = _attributes(
     "Batch",
     BatchDeployment,
-    partitions=Resolver(
-        _partitions,
-        model_field_type=PARTITIONS_MODEL,
-        description="Dagster's partitions, in its own attributes, or module:attribute of a PartitionsDefinition.",
-        examples=[
-            {"type": "daily", "start_date": "2024-01-01", "timezone": "America/New_York"},
-            "my_project.partitions:DAYS",
-        ],
-    ),
+    partitions=_PARTITIONS,
     timezone=("The time zone of partitions that name none.", "Europe/Vienna"),
     backfill_policy=Resolver(
         _backfill_policy,
@@ -272,6 +274,8 @@ Streaming = _attributes(
     stall_after=("How long one epoch may take before the job is replaced.", "10 min"),
     observe_every=("How often the assets of the sinks are observed.", "30 s"),
     materialize_every=("How often those that got rows are materialized.", "5 min"),
+    partitions=_PARTITIONS,
+    rerun_late=("Whether a sensor runs partitions with late records again in BATCH.",),
     tick_every=("How often the sensor looks.", "30 s"),
     upstream=_UPSTREAM,
     checks=_CHECKS,

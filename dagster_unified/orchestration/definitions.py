@@ -48,10 +48,12 @@ from dagster_unified.orchestration.external_assets import (
     stream_spec,
 )
 from dagster_unified.orchestration.janitor import janitor_job, janitor_schedule
+from dagster_unified.orchestration.late_sensor import check_reruns, late_sensor
 from dagster_unified.orchestration.outcomes import heartbeat_sensor
 from dagster_unified.orchestration.resources import ExecutionConfig, IntermediatesResource, ObjectStore, SparkResource
 from dagster_unified.orchestration.schedules import batch_schedule
 from dagster_unified.orchestration.stream_materializations import JobAssets
+from dagster_unified.orchestration.stream_partitions import partitions_of_stream
 from dagster_unified.orchestration.streaming import streaming_job
 from dagster_unified.orchestration.streaming_sensor import streaming_sensor
 from dagster_unified.orchestration.translator import StageTranslator
@@ -151,6 +153,11 @@ class _Deployed:
         return plan(self.graph, configuration_of(self.streaming))
 
     @cached_property
+    def stream_partitions(self) -> TimeWindowPartitionsDefinition | None:
+        """The partitions by which the stream is materialized, if it is."""
+        return None if self.streaming is None else partitions_of_stream(self.streaming, self.batch)
+
+    @cached_property
     def has_savepoints(self) -> bool:
         """Whether it leaves savepoints, or one can be taken of it."""
         return has_savepoints(self.plan, self.batch, self.streaming)
@@ -222,18 +229,20 @@ def _build(
     start = None if deployed.streaming is None else start_of(deployed.streaming, origins)
     partitions = None if deployed.batch is None else deployed.batch.partitions
     check_upstream(shown, upstream)
+    if deployed.streaming is not None and deployed.streaming.rerun_late:
+        check_reruns(deployed.streaming, deployed.batch, deployed.stream_partitions)
     specs = [*source_specs(shown, upstream, translator), *malformed_specs(shown, upstream, partitions, translator)]
     if deployed.has_savepoints:
         specs.append(savepoint_spec(shown, upstream, translator))
     if deployed.batch is None:
-        specs += sink_specs(shown, upstream, start, translator)
+        specs += sink_specs(shown, upstream, start, deployed.stream_partitions, translator)
     else:
         specs += stage_sink_specs(shown, partitions, translator)
         if start is not None:
             specs.append(stream_spec(shown, start, translator))
     built = [Definitions(assets=specs)]
     if deployed.batch is not None:
-        built.append(_batch(deployed.batch, shown, upstream, translator, executor))
+        built.append(_batch(deployed, deployed.batch, upstream, translator, executor))
     if deployed.checks is not None:
         built.append(_checks(deployed.graph, shown, deployed.checks, translator, executor))
     if deployed.streaming is not None:
@@ -242,12 +251,13 @@ def _build(
 
 
 def _batch(
+    deployed: _Deployed,
     deployment: BatchDeployment,
-    loaded: Plan,
     upstream: Upstream,
     translator: StageTranslator,
     executor: ExecutorDefinition | None,
 ) -> Definitions:
+    loaded = deployed.plan
     name, partitions = loaded.name, deployment.partitions
     with without_warning("backfill_policy"):
         stages = [stage_asset(deployment, loaded, region, upstream, translator) for region in loaded.regions]
@@ -268,6 +278,10 @@ def _batch(
         )
         janitor = janitor_job(name, loaded, retention, carried_over)
         built.append(Definitions(jobs=[janitor], schedules=[janitor_schedule(name, retention, janitor)]))
+    if deployed.streaming is not None and deployed.stream_partitions is not None and deployed.streaming.rerun_late:
+        tables = list(sink_assets(loaded, translator).values())
+        late = late_sensor(deployed.streaming, deployed.stream_partitions, job, tables)
+        built.append(Definitions(sensors=[late]))
     if deployment.schedule is not None:
         tick = batch_schedule(name, deployment.schedule, job, partitions, deployment.carry_state, keys)
         built.append(Definitions(schedules=[tick]))
@@ -293,7 +307,8 @@ def _streaming(
     loaded = deployed.plan
     savepoint = translator.get_savepoint_key(loaded)
     stream = translator.get_stream_key(loaded) if deployed.batch is not None and start is not None else None
-    assets = JobAssets(sink_assets(loaded, translator), malformed_assets(loaded, translator), savepoint, stream)
+    sinks, malformed = sink_assets(loaded, translator), malformed_assets(loaded, translator)
+    assets = JobAssets(sinks, malformed, savepoint, stream, deployed.stream_partitions)
     streaming = streaming_job(deployment, assets)
     control = control_job(deployment, savepoint if deployed.has_savepoints else None)
     return Definitions(jobs=[streaming, control], sensors=[streaming_sensor(deployment, streaming, assets)])

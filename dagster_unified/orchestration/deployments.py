@@ -16,6 +16,7 @@ from dagster import (
     Jitter,
     PartitionsDefinition,
     RetryPolicy,
+    TimeWindowPartitionsDefinition,
     in_process_executor,
 )
 
@@ -55,7 +56,12 @@ class StreamingDeployment:
     arrived since it last ran, or a function of the sensor's context. A job that has been busy with one epoch for
     `stall_after` is replaced. Its sinks' assets are observed every `observe_every`, and materialized every
     `materialize_every` where rows were committed since, and when the job ends, so that assets downstream follow it. The
-    sensor looks every `tick_every`, as far as the daemon can. `executor` executes the job's one step.
+    sensor looks every `tick_every`, as far as the daemon can.
+
+    With `partitions` in time, by default those of the pipeline's `BatchDeployment`, a partition that records belong to
+    by their event time is materialized once the watermark has passed its end, and only then. Records that come later
+    are counted by partition. `rerun_late` adds `<pipeline>_late_sensor`, which runs those partitions again in BATCH.
+    `executor` executes the job's one step.
 
     `upstream` maps the names of sources to your own assets; `checks` gives the assets of the sinks their checks, and
     the job `<pipeline>_checks`. A pipeline that has a `BatchDeployment` as well gives each of them in one of the two.
@@ -71,6 +77,8 @@ class StreamingDeployment:
     stall_after: timedelta = timedelta(minutes=10)
     observe_every: timedelta = timedelta(seconds=30)
     materialize_every: timedelta = timedelta(minutes=5)
+    partitions: PartitionsDefinition[str] | None = None
+    rerun_late: bool = False
     tick_every: timedelta = timedelta(seconds=30)
     upstream: Mapping[str, CoercibleToAssetDep] = field(default_factory=dict)
     checks: Checks | None = None
@@ -81,6 +89,11 @@ class StreamingDeployment:
         check_types(
             self.pipeline.name, self, options=Mapping, upstream=Mapping, checks=Checks, executor=ExecutorDefinition
         )
+        if self.partitions is not None and not isinstance(self.partitions, TimeWindowPartitionsDefinition):
+            raise ConfigurationError(
+                f"{self.pipeline.name}: a stream is materialized by partitions in time, as its watermark passes their"
+                f" ends, and partitions is {self.partitions!r}; give DailyPartitionsDefinition(...), or another in time"
+            )
         if self.state not in ("running", "suspended"):
             raise ConfigurationError(
                 f"{self.pipeline.name}: a deployment's state is 'running' or 'suspended', not {self.state!r}"

@@ -197,10 +197,16 @@ def sink_assets(plan: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
     return {node.name: translator.get_sink_key(plan, node) for node in plan.graph.sinks}
 
 
-def sink_specs(plan: Plan, upstream: Upstream, start: AssetKey | None, translator: StageTranslator) -> list[AssetSpec]:
+def sink_specs(
+    plan: Plan,
+    upstream: Upstream,
+    start: AssetKey | None,
+    partitions: PartitionsDefinition[str] | None,
+    translator: StageTranslator,
+) -> list[AssetSpec]:
     """Return the external assets that stand for the sinks of a pipeline that has no BATCH stages.
 
-    `start` is the asset of the savepoint that the stream starts from.
+    `start` is the asset of the savepoint that the stream starts from, and `partitions` are those of the stream.
     """
     started_from = [] if start is None else [AssetDep(start)]
 
@@ -217,6 +223,7 @@ def sink_specs(plan: Plan, upstream: Upstream, start: AssetKey | None, translato
                 f"{node.sink.describe()}, written by {plan.name} in STREAMING ({node.sink.capabilities.describe()})."
             ),
             kinds={"spark", "streaming", node.sink.kind} - {""},
+            partitions_def=partitions,
             metadata={**targets_metadata(plan, [node.id]), **columns_metadata(plan.graph.written_to(node.id))},
         )
         for node in plan.graph.sinks

@@ -70,6 +70,7 @@ from dagster_unified.orchestration.stream_materializations import (
     StreamMaterializations,
     report_rest,
 )
+from dagster_unified.orchestration.stream_partitions import counting
 from dagster_unified.orchestration.streaming_sensor import LOADED
 
 LOG_EVERY = 5.0
@@ -101,7 +102,7 @@ def streaming_job(deployment: StreamingDeployment, assets: JobAssets) -> JobDefi
             planned = plan(
                 deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.launched())
             )
-            _run(context, deployment, planned, assets, asked)
+            _run(context, deployment, counting(planned, assets.partitions), assets, asked)
 
     @job(
         name=f"{name}_streaming",
@@ -286,18 +287,22 @@ class _Watcher:
         for sink, key in self._assets.sinks.items():
             if sink in self._unobserved:
                 self._unobserved.discard(sink)  # first: what happens from now on is for the next observation
-                self._context.log_event(AssetObservation(asset_key=key, metadata=self._trend.metadata(sink)))
+                metadata = {**(self._trend.metadata(sink) or {}), **self._late(sink)}
+                self._context.log_event(AssetObservation(asset_key=key, metadata=metadata))
         for key, diverted in self._diverted_of:
             if diverted.source in self._diverted:
                 self._diverted.discard(diverted.source)
                 self._context.log_event(malformed_observation(key, diverted))
 
+    def _late(self, sink: str) -> dict[str, MetadataValue[Any]]:
+        """Return the metadata of the records that came after the materialization of their partition."""
+        late = self._materializations[1].late(sink) if self._materializations is not None else {}
+        return {"late records by partition": MetadataValue.json(late)} if late else {}
+
     def report_rest(self) -> None:
         """Materialize, once the job has ended, what it has committed since the last time."""
         context = self._context
-        report_rest(
-            self._plan, self._directory, self._assets.sinks, context.instance, context.run_id, context.log_event
-        )
+        report_rest(self._plan, self._directory, self._assets, context.instance, context.run_id, context.log_event)
 
     def _opened(self) -> StreamMaterializations | None:
         """Return the materializations of this job; None while it has no lease, or has not recorded its start."""
@@ -310,7 +315,7 @@ class _Watcher:
                     self._plan,
                     self._directory,
                     deployed,
-                    self._assets.sinks,
+                    self._assets,
                     self._context.instance,
                     self._context.log_event,
                 )
@@ -321,7 +326,9 @@ class _Watcher:
         """Materialize the sinks' assets where it is time, and what an earlier run has committed at once."""
         materializations = self._opened()
         is_time = now - self._materialized_at >= self._deployment.materialize_every.total_seconds()
-        if materializations is not None and (is_time or materializations.are_left):
+        if materializations is None or not materializations.is_pending:
+            return
+        if is_time or materializations.are_left or materializations.is_partitioned:
             self._materialized_at = now
             self.running.may_write()
             materializations.report()

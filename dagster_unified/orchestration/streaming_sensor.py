@@ -329,7 +329,7 @@ def _report_rest(
         return
     planned = plan(deployment.pipeline.graph(), configuration_of(deployment))
     report, owner = context.instance.report_runless_asset_event, f"a tick of {deployment.pipeline.name}'s sensor"
-    made = report_rest(planned, directory_of(deployment), assets.sinks, context.instance, owner, report)
+    made = report_rest(planned, directory_of(deployment), assets, context.instance, owner, report)
     if made:
         context.log.info(
             f"reported {made} {'materialization' if made == 1 else 'materializations'} of a job that ended"
@@ -412,14 +412,14 @@ def _orphan(context: SensorEvaluationContext) -> DagsterRun | None:
     if context.repository_def is None:
         return None
     jobs = set(context.repository_def.job_names)
-    running = RunsFilter(statuses=_RUNNING, tags=_of_location(context))
+    running = RunsFilter(statuses=_RUNNING, tags=of_location(context))
     runs = (record.dagster_run for record in context.instance.get_run_records(running, limit=_LOOK_BACK))
     return next((run for run in runs if LOADED in run.tags and run.job_name not in jobs), None)
 
 
 def _records(context: SensorEvaluationContext, job_name: str, failures: int) -> Sequence[RunRecord]:
     """Return the latest runs of a job here: enough to see `failures` in a row, if there are so many."""
-    of_job = RunsFilter(job_name=job_name, tags=_of_location(context))
+    of_job = RunsFilter(job_name=job_name, tags=of_location(context))
     records = page = list(context.instance.get_run_records(of_job, limit=_LOOK_BACK))
     while len(page) == _LOOK_BACK and len(records) < failures and all(map(_has_failed, page)):
         page = list(context.instance.get_run_records(of_job, limit=_LOOK_BACK, cursor=page[-1].dagster_run.run_id))
@@ -431,7 +431,7 @@ def _has_failed(record: RunRecord) -> bool:
     return record.dagster_run.status is DagsterRunStatus.FAILURE
 
 
-def _of_location(context: SensorEvaluationContext) -> dict[str, str]:
+def of_location(context: SensorEvaluationContext) -> dict[str, str]:
     """Return the tags of this code location's runs: others may have jobs of the same name."""
     origin, repository = context.code_location_origin, context.repository_name
     if origin is None or repository is None:

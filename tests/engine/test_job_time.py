@@ -10,8 +10,10 @@ from dagster_unified.connectors.protocol.positions import ALL
 from dagster_unified.engine.job_time import JobTime
 from dagster_unified.graph.nodes import QueryOutputNode
 from dagster_unified.graph.queries import segments
+from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.stages import Report, merge_reports
 from dagster_unified.operators.metrics import Metrics
+from dagster_unified.operators.time import MAX_TIMESTAMP
 from dagster_unified.operators.watermarks import Mark
 from tests.iterations.support import Body
 
@@ -262,3 +264,16 @@ def test_with_no_interval_no_generator_is_asked_while_no_records_come():
     time = JobTime(generated(**{"pipeline.auto-watermark-interval": "0 s"}), None, now=0)
     assert time.after(saw(right=1_000), 100) is None
     assert time.tick(1_000_000) is None
+
+
+def test_a_sink_is_complete_as_far_as_what_comes_before_it_was_told():
+    time = JobTime(joined(), None, 0)
+    time.after(saw(left=50, right=30), 0)
+    told = time.latest
+    time.after(saw(left=90, right=80), 0)
+    both = ("left", "right")
+    assert time.complete_until(both, ("keep",), told, 0) == 19
+    assert time.complete_until(both, ("keep",), time.latest, 0) == 69
+    assert time.complete_until(both, (), ControlEvent(), 0) == 69
+    assert time.complete_until(("left",), (), ControlEvent(), 0) == 79
+    assert time.complete_until(both, ("keep",), time.end(0), 0) == MAX_TIMESTAMP

@@ -108,6 +108,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
             upsert=self.upserts,
             replaces_partition=identifiable,
             replaces_all=mode == "overwrite",
+            replaces_stream=mode == "overwrite" and bool(self.partition_by),
             undoes=identifiable,
         )
         if mode not in ("append", "overwrite", "upsert"):

@@ -13,6 +13,7 @@
     <dir>/<pipeline>/savepoints/<name>/      what one can go back to
     <dir>/<pipeline>/requests/, answers/     for a savepoint of the job that runs
     <dir>/<pipeline>/reports/{0,1}.json      what was committed and not reported yet, and what was
+    <dir>/<pipeline>/late/{0,1}.json         which late records a run in BATCH has read
     <dir>/<pipeline>/settled.json            the job has stopped, and its sinks have what its state has
     <dir>/<pipeline>/initial/                pages of the savepoint that the job starts from, until its first epoch
     <dir>/<pipeline>/start.json              what the savepoint that the state began with says was read of each source
@@ -100,6 +101,9 @@ class Deployed(msgspec.Struct, frozen=True):
 
     sources: dict[str, list[str]] = {}
     """The sources of each query, by uid, in the order in which Spark numbers them."""
+
+    event_time_unit: int | None = None
+    """The milliseconds of the units in which records are counted by event time; None where they are not."""
 
     start: str = ""
     """The savepoint that the deployment's state began with; empty where it began without."""

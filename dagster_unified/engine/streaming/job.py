@@ -277,7 +277,7 @@ class StreamingJob:
         """Return the previous job's queries, if they run on a server and are what this job would start."""
         if not is_connect(self.spark) or previous is None or previous.restored:
             return None
-        if previous.fingerprint != record.fingerprint:
+        if (previous.fingerprint, previous.event_time_unit) != (record.fingerprint, record.event_time_unit):
             return None
         if previous.start and self._without_epoch(staged):
             return None  # what they begin with is written anew
@@ -573,6 +573,7 @@ class StreamingJob:
             reads={uid: name for name in staged for uid in sources[name]},
             sources=sources,
             keys={spec.steps[0].uid: layout_of(spec.keyed.python) for spec in keyed if spec.keyed is not None},
+            event_time_unit=options.event_time_unit,
             start=self.plan.execution.starts_from or "",
             subtasks=self.plan.subtasks_of_state(self.plan.graph.nodes),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -47,6 +47,7 @@ from dagster_unified.graph import nodes as g
 from dagster_unified.graph.nodes import Port
 from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.topology import Exchanged, Head, Native, Topology
+from dagster_unified.operators.drivers.key_groups import ControlEvent
 from dagster_unified.operators.drivers.stages import Report, merge_reports
 from dagster_unified.operators.metrics import merge
 from dagster_unified.operators.routing import PACKED, REPORT, BatchOrder, Route, RoutedProgram, sequence
@@ -391,26 +392,51 @@ class KeyGroupQuery(Query):
         self._note_delivered(epoch)
         if outcome.circulates or outcome.must_announce_idle or self._looks_for_end():
             self.time.wake()
-        if self.stages.awaits_events or self.alignment:
+        counts = self.plan.execution.streaming.event_time_unit is not None
+        if self.stages.awaits_events or self.alignment or counts:
             event = self.time.after(report, wall_clock())
             if event is not None and self.stages.awaits_events:
                 self.control.write(event)
         self.alignment.tell(self.time, wall_clock())
         self.splits.look(epoch + 1)
         _, state_rows, state_bytes = self.measured()
+        metrics = merge([report.metrics, outcome.metrics])
+        event_times = metrics.event_times
         return EpochCommitted(
             self.name,
             epoch,
             report.rows,
             time.monotonic() - started,
             self.time.watermark(),
-            merge([report.metrics, outcome.metrics]),
+            msgspec.structs.replace(metrics, event_times={}),
             outcome.written,
             state_rows,
             state_bytes,
             outcome.diverted,
             self._backlog(),
+            event_times,
+            self._complete_until(epoch) if counts else {},
         )
+
+    def _complete_until(self, epoch: int) -> dict[str, int]:
+        """Return the event time up to which each sink has what belongs to it."""
+        event = event_of(self._logged(epoch)) if self.stages.awaits_events else ControlEvent()
+        return {
+            name: self.time.complete_until(assigners, waiting, event, wall_clock())
+            for name, (assigners, waiting) in self._time_of_sinks.items()
+        }
+
+    @cached_property
+    def _time_of_sinks(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+        """The assigners of each sink's event time, and the operators before it that wait for watermarks, by uid."""
+        graph = self.plan.graph
+        of_sinks = {}
+        for number in self.stages.tail.sinks:
+            if isinstance(node := graph.node(number), g.SinkNode):
+                before = [graph.node(n).uid for n in graph.upstream(number)]
+                waiting = tuple(uid for uid in before if self.time.waits_for_watermarks(uid))
+                of_sinks[node.name] = self.plan.assigners_before(number), waiting
+        return of_sinks
 
     def _note_positions(self, epoch: int | None) -> None:
         """Note which sources have been read to their end, and what was handed on, by an epoch or before the first."""

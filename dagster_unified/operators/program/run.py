@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from dagster_unified.errors import RecordTypeError, UserFunctionError
 from dagster_unified.operators.broadcast import BroadcastOperator
+from dagster_unified.operators.event_times import by_unit
 from dagster_unified.operators.failures import RAISED, computed_from, placed, user_failure
 from dagster_unified.operators.functions.base import FIRST, RuntimeContext, Subtask
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
@@ -295,10 +296,13 @@ class RunningProgram:
         functions: dict[bool, FusedChain] = {}
         last = compiled[-1].index
         output = next((step.output for step in reversed(steps) if step.output is not None), None)
+        unit = self.program.event_time_unit
 
         def saw(clause: int, timestamps: list[int]) -> None:
             if timestamps:
                 self.metrics.saw_event_time(steps[clause].uid, max(timestamps))
+                if unit is not None:
+                    self.metrics.count_event_times(steps[clause].uid, by_unit(timestamps, unit))
 
         def consume(block: Block) -> None:
             times = alone.times_of(block.columns) if alone is not None and block.columns is not None else None

@@ -204,6 +204,9 @@ class Program:
     The input then has the column `PARTITION_INDEX` as well.
     """
 
+    event_time_unit: int | None = None
+    """In STREAMING, the milliseconds of the units in which assigners count records by their event time, if they do."""
+
     in_subtasks: bool = False
     """Whether an exchange chose the subtask of its records. In BATCH the input then has the column `SUBTASK` as well.
     """
