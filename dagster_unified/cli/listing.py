@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from dagster_unified.orchestration.deployments import StreamingDeployment
 
 
+_ALIVE = ("running", "draining", "stopping")
+"""The states of a stream whose job gives signs of life."""
+
+
 class Row(msgspec.Struct):
     """What is known of a deployment."""
 
@@ -36,6 +40,9 @@ class Row(msgspec.Struct):
     state: str
     note: str = ""
     """What more there is to say of its state."""
+
+    phase: str = ""
+    """What a stream's job does: `running`, or what it does before its first epoch, such as restoring state."""
 
     run: str | None = None
     epoch: int | None = None
@@ -69,6 +76,7 @@ def list_deployments(module: Location = None, /, *, define: Defines = [], json: 
     for column in shown.columns[:3]:
         column.no_wrap = True
     out().print(shown)
+    say(*(f"{row.pipeline}: {row.phase}" for row in rows if row.phase not in ("", row.state)))
     say(*(f"{row.pipeline}: {row.note}" for row in rows if row.note))
     return 0
 
@@ -91,6 +99,7 @@ def _stream(deployment: StreamingDeployment, define: list[str], instance: Dagste
     from dagster_unified.errors import UnifiedError
     from dagster_unified.operators.time import wall_clock
     from dagster_unified.orchestration.deployments import directory_of
+    from dagster_unified.orchestration.phases import is_starting
 
     name = deployment.pipeline.name
     row = Row(name, "STREAMING", f"{name}_streaming", "unknown")
@@ -109,9 +118,11 @@ def _stream(deployment: StreamingDeployment, define: list[str], instance: Dagste
     if status is not None and status.watermark is not None:
         row.watermark = _moment(status.watermark)
         row.lag = round((wall_clock() - status.watermark) / 1000, 1)
-    row.state, row.note = _state(
-        deployment, deployed, lease, desired, record.dagster_run.status.value if record is not None else None
-    )
+    ended_as = None if record is None else record.dagster_run.status.value
+    row.state, row.note = _state(deployment, deployed, lease, desired, ended_as)
+    if status is not None and lease is not None and status.token == lease.token and row.state in _ALIVE:
+        row.phase = status.phase
+        row.state = "starting" if is_starting(status.phase) else row.state
     if record is not None and row.state == "failed" and not row.note:
         row.note = _why(instance, record)
     if row.sensor == "off" and row.state in ("not started", "stopped", "failed"):

@@ -63,6 +63,7 @@ from dagster_unified.orchestration.external_assets import (
 )
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import as_text
+from dagster_unified.orchestration.phases import DRAINING, PHASE, STARTING, STOPPING, phase_after
 from dagster_unified.orchestration.resources import session_of
 from dagster_unified.orchestration.stream_materializations import (
     UPDATED,
@@ -129,7 +130,8 @@ def _run(
             )
         context.log.info(f"{planned.name} was suspended after its sensor had launched this run")
         return
-    context.log.info("starting Spark")
+    context.log.info(STARTING)
+    context.instance.add_run_tags(context.run_id, {PHASE: STARTING})
     spark = asked.started(session_of(context.resources.spark))
     deployed = directory.deployed()
     changed = (
@@ -200,7 +202,7 @@ class _Watcher:
         """Those of the lease with this token."""
 
         self._opening = Lock()
-        self._signs = 0
+        self._phase, self._signs = STARTING, 0
         self._busy: tuple[int, int] | None = None
         self._lost = ("", 0)
         """The cluster's last loss, and when it was."""
@@ -217,6 +219,7 @@ class _Watcher:
     def happened(self, event: Event) -> None:
         """Take an event, such as a committed epoch or a savepoint; called from the thread of the event."""
         events.report(event)
+        self._enter(phase_after(event, self._phase))
         if isinstance(event, QueriesStopped):
             self._write_heartbeat()  # else the sensor takes the time that a savepoint needs for that of a last epoch
         if isinstance(event, QueriesTakenOver | PhaseBegun):
@@ -259,6 +262,7 @@ class _Watcher:
             self._materialize(now)
             desired = read_desired(self._directory)
             if desired.state == "drained":
+                self._enter(DRAINING)
                 self.running.drain()
             if desired.state == "suspended":
                 self.reason = "suspended"
@@ -266,9 +270,18 @@ class _Watcher:
                 self.reason = desired.reason
             elif self._abandoned():
                 self.reason = "its run has ended in Dagster"
+            if self.reason:
+                self._enter(STOPPING)
         if now - self._observed_at >= self._deployment.observe_every.total_seconds():
             self.observe()
         return bool(self.reason)
+
+    def _enter(self, phase: str) -> None:
+        """Say which phase the job is in, where that is another one."""
+        if phase != self._phase:
+            self._phase = phase
+            self._context.instance.add_run_tags(self._context.run_id, {PHASE: phase})
+            self._write_heartbeat()
 
     def _abandoned(self) -> bool:
         """Return whether Dagster has given the run up, as after `kill -9` of the process that started this step."""
@@ -362,6 +375,7 @@ class _Watcher:
                 busy,
                 self._trend.watermark,
                 *self._lost,
+                self._phase,
             ),
         )
 

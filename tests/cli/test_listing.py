@@ -79,6 +79,9 @@ def test_a_stream_that_runs(listed, tmp_path):
         assert (row["state"], row["run"], row["epoch"]) == ("running", "0123456789", 41)
         assert row["watermark"] == "2023-11-14T22:13:20Z"
         assert row["lag"] == pytest.approx(wall_clock() / 1000 - 1_700_000_000, abs=60)
+        write_status(checkpoint, Status(2, "0123456789", lease.token, wall_clock(), phase="restoring state"))
+        assert (listed()["shops"]["state"], listed()["shops"]["phase"]) == ("starting", "restoring state")
+        write_status(checkpoint, Status(3, "0123456789", lease.token, wall_clock(), phase="running"))
         ask(checkpoint, state="drained")
         assert listed()["shops"]["state"] == "draining"
         ask(checkpoint, state="suspended")

@@ -12,9 +12,10 @@ from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescri
 from dagster_unified.connectors import CsvSource, DeltaSink
 from dagster_unified.engine.events import EpochCommitted, Written
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
-from dagster_unified.engine.streaming.desired import read_desired
+from dagster_unified.engine.streaming.desired import read_desired, read_status
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.orchestration import SparkResource, StreamingDeployment, unified_definitions
+from dagster_unified.orchestration.phases import PHASE
 from dagster_unified.orchestration.stream_materializations import UPDATED
 from dagster_unified.orchestration.streaming import Trend
 from tests.orchestration.support import launched_with
@@ -161,6 +162,13 @@ def test_the_event_log_says_what_the_job_does_until_its_first_epoch(drained):
         "query main is working on epoch 0",
     ]
     assert [message for message in messages if message in phases] == phases
+
+
+def test_a_run_says_in_its_tag_and_in_the_status_file_in_which_phase_it_is(drained):
+    folder, instance, _ = drained
+    (run,) = [run for run in instance.get_runs() if run.job_name == "shops_streaming"]
+    status = read_status(CheckpointDirectory(str(folder / "launched"), "shops"))
+    assert (run.tags[PHASE], status.phase) == ("draining", "draining")
 
 
 def test_the_event_log_has_observations_of_the_sinks_asset(drained):

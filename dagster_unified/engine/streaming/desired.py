@@ -43,6 +43,8 @@ class Status(msgspec.Struct, frozen=True):
     """The job's cluster's last loss, and `lost_at` when."""
 
     lost_at: int = 0
+    phase: str = ""
+    """What the job does: `running`, `draining`, or what it does before its first epoch."""
 
 
 def read_desired(directory: CheckpointDirectory) -> Desired:
