@@ -1,22 +1,27 @@
 """The plan as a picture: a box per stage with its operators, an arrow per barrier, from left to right.
 
-Draws what `explain` prints, as SVG: a few kilobytes, since every materialization keeps its own.
+Draws what `explain` prints, as SVG: a few kilobytes, since every materialization keeps its own. Of a stream a box is a
+task, and says below its operators what they do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from dagster_unified.graph.nodes import Node
 from dagster_unified.graph.plan import Plan, Region
+from dagster_unified.graph.regions import Exchange
 
 LINE, CHARACTER, PADDING = 18, 7.3, 10
 """Of a line of text its height, of a character its width, of a box the space around its text; in pixels."""
 
 BETWEEN, APART, LANE = 60, 24, 16
 """The space between columns, next to the arrows' labels; between boxes; and the height of an arrow past a column."""
+
+NOTE = "\u00a0\u00a0"
+"""Before an operator's notes; SVG leaves plain blanks out."""
 
 LONGEST = 36
 """Characters of an operator's name."""
@@ -44,17 +49,51 @@ class _Place:
 
 
 def as_svg(plan: Plan, highlighted: Region) -> str:
-    """Return the picture, with one stage highlighted."""
+    """Return the plan's stages as a picture, with one stage highlighted."""
     places = {r.id: _Place([r.name, *(_operator(plan.graph.node(n)) for n in r.nodes)]) for r in plan.regions}
     arrows = {(source, r.id): _label(plan, source, r.id) for r in plan.regions for source in r.inputs}
-    columns, ways = _columns(plan, places, list(arrows))
-    width, height = _arrange(columns, BETWEEN + CHARACTER * max(map(len, arrows.values()), default=0))
+    return _drawn(places, arrows, highlighted.id)
+
+
+def tasks_as_svg(plan: Plan, notes: Mapping[int, Sequence[str]], header: Sequence[str]) -> str:
+    """Return the plan's tasks as a picture: an operator's notes below it, by its number, and a header above all."""
+    places = {
+        task.id: _Place(
+            [line for n in task.operators for line in (_operator(plan.graph.node(n)), *_indented(notes, n))]
+        )
+        for task in plan.tasks
+    }
+    kinds: dict[tuple[int, int], list[str]] = {}
+    for exchange in plan.exchanges:
+        kinds.setdefault((exchange.source, exchange.target), []).append(_travels(exchange))
+    return _drawn(places, {ends: "; ".join(dict.fromkeys(ways)) for ends, ways in kinds.items()}, None, header)
+
+
+def _indented(notes: Mapping[int, Sequence[str]], node: int) -> Iterator[str]:
+    return (f"{NOTE}{note}" for note in notes.get(node, ()))
+
+
+def _drawn(
+    places: Mapping[int, _Place],
+    arrows: Mapping[tuple[int, int], str],
+    highlighted: int | None,
+    header: Sequence[str] = (),
+) -> str:
+    """Draw boxes, which come after those that they read from, and arrows."""
+    columns, ways = _columns(places, list(arrows))
+    top = len(header) * LINE
+    width, height = _arrange(columns, BETWEEN + CHARACTER * max(map(len, arrows.values()), default=0), top)
+    width = max(width, max((len(line) * CHARACTER for line in header), default=0) + 2 * PADDING)
     drawn = [
         line
         for ends, label in arrows.items()
         for line in _arrow([places[ends[0]], *ways[ends], places[ends[1]]], label)
     ]
-    drawn += [line for r in plan.regions for line in _box(places[r.id], r.id == highlighted.id)]
+    drawn += [line for number, place in places.items() for line in _box(place, number == highlighted)]
+    drawn += [
+        f'<text x="{PADDING}" y="{LINE * (number + 1):.0f}" font-weight="bold">{escape(text)}</text>'
+        for number, text in enumerate(header)
+    ]
     size = f'width="{width:.0f}" height="{height:.0f}"'
     return "\n".join(
         [
@@ -85,37 +124,42 @@ def _label(plan: Plan, source: int, target: int) -> str:
         for e in plan.exchanges
         if e.blocking and e.source in plan.regions[source].tasks and e.target in plan.regions[target].tasks
     ]
-    keys = [(e.kind.value, e.edge.partitioning.key) for e in crossing]
-    return "; ".join(dict.fromkeys(f"by {key.describe()}" if key is not None else exchange for exchange, key in keys))
+    return "; ".join(dict.fromkeys(map(_travels, crossing)))
+
+
+def _travels(exchange: Exchange) -> str:
+    key = exchange.edge.partitioning.key
+    return f"by {key.describe()}" if key is not None else exchange.kind.value
 
 
 def _columns(
-    plan: Plan, places: dict[int, _Place], arrows: list[tuple[int, int]]
+    places: Mapping[int, _Place], arrows: Sequence[tuple[int, int]]
 ) -> tuple[list[list[_Place]], dict[tuple[int, int], list[_Place]]]:
-    """Put each stage in the column after the last one that it reads from.
+    """Put each box in the column after the last one that it reads from.
 
     Also returns, for each arrow, its places in the columns between.
     """
+    inputs = {number: [source for source, target in arrows if target == number] for number in places}
     depth: dict[int, int] = {}
-    for region in plan.regions:  # they are in topological order
-        depth[region.id] = 1 + max((depth[i] for i in region.inputs), default=-1)
+    for number in places:  # they are in topological order
+        depth[number] = 1 + max((depth[i] for i in inputs[number]), default=-1)
     columns: list[list[_Place]] = [[] for _ in range(1 + max(depth.values()))]
     ways: dict[tuple[int, int], list[_Place]] = {ends: [] for ends in arrows}
-    for region in plan.regions:
-        columns[depth[region.id]].append(places[region.id])
-        for source in region.inputs:
-            for column in range(depth[source] + 1, depth[region.id]):
-                ways[source, region.id].append(_Place([]))
-                columns[column].append(ways[source, region.id][-1])
+    for number, place in places.items():
+        columns[depth[number]].append(place)
+        for source in inputs[number]:
+            for column in range(depth[source] + 1, depth[number]):
+                ways[source, number].append(_Place([]))
+                columns[column].append(ways[source, number][-1])
     return columns, ways
 
 
-def _arrange(columns: list[list[_Place]], between: float) -> tuple[float, float]:
-    """Put the columns side by side, each centred; return the width and height of the whole."""
+def _arrange(columns: list[list[_Place]], between: float, top: float) -> tuple[float, float]:
+    """Put the columns side by side below `top`, each centred; return the width and height of the whole."""
     heights = [sum(place.height + APART for place in column) - APART for column in columns]
     x: float = PADDING
     for column, height in zip(columns, heights, strict=True):
-        y = PADDING + (max(heights) - height) / 2
+        y = top + PADDING + (max(heights) - height) / 2
         wide = max(place.width for place in column)
         for place in column:
             place.x, place.y = x, y
@@ -123,7 +167,7 @@ def _arrange(columns: list[list[_Place]], between: float) -> tuple[float, float]
             if not place.lines:
                 place.x += wide / 2
         x += wide + between
-    return x - between + PADDING, max(heights) + 2 * PADDING
+    return x - between + PADDING, top + max(heights) + 2 * PADDING
 
 
 def _arrow(stops: Sequence[_Place], label: str) -> list[str]:
@@ -154,6 +198,7 @@ def _box(place: _Place, highlighted: bool) -> list[str]:
     ]
     for number, text in enumerate(place.lines):
         weight = ' font-weight="bold"' if number == 0 else ""
+        weight = ' fill="#555555"' if text.startswith(NOTE) else weight
         x, y = place.x + PADDING, place.y + PADDING / 2 + LINE * (number + 0.8)
         parts.append(f'<text x="{x:.0f}" y="{y:.0f}"{weight}>{escape(text)}</text>')
     return parts

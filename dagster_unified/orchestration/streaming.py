@@ -65,6 +65,7 @@ from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import as_text
 from dagster_unified.orchestration.phases import DRAINING, PHASE, STARTING, STOPPING, phase_after
 from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.stream_face import Committed, StreamFace
 from dagster_unified.orchestration.stream_materializations import (
     UPDATED,
     JobAssets,
@@ -195,6 +196,7 @@ class _Watcher:
         self._unobserved: set[str] = set()
         """The sinks whose query has read or written rows since they were observed."""
 
+        self._face = StreamFace(planned, directory)
         self._trend = Trend({sink: at for sink, key in assets.sinks.items() if (at := self._last_updated(key))})
         self._logged = self._heartbeat = 0.0
         self._observed_at = self._materialized_at = time.monotonic()
@@ -297,10 +299,11 @@ class _Watcher:
         if start and not self._told_start and self._assets.stream is not None:
             self._told_start = True
             self._context.log_event(start_observation(self._assets.stream, start))
+        face = self._face.metadata(self._trend.epochs, wall_clock()) if self._unobserved else {}
         for sink, key in self._assets.sinks.items():
             if sink in self._unobserved:
                 self._unobserved.discard(sink)  # first: what happens from now on is for the next observation
-                metadata = {**(self._trend.metadata(sink) or {}), **self._late(sink)}
+                metadata = {**(self._trend.metadata(sink) or {}), **self._late(sink), "phase": self._phase, **face}
                 self._context.log_event(AssetObservation(asset_key=key, metadata=metadata))
         for key, diverted in self._diverted_of:
             if diverted.source in self._diverted:
@@ -413,6 +416,11 @@ class Trend:
             self._bytes[sink] = self._bytes.get(sink, 0) + written.bytes
             if written.rows:
                 self._updated[sink] = self._clock()
+
+    @property
+    def epochs(self) -> list[Committed]:
+        """The last epochs, the oldest first."""
+        return list(map(Committed, self._epochs.copy(), self._committed.copy()))
 
     @property
     def begun(self) -> bool:

@@ -191,6 +191,10 @@ def test_the_event_log_has_observations_of_the_sinks_asset(drained):
         "bytes written",
         UPDATED,
     } <= observed.keys()
+    assert observed["phase"].value == "draining"
+    assert observed["operators"].value.startswith("![operators of shops](data:image/svg+xml;base64,")
+    rows = [record.data["rows in"] for record in observed["last epochs"].records]
+    assert sum(rows) == 3
 
 
 def test_options_of_the_launch_go_before_those_of_the_deployment(drained):
