@@ -1,6 +1,7 @@
 """`dagster-unified record`: the source reads what it is given with the class that was written for it."""
 
 import base64
+import gzip
 import io
 import json
 import subprocess
@@ -19,6 +20,7 @@ from google.protobuf import timestamp_pb2
 from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from upath import UPath
 
 from dagster_unified.cli.record.classes import Names, record_class
 from dagster_unified.connectors import (
@@ -34,6 +36,7 @@ from dagster_unified.connectors import (
 )
 from dagster_unified.connectors.kafka.formats.base import framing
 from dagster_unified.records import record_type
+from tests.object_store import served
 from tests.servers.registry import Registry
 
 pytest_plugins = ["tests.servers.postgres"]
@@ -275,6 +278,19 @@ def test_objects_of_json_become_classes_and_dicts(spark, written, tmp_path):
     assert (first.at, first.by, first.place.lat, first.tags) == (at, {"2024-01": 3, "x y": None}, 1.0, None)
     assert (second.at, second.by, second.place.name, second.mixed) == (None, {}, None, "7")
     assert ([tag.n for tag in second.tags], third.tags, third.mixed) == ([1, None], [], "x")
+
+
+def test_files_and_tables_in_a_bucket(cli, monkeypatch):
+    with served("lake") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        UPath("s3://lake/sales/1.csv.gz").write_bytes(gzip.compress(b"zip,amount\n007,3\n"))
+        deltalake.write_deltalake("s3://lake/orders", pa.table({"id": [1]}))
+        code, out, err = cli("record", "s3://lake/sales/*.csv.gz")
+        assert (code, err) == (0, "")
+        assert out.endswith('    """A row of s3://lake/sales/*.csv.gz."""\n\n    zip: str\n    amount: int\n')
+        assert "class Sales(NamedTuple):" in out
+        assert "class Orders(NamedTuple):" in cli("record", "s3://lake/orders")[1]
 
 
 # Tables of PostgreSQL

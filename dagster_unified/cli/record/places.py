@@ -63,7 +63,7 @@ def place_of(where: str, format_: Format | None, postgres: str | None, registry:
             "record: give the table, and its server behind --postgres, such as record public.orders --postgres"
             " postgresql://etl@db.example/shop"
         )
-    stem = name_of(where, "record")
+    stem = name_of(re.sub(r"(\.\w+)+$", "", where) or where, "record")
     if format_ is None and "*" not in where and "{" not in where and is_delta_table(where):
         return Place(where, stem, of_delta_table(where), _OF_DELTA)
     found, schema = of_files(where, format_, sample)
