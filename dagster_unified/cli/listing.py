@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-
-import msgspec
 
 from dagster_unified import settings
 from dagster_unified.cli.finding import Declared, declared_in, default_module
@@ -31,7 +30,8 @@ _ALIVE = ("running", "draining", "stopping")
 """The states of a stream whose job gives signs of life."""
 
 
-class Row(msgspec.Struct):
+@dataclass
+class Row:
     """What is known of a deployment."""
 
     pipeline: str
@@ -69,6 +69,8 @@ def list_deployments(module: Location = None, /, *, define: Defines = [], json: 
         rows = [*(_stream(deployment, define, instance) for deployment in found.streaming), *_batch(found, instance)]
     rows.sort(key=lambda row: (row.pipeline, row.mode))
     if json:
+        import msgspec
+
         write(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
         return 0
     columns = ("deployment", "mode", "state", "run", "epoch", "watermark", "lag", "sign of life")
