@@ -310,6 +310,21 @@ def test_a_partitioned_overwrite_replaces_what_runs_without_partitions_had_writt
     assert table() == sorted([B, C], key=str)
 
 
+def test_an_epoch_replaces_what_was_there_before_its_job_and_keeps_what_a_partition_was_run_again_with(write, table):
+    def epoch(number, row):
+        write([row], "job", who={"partition": "streaming", "epoch": number}, partition_by="shop")
+
+    more, other = A._replace(amount=9), B._replace(amount=7)
+    write([A], "before", who={"partition": "one"}, partition_by="shop")
+    write([B], "before", who={"partition": "two"}, partition_by="shop")
+    epoch(0, A)
+    write([A, A], "again", who={"partition": "one"}, partition_by="shop")
+    epoch(1, more)
+    assert table() == sorted([A, A, more, B], key=str)
+    epoch(2, other)
+    assert table() == sorted([A, A, more, other], key=str)
+
+
 @pytest.mark.parametrize("mode", ["overwrite", "append"])
 def test_a_sink_under_another_name_replaces_a_partition_only_where_the_table_is_its_own(write, table, mode):
     for name, row in (("former", A), ("later", B)):

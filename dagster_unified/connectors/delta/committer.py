@@ -448,7 +448,8 @@ class DeltaCommitter(Committer[DeltaFile]):
 
         These are the files of earlier runs of the same partitions of the pipeline; with `overwrite` also those of any
         pipeline, and those of no such partition. With `partition_by`, `overwrite` only removes from the table's
-        partitions that are written. A STREAMING job keeps what it wrote in earlier epochs.
+        partitions that are written. A STREAMING job keeps what it wrote in earlier epochs, and what a
+        run of a partition has written since its first.
         """
         # with `overwrite` whoever wrote them, such as the pipeline under a name that it had before
         whose = _partition_prefix if self._mode == "overwrite" else _owner_prefix
@@ -457,18 +458,24 @@ class DeltaCommitter(Committer[DeltaFile]):
         if self._mode != "overwrite" and not replaced_prefixes:
             return []
         written = [dict(add.partition_values) for add in adds]
+        files = active_files(self._table)
+        kept = [row["modification_time"] for row in files if row["path"].startswith(kept_prefixes)]
+        goes_on = any(self._table.transaction_version(i.writer) is not None for i in identities if i.epoch is not None)
+        begun = min(kept, default=0 if goes_on else None)
 
         def goes(row: dict[str, Any]) -> bool:
             path: str = row["path"]
             if replaced_prefixes and path.startswith(_PARTITION):
                 return path.startswith(replaced_prefixes)
+            if begun is not None and path.startswith(_PARTITION) and row["modification_time"] > begun:
+                return False
             return (
                 self._mode == "overwrite"
                 and not path.startswith(kept_prefixes)
                 and (not self._partition_by or partition_values(row) in written)
             )
 
-        return [_remove(row) for row in active_files(self._table) if goes(row)]
+        return [_remove(row) for row in files if goes(row)]
 
 
 def _unmet_requirement(table: DeltaTable, mode: str) -> str | None:
