@@ -74,6 +74,15 @@ class RecordType:
     def names(self) -> tuple[str, ...]:
         return tuple(self.schema.names)
 
+    @property
+    def descriptions(self) -> dict[str, str]:
+        """What the author says of fields, by `Annotated[int, Meta(description="…")]` or `Annotated[int, Doc("…")]`."""
+        if self.shape != "class":
+            return {}
+        hints = typing.get_type_hints(self.python, include_extras=True)
+        said = {name: _said(getattr(hints.get(name), "__metadata__", ())) for name in self.names}
+        return {name: text for name, text in said.items() if text}
+
     def describe(self) -> str:
         """`Flight(carrier: string, dep_delay: double?)`, for plans and messages."""
         united = getattr(self.python, UNITED, None)
@@ -796,3 +805,9 @@ def element_type(annotation: Any) -> Any | None:
         members = [a for a in arguments if a is not type(None)]
         return element_type(members[0]) if len(members) == 1 else None
     return arguments[0] if arguments else None
+
+
+def _said(annotations: Iterable[object]) -> str:
+    """Return the description among the annotations of a field; empty where there is none."""
+    texts = (getattr(a, "description", None) or getattr(a, "documentation", None) for a in annotations)
+    return next((text for text in texts if isinstance(text, str)), "")

@@ -18,7 +18,7 @@ from dagster_unified.connectors.protocol.commits import (
     WriterTask,
 )
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.connectors import Capabilities
+from dagster_unified.graph.connectors import AssetName, Capabilities, asset_path
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
@@ -45,10 +45,17 @@ class ForeachSink(SparkSink[In, Committable]):
     committable = Committable
     commits_in_writers = True
 
-    def __init__(self, function: Callable[[In], object], name: str | None = None, upserts: bool = False) -> None:
+    def __init__(
+        self,
+        function: Callable[[In], object],
+        name: str | None = None,
+        upserts: bool = False,
+        asset: AssetName | None = None,
+    ) -> None:
         called = getattr(function, "__name__", type(function).__name__)
         self.named = name is not None or called != "<lambda>"
         self.name = name or (called if self.named else "foreach")
+        self.asset = asset_path(asset, f"sink '{self.name}'")
         self.function = function
         self.upserts = upserts
         if not callable(function):

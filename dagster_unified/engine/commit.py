@@ -288,7 +288,7 @@ def _named(node: SinkNode, pipeline: str) -> Iterator[None]:
     except Exception as error:
         target = node.sink.target()
         line = next((line for line in str(error).splitlines() if _CLOSED_IN_JAVA.search(line)), None)
-        if target is None or line is None or not _tells_of(line, target.place):
+        if target is None or line is None or not _tells_of(line, target.place.uri):
             raise
         raise _unwritable(node, pipeline, _JAVA_CLASS.sub("", line.strip())) from error
 
@@ -308,7 +308,9 @@ def _tells_of(line: str, place: str) -> bool:
 def _has_no_folder(node: SinkNode) -> bool:
     """Return whether the sink's folder cannot exist: a file has its name, or nothing can be created there."""
     target = node.sink.target()
-    return target is not None and (os.path.isfile(target.place) or not os.path.isdir(os.path.dirname(target.place)))
+    return target is not None and (
+        os.path.isfile(target.place.uri) or not os.path.isdir(os.path.dirname(target.place.uri))
+    )
 
 
 def _unwritable(node: SinkNode, pipeline: str, reason: str) -> SinkError:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Generic, Self
+from typing import Generic, Protocol, Self, runtime_checkable
 from urllib.parse import quote
 
 from dagster_unified.errors import PipelineError
@@ -137,14 +137,50 @@ class Capabilities:
 
 
 @dataclass(frozen=True)
-class Target:
-    """A place that a sink writes to, in the one form that all ways of writing its path have.
+class Place:
+    """A table, a topic or a folder, by its identity: whoever reads or writes it, and however the path is written.
 
-    `shared`: it only adds to what is there.
+    `table` is the name by which others know it: `database.schema.table` in a database, else the `uri`.
     """
 
-    place: str
+    uri: str
+    table: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place that a sink writes to. `shared`: it only adds to what is there."""
+
+    place: Place
     shared: bool = False
+
+
+@runtime_checkable
+class HasPath(Protocol):
+    """What has the parts of a path, such as Dagster's `AssetKey`."""
+
+    @property
+    def path(self) -> Sequence[str]:
+        """The parts."""
+
+
+AssetName = HasPath | Sequence[str] | str
+"""An asset's key as authors write it: Dagster's `AssetKey`, its parts, or one text with slashes between them."""
+
+
+def asset_path(name: AssetName | None, where: str) -> tuple[str, ...]:
+    """Return the parts of an asset's key; none where none is given. `where` begins the message of an error.
+
+    Raises `PipelineError` for what is no key.
+    """
+    if name is None:
+        return ()
+    parts = name.path if isinstance(name, HasPath) else name.split("/") if isinstance(name, str) else name
+    if isinstance(parts, Sequence) and parts and all(isinstance(part, str) and part for part in parts):
+        return tuple(parts)
+    raise PipelineError(
+        f"{where}: asset={shorten(name)} is no key of an asset; write AssetKey(['lake', 'orders']), or 'lake/orders'"
+    )
 
 
 def check_is_one(value: object, base: type, what: str) -> None:
@@ -174,6 +210,9 @@ class Source(ABC, Generic[Out]):
     in_every_partition: bool = False
     """Whether all of it belongs to each partition."""
 
+    reads_table: bool = False
+    """Whether its place has a name by which other tools know it."""
+
     can_wait: bool = False
     """Whether STREAMING can hold parts of it back, so that watermarks can be aligned."""
 
@@ -188,6 +227,10 @@ class Source(ABC, Generic[Out]):
     def settings(self) -> str:
         """Return what else decides which records are read, and how: part of a stage's fingerprint."""
         return ""
+
+    def places(self) -> Sequence[Place]:
+        """The places that it reads, as far as another pipeline or tool may write them."""
+        return ()
 
     def identifies_input(self) -> bool:
         """Whether its snapshot changes with what would be read: where not, nothing that comes of it can be reused."""
@@ -228,6 +271,9 @@ class Sink(ABC, Generic[In]):
 
     key: tuple[str, ...] = ()
     """The fields that identify a row of a table that it upserts; none where it has no table."""
+
+    asset: tuple[str, ...] = ()
+    """The key of the asset that stands for what it writes; empty where the author has not said one."""
 
     records: RecordType
     """The type of its records; set on the copy that `bound_to` returns."""

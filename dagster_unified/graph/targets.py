@@ -35,8 +35,8 @@ def written(graph: Graph, sinks: Collection[int] | None = None) -> list[Written]
 
 def check_targets(sinks: Iterable[Written]) -> None:
     """Raise where two sinks would overwrite each other, or one writes into the other's folder."""
-    for first, second in combinations(sorted(sinks, key=lambda w: w.target.place), 2):
-        place, inner = first.target.place, second.target.place
+    for first, second in combinations(sorted(sinks, key=lambda w: w.target.place.uri), 2):
+        place, inner = first.target.place.uri, second.target.place.uri
         if place == inner and not (first.target.shared and second.target.shared):
             raise PipelineError(
                 f"{first} and {second} write to one place, {place}, where one takes away what the other wrote; give"

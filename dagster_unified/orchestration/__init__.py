@@ -14,22 +14,38 @@ from dagster_unified.orchestration.resources import (
     process_executor,
 )
 from dagster_unified.orchestration.schedules import BatchSchedule
-from dagster_unified.orchestration.translator import StageTranslator
+from dagster_unified.orchestration.translator import (
+    Input,
+    Malformed,
+    Part,
+    PipelineTranslator,
+    Savepoints,
+    Stage,
+    Stream,
+    Table,
+)
 
 __all__ = [
     "BatchDeployment",
     "BatchSchedule",
     "Checks",
     "ExecutionConfig",
+    "Input",
     "IntermediatesResource",
     "KafkaResource",
+    "Malformed",
     "ObjectStore",
     "Parity",
+    "Part",
+    "PipelineTranslator",
     "PostgresResource",
     "Retention",
+    "Savepoints",
     "SparkResource",
-    "StageTranslator",
+    "Stage",
+    "Stream",
     "StreamingDeployment",
+    "Table",
     "process_executor",
     "unified_definitions",
 ]

@@ -1,7 +1,7 @@
-"""One asset per stage: its step runs the stage's region, and says what it wrote.
+"""One step per stage: it runs the stage's region, and materializes the stage and the tables that it writes.
 
-The assets are those of the plan as it is at load time. A run launched with another shuffle mode may join several of
-them in one Spark job; then the last of them runs it, and the others say so.
+The assets are those of the plan as it is at load time. A run launched with another shuffle mode may join several
+stages in one Spark job; then the last of them runs it, and the others say so.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of an asset's function as objects.
@@ -11,16 +11,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
+    AssetCheckResult,
     AssetDep,
     AssetExecutionContext,
     AssetKey,
+    AssetMaterialization,
     AssetsDefinition,
     AssetSelection,
     AutomationCondition,
     MaterializeResult,
     MetadataValue,
     TimeWindowPartitionsDefinition,
-    asset,
+    multi_asset,
 )
 
 from dagster_unified.connectors.protocol.commits import SparkSink
@@ -51,21 +53,19 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.time import to_millis
 from dagster_unified.orchestration._dagster_compat import AllDepsCondition, has_allow_ignore
+from dagster_unified.orchestration.catalog import Catalog
 from dagster_unified.orchestration.checks import carried_state_result, carried_state_spec
 from dagster_unified.orchestration.external_assets import (
-    Upstream,
     malformed_materialization,
     savepoint_materialization,
-    stage_sink_materializations,
     targets_metadata,
-    upstream_dep,
-    upstream_deps,
 )
-from dagster_unified.orchestration.metadata import ROWS, around, rows_per_partition, stage_metadata
+from dagster_unified.orchestration.metadata import ROWS, around, rows_per_partition, stage_metadata, table_metadata
 from dagster_unified.orchestration.outcomes import as_failure, beating, interruptible, tried_again
 from dagster_unified.orchestration.partitions import key_after, key_before, partition_before, slice_of
 from dagster_unified.orchestration.producers import Chain, Producers, latest_metadata
 from dagster_unified.orchestration.resources import session_of, store_of
+from dagster_unified.orchestration.translator import Malformed, Savepoints, Stage, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from dagster_unified.engine.batch.intermediates import Manifest
     from dagster_unified.engine.state_tables.savepoints import StartingState
     from dagster_unified.orchestration.deployments import BatchDeployment
-    from dagster_unified.orchestration.translator import StageTranslator
 
 
 PREVIEW_ROWS = 10
@@ -83,39 +82,43 @@ _STARTS: "dict[tuple[str, str, str], StartingState]" = {}
 """The savepoint that the last run of this process started from, by pipeline, run and partition: its stages share it."""
 
 
-def stage_asset(
-    batch: "BatchDeployment", loaded: Plan, region: Region, upstream: Upstream, translator: "StageTranslator"
-) -> AssetsDefinition:
-    """Build the asset of one stage."""
-    inputs = [AssetDep(translator.get_asset_key(loaded, loaded.regions[r])) for r in region.inputs]
-    key, condition = translator.get_asset_key(loaded, region), batch.automation_condition
+def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog: Catalog) -> AssetsDefinition:
+    """Build the assets that one step makes: a stage, and the tables that it writes."""
+    part, condition = Stage(loaded, region), batch.automation_condition
+    key = catalog.key(part)
+    inputs = [AssetDep(catalog.key(Stage(loaded, loaded.regions[r]))) for r in region.inputs]
     before = [partition_before(key)] if batch.carry_state else []
     readers = [node for node in loaded.graph.readers if node.id in region.nodes]
     carries = batch.carry_state and bool(region.carried)
-    # Of an asset that depends on itself and has a check, Dagster's automation requests the partition before as well
-    # (AutomationConditionEvaluator._handle_execution_set).
-    checked = carries and condition is None
-    stand_ins = [translator.get_source_key(loaded, node) for node in readers if node.source.name not in upstream]
-
-    @asset(
-        key=key,
-        deps=[*inputs, *upstream_deps(loaded, readers, upstream, translator), *before],
-        partitions_def=batch.partitions,
-        backfill_policy=batch.backfill_policy,
-        group_name=translator.get_group_name(loaded, region),
-        tags=translator.get_tags(loaded, region),
-        kinds=translator.get_kinds(loaded, region),
-        description=translator.get_description(loaded, region),
-        metadata={**targets_metadata(loaded, region.sinks), **translator.get_metadata(loaded, region)},
+    stage = catalog.spec(part).replace_attributes(
+        deps=[*inputs, *catalog.read_by(loaded, readers), *before],
         code_version=region.fingerprint,
+        automation_condition=None
+        if condition is None
+        else condition_of(condition, catalog.unknown(loaded, readers), key),
+    )
+    tables = [
+        spec.replace_attributes(
+            code_version=region.fingerprint, freshness_policy=batch.freshness_policy, automation_condition=condition
+        ).merge_attributes(metadata=targets_metadata(loaded, [number]))
+        for number in region.sinks
+        for spec in catalog.made_by(loaded, [number])
+    ]
+
+    @multi_asset(
+        name=step_name(loaded, region),
+        specs=[stage, *tables],
+        partitions_def=batch.partitions,
+        # Of assets that are made together or not at all, and one of which depends on itself, Dagster's automation
+        # requests the partition before as well (AutomationConditionEvaluator._handle_execution_set).
+        can_subset=True,
+        backfill_policy=batch.backfill_policy,
         retry_policy=batch.retry_policy,
-        freshness_policy=batch.freshness_policy,
-        automation_condition=None if condition is None else condition_of(condition, stand_ins, key),
         pool=batch.pool,
-        check_specs=[carried_state_spec(key)] if checked else [],
+        check_specs=[carried_state_spec(key)] if carries else [],
         required_resource_keys={"spark", "execution", "intermediates"},
     )
-    def stage(context: AssetExecutionContext) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster knows it by this name only
+    def step(context: AssetExecutionContext) -> Iterator[MaterializeResult]:  # type: ignore[type-arg]  # Dagster knows it by this name only
         run_id = context.run.run_id
         with interruptible(context.instance, run_id) as asked, asked.cancelling(), as_failure(context):
             store = store_of(context.resources.intermediates)
@@ -125,25 +128,24 @@ def stage_asset(
                 naming_store(loaded.name, store.root, "another attempt goes on from the stages that are finished"),
                 beating(store, loaded.name, context.run.run_id),
             ):
-                return materialize(context, options)
+                results = materialize(context, options)
+        yield from results
 
-    def materialize(context: AssetExecutionContext, options: Configuration) -> MaterializeResult[Any]:
+    def materialize(context: AssetExecutionContext, options: Configuration) -> list[MaterializeResult[Any]]:
         chain = Chain(context.run, context.instance)
         if batch.partitions is None:
-            step = _Step(context, batch, loaded, region, options, translator, upstream, chain)
-            return MaterializeResult(metadata=step.reused() or run_steps([step])[0])
+            step = _Step(context, batch, loaded, region, options, catalog, chain)
+            return results(context, {None: step.reused() or run_steps([step])[0]})
         if not context.has_partition_key and not context.has_partition_key_range:
             raise PipelineError(
                 f"{loaded.name}: the deployment is partitioned, and the run is of no partition; choose one where you"
                 ' launch it, such as `dagster asset materialize --partition …`, or tags {"dagster/partition": …}'
             )
         slices = [slice_of(batch.partitions, partition) for partition in context.partition_keys]
-        steps = [
-            _Step(context, batch, loaded, region, options, translator, upstream, chain, slice_) for slice_ in slices
-        ]
+        steps = [_Step(context, batch, loaded, region, options, catalog, chain, slice_) for slice_ in slices]
         finished = [step.finished() for step in steps]
         anew = all(finished) and context.retry_number == 0  # somebody wants it again; a retry only what is missing
-        shown: dict[str, dict[str, Any]] = {}
+        shown: dict[str, Shown] = {}
         due: list[_Step] = []
         for step, manifest in zip(steps, finished, strict=True):
             if manifest is not None and not anew:
@@ -160,27 +162,69 @@ def stage_asset(
         for first in range(0, len(due), size):
             together = due[first : first + size]
             shown |= zip([step.key for step in together], run_steps(together, together[-1] is due[-1]), strict=True)
-        return result(context, {step.key: shown[step.key] for step in steps})
+        return results(context, {step.key: shown[step.key] for step in steps})
 
-    def result(context: AssetExecutionContext, shown: dict[str, dict[str, Any]]) -> MaterializeResult[Any]:
+    def results(context: AssetExecutionContext, shown: Mapping[str | None, Shown]) -> list[MaterializeResult[Any]]:
+        """Return what the run asks for, and report what else the step has made."""
+        made: dict[AssetKey, dict[str | None, dict[str, Any]]] = {key: {}}
+        for partition, of in shown.items():
+            for asset, metadata in ((key, of.stage), *of.tables.items()):
+                made.setdefault(asset, {})[partition] = metadata
+        check = with_history(context, made) if batch.partitions is not None else None
+        for asset, metadata_of in made.items():
+            for partition, metadata in metadata_of.items():
+                if asset in context.selected_asset_keys:
+                    context.add_asset_metadata(metadata, asset_key=asset, partition_key=partition)
+                else:
+                    context.log_event(AssetMaterialization(asset, partition=partition, metadata=metadata))
+        return [
+            MaterializeResult(asset_key=asset, check_results=[check] if check is not None and asset == key else [])
+            for asset in made
+            if asset in context.selected_asset_keys
+        ]
+
+    def with_history(
+        context: AssetExecutionContext, made: Mapping[AssetKey, dict[str | None, dict[str, Any]]]
+    ) -> AssetCheckResult | None:
+        """Add pictures of the rows per partition, and check the state that partitions went on from."""
         assert batch.partitions is not None
         partitions = batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance)
-        known: dict[str, Mapping[str, Any]] = {**latest_metadata(context.instance, key), **shown} if carries else {}
-        check = carried_state_result(key, partitions, known) if carries else None
-        counted = [partition for partition, metadata in shown.items() if ROWS in metadata]
-        if counted:
+        for asset, shown in made.items():
+            counted = [partition for partition, metadata in shown.items() if partition and ROWS in metadata]
             try:
-                known = known or {**latest_metadata(context.instance, key, around(partitions, shown)), **shown}
-                shown[counted[-1]]["rows per partition"] = rows_per_partition(partitions, known, counted)
+                before = latest_metadata(context.instance, asset, around(partitions, counted)) if counted else {}
+                if counted:
+                    now = {partition: metadata for partition, metadata in shown.items() if partition}
+                    picture = rows_per_partition(partitions, {**before, **now}, counted)
+                    shown[counted[-1]]["rows per partition"] = picture
             except Exception as error:  # no picture is worth a stage
                 context.log.warning(f"rows per partition could not be drawn: {type(error).__name__}: {error}")
-        for partition, metadata in shown.items():
-            context.add_asset_metadata(metadata, partition_key=partition)
-        if check is not None and not check.passed:
+        if not carries or key not in context.selected_asset_keys:
+            return None
+        now = {partition: metadata for partition, metadata in made[key].items() if partition}
+        check = carried_state_result(key, partitions, {**latest_metadata(context.instance, key), **now})
+        if not check.passed:
             context.log.warning(f"stage '{region.name}': {check.description}")
-        return MaterializeResult(check_results=[check] if check is not None and checked else [])
+        return check
 
-    return stage
+    return step
+
+
+def step_name(loaded: Plan, region: Region) -> str:
+    """Return the name of the step that makes a stage."""
+    return f"{loaded.name}__{region.name}"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a step shows of a partition, or of all input: the metadata of the stage, and of tables by their assets."""
+
+    stage: dict[str, Any]
+    tables: dict[AssetKey, dict[str, Any]] = field(default_factory=dict)
+
+    def adding(self, further: Mapping[str, Any]) -> "Shown":
+        """Return the same with more of the stage."""
+        return Shown({**self.stage, **further}, self.tables)
 
 
 def _launched_regions(loaded: Plan, launched: Plan, region: Region) -> list[Region]:
@@ -205,8 +249,7 @@ class _Step:
     loaded: Plan
     region: Region
     options: Configuration
-    translator: "StageTranslator"
-    upstream: Upstream
+    catalog: Catalog
     chain: Chain
     slice: Slice | None = None
     recomputed: dict[str, str] = field(default_factory=dict)
@@ -245,8 +288,8 @@ class _Step:
         manifest = self.producers.of_chain(region.name)
         return manifest if manifest is not None and manifest.fingerprint == region.fingerprint else None
 
-    def shown(self, manifest: "Manifest") -> dict[str, Any]:
-        """Return the metadata of what stands already.
+    def shown(self, manifest: "Manifest") -> Shown:
+        """Return what stands already.
 
         A run that keeps it materializes it as well: its materialization is the partition's latest.
         """
@@ -261,22 +304,34 @@ class _Step:
         address = Address(self.launched.name, manifest.stage, run_id, self.producers.partition)
         self.producers.store.link(address, manifest)
 
-    def _metadata(
-        self, plan: Plan, manifest: "Manifest", previews: "Mapping[str, pa.Table] | None" = None
-    ) -> dict[str, Any]:
+    def _metadata(self, plan: Plan, manifest: "Manifest", previews: "Mapping[str, pa.Table] | None" = None) -> Shown:
         region, data = plan.region(manifest.stage), self.producers.store.data(manifest)
-        return stage_metadata(self.launched, region, manifest, data, self.asset_of, previews or {})
+        stage = stage_metadata(self.launched, region, manifest, data, self.asset_of)
+        tables = {
+            self.catalog.key(Table(self.launched, node)): table_metadata(
+                self.launched,
+                region,
+                manifest,
+                node,
+                self.catalog.key(Stage(self.loaded, self.region)),
+                self.asset_of,
+                (previews or {}).get(node.name),
+            )
+            for node in self.launched.graph.sinks
+            if node.name in manifest.sinks
+        }
+        return Shown(stage, tables)
 
     def asset_of(self, node: Node) -> AssetKey | None:
         """Return the asset of what an operator of the launched plan produces; None where it is this stage's own."""
         known = next(planned for planned in self.loaded.graph.nodes if planned.uid == node.uid)
         if isinstance(known, ReadingNode) and known.id in self.region.nodes:
-            return upstream_dep(self.loaded, known, self.upstream, self.translator).asset_key
+            return self.catalog.reads(self.loaded, known)[0].asset_key
         holder = self.loaded.region_of(known.id)
-        return None if holder.id == self.region.id else self.translator.get_asset_key(self.loaded, holder)
+        return None if holder.id == self.region.id else self.catalog.key(Stage(self.loaded, holder))
 
     def find(self, wanted: Region) -> "Manifest | None":
-        manifest = self.producers.find(wanted.name, self.translator.get_asset_key(self.launched, wanted))
+        manifest = self.producers.find(wanted.name, self.catalog.key(Stage(self.launched, wanted)))
         if manifest is not None and manifest.fingerprint != wanted.fingerprint:
             self.context.log.warning(
                 f"the intermediate of stage '{wanted.name}' comes from other code or other input, and is not used"
@@ -299,11 +354,11 @@ class _Step:
         inputs = [self.stands(self.launched.regions[number]) for number in wanted.inputs]
         return newest if all(read is not None and read.created <= newest.created for read in inputs) else None
 
-    def reused(self) -> dict[str, Any] | None:
-        """Return the metadata of a stage that need not run, where an earlier run's output becomes this run's."""
+    def reused(self) -> Shown | None:
+        """Return what is shown of a stage that need not run, where an earlier run's output becomes this run's."""
         region = self.launched_region
         if region is None:
-            return {"pipelined": "runs in one Spark job with a later stage"}
+            return Shown({"pipelined": "runs in one Spark job with a later stage"})
         reused = self._reusable(region)
         if reused is None:
             return None
@@ -312,7 +367,7 @@ class _Step:
             " configuration and input"
         )
         self._link(reused)
-        return {**self._metadata(self.launched, reused), "reused from run": MetadataValue.dagster_run(reused.run)}
+        return self._metadata(self.launched, reused).adding({"reused from run": MetadataValue.dagster_run(reused.run)})
 
     def as_run(self, spark: "SparkSession", asked: Interrupts) -> Run:
         """Return how the engine runs the step, until `asked` stops it."""
@@ -337,26 +392,24 @@ class _Step:
             _STARTS[identity] = run.carry.start
         return run
 
-    def materialized(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> dict[str, Any]:
-        """Return the metadata of the engine's output; reports malformed rows and what several sinks got."""
+    def materialized(self, run: Run, manifest: "Manifest", previews: "Mapping[str, pa.Table]") -> Shown:
+        """Return what is shown of the engine's output; reports malformed rows."""
         partition = None if self.slice is None else self.slice.key
         for node in diverting(self.launched):
             if node.uid in manifest.diverted:
                 diverted = in_batch(run.store, run.plan.name, node)
-                key = self.translator.get_malformed_key(self.launched, node)
+                key = self.catalog.key(Malformed(self.launched, node))
                 rows = manifest.diverted[node.uid]
                 self.context.log_event(malformed_materialization(key, diverted, rows, partition))
-        for event in stage_sink_materializations(self.loaded, manifest, partition, self.translator):
-            self.context.log_event(event)
         recomputed = {f"recomputed {stage}": reason for stage, reason in self.recomputed.items()}
-        return {**self._metadata(run.plan, manifest, previews), **recomputed}
+        return self._metadata(run.plan, manifest, previews).adding(recomputed)
 
     def report_savepoint(self) -> None:
         """Report the savepoint that the run has left."""
         path = self.launched.execution.savepoint.path
         assert path is not None
         self.context.log_event(
-            savepoint_materialization(self.translator.get_savepoint_key(self.launched), path, self.context.log)
+            savepoint_materialization(self.catalog.key(Savepoints(self.launched)), path, self.context.log)
         )
 
     def _reusable(self, region: Region) -> "Manifest | None":
@@ -371,7 +424,7 @@ class _Step:
             or not self.launched.identifies_input(region)
         ):
             return None
-        manifest = self.producers.materialized(region.name, self.translator.get_asset_key(self.launched, region))
+        manifest = self.producers.materialized(region.name, self.catalog.key(Stage(self.launched, region)))
         if manifest is None or manifest.fingerprint != region.fingerprint:
             return None
         sinks = [node.sink for node in self.launched.graph.sinks if node.id in region.sinks]
@@ -397,7 +450,7 @@ class _Step:
         producers = self.producers.of(slice_of(partitions, key))
 
         def before(region: Region) -> "Manifest | None":
-            asset_key = self.translator.get_asset_key(self.launched, region)
+            asset_key = self.catalog.key(Stage(self.launched, region))
             state = {(self.launched.graph.node(port.node).uid, port.tag) for port in region.carried}
             latest = producers.latest(region.name, asset_key)
             return producers.holding(asset_key, state) if latest is None and state else latest
@@ -410,8 +463,8 @@ def _end_of(part: Slice) -> int | None:
     return None if time is None else to_millis(time.end)
 
 
-def run_steps(steps: "Sequence[_Step]", last_of_run: bool = True) -> list[dict[str, Any]]:
-    """Materialize a stage for one partition, or for several in one Spark job, and return the metadata of each.
+def run_steps(steps: "Sequence[_Step]", last_of_run: bool = True) -> list[Shown]:
+    """Materialize a stage for one partition, or for several in one Spark job, and return what is shown of each.
 
     After the last partition of a run it leaves the savepoint that the run is to leave.
     """

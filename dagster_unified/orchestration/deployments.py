@@ -198,13 +198,13 @@ class BatchDeployment:
     its input, and a re-execution, run in any case.
 
     `upstream` maps the names of sources to your own assets, with partition mappings where needed (`AssetDep(key,
-    partition_mapping=...)`); every other source is shown as an external asset.
+    partition_mapping=...)`); another source depends on the pipeline here that writes what it reads, on the asset that
+    has its table's name, or is shown as an external asset.
 
     `schedule` gives the pipeline `<pipeline>_schedule`; `automation_condition`, Dagster's declarative automation, may
     take its place. It does not look at the assets that stand for sources, which nobody materializes: give `upstream`
-    for what it is to wait for. With `carry_state` the stages then have no check of the state that they went on from,
-    and say it in the run's log. `freshness_policy` and `retry_policy` are those of the stages. `pool` is their
-    concurrency pool: a backfill runs as many stages at once as the instance gives it slots.
+    for what it is to wait for. `freshness_policy` is that of the tables, `retry_policy` that of the steps. `pool` is
+    their concurrency pool: a backfill runs as many stages at once as the instance gives it slots.
 
     `retention` gives the pipeline a job `<pipeline>_janitor` and its schedule, which free intermediates: by default
     those that nobody needs any more and that are older than seven days, or more than 100 GB in all. Its schedule is on.

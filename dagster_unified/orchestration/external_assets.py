@@ -1,36 +1,28 @@
-"""Assets that no step of their own makes: sources, malformed rows, savepoints, and the sinks of stages and streams.
-
-A stage's asset stands for the one sink that it writes. With several sinks, each is an external asset that depends on
-the stage, and the stage's step reports it as materialized. A stream reports what it has written to its sinks.
-"""
+"""What runs report of assets that no step of their own makes: malformed rows, savepoints, what a stream starts from."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from dagster import (
-    AssetDep,
     AssetKey,
     AssetMaterialization,
     AssetObservation,
     AssetSelection,
-    AssetSpec,
     MetadataValue,
-    PartitionsDefinition,
     TableRecord,
 )
 
-from dagster_unified.engine.batch.intermediates import Manifest
 from dagster_unified.engine.batch.savepoint import PATH
-from dagster_unified.engine.malformed import SCHEMA, Diverted, diverting
+from dagster_unified.engine.malformed import Diverted
 from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.nodes import IterationNode, ReadingNode, SinkNode
-from dagster_unified.graph.plan import Plan, Region
+from dagster_unified.graph.nodes import IterationNode
+from dagster_unified.graph.plan import Plan
 from dagster_unified.graph.targets import Written, check_targets, written
 from dagster_unified.orchestration import metadata
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep, KeysAssetSelection
@@ -40,9 +32,8 @@ from dagster_unified.orchestration.deployments import (
     configuration_of,
     directory_of,
 )
-from dagster_unified.orchestration.metadata import columns_metadata, preview, table_schema
+from dagster_unified.orchestration.metadata import preview
 from dagster_unified.orchestration.partitions import as_text
-from dagster_unified.orchestration.translator import StageTranslator
 from dagster_unified.state import manifest as manifests
 from dagster_unified.state.manifest import Manifest as SavepointManifest
 from dagster_unified.state.manifest import OperatorState
@@ -90,44 +81,6 @@ Upstream = Mapping[str, CoercibleToAssetDep]
 """The user's own assets that sources read, by the names of the sources."""
 
 
-# Sources
-
-
-def source_specs(plan: Plan, upstream: Upstream, translator: StageTranslator) -> list[AssetSpec]:
-    """Return the external assets that stand for the sources, where there is no asset of the user's."""
-    standing_in = {
-        translator.get_source_key(plan, node): node for node in plan.graph.readers if node.source.name not in upstream
-    }
-    return [
-        AssetSpec(
-            key,
-            group_name=plan.name,
-            description=node.source.describe(),
-            kinds={node.source.kind} - {""},
-            metadata={"boundedness": node.source.boundedness.value, **columns_metadata(node.source.records)},
-        )
-        for key, node in standing_in.items()
-    ]
-
-
-def upstream_deps(
-    plan: Plan, readers: Iterable[ReadingNode], upstream: Upstream, translator: StageTranslator
-) -> list[AssetDep]:
-    """Return the assets that some nodes read, each once."""
-    deps: dict[AssetKey, AssetDep] = {}
-    for node in readers:
-        dep = upstream_dep(plan, node, upstream, translator)
-        deps.setdefault(dep.asset_key, dep)
-    return list(deps.values())
-
-
-def upstream_dep(plan: Plan, node: ReadingNode, upstream: Upstream, translator: StageTranslator) -> AssetDep:
-    """Return the asset that a source reads: the user's own, or the one that stands for it."""
-    if node.source.name in upstream:
-        return AssetDep.from_coercible(upstream[node.source.name])
-    return AssetDep(translator.get_source_key(plan, node))
-
-
 def check_upstream(plan: Plan, upstream: Upstream) -> None:
     """Raise `PipelineError` where `upstream` names a source that the pipeline does not have."""
     names = {node.source.name for node in plan.graph.readers}
@@ -140,32 +93,6 @@ def check_upstream(plan: Plan, upstream: Upstream) -> None:
 
 
 # Malformed rows, which the steps that read a source materialize in addition to their own asset
-
-
-def malformed_assets(plan: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
-    """Return the asset of each source that sets malformed rows aside, by the source's uid."""
-    return {node.uid: translator.get_malformed_key(plan, node) for node in diverting(plan)}
-
-
-def malformed_specs(
-    plan: Plan, upstream: Upstream, partitions: PartitionsDefinition[str] | None, translator: StageTranslator
-) -> list[AssetSpec]:
-    """Return the external assets of the malformed rows."""
-    return [
-        AssetSpec(
-            translator.get_malformed_key(plan, node),
-            deps=upstream_deps(plan, [node], upstream, translator),
-            group_name=plan.name,
-            description=(
-                f"Rows of source '{node.source.name}' ({node.source.describe()}) that do not fit"
-                f" {node.source.records.describe()}."
-            ),
-            kinds={"parquet"},
-            partitions_def=partitions,
-            metadata={"dagster/column_schema": table_schema(SCHEMA)},
-        )
-        for node in diverting(plan)
-    ]
 
 
 def malformed_materialization(
@@ -187,87 +114,6 @@ def _malformed_metadata(diverted: Diverted, rows: int) -> dict[str, Any]:
     return metadata
 
 
-# Sinks
-
-
-def sink_assets(plan: Plan, translator: StageTranslator) -> dict[str, AssetKey]:
-    """The asset of each sink, by the sink's name: that of the stage that writes it in BATCH, or one of its own."""
-    if plan.execution.mode == "BATCH":
-        return {node.name: translator.get_asset_key(plan, plan.region_of(node.id)) for node in plan.graph.sinks}
-    return {node.name: translator.get_sink_key(plan, node) for node in plan.graph.sinks}
-
-
-def sink_specs(
-    plan: Plan,
-    upstream: Upstream,
-    start: AssetKey | None,
-    partitions: PartitionsDefinition[str] | None,
-    translator: StageTranslator,
-) -> list[AssetSpec]:
-    """Return the external assets that stand for the sinks of a pipeline that has no BATCH stages.
-
-    `start` is the asset of the savepoint that the stream starts from, and `partitions` are those of the stream.
-    """
-    started_from = [] if start is None else [AssetDep(start)]
-
-    def read_by(node: SinkNode) -> list[ReadingNode]:
-        before = plan.graph.upstream(node.id)
-        return [reader for reader in plan.graph.readers if reader.id in before]
-
-    return [
-        AssetSpec(
-            translator.get_sink_key(plan, node),
-            deps=[*upstream_deps(plan, read_by(node), upstream, translator), *started_from],
-            group_name=plan.name,
-            description=(
-                f"{node.sink.describe()}, written by {plan.name} in STREAMING ({node.sink.capabilities.describe()})."
-            ),
-            kinds={"spark", "streaming", node.sink.kind} - {""},
-            partitions_def=partitions,
-            metadata={**targets_metadata(plan, [node.id]), **columns_metadata(plan.graph.written_to(node.id))},
-        )
-        for node in plan.graph.sinks
-    ]
-
-
-def stage_sink_specs(
-    plan: Plan, partitions: PartitionsDefinition[str] | None, translator: StageTranslator
-) -> list[AssetSpec]:
-    """Return the external assets of the sinks of all stages that write several."""
-    return [
-        AssetSpec(
-            translator.get_stage_sink_key(plan, node),
-            deps=[AssetDep(translator.get_asset_key(plan, region))],
-            group_name=translator.get_group_name(plan, region),
-            description=f"{node.sink.describe()}, written by stage '{region.name}' of {plan.name}.",
-            kinds={node.sink.kind} - {""},
-            partitions_def=partitions,
-            metadata=columns_metadata(plan.graph.written_to(node.id)),
-        )
-        for region, node in stage_sinks(plan)
-    ]
-
-
-def stage_sink_materializations(
-    plan: Plan, manifest: Manifest, partition: str | None, translator: StageTranslator
-) -> Iterator[AssetMaterialization]:
-    """Report what was written to a stage's sinks where it has several; the stages of `plan` are assets."""
-    for _, node in stage_sinks(plan):
-        if node.name in manifest.sinks:
-            yield AssetMaterialization(
-                translator.get_stage_sink_key(plan, node),
-                partition=partition,
-                metadata={"written to": MetadataValue.path(manifest.sinks[node.name])},
-            )
-
-
-def stage_sinks(plan: Plan) -> Iterator[tuple[Region, SinkNode]]:
-    """Yield the sinks of the stages that write several."""
-    for region in plan.regions:
-        if len(region.sinks) > 1:
-            yield from ((region, node) for node in plan.graph.sinks if node.id in region.sinks)
-
-
 # Savepoints: a folder that runs replace or add to, so the asset has no partitions, and runs report each savepoint
 
 
@@ -279,20 +125,6 @@ def has_savepoints(plan: Plan, batch: BatchDeployment | None, streaming: Streami
     if streaming is None and (batch is None or _left_at(batch) is None):
         return False
     return any(node.runs_by_key or isinstance(node, IterationNode) for node in plan.graph.nodes)
-
-
-def savepoint_spec(plan: Plan, upstream: Upstream, translator: StageTranslator) -> AssetSpec:
-    """Return the asset of a pipeline's savepoints: it depends on the keyed stages or, of a stream, on its sources."""
-    staged = plan.execution.mode == "BATCH"
-    keyed = [r for r in plan.regions if any(node.runs_by_key for node in plan.nodes_of(r))]
-    stages = [AssetDep(translator.get_asset_key(plan, region)) for region in keyed]
-    return AssetSpec(
-        translator.get_savepoint_key(plan),
-        deps=stages if staged else upstream_deps(plan, plan.graph.readers, upstream, translator),
-        group_name=plan.name,
-        description=f"The state of the keyed operators of {plan.name}, as runs leave it or as it is taken of a stream.",
-        kinds={"parquet"},
-    )
 
 
 def _left_at(batch: BatchDeployment) -> str | None:
@@ -323,17 +155,6 @@ def start_of(deployment: StreamingDeployment, origins: Sequence[Origin]) -> Asse
     """Return the asset of the savepoint that a stream starts from, where this code location has it."""
     path: str | None = configuration_of(deployment)[START]
     return None if path is None else next((origin.key for origin in origins if origin.has(path)), None)
-
-
-def stream_spec(plan: Plan, start: AssetKey, translator: StageTranslator) -> AssetSpec:
-    """The asset of a streaming deployment which starts from a savepoint, and whose sinks are those of BATCH stages."""
-    return AssetSpec(
-        translator.get_stream_key(plan),
-        deps=[start],
-        group_name=plan.name,
-        description=f"{plan.name} in STREAMING, which starts from a savepoint and writes to the sinks of the stages.",
-        kinds={"spark", "streaming"},
-    )
 
 
 def start_observation(key: AssetKey, path: str) -> AssetObservation:

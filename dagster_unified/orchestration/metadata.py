@@ -6,7 +6,9 @@ import base64
 from collections.abc import Callable, Collection, Mapping, Sequence
 from io import BytesIO
 from math import nan
+from pathlib import PurePosixPath
 from statistics import mean
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,9 +26,11 @@ from dagster import (
 from upath import UPath
 
 from dagster_unified.engine.batch.intermediates import Manifest
+from dagster_unified.engine.batch.region import LeavingStream
 from dagster_unified.engine.batch.run import waiting
+from dagster_unified.graph.connectors import Place
 from dagster_unified.graph.drawing import as_svg
-from dagster_unified.graph.nodes import Node
+from dagster_unified.graph.nodes import Node, Port, SinkNode
 from dagster_unified.graph.plan import Plan, Region, column_lineage
 from dagster_unified.operators.layout import CARRIED
 from dagster_unified.operators.metrics import shown
@@ -172,12 +176,12 @@ def stage_metadata(
     manifest: Manifest,
     data: UPath,
     asset_of: Callable[[Node], AssetKey | None],
-    previews: Mapping[str, pa.Table],
 ) -> dict[str, Any]:
-    """Return a stage's metadata: counts, schema, duration, metrics, job graph, previews, and known column lineage.
+    """Return a stage's metadata: counts, schema, duration, metrics, job graph, and known column lineage.
 
     `asset_of` returns the asset that holds what an operator before the stage produces, None where there is none.
     """
+    left = left_by(plan, region)
     metadata: dict[str, Any] = {
         "dagster/row_count": manifest.rows,
         "bytes": manifest.bytes,
@@ -188,7 +192,7 @@ def stage_metadata(
     }
     if manifest.together > 1:
         metadata["partitions of its Spark job"] = manifest.together
-    metadata.update(columns_metadata(output_records(plan, region)))
+    metadata.update(columns_metadata(plan.graph.port_type(left.node, left.tag)))
     for stream in manifest.streams if len(manifest.streams) > 1 else []:
         if stream.tag == CARRIED and manifest.groups:
             metadata[f"pages of state of {stream.uid}"] = stream.rows
@@ -207,14 +211,38 @@ def stage_metadata(
         metadata[f"rounds of {name}"] = iteration.rounds
         metadata[f"why {name} ended"] = iteration.reason
         metadata[f"records by round of {name}"] = rounds(iteration)
-    for sink, location in manifest.sinks.items():
-        metadata[f"written to ({sink})"] = MetadataValue.path(location)
-    for sink, table in previews.items():
-        metadata[f"preview of {sink}"] = preview(table)
-    lineage = dagster_lineage(plan, region, asset_of)
-    if lineage is not None:
-        metadata["dagster/column_lineage"] = lineage
-    return metadata
+    return metadata | lineage_metadata(plan, region, left, asset_of)
+
+
+def table_metadata(
+    plan: Plan,
+    region: Region,
+    manifest: Manifest,
+    sink: SinkNode,
+    stage: AssetKey,
+    asset_of: Callable[[Node], AssetKey | None],
+    first: pa.Table | None,
+) -> dict[str, Any]:
+    """Return the metadata of a table that a stage wrote: rows, place, columns, known column lineage, its first rows.
+
+    `stage` is the asset of the stage, which holds the same columns unless several streams leave it.
+    """
+    edge = plan.graph.inputs(sink.id)[0]
+    rows = {(stream.uid, stream.tag): stream.rows for stream in manifest.streams}
+    source = LeavingStream.to_sink(plan, region, sink)
+    metadata: dict[str, Any] = {
+        ROWS: rows.get((source.uid, source.tag), manifest.rows),
+        "written to": MetadataValue.path(manifest.sinks[sink.name]),
+        "made by run": MetadataValue.dagster_run(manifest.run),
+        **columns_metadata(plan.graph.written_to(sink.id)),
+    }
+    if first is not None:
+        metadata["preview"] = preview(first)
+    if edge.port != left_by(plan, region):
+        return metadata | lineage_metadata(plan, region, edge.port, asset_of)
+    names = plan.graph.written_to(sink.id).names
+    lineage = TableColumnLineage({name: [TableColumnDep(stage, name)] for name in names})
+    return metadata | {"dagster/column_lineage": lineage}
 
 
 def job_graph(plan: Plan, region: Region) -> MarkdownMetadataValue:
@@ -223,24 +251,31 @@ def job_graph(plan: Plan, region: Region) -> MarkdownMetadataValue:
     return MetadataValue.md(f"![job graph of {plan.name}](data:image/svg+xml;base64,{drawn})")
 
 
-def output_records(plan: Plan, region: Region) -> RecordType | None:
-    """Return the record type of a stage's first stream."""
-    if region.outputs:
-        return plan.graph.port_type(region.outputs[0].node, region.outputs[0].tag)
-    edge = plan.graph.inputs(region.sinks[0])[0]
-    return plan.graph.records_of(edge)
+def left_by(plan: Plan, region: Region) -> Port:
+    """Return a stage's first stream."""
+    return region.outputs[0] if region.outputs else plan.graph.inputs(region.sinks[0])[0].port
 
 
 def columns_metadata(records: RecordType | None) -> Mapping[str, Any]:
     """Return the columns of a record type, where it is known, under the name that Dagster shows them by."""
-    return {} if records is None else {"dagster/column_schema": table_schema(records.schema)}
+    return {} if records is None else {"dagster/column_schema": table_schema(records.schema, records.descriptions)}
 
 
-def table_schema(schema: pa.Schema) -> TableSchema:
+def table_schema(schema: pa.Schema, descriptions: Mapping[str, str] = MappingProxyType({})) -> TableSchema:
     """Return an Arrow schema as Dagster's."""
     return TableSchema(
-        [TableColumn(f.name, str(f.type), constraints=TableColumnConstraints(nullable=f.nullable)) for f in schema]
+        [
+            TableColumn(f.name, str(f.type), descriptions.get(f.name), TableColumnConstraints(nullable=f.nullable))
+            for f in schema
+        ]
     )
+
+
+def identity_metadata(place: Place, kind: str) -> Mapping[str, Any]:
+    """Return the identity of a place under the names by which Dagster knows it."""
+    uri = PurePosixPath(place.uri).as_uri() if place.uri.startswith("/") else place.uri
+    shown = {"dagster/table_name": place.table, "dagster/uri": uri}
+    return {**shown, "dagster/storage_kind": kind} if kind else shown
 
 
 def preview(table: pa.Table) -> Any:
@@ -263,18 +298,17 @@ def preview(table: pa.Table) -> Any:
     return MetadataValue.table(records=rows, schema=table_schema(table.schema))
 
 
-def dagster_lineage(
-    plan: Plan, region: Region, asset_of: Callable[[Node], AssetKey | None]
-) -> TableColumnLineage | None:
-    """Where a stage's columns come from, as far as the graph shows it."""
-    last = region.outputs[0].node if region.outputs else plan.graph.inputs(region.sinks[0])[0].source
-    if (region.outputs and region.outputs[0].tag) or last not in region.nodes:
-        return None
-    columns = column_lineage(plan, region, last)
+def lineage_metadata(
+    plan: Plan, region: Region, stream: Port, asset_of: Callable[[Node], AssetKey | None]
+) -> dict[str, Any]:
+    """Where the columns of a stream come from, as far as the graph shows it."""
+    if stream.tag or stream.node not in region.nodes:
+        return {}
+    columns = column_lineage(plan, region, stream.node)
     if columns is None:
-        return None
+        return {}
     deps: dict[str, list[TableColumnDep]] = {}
     for name, origins in columns.items():
         assets = [(asset_of(plan.graph.node(node)), column) for node, column in sorted(origins)]
         deps[name] = [TableColumnDep(key, column) for key, column in assets if key is not None]
-    return TableColumnLineage(deps)
+    return {"dagster/column_lineage": TableColumnLineage(deps)}

@@ -6,12 +6,14 @@ import contextlib
 import os
 import posixpath
 import re
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias, cast
 from urllib.parse import quote
 from uuid import uuid4
 
 from dagster_unified.errors import ConfigurationError, SinkError, SourceError
+from dagster_unified.graph.connectors import Place
 from dagster_unified.storage.object_store import is_connect
 
 if TYPE_CHECKING:
@@ -203,6 +205,13 @@ def place_of(path: UPath) -> str:
     if protocol in ("", "file", "local"):
         return os.path.realpath(path.path)
     return f"{protocol}://{posixpath.normpath(path.path).strip('/')}"
+
+
+def folder_place(path: UPath) -> Place:
+    """Return the identity of a folder, or of the folder that holds what a pattern with `*` matches."""
+    fixed = list(takewhile(lambda part: not re.search(r"[*?\[]", part), path.parts))
+    folder = path if len(fixed) == len(path.parts) else path.with_segments(*fixed)
+    return Place(place_of(folder), place_of(folder))
 
 
 def size_of(path: UPath) -> int:

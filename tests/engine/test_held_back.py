@@ -26,7 +26,6 @@ from dagster_unified.graph.plan import plan
 from dagster_unified.operators.metrics import Metrics
 from dagster_unified.orchestration.assets import _observer
 from dagster_unified.orchestration.metadata import stage_metadata
-from dagster_unified.orchestration.translator import StageTranslator
 from tests.engine.test_carried_state import DAYS, Days
 from tests.support import table_rows
 
@@ -147,7 +146,7 @@ def test_a_run_that_leaves_a_savepoint_says_how_many_records_wait_and_for_which_
     region = next(one for one in run.plan.regions if one.carried)
     manifest = next(one for one in manifests if one.stage == region.name)
     assert waiting(run.plan, region, manifest) == waits
-    metadata = stage_metadata(run.plan, region, manifest, UPath(tmp_path), StageTranslator(), {})
+    metadata = stage_metadata(run.plan, region, manifest, UPath(tmp_path), lambda node: None)
     assert metadata["records held back"].text == says
     assert metadata["records that wait for the watermark at 'checked'"] == 9
 

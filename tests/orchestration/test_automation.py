@@ -20,7 +20,7 @@ from dagster_unified.orchestration import BatchDeployment, unified_definitions
 from tests.support import Sale
 
 DAILY = DailyPartitionsDefinition("2024-01-01", timezone="UTC")
-STAGES = [AssetKey(["shops", "sales"]), AssetKey(["shops", "totals"])]
+STAGES = [AssetKey(["shops", "sales_stage"]), AssetKey(["shops", "totals_stage"])]
 EACH_DAY = AutomationCondition.on_cron("0 0 * * *")
 
 

@@ -271,7 +271,7 @@ def run(spark, tmp_path):
             days = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first}
             result = job.execute_in_process(instance=instance, tags=days)
             (found,) = result.get_asset_check_evaluations()
-            assert found.asset_key == AssetKey(["sales", "table"])
+            assert found.asset_key == AssetKey(["sales", "table_stage"])
             return found.passed, found.description
 
         go.folder = tmp_path

@@ -95,7 +95,7 @@ def test_all_of_it_is_in_each_partition_alone_and_of_a_range(spark, tmp_path, ca
         assert job.execute_in_process(instance=instance, tags=tags).success
         counted = {
             record.asset_materialization.partition: record.asset_materialization.metadata["dagster/row_count"].value
-            for record in instance.fetch_materializations(AssetKey(["priced", "products"]), limit=9).records
+            for record in instance.fetch_materializations(AssetKey(["priced", "products_stage"]), limit=9).records
         }
     assert rows(tmp_path) == [(DAYS[0], 3), (DAYS[1], 5), (DAYS[2], 3)]
     assert counted == dict.fromkeys(DAYS, 2)

@@ -71,7 +71,7 @@ def test_what_a_failed_run_may_be_executed_again_from_stays_until_it_was(dagster
     FAIL["last"] = False
     definitions, instance = dagster
     job = definitions.resolve_job_def("numbers_batch")
-    again = job.execute_in_process(instance=instance, asset_selection=[AssetKey(["numbers", "shown"])])
+    again = job.execute_in_process(instance=instance, asset_selection=[AssetKey(["numbers", "shown_stage"])])
     assert again.success
     clean(dagster)
     assert list((tmp_path / "store").rglob("*.parquet"))  # that one was no re-execution
@@ -85,7 +85,7 @@ def test_what_a_queued_run_may_read_stays(dagster):
     definitions, instance = dagster
     job = definitions.resolve_job_def("numbers_batch")
     queued = instance.create_run_for_job(
-        job, status=DagsterRunStatus.NOT_STARTED, asset_selection={AssetKey(["numbers", "shown"])}
+        job, status=DagsterRunStatus.NOT_STARTED, asset_selection={AssetKey(["numbers", "shown_stage"])}
     )
     assert clean(dagster)["intermediates"] == 0
     instance.report_run_canceled(queued)

@@ -43,12 +43,12 @@ def deployed(folder):
     )
 
 
-KEY = AssetKey(["sales", "malformed", "files"])
+KEY = AssetKey(["sales", "files_malformed"])
 
 
 def test_they_are_an_asset_that_depends_on_its_source():
     graph = unified_definitions(sales("/in")).resolve_asset_graph()
-    assert graph.get(KEY).parent_keys == {AssetKey(["sales", "sources", "files"])}
+    assert graph.get(KEY).parent_keys == {AssetKey(["sales", "files_source"])}
     assert not unified_definitions(sales("/in", "drop")).resolve_asset_graph().has(KEY)
 
 

@@ -94,7 +94,7 @@ def test_a_partition_that_runs_again_replaces_what_it_had_written(instance):
 def test_a_range_in_one_run_gives_what_its_partitions_give_by_themselves(instance):
     assert job().execute_in_process(instance=instance, tags=whole_range(DAYS[0], DAYS[-1])).success
     assert amounts() == [1, 6, 8]
-    shown = materialized(instance, ["sales", "as_total"])
+    shown = materialized(instance, ["sales", "as_total_stage"])
     assert {day: shown[day]["dagster/row_count"].value for day in DAYS} == {DAYS[0]: 1, DAYS[1]: 2, DAYS[2]: 1}
     assert len({shown[day]["intermediate"].value for day in DAYS}) == 3
     assert {shown[day]["partitions of its Spark job"].value for day in DAYS} == {3}
@@ -223,7 +223,7 @@ def test_stages_that_run_by_themselves_leave_a_savepoint_once_all_of_them_have_r
     options = launched_with({"execution.savepoint.path": savepoint})
 
     def left_after(stage, day):
-        selected = [AssetKey(["sales", stage])]
+        selected = [AssetKey(["sales", f"{stage}_stage"])]
         assert (
             carrying_job()
             .execute_in_process(instance=instance, partition_key=day, asset_selection=selected, run_config=options)
@@ -286,7 +286,7 @@ def test_dynamic_partitions(instance):
 
 def test_lineage_leads_from_the_users_asset_to_the_users_asset():
     graph = defs.resolve_asset_graph()
-    first = graph.get(AssetKey(["sales", "as_total"]))
+    first = graph.get(AssetKey(["sales", "as_total_stage"]))
     assert first.parent_keys == {AssetKey("exports")}
     assert type(first.partition_mappings[AssetKey("exports")]).__name__ == "TimeWindowPartitionMapping"
     assert graph.get(AssetKey(["sales", "table"])).child_keys == {AssetKey("report")}

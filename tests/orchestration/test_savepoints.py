@@ -46,19 +46,19 @@ def test_a_pipeline_that_leaves_no_savepoint_has_no_asset_for_it():
 
 
 def test_a_savepoint_depends_on_the_stages_that_leave_it_or_on_the_sources_of_a_stream():
-    assert lineage(leaving(shops(), "s")) == {"shops/savepoint": {"shops/table"}}
-    assert lineage(shops(monitor=True)) == {"shops/savepoint": {"shops/sources/sales"}}
+    assert lineage(leaving(shops(), "s")) == {"shops/savepoint": {"shops/table_stage"}}
+    assert lineage(shops(monitor=True)) == {"shops/savepoint": {"shops/sales_source"}}
 
 
 def test_a_stream_depends_on_the_savepoint_that_it_starts_from(tmp_path):
     both = shops("a")
     assert lineage(leaving(both, "a/savepoint"), StreamingDeployment(both, from_savepoint="a/savepoint")) == {
-        "shops/savepoint": {"shops/table"},
+        "shops/savepoint": {"shops/table_stage"},
         "shops/stream": {"shops/savepoint"},
     }
     live = shops("b", "live", monitor=True)
     found = lineage(leaving(both, "a/savepoint"), StreamingDeployment(live, from_savepoint="a/savepoint"))
-    assert found["live/table"] == {"live/sources/sales", "shops/savepoint"}
+    assert found["live/table"] == {"live/sales_source", "shops/savepoint"}
 
 
 def test_a_stream_may_start_from_a_savepoint_that_was_taken_of_another_one(tmp_path):
@@ -66,7 +66,7 @@ def test_a_stream_may_start_from_a_savepoint_that_was_taken_of_another_one(tmp_p
     options = {"execution.checkpointing.dir": str(tmp_path)}
     taken = f"{tmp_path}/shops/savepoints/g1-20260101T000000-000"
     found = lineage(StreamingDeployment(first, options=options), StreamingDeployment(second, from_savepoint=taken))
-    assert found["again/table"] == {"again/sources/sales", "shops/savepoint"}
+    assert found["again/table"] == {"again/sales_source", "shops/savepoint"}
 
 
 @pytest.mark.a_day(1)

@@ -30,7 +30,7 @@ from dagster_unified.orchestration.schedules import cron_of
 NEW_YORK = ZoneInfo("America/New_York")
 DAILY = DailyPartitionsDefinition("2024-03-01", timezone="America/New_York")
 SIX_HOURS = TimeWindowPartitionsDefinition(cron_schedule="0 */6 * * *", start="2024-03-01-00:00", fmt="%Y-%m-%d-%H:%M")
-STAGE = AssetKey(["days", "ticks"])
+STAGE, TABLE = AssetKey(["days", "ticks_stage"]), AssetKey(["days", "print"])
 
 
 def defined(partitions=DAILY, **options):
@@ -190,6 +190,7 @@ def test_stages_have_the_pool_the_policy_and_the_condition_that_were_given():
     condition = AutomationCondition.eager()
     policy = FreshnessPolicy.time_window(fail_window=timedelta(hours=30))
     definitions = defined(pool="spark", freshness_policy=policy, automation_condition=condition)
-    stage = definitions.resolve_asset_graph().get(STAGE)
-    without_sources = condition.ignore(AssetSelection.assets(AssetKey(["days", "sources", "ticks"])))
-    assert (stage.pools, stage.automation_condition, stage.freshness_policy) == ({"spark"}, without_sources, policy)
+    graph = definitions.resolve_asset_graph()
+    stage, table = graph.get(STAGE), graph.get(TABLE)
+    without_sources = condition.ignore(AssetSelection.assets(AssetKey(["days", "ticks_source"])))
+    assert (stage.pools, stage.automation_condition, table.freshness_policy) == ({"spark"}, without_sources, policy)

@@ -25,8 +25,7 @@ from deltalake import DeltaTable
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DatabaseSink, DeltaSink, FileSink, ForeachSink, PostgresSink
 from dagster_unified.errors import ConfigurationError, PipelineError, SinkError, UnsupportedError
-from dagster_unified.orchestration import BatchDeployment, StageTranslator, unified_definitions
-from dagster_unified.orchestration.external_assets import sink_assets
+from dagster_unified.orchestration import BatchDeployment, unified_definitions
 from dagster_unified.orchestration.tables import TableIOManager
 from tests.orchestration.support import resources, whole_range
 
@@ -65,8 +64,7 @@ class Shop:
             pipeline, partitions=partitions, backfill_policy=BackfillPolicy.single_run() if partitions else None
         )
         plan = deployment.loaded()
-        keys = sink_assets(plan, StageTranslator())
-        sinks = {keys[node.name]: node for node in plan.graph.sinks}
+        sinks = {AssetKey(["shops", node.name]): node for node in plan.graph.sinks}
         self.key = next(iter(sinks))
         return Definitions.merge(
             unified_definitions(deployment, resources=resources(self.folder)),

@@ -65,10 +65,16 @@ def summed(*sinks, sources=("in",)):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: summed("by shop", "by_shop"), "sink 'by shop' and sink 'by_shop' would both be the asset"),
+        (
+            lambda: summed("by shop", "by_shop"),
+            "sink 'by shop' of shops and sink 'by_shop' of shops would both be the asset",
+        ),
         (lambda: StreamingDeployment(summed("by shop", "by_shop")), "would both be the asset shops/by_shop; give one"),
-        (lambda: StreamingDeployment(summed("savepoint")), "savepoints of the pipeline and sink 'savepoint'"),
-        (lambda: summed("out", sources=("in put", "in_put")), "source 'in put' and source 'in_put' would both be the"),
+        (lambda: StreamingDeployment(summed("savepoint")), "sink 'savepoint' of shops and savepoints of shops would"),
+        (
+            lambda: summed("out", sources=("in put", "in_put")),
+            "source 'in put' of shops and source 'in_put' of shops would both",
+        ),
     ],
 )
 def test_names_that_would_be_one_asset_are_refused(build, words):

@@ -1,4 +1,4 @@
-"""An author's `StageTranslator`, and dagster-pyspark's `PySparkResource` in the place of `spark`."""
+"""An author's `PipelineTranslator`, and dagster-pyspark's `PySparkResource` in the place of `spark`."""
 
 from dagster import AssetKey, DagsterInstance, IOManager
 from dagster_pyspark import PySparkResource
@@ -6,7 +6,7 @@ from deltalake import DeltaTable
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DeltaSink
-from dagster_unified.orchestration import IntermediatesResource, StageTranslator, unified_definitions
+from dagster_unified.orchestration import IntermediatesResource, PipelineTranslator, Stage, unified_definitions
 from tests.support import Sale
 
 
@@ -20,27 +20,13 @@ class Untouched(IOManager):
         raise AssertionError(f"{context.asset_key} was loaded")
 
 
-class InFinance(StageTranslator):
-    def get_asset_key(self, plan, region):
-        return AssetKey(["finance", plan.name, region.name])
-
-    def get_source_key(self, plan, source):
-        return AssetKey(["exports", source.name])
-
-    def get_group_name(self, plan, region):
-        return "finance"
-
-    def get_tags(self, plan, region):
-        return {"team": "ledger"}
-
-    def get_kinds(self, plan, region):
-        return {"spark", "finance"}
-
-    def get_description(self, plan, region):
-        return f"{region.name} of the ledger"
-
-    def get_metadata(self, plan, region):
-        return {"stages": len(plan.regions)}
+class InFinance(PipelineTranslator):
+    def get_asset_spec(self, part):
+        spec = super().get_asset_spec(part)
+        described = spec.replace_attributes(
+            key=spec.key.with_prefix("finance"), group_name="finance", description=f"{part.name} of the ledger"
+        )
+        return described.merge_attributes(tags={"team": "ledger"}, metadata={"stages": len(part.plan.regions)})
 
 
 def test_a_translator_changes_keys_groups_tags_kinds_descriptions_and_metadata_and_pyspark_runs_the_stages(
@@ -58,23 +44,24 @@ def test_a_translator_changes_keys_groups_tags_kinds_descriptions_and_metadata_a
     definitions = unified_definitions(pipeline, resources=resources, translator=InFinance())
 
     graph = definitions.resolve_asset_graph()
-    first, last = AssetKey(["finance", "sales", "sales"]), AssetKey(["finance", "sales", "totals"])
-    assert graph.materializable_asset_keys == {first, last}
-    assert graph.get(first).parent_keys == {AssetKey(["exports", "sales"])}
+    first, last, table = (AssetKey(["finance", "sales", n]) for n in ("sales_stage", "totals_stage", "totals"))
+    assert graph.materializable_asset_keys == {first, last, table}
+    assert graph.get(first).parent_keys == {AssetKey(["finance", "sales", "sales_source"])}
     assert graph.get(last).parent_keys == {first}
-    shown = graph.get(last)
-    assert (shown.group_name, shown.tags["team"], shown.kinds, shown.description) == (
+    assert graph.get(table).parent_keys == {last}
+    shown = graph.get(table)
+    assert (shown.group_name, shown.tags["team"], shown.kinds, shown.description, shown.metadata["stages"]) == (
         "finance",
         "ledger",
-        {"spark", "finance"},
+        {"table", "deltalake"},
         "totals of the ledger",
+        2,
     )
-    assert shown.metadata["stages"] == 2
 
     with DagsterInstance.ephemeral() as instance:
         assert definitions.resolve_job_def("sales_batch").execute_in_process(instance=instance).success
         assert (
-            instance.get_latest_materialization_event(last).asset_materialization.metadata["dagster/row_count"].value
+            instance.get_latest_materialization_event(table).asset_materialization.metadata["dagster/row_count"].value
             == 1
         )
     assert DeltaTable(str(tmp_path / "totals")).to_pyarrow_table().to_pylist() == [{"shop": "north", "amount": 3}]
@@ -84,4 +71,5 @@ def test_a_stage_that_holds_state_of_keys_is_of_the_kind_stateful():
     pipeline = Pipeline("counts")
     pipeline.from_collection([("a", 1)]).key_by(0).sum(1).print()
     plan = pipeline.plan()
-    assert [StageTranslator().get_kinds(plan, region) for region in plan.regions] == [{"spark"}, {"spark", "stateful"}]
+    kinds = [PipelineTranslator().get_asset_spec(Stage(plan, region)).kinds for region in plan.regions]
+    assert kinds == [{"spark", "stage"}, {"spark", "stage", "stateful"}]

@@ -32,15 +32,15 @@ from dagster_unified.connectors.protocol.commits import (
     WriteIdentity,
 )
 from dagster_unified.errors import PipelineError, nearest
-from dagster_unified.graph.connectors import Capabilities, Target
+from dagster_unified.graph.connectors import AssetName, Capabilities, Target, asset_path
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
 from dagster_unified.records import RecordType
 from dagster_unified.spark_internals import in_place
 from dagster_unified.storage.paths import (
     check_folder,
+    folder_place,
     for_spark,
     is_local,
-    place_of,
     remove_tree,
 )
 
@@ -93,9 +93,11 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         key: tuple[str, ...] | str = (),
         partition_by: tuple[str, ...] | str = (),
         storage_options: dict[str, str] | None = None,
+        asset: AssetName | None = None,
     ) -> None:
         self.path = table_folder(path, "Delta sink")
         self.name = name or self.path.name or "table"
+        self.asset = asset_path(asset, f"sink '{self.name}'")
         self.mode = mode
         self.key = (key,) if isinstance(key, str) else tuple(key)
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
@@ -126,7 +128,7 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         return f"Delta table at {self.path}, {self.mode}{key}{parts}"
 
     def target(self) -> Target:
-        return Target(place_of(self.path), shared=self.mode == "append")
+        return Target(folder_place(self.path), shared=self.mode == "append")
 
     def check(self, records: RecordType) -> None:
         for column in (*self.key, *self.partition_by):

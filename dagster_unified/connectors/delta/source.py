@@ -26,11 +26,11 @@ from dagster_unified.connectors.protocol.frame import Malformed, as_fields
 from dagster_unified.connectors.protocol.positions import Offsets
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.errors import PipelineError, SourceError, nearest
-from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.connectors import Boundedness, Place
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import to_millis
 from dagster_unified.records import record_type
-from dagster_unified.storage.paths import is_local, name_of, storage_path, worker_path
+from dagster_unified.storage.paths import folder_place, is_local, name_of, storage_path, worker_path
 from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ class DeltaSource(SplitSource[Out]):
         'changes of the Delta table at /tables/orders'
     """
 
-    kind = "delta"
+    reads_table = True
+    kind = "deltalake"
 
     @overload
     def __init__(
@@ -192,6 +193,9 @@ class DeltaSource(SplitSource[Out]):
     def _path(self) -> UPath:
         """The table's folder; for one on a disk a worker needs no universal-pathlib."""
         return worker_path(self.folder, self._where)
+
+    def places(self) -> Sequence[Place]:
+        return [folder_place(storage_path(self.folder, self._where))]
 
     def describe(self) -> str:
         start = ""

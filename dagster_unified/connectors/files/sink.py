@@ -26,16 +26,16 @@ from dagster_unified.connectors.protocol.commits import (
     WriteIdentity,
 )
 from dagster_unified.errors import PipelineError, SinkError
-from dagster_unified.graph.connectors import WHOLE, Capabilities, Target
+from dagster_unified.graph.connectors import WHOLE, AssetName, Capabilities, Target, asset_path
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import RecordType
 from dagster_unified.storage.paths import (
     check_folder,
+    folder_place,
     for_spark,
     is_in_object_store,
     is_local,
     load,
-    place_of,
     put,
     remove_tree,
     size_of,
@@ -86,9 +86,16 @@ class FileSink(SparkSink[object, StagedFolder]):
     capabilities = Capabilities(transactional=True, replaces_partition=True, replaces_all=True, undoes=True)
     committable = StagedFolder
 
-    def __init__(self, path: str, name: str | None = None, format: Literal["parquet", "csv"] = "parquet") -> None:  # noqa: A002
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        format: Literal["parquet", "csv"] = "parquet",  # noqa: A002
+        asset: AssetName | None = None,
+    ) -> None:
         self.path = storage_path(path, "file sink")
         self.name = name or self.path.name or "files"
+        self.asset = asset_path(asset, f"sink '{self.name}'")
         if is_in_object_store(self.path):
             raise PipelineError(
                 f"sink '{self.name}': {path} is in an object store, where a folder is renamed file by file, so that"
@@ -102,7 +109,7 @@ class FileSink(SparkSink[object, StagedFolder]):
         return f"{self.format} files at {self.path}"
 
     def target(self) -> Target:
-        return Target(place_of(self.path))
+        return Target(folder_place(self.path))
 
     def check(self, records: RecordType) -> None:
         if self.format != "csv":

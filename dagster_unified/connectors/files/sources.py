@@ -22,13 +22,23 @@ from dagster_unified.connectors.protocol.frame import as_fields, spark_schema, w
 from dagster_unified.connectors.protocol.positions import ALL, FilesRead, Position, Unread, cannot_follow
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.errors import PipelineError, SourceError
-from dagster_unified.graph.connectors import Boundedness, Slice
+from dagster_unified.graph.connectors import Boundedness, Place, Slice
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.records import record_type
 from dagster_unified.spark_internals import spark_log
-from dagster_unified.storage.paths import STRICT, for_spark, is_local, load, load_one, name_of, path_text, storage_path
+from dagster_unified.storage.paths import (
+    STRICT,
+    folder_place,
+    for_spark,
+    is_local,
+    load,
+    load_one,
+    name_of,
+    path_text,
+    storage_path,
+)
 from dagster_unified.values import check_count
 
 if TYPE_CHECKING:
@@ -96,6 +106,9 @@ class FileSource(SparkSource[Out]):
     def describe(self) -> str:
         appearing = "appearing " if self.boundedness is Boundedness.UNBOUNDED else ""
         return f"{self.format} files {appearing}at {self.path}{self.of_partition()}"
+
+    def places(self) -> Sequence[Place]:
+        return [folder_place(self._whole)]
 
     def can_be_bounded(self) -> bool:
         return super().can_be_bounded() or self.template is not None

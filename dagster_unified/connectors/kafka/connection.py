@@ -16,6 +16,7 @@ from dagster_unified.errors import (
     UnavailableError,
     UnifiedError,
 )
+from dagster_unified.graph.connectors import Place
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Producer
@@ -246,6 +247,10 @@ class KafkaConnection:
     def origin(self) -> str:
         """The brokers to ask first; where they are looked up, the name of the variable."""
         return shown(self._servers)
+
+    def place(self, topic: str) -> Place:
+        """The identity of a topic."""
+        return Place(f"kafka://{self.origin}/{topic}", topic)
 
     def __repr__(self) -> str:
         options = f", options {', '.join(sorted(self._options))}" if self._options else ""

@@ -36,7 +36,7 @@ from dagster_unified.connectors.protocol.commits import (
 )
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.errors import PipelineError, SinkError, UnifiedError
-from dagster_unified.graph.connectors import Capabilities, Target
+from dagster_unified.graph.connectors import AssetName, Capabilities, Target, asset_path
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.operators.time import checked_span
 from dagster_unified.records import RecordType
@@ -103,9 +103,11 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         transaction_timeout: timedelta = timedelta(minutes=5),
         options: Mapping[str, str | int | float | bool] | None = None,
         value_format: ValueFormat | None = None,
+        asset: AssetName | None = None,
     ) -> None:
         self.topic, self.connection = topic, KafkaConnection.of(connection)
         self.name = name or topic
+        self.asset = asset_path(asset, f"sink '{self.name}'")
         self.mode, self.upserts = mode, mode == "upsert"
         keys = (key,) if isinstance(key, str) else key if key is None or callable(key) else tuple(key)
         self.key = keys if self.upserts and isinstance(keys, tuple) else ()
@@ -148,7 +150,7 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         return f"{self.connection.describe()}, topic '{self.topic}', {self.mode}{key}{encoded}"
 
     def target(self) -> Target:
-        return Target(f"kafka://{self.connection.origin}/{self.topic}", shared=not self.upserts)
+        return Target(self.connection.place(self.topic), shared=not self.upserts)
 
     def check(self, records: RecordType) -> None:
         self._format.check(records, f"sink '{self.name}'")

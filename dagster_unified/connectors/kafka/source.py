@@ -31,7 +31,7 @@ from dagster_unified.connectors.protocol.positions import Offsets, OffsetsRead, 
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.connectors.secrets import Value
 from dagster_unified.errors import PipelineError, RecordTypeError, SourceError, UnifiedError, nearest
-from dagster_unified.graph.connectors import Boundedness
+from dagster_unified.graph.connectors import Boundedness, Place
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import checked_span, to_millis
@@ -150,6 +150,9 @@ class KafkaSource(SplitSource[Out]):
 
     def snapshot(self) -> str:
         return digest(self.kind, self._topics())
+
+    def places(self) -> Sequence[Place]:
+        return () if isinstance(self.topics, re.Pattern) else [self.connection.place(topic) for topic in self.topics]
 
     def check_resume_position(self) -> None:
         super().check_resume_position()

@@ -18,7 +18,7 @@ from dagster_unified.connectors.protocol.commits import (
 )
 from dagster_unified.connectors.sql.table_source import TableSource
 from dagster_unified.errors import PipelineError, SinkError, nearest
-from dagster_unified.graph.connectors import Capabilities, Target
+from dagster_unified.graph.connectors import AssetName, Capabilities, Place, Target, asset_path
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
 
@@ -33,9 +33,17 @@ _MODES = ("append", "upsert", "overwrite")
 class TableSink(SparkSink[In, C]):
     """A sink into a table whose transactions hold the rows and the mark of who wrote them."""
 
-    def __init__(self, name: str, mode: Mode, key: str | Sequence[str], partition_column: str | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        mode: Mode,
+        key: str | Sequence[str],
+        partition_column: str | None,
+        asset: AssetName | None,
+    ) -> None:
         self.name, self.mode, self.partition_column = name, mode, partition_column
         self.key = (key,) if isinstance(key, str) else tuple(key)
+        self.asset = asset_path(asset, f"sink '{name}'")
         if mode not in _MODES:
             raise PipelineError(f"sink '{name}': mode {mode!r} is not one of {', '.join(_MODES)}")
         if (mode == "upsert") != bool(self.key):
@@ -74,13 +82,12 @@ class TableSink(SparkSink[In, C]):
         by = f" by {', '.join(self.key)}" if self.key else ""
         return f"table {table} at {database} ({self.mode}{by})"
 
-    def target_place(self) -> str:
-        """The one name of the table, however it is written."""
-        table, database = self.place()
-        return f"{database}/{table}"
+    @abstractmethod
+    def identity(self) -> Place:
+        """The identity of its table."""
 
     def target(self) -> Target | None:
-        return Target(self.target_place(), shared=self.mode == "append" and self.partition_column is None)
+        return Target(self.identity(), shared=self.mode == "append" and self.partition_column is None)
 
     def dataset(self, records: RecordType | None = None) -> ds.Dataset:
         import pyarrow.dataset as ds  # loads pandas where it is installed, so only where it is needed

@@ -50,6 +50,7 @@ def key_ranges(low: int | Decimal | None, high: int | Decimal | None, count: int
 class TableSource(SplitSource[Out]):
     """Reads the rows of a table or a query, by ranges of the column `split_by` if it is set."""
 
+    reads_table = True
     split_by: str | None
     parallelism: int
 

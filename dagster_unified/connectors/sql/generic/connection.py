@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from dagster_unified.connectors.secrets import Value, deferred, resolved, shown
 from dagster_unified.connectors.sql.duckdb import DuckDb
@@ -24,6 +26,7 @@ from dagster_unified.errors import (
     UnavailableError,
     UnifiedError,
 )
+from dagster_unified.graph.connectors import Place
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -106,6 +109,17 @@ class Database:
         if dialect.is_file and path:
             path = f"/{os.path.realpath(path.removeprefix('/'))}"
         return f"{dialect.name}://{parts[2]}{path}"
+
+    def place_of(self, table: str, schema: str | None) -> Place:
+        """The identity of a table."""
+        dialect = self.dialect
+        in_file = dialect is not None and dialect.is_file
+        if in_file:
+            schema, table = (schema or "main").lower(), table.lower()
+        database = PurePosixPath(urlsplit(self.place()).path).name
+        name = f"{schema}.{table}" if schema else table
+        known = PurePosixPath(database).stem if in_file else database
+        return Place(f"{self.place()}/{name}", f"{known}.{name}" if known else name)
 
     def __repr__(self) -> str:
         return f"Database({self.describe()})"

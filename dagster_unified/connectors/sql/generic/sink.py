@@ -28,6 +28,7 @@ from dagster_unified.connectors.sql.generic.source import DatabaseSource
 from dagster_unified.connectors.sql.mariadb import TABLE_OPTIONS
 from dagster_unified.connectors.sql.table_sink import MarkedWrite, Mode, TableSink
 from dagster_unified.errors import PipelineError, SinkError, UnavailableError, UnifiedError
+from dagster_unified.graph.connectors import AssetName, Place
 from dagster_unified.operators.functions.type_variables import In
 
 if TYPE_CHECKING:
@@ -105,9 +106,10 @@ class DatabaseSink(TableSink[In, StagedRows]):
         name: str | None = None,
         schema: str | None = None,
         delivery_guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE,
+        asset: AssetName | None = None,
     ) -> None:
         check_is_no_url(table)
-        super().__init__(name or table, mode, key, partition_column)
+        super().__init__(name or table, mode, key, partition_column, asset)
         exactly_once = delivery_guarantee is DeliveryGuarantee.EXACTLY_ONCE
         self.capabilities = replace(self.capabilities, transactional=exactly_once)
         self.exactly_once = exactly_once and not self.upserts  # a repeated write of an upsert adds no rows
@@ -123,11 +125,8 @@ class DatabaseSink(TableSink[In, StagedRows]):
         table = self.table if self.schema is None else f"{self.schema}.{self.table}"
         return table, self.database.describe()
 
-    def target_place(self) -> str:
-        database, dialect, (table, _) = self.database.place(), self.database.dialect, self.place()
-        if dialect is not None and dialect.is_file:
-            table = (self.table if self.schema == "main" else table).lower()
-        return f"{database}/{table}"
+    def identity(self) -> Place:
+        return self.database.place_of(self.table, self.schema)
 
     def committer(self, schema: pa.Schema) -> DatabaseCommitter:
         return DatabaseCommitter(self)

@@ -16,7 +16,7 @@ from dagster_unified.connectors.sql.generic.connection import Database, dialect_
 from dagster_unified.connectors.sql.generic.dialect import Dialect, spelled
 from dagster_unified.connectors.sql.table_source import KeyRange, ReadField, TableSource, converted, key_ranges
 from dagster_unified.errors import PipelineError, SourceError
-from dagster_unified.graph.connectors import Boundedness, TimeRange
+from dagster_unified.graph.connectors import Boundedness, Place, TimeRange
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import to_millis
 from dagster_unified.records import record_type
@@ -87,6 +87,9 @@ class DatabaseSource(TableSource[Out]):
     def origin(self) -> str:
         what = self._place if self.query is None else f"({self.query})"
         return f"{what} at {self.database.describe()}"
+
+    def places(self) -> Sequence[Place]:
+        return [self.database.place_of(self.table, self.schema)] if self.table else ()
 
     def settings(self) -> str:
         return f"{super().settings()} {self.query} {self.split_by}"

@@ -19,6 +19,7 @@ from dagster_unified.errors import (
     UnavailableError,
     UnifiedError,
 )
+from dagster_unified.graph.connectors import Place
 
 if TYPE_CHECKING:
     import psycopg
@@ -234,6 +235,14 @@ class PostgresConnection:
         port = self.port if isinstance(self.port, int) else shown(self.port)
         database = "" if self.database is None else f"/{shown(self.database)}"
         return f"postgresql://{shown(self.host)}:{port}{database}"
+
+    def place(self, table: TableName) -> Place:
+        """The identity of a table."""
+        schema = table.schema or "public"
+        database = self.database if isinstance(self.database, str) else None
+        return Place(
+            f"{self.describe()}/{schema}.{table.table}", ".".join(filter(None, (database, schema, table.table)))
+        )
 
     def __repr__(self) -> str:
         return f"PostgresConnection({self.describe()})"

@@ -16,6 +16,7 @@ from dagster_unified.connectors.sql.postgres.staging import PostgresCommittable,
 from dagster_unified.connectors.sql.postgres.tables import Wanted
 from dagster_unified.connectors.sql.postgres.types import staged_column
 from dagster_unified.connectors.sql.table_sink import Mode, TableSink
+from dagster_unified.graph.connectors import AssetName, Place
 from dagster_unified.operators.functions.type_variables import In
 from dagster_unified.records import RecordType
 
@@ -65,9 +66,10 @@ class PostgresSink(TableSink[In, PostgresCommittable]):
         partition_column: str | None = None,
         name: str | None = None,
         library_schema: str = "dagster_unified",
+        asset: AssetName | None = None,
     ) -> None:
         self.table = TableName.of(table)
-        super().__init__(name or self.table.table, mode, key, partition_column)
+        super().__init__(name or self.table.table, mode, key, partition_column, asset)
         self.connection = PostgresConnection.of(connection)
         self.library_schema = library_schema
         quoted(library_schema)
@@ -76,6 +78,9 @@ class PostgresSink(TableSink[In, PostgresCommittable]):
 
     def place(self) -> tuple[str, str]:
         return str(self.table), self.connection.describe()
+
+    def identity(self) -> Place:
+        return self.connection.place(self.table)
 
     def check(self, records: RecordType) -> None:
         super().check(records)

@@ -32,7 +32,7 @@ from dagster_unified.connectors.sql.postgres.staging import lock_of
 from dagster_unified.connectors.sql.postgres.types import AskedField, misfits
 from dagster_unified.connectors.sql.table_source import ReadField, TableSource, converted, key_ranges
 from dagster_unified.errors import PipelineError, SourceError, UnavailableError
-from dagster_unified.graph.connectors import Boundedness, TimeRange
+from dagster_unified.graph.connectors import Boundedness, Place, TimeRange
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.operators.time import checked_span, to_millis
 from dagster_unified.records import record_type
@@ -221,6 +221,9 @@ class PostgresSource(TableSource[Out]):
             )
         if self.max_records_per_trigger is not None:
             check_count(f"source '{self.name}': max_records_per_trigger", self.max_records_per_trigger)
+
+    def places(self) -> Sequence[Place]:
+        return () if self.table is None else [self.connection.place(self.table)]
 
     def describe(self) -> str:
         what = f"table {self.table}" if self.table else "a query"
