@@ -168,6 +168,9 @@ class EpochCommitted:
     complete_until: Mapping[str, int] = field(default_factory=dict)
     """The event time up to which each sink has what belongs to it, where records are counted by event time."""
 
+    read: Mapping[str, int] = field(default_factory=dict)
+    """The records that were read from each source, by its uid, where they are told apart."""
+
     lacking: Mapping[str, str] = field(default_factory=dict)
     """The files that the job has read and that lack a column, as metadata names them."""
 

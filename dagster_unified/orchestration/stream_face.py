@@ -8,6 +8,7 @@ of each operator that is told it. What is not known is not shown. All of it is o
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,8 +19,6 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.control import ControlFile
 from dagster_unified.graph.drawing import tasks_as_svg
 from dagster_unified.graph.plan import Plan
-from dagster_unified.graph.queries import QueryPlan, plan_queries
-from dagster_unified.graph.topology import Lanes
 from dagster_unified.operators.time import to_datetime
 from dagster_unified.orchestration.partitions import as_text
 
@@ -51,7 +50,11 @@ class _Rates(NamedTuple):
 
     read: float
     busy: float
-    written: Mapping[str, float]
+    sources: Mapping[str, float]
+    """The records read, by the uid of their source."""
+
+    sinks: Mapping[str, float]
+    """The rows written, by sink."""
 
 
 class StreamFace:
@@ -59,8 +62,7 @@ class StreamFace:
 
     def __init__(self, plan: Plan, directory: CheckpointDirectory) -> None:
         self._plan, self._directory = plan, directory
-        self._nodes = {node.uid: node for node in plan.graph.nodes}
-        self._queries = {query.name: query for query in plan_queries(plan, Lanes())}
+        self._numbers = {node.uid: node.id for node in plan.graph.nodes}
 
     def metadata(self, epochs: Sequence[Committed], now: int) -> dict[str, Any]:
         """Return the metadata of an observation; `epochs` are the last ones, the oldest first."""
@@ -68,7 +70,7 @@ class StreamFace:
         rates = {query: _rates([e for e in epochs if e.event.query == query], now) for query in last}
         notes: dict[int, list[str]] = {}
         for uid, note in self._notes(last, rates, now):
-            notes.setdefault(self._nodes[uid].id, []).append(note)
+            notes.setdefault(self._numbers[uid], []).append(note)
         header = [self._header(event, rates[query], now) for query, event in last.items()]
         drawn = base64.b64encode(tasks_as_svg(self._plan, notes, header).encode()).decode()
         return {
@@ -92,40 +94,37 @@ class StreamFace:
     ) -> Iterator[tuple[str, str]]:
         """What each operator does, by its uid."""
         for name, event in last.items():
-            query = self._queries.get(name)
-            if query is None:
-                continue
-            sources = [uid for uid in query.sources if uid in self._nodes]
-            if len(query.sources) == 1 and sources:
-                yield sources[0], f"{_rate(rates[name].read)} read"
-            for uid in sources:
-                waiting = event.backlog.get(self._nodes[uid].name)
-                if waiting is not None:
-                    yield uid, f"{waiting:,} records wait"
-            for uid, watermark in self._watermarks(query):
-                if uid in self._nodes:
+            for node in self._plan.graph.sources:
+                if node.uid in rates[name].sources:
+                    yield node.uid, f"{_rate(rates[name].sources[node.uid])} read"
+                if node.source.name in event.backlog:
+                    yield node.uid, f"{event.backlog[node.source.name]:,} records wait"
+            for uid, watermark in self._watermarks(name).items():
+                if uid in self._numbers:
                     yield uid, _watermark(watermark, now)
-            for node in self._plan.graph.sinks:
-                if node.name in rates[name].written:
-                    yield node.uid, f"{_rate(rates[name].written[node.name])} written"
+            for sink in self._plan.graph.sinks:
+                if sink.name in rates[name].sinks:
+                    yield sink.uid, f"{_rate(rates[name].sinks[sink.name])} written"
 
-    def _watermarks(self, query: QueryPlan) -> Iterator[tuple[str, int]]:
+    def _watermarks(self, query: str) -> Mapping[str, int]:
         """The watermarks that operators were told last, by uid."""
-        event = ControlFile(str(self._directory.path / "control" / query.name)).read()
-        yield from (event.watermarks if event is not None else {}).items()
+        event = ControlFile(str(self._directory.path / "control" / query)).read()
+        return {} if event is None else event.watermarks
 
 
 def _rates(epochs: Sequence[Committed], now: int) -> _Rates:
     """What a query has done of late: in the epochs of the last minute, or since the last one before."""
     late = [committed for committed in epochs if committed.at > now - WINDOW] or epochs[-1:]
     elapsed = max(now - late[0].at, 0) / 1000 + late[0].event.seconds or 1.0
-    written: dict[str, int] = {}
+    sources: Counter[str] = Counter()
+    sinks: Counter[str] = Counter()
     for committed in late:
-        for sink, of_sink in committed.event.written.items():
-            written[sink] = written.get(sink, 0) + of_sink.rows
+        sources.update(committed.event.read)
+        sinks.update({sink: written.rows for sink, written in committed.event.written.items()})
     busy = min(sum(committed.event.seconds for committed in late) / elapsed, 1.0)
     read = sum(committed.event.rows_in for committed in late) / elapsed
-    return _Rates(read, busy, {sink: rows / elapsed for sink, rows in written.items()})
+    each = ({name: count / elapsed for name, count in counted.items()} for counted in (sources, sinks))
+    return _Rates(read, busy, *each)
 
 
 def _rate(per_second: float) -> str:

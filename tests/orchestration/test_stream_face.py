@@ -53,13 +53,17 @@ def test_each_operator_says_what_is_known_of_it(shops):
     (total,) = [node for node in plan.graph.nodes if node.name == "total"]
     control = ControlFile(str(directory.path / "control/main"))
     control.write(ControlEvent(1, watermarks={total.uid: NOON - 4_000, "gone": 1}))
-    epochs = [epoch(6, NOON - 300_000, 9_999), epoch(7, NOON - 9_500, 1_000), epoch(8, NOON - 500, 500, NOON - 2_000)]
-    epochs[-1] = epoch(8, NOON - 500, 500, NOON - 2_000, state_rows=3, backlog={"sales": 1_234})
+    (sales,) = [node.uid for node in plan.graph.sources]
+    epochs = [
+        epoch(6, NOON - 300_000, 9_999, read={sales: 9_999}),
+        epoch(7, NOON - 9_500, 1_000, read={sales: 700, "other": 300}),
+        epoch(8, NOON - 500, 500, NOON - 2_000, state_rows=3, backlog={"sales": 1_234}, read={sales: 500}),
+    ]
     texts = drawn(StreamFace(plan, directory).metadata(epochs, NOON))
     header = texts[-1]
     assert header == ("main: epoch 8, 150/s read, 10% busy, watermark 2024-01-31 11:59:58, 2 s behind, 3 rows of state")
     below = {name: texts[texts.index(name) + 1 :] for name in ("source sales", "reduce total", "sink totals")}
-    assert below["source sales"][:2] == ["  150/s read", "  1,234 records wait"]
+    assert below["source sales"][:2] == ["  120/s read", "  1,234 records wait"]
     assert below["reduce total"][0] == "  watermark 2024-01-31 11:59:56, 4 s behind"
     assert below["sink totals"][0] == "  150/s written"
     assert "  0.0/s written" in texts

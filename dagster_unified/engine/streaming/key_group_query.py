@@ -182,7 +182,7 @@ class KeyGroupFrames:
             frame = frame.select(*head.routed.program.input.schema.names, *parts)
         elif source.keeps_malformed():
             route = Route(self.malformed[node.uid], MALFORMED_ROW, tuple(MALFORMED_ROW.names))
-        return frame.mapInArrow(worker.head(head.routed, groups, self.log, route), spark_schema(PACKED))
+        return frame.mapInArrow(worker.head(head.routed, groups, self.log, route, node.uid), spark_schema(PACKED))
 
     def _may_end_early(self, source: SparkSource[Any]) -> bool:
         """Whether a source, or a part of it, may end while others go on that wait for it."""
@@ -416,6 +416,7 @@ class KeyGroupQuery(Query):
             self._backlog(),
             event_times,
             self._complete_until(epoch) if counts else {},
+            read=report.read,
         )
 
     def _complete_until(self, epoch: int) -> dict[str, int]:

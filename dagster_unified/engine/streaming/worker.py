@@ -47,12 +47,12 @@ Mapped = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _row = Row("lane", "group", "seq", "data")
 
 
-def head(routed: RoutedProgram, groups: int, log: str, malformed: Route | None) -> Mapped:
-    """A source's rows through its program, packed; `log` is Spark's log of the query's offsets.
+def head(routed: RoutedProgram, groups: int, log: str, malformed: Route | None, source: str) -> Mapped:
+    """A source's rows through its program, packed; `log` is Spark's log of the query's offsets, `source` its uid.
 
     Rows that do not fit their schema go to `malformed`, or are counted only.
     """
-    return functools.partial(_head, shipped({HEAD: routed}, groups, log, malformed))
+    return functools.partial(_head, shipped({HEAD: routed}, groups, log, malformed, source))
 
 
 def between(programs: Mapping[int, RoutedProgram], groups: int, log: str) -> Mapped:
@@ -101,7 +101,7 @@ def _unpack(schema: bytes, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    programs, groups, log, malformed = payload.load()
+    programs, groups, log, malformed, source = payload.load()
     part = ""
     with _packing(programs, groups, log) as (running, packer):
         names = running.of(HEAD).program.input.schema.names
@@ -110,7 +110,7 @@ def _head(payload: Payload, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
                 part = batch.column(PART)[0].as_py()  # where the source says it: a task reads one
             if MALFORMED in batch.schema.names:
                 batch = _without_malformed(batch, malformed, running.report, packer)
-            running.report.rows += batch.num_rows
+            running.report.read_from(source, batch.num_rows)
             if batch.num_rows:
                 running.push(HEAD, 0, batch.select(names))
             yield from packer.flush(ROWS)

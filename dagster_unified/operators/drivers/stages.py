@@ -100,8 +100,8 @@ class Report(msgspec.Struct):
 
     metrics: Metrics = msgspec.field(default_factory=Metrics)
     due: int | None = None
-    rows: int = 0
-    """Records read from sources."""
+    read: dict[str, int] = {}
+    """The records that were read from each source, by its uid."""
 
     marks: dict[str, Mark] = {}
     """The marks of watermark generators, by their assigner's uid."""
@@ -111,6 +111,16 @@ class Report(msgspec.Struct):
 
     '' stands for sources without parts.
     """
+
+    @property
+    def rows(self) -> int:
+        """The records that were read from all sources."""
+        return sum(self.read.values())
+
+    def read_from(self, source: str, records: int) -> None:
+        """Count records that were read from a source."""
+        if records:
+            self.read[source] = self.read.get(source, 0) + records
 
     def saw_part(self, part: str, last_event_times: Mapping[str, int]) -> None:
         """Note the last event times that assigners saw in one part of a source."""
@@ -126,7 +136,8 @@ class Report(msgspec.Struct):
         """Add the report of another partition."""
         self.metrics.add(other.metrics)
         self.due = min((due for due in (self.due, other.due) if due is not None), default=None)
-        self.rows += other.rows
+        for source, records in other.read.items():
+            self.read_from(source, records)
         self.mark(other.marks)
         for uid, times in other.parts.items():
             for part, moment in times.items():
@@ -134,7 +145,7 @@ class Report(msgspec.Struct):
 
     def empty(self) -> bool:
         """Whether there is nothing to report."""
-        return self.due is None and not self.rows and not self.marks and self.metrics.empty()
+        return self.due is None and not self.read and not self.marks and self.metrics.empty()
 
     def encode(self) -> bytes:
         """As JSON."""
