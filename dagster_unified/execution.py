@@ -189,6 +189,9 @@ class Environment:
     storage: str | None = None
     """Where intermediates are kept; without it they go with the job."""
 
+    resources: Mapping[str, object] = field(default_factory=dict)
+    """What sources and sinks connect by that name a resource."""
+
     def check(self) -> None:
         """Raise what would keep a session from starting."""
         if self.spark is None:
@@ -433,7 +436,7 @@ def execute(
 ) -> JobHandle:
     """Start a job in a thread of this process, as `Pipeline.execute` says."""
     configuration = Configuration([Layer("launch", options or {}), *settings.shared_layers()])
-    planned = plan(graph, configuration)
+    planned = plan(graph, configuration).connected(environment.resources)
     console = Console(stderr=True)
     if progress is None:
         progress = console.is_terminal or console.is_jupyter
@@ -497,15 +500,14 @@ def collect(
     graph_with: Callable[[Sink[Any]], Graph],
     records: RecordType,
     options: Mapping[str, Any] | None,
-    spark: SparkSession | None,
-    master: str,
+    environment: Environment,
 ) -> CollectedRecords[Any]:
     """Run a pipeline with a sink more, which holds the records of a stream until they are read."""
     folder = TemporaryDirectory(prefix="dagster-unified-")
     try:
         sink = FileSink(f"{folder.name}/records", name="collected")
         own_checkpoints = {_CHECKPOINTS: f"{folder.name}/checkpoints", **(options or {})}
-        job = execute(graph_with(sink), own_checkpoints, Environment(spark, master), daemon=True)
+        job = execute(graph_with(sink), own_checkpoints, environment, daemon=True)
     except BaseException:
         folder.cleanup()
         raise

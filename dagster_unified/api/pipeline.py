@@ -77,6 +77,7 @@ class Pipeline(GraphBuilder):
         master: str = "local[*]",
         storage: str | None = None,
         progress: bool | None = None,
+        resources: Mapping[str, object] | None = None,
     ) -> JobHandle:
         """Starts the pipeline in a thread of this process, without Dagster.
 
@@ -90,7 +91,8 @@ class Pipeline(GraphBuilder):
         `options` are option keys to values; the environment and `dagster-unified.toml` count as well. `spark` is a
         session that runs already; without it one is started on `master`, and stays for the next job. `storage` is where
         intermediates are kept; without it they go with the job. `progress` shows what runs on standard error, by
-        default on a terminal and in a notebook.
+        default on a terminal and in a notebook. `resources` has, by its key, what each `ResourceKey` of a source or a
+        sink stands for.
 
         Raises `PipelineError` and `ConfigurationError` before anything runs; what fails later is raised by the handle's
         `result()`. A program that ends before waits for the job; where the job then fails, the program says why, and
@@ -98,4 +100,4 @@ class Pipeline(GraphBuilder):
         """
         from dagster_unified.execution import Environment, execute
 
-        return execute(self.graph(), options, Environment(spark, master, storage), progress)
+        return execute(self.graph(), options, Environment(spark, master, storage, resources or {}), progress)

@@ -670,7 +670,12 @@ class DataStream(BaseStream[T]):
     # Running it
 
     def execute_and_collect(
-        self, options: Mapping[str, Any] | None = None, *, spark: SparkSession | None = None, master: str = "local[*]"
+        self,
+        options: Mapping[str, Any] | None = None,
+        *,
+        spark: SparkSession | None = None,
+        master: str = "local[*]",
+        resources: Mapping[str, object] | None = None,
     ) -> CollectedRecords[T]:
         """Runs the pipeline in this process, without Dagster, and returns this stream's records one by one.
 
@@ -679,14 +684,14 @@ class DataStream(BaseStream[T]):
         else that the pipeline writes is written as well. Arguments as for `Pipeline.execute`; a STREAMING job begins
         anew each time unless `execution.checkpointing.dir` is given. PyFlink: `DataStream.execute_and_collect`.
         """
-        from dagster_unified.execution import collect
+        from dagster_unified.execution import Environment, collect
 
         records = self._records("collected")
 
         def graph_with(sink: Sink[Any]) -> Graph:
             return self._pipeline.with_sink(self._upstream, sink, records).graph()
 
-        return collect(graph_with, records, options, spark, master)
+        return collect(graph_with, records, options, Environment(spark, master, resources=resources or {}))
 
     # Building the graph
 

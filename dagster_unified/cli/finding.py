@@ -153,17 +153,26 @@ def _in_batch(value: object) -> list[str]:
 
 def intermediates_of(name: str) -> str:
     """Where the `Definitions` in a module or file that is loaded keep intermediates; without any, the default."""
-    from dagster import Definitions, EnvVar
+    from dagster import EnvVar
 
     from dagster_unified.orchestration import IntermediatesResource
 
-    place = name.partition(":")[0]
-    module = sys.modules[Path(place).stem if place.endswith(".py") else place]
-    resources = [value.resources or {} for value in vars(module).values() if isinstance(value, Definitions)]
-    declared = (resource for of_location in resources for resource in of_location.values())
-    stores = [resource for resource in declared if isinstance(resource, IntermediatesResource)]
+    stores = [resource for resource in resources_of(name).values() if isinstance(resource, IntermediatesResource)]
     path = (stores[0] if stores else IntermediatesResource()).path
     return (path.get_value() or "") if isinstance(path, EnvVar) else path
+
+
+def resources_of(name: str) -> dict[str, object]:
+    """Return the resources of the `Definitions` in a module or file that is loaded, by key."""
+    from dagster import Definitions
+
+    place = name.partition(":")[0]
+    module = sys.modules[Path(place).stem if place.endswith(".py") else place]
+    found: dict[str, object] = {}
+    for value in vars(module).values():
+        if isinstance(value, Definitions):
+            found = {**(value.resources or {}), **found}
+    return found
 
 
 def _deployments(value: object) -> list[StreamingDeployment]:

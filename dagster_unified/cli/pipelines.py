@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, validators
 
 from dagster_unified import settings
-from dagster_unified.cli.finding import load
+from dagster_unified.cli.finding import load, resources_of
 from dagster_unified.cli.terminal import AnyPipeline, Defines, Json, complain, err, out, say, table, write
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import option as option_of
@@ -165,7 +165,8 @@ def run(
     checked_master(master)
     loaded = load(pipeline)
     configuration = settings.configuration(define)
-    planned = plan(loaded.graph(), configuration)
+    connections = resources_of(pipeline)
+    planned = plan(loaded.graph().connected(connections), configuration)
     for finding in planned.findings:
         if finding.severity == "warning":
             err().print(f"[yellow]warning:[/] {finding.message}", highlight=False, soft_wrap=True)
@@ -190,7 +191,7 @@ def run(
             if isinstance(event, StageFinished):
                 finished.append(event)
 
-        outcome = launch(loaded, options, master, remote, storage, observe)
+        outcome = launch(loaded, options, master, remote, storage, observe, connections)
     if finished:
         out().print(stages(finished))
     if outcome.interrupted:

@@ -207,11 +207,17 @@ class Source(ABC, Generic[Out]):
 
     records: RecordType
     boundedness: Boundedness = Boundedness.BOUNDED
+    only_in_batch: str = ""
+    """The reason why STREAMING cannot read it, and what to do; empty where it can."""
+
     in_every_partition: bool = False
     """Whether all of it belongs to each partition."""
 
     reads_table: bool = False
     """Whether its place has a name by which other tools know it."""
+
+    resource_keys: frozenset[str] = frozenset()
+    """The keys of the resources that it connects by."""
 
     can_wait: bool = False
     """Whether STREAMING can hold parts of it back, so that watermarks can be aligned."""
@@ -219,6 +225,10 @@ class Source(ABC, Generic[Out]):
     @abstractmethod
     def describe(self) -> str:
         """One line for plans: what is read, and from where."""
+
+    def connected(self, resources: Mapping[str, object]) -> Self:
+        """Return the source that connects by these resources, which have its `resource_keys`."""
+        return self
 
     @abstractmethod
     def snapshot(self) -> str:
@@ -275,6 +285,9 @@ class Sink(ABC, Generic[In]):
     asset: tuple[str, ...] = ()
     """The key of the asset that stands for what it writes; empty where the author has not said one."""
 
+    resource_keys: frozenset[str] = frozenset()
+    """The keys of the resources that it connects by."""
+
     records: RecordType
     """The type of its records; set on the copy that `bound_to` returns."""
 
@@ -296,6 +309,10 @@ class Sink(ABC, Generic[In]):
     @abstractmethod
     def describe(self) -> str:
         """One line for plans: what is written, and where to."""
+
+    def connected(self, resources: Mapping[str, object]) -> Self:
+        """Return the sink that connects by these resources, which have its `resource_keys`."""
+        return self
 
     def target(self) -> Target | None:
         """Where it writes to, if that is a place that another sink might write to as well."""

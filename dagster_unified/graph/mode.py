@@ -111,6 +111,13 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
                 f"{graph.name}: execution.savepoint.interval is set, and BATCH leaves its state at the end of its data;"
                 " set execution.savepoint.path instead, or launch with execution.runtime-mode=STREAMING"
             )
+    else:
+        for reader in graph.readers:
+            if reader.source.only_in_batch:
+                raise PipelineError(
+                    f"{graph.name}: source '{reader.reads}' ({reader.source.describe()}):"
+                    f" {reader.source.only_in_batch}, or launch with execution.runtime-mode=BATCH"
+                )
     delay = f"{_RESTARTS}exponential-delay."
     first, longest = configuration[f"{delay}initial-backoff"], configuration[f"{delay}max-backoff"]
     if first > longest:

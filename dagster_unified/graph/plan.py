@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -64,6 +64,10 @@ class Plan:
     def name(self) -> str:
         """The pipeline's name."""
         return self.graph.name
+
+    def connected(self, resources: Mapping[str, object]) -> Plan:
+        """Return the same plan, whose sources and sinks connect by these resources; raises as `Graph.connected`."""
+        return replace(self, graph=self.graph.connected(resources))
 
     @property
     def inputs(self) -> dict[int, tuple[int, ...]]:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dagster import (
+    AssetExecutionContext,
     BetaWarning,
     DagsterError,
     DagsterInstance,
@@ -69,6 +70,7 @@ __all__ = [
     "StepInterruptedError",
     "UnresolvedAssetJobDefinition",
     "has_allow_ignore",
+    "has_partitions",
     "is_of_range",
     "resolve_backfill_policy",
     "resolve_partitions_def",
@@ -103,6 +105,11 @@ class StepInterruptedError(DagsterError, DagsterExecutionInterruptedError):
 
 # Dagster's multiprocess executor knows an interrupted step by the name of its error.
 StepInterruptedError.__name__ = DagsterExecutionInterruptedError.__name__
+
+
+def has_partitions(context: AssetExecutionContext, name: str) -> bool:
+    """Whether the asset of an input has partitions; the public methods raise where it has none."""
+    return bool(context.get_step_execution_context().has_asset_partitions_for_input(name))
 
 
 def is_of_range(context: InputContext) -> bool:

@@ -47,12 +47,13 @@ from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
 from dagster_unified.errors import PipelineError
-from dagster_unified.graph.connectors import Slice
+from dagster_unified.graph.connectors import WHOLE, Slice
 from dagster_unified.graph.nodes import Node, ReadingNode
 from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.time import to_millis
 from dagster_unified.orchestration._dagster_compat import AllDepsCondition, has_allow_ignore
+from dagster_unified.orchestration.asset_values import AssetValues, reading
 from dagster_unified.orchestration.catalog import Catalog
 from dagster_unified.orchestration.checks import carried_state_result, carried_state_spec
 from dagster_unified.orchestration.external_assets import (
@@ -64,7 +65,8 @@ from dagster_unified.orchestration.metadata import ROWS, around, rows_per_partit
 from dagster_unified.orchestration.outcomes import as_failure, beating, interruptible, tried_again
 from dagster_unified.orchestration.partitions import key_after, key_before, partition_before, slice_of
 from dagster_unified.orchestration.producers import Chain, Producers, latest_metadata
-from dagster_unified.orchestration.resources import session_of, store_of
+from dagster_unified.orchestration.resources import connections, session_of, store_of
+from dagster_unified.orchestration.tables import loaded_by
 from dagster_unified.orchestration.translator import Malformed, Savepoints, Stage, Table
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog
     before = [partition_before(key)] if batch.carry_state else []
     readers = [node for node in loaded.graph.readers if node.id in region.nodes]
     carries = batch.carry_state and bool(region.carried)
+    taken = AssetValues.read_by(loaded, readers)
+    taken.check({node.reads: [dep.asset_key for dep in catalog.reads(loaded, node)] for node in readers})
     stage = catalog.spec(part).replace_attributes(
         deps=[*inputs, *catalog.read_by(loaded, readers), *before],
         code_version=region.fingerprint,
@@ -99,7 +103,11 @@ def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog
     )
     tables = [
         spec.replace_attributes(
-            code_version=region.fingerprint, freshness_policy=batch.freshness_policy, automation_condition=condition
+            # of a run that leaves out the stage, Dagster would not know that its step takes these values
+            deps=[*spec.deps, *catalog.read_by(loaded, taken.nodes)],
+            code_version=region.fingerprint,
+            freshness_policy=batch.freshness_policy,
+            automation_condition=condition,
         ).merge_attributes(metadata=targets_metadata(loaded, [number]))
         for number in region.sinks
         for spec in catalog.made_by(loaded, [number])
@@ -107,7 +115,8 @@ def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog
 
     @multi_asset(
         name=step_name(loaded, region),
-        specs=[stage, *tables],
+        specs=[loaded_by(spec, loaded.name) for spec in (stage, *tables)],
+        ins=taken.inputs(),
         partitions_def=batch.partitions,
         # Of assets that are made together or not at all, and one of which depends on itself, Dagster's automation
         # requests the partition before as well (AutomationConditionEvaluator._handle_execution_set).
@@ -116,9 +125,9 @@ def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog
         retry_policy=batch.retry_policy,
         pool=batch.pool,
         check_specs=[carried_state_spec(key)] if carries else [],
-        required_resource_keys={"spark", "execution", "intermediates"},
+        required_resource_keys={"spark", "execution", "intermediates", *loaded.graph.resource_keys},
     )
-    def step(context: AssetExecutionContext) -> Iterator[MaterializeResult]:  # type: ignore[type-arg]  # Dagster knows it by this name only
+    def step(context: AssetExecutionContext, **given: object) -> Iterator[MaterializeResult]:  # type: ignore[type-arg]  # Dagster knows it by this name only
         run_id = context.run.run_id
         with interruptible(context.instance, run_id) as asked, asked.cancelling(), as_failure(context):
             store = store_of(context.resources.intermediates)
@@ -128,13 +137,16 @@ def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog
                 naming_store(loaded.name, store.root, "another attempt goes on from the stages that are finished"),
                 beating(store, loaded.name, context.run.run_id),
             ):
-                results = materialize(context, options)
+                results = materialize(context, options, given)
         yield from results
 
-    def materialize(context: AssetExecutionContext, options: Configuration) -> list[MaterializeResult[Any]]:
+    def materialize(
+        context: AssetExecutionContext, options: Configuration, given: Mapping[str, object]
+    ) -> list[MaterializeResult[Any]]:
         chain = Chain(context.run, context.instance)
         if batch.partitions is None:
-            step = _Step(context, batch, loaded, region, options, catalog, chain)
+            values = taken.by_partition(context, given, [])[WHOLE]
+            step = _Step(context, batch, loaded, region, options, catalog, chain, values)
             return results(context, {None: step.reused() or run_steps([step])[0]})
         if not context.has_partition_key and not context.has_partition_key_range:
             raise PipelineError(
@@ -142,7 +154,11 @@ def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog
                 ' launch it, such as `dagster asset materialize --partition …`, or tags {"dagster/partition": …}'
             )
         slices = [slice_of(batch.partitions, partition) for partition in context.partition_keys]
-        steps = [_Step(context, batch, loaded, region, options, catalog, chain, slice_) for slice_ in slices]
+        of_partition = taken.by_partition(context, given, [slice_.key for slice_ in slices])
+        steps = [
+            _Step(context, batch, loaded, region, options, catalog, chain, of_partition[slice_.key], slice_)
+            for slice_ in slices
+        ]
         finished = [step.finished() for step in steps]
         anew = all(finished) and context.retry_number == 0  # somebody wants it again; a retry only what is missing
         shown: dict[str, Shown] = {}
@@ -251,6 +267,9 @@ class _Step:
     options: Configuration
     catalog: Catalog
     chain: Chain
+    values: Mapping[str, Sequence[object]]
+    """What other assets returned, by the source that reads it."""
+
     slice: Slice | None = None
     recomputed: dict[str, str] = field(default_factory=dict)
     """Stages that had to be recomputed for this one, and why."""
@@ -273,7 +292,7 @@ class _Step:
         """The plan for this partition, with the options that were set at launch."""
         plan = self.batch.plan(self.options, self.slice)
         check_mode(plan)  # before a stage without work of its own counts as materialized
-        return plan
+        return reading(plan.connected(connections(plan.graph, self.context.resources)), self.values)
 
     @cached_property
     def launched_region(self) -> Region | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from dagster import AssetDep, AssetKey, AssetSpec
 
+from dagster_unified.connectors.asset import AssetSource
 from dagster_unified.engine.malformed import diverting
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.nodes import ReadingNode
@@ -110,6 +111,8 @@ class Catalog:
         upstream = self._deployed[plan.name].upstream
         if node.source.name in upstream:
             return [AssetDep.from_coercible(upstream[node.source.name])]
+        if isinstance(node.source, AssetSource):
+            return [AssetDep(AssetKey(node.source.asset))]
         places = node.source.places()
         tables = [key for place in places if (key := self._written_elsewhere(plan.name, place.uri)) is not None]
         deps = [AssetDep(key) for key in dict.fromkeys(tables)]

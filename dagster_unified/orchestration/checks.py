@@ -42,7 +42,7 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import without_warning
 from dagster_unified.orchestration.metadata import CARRIED_FROM, MADE_BY
 from dagster_unified.orchestration.partitions import check_lengths
-from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.resources import connections, session_of
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def _parity(
 
     @declared(
         name=_name(node, "parity"),
-        required_resource_keys={"spark"},
+        required_resource_keys={"spark", *graph.resource_keys},
         description=f"BATCH over a slice of the input gives what {node.name} holds.",
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
@@ -256,7 +256,8 @@ def _parity(
             return _nothing(planned, node)
         slice_ = parity.slice()
         with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-            tables = batch_tables(graph, slice_, parity.options, session_of(context.resources.spark), folder)
+            of_run = graph.connected(connections(graph, context.resources))
+            tables = batch_tables(of_run, slice_, parity.options, session_of(context.resources.spark), folder)
             in_batch = tables[node.name]
         chosen = parity.where(slice_)
         in_table = sink.dataset(records).to_table(filter=chosen)

@@ -42,6 +42,7 @@ from dagster_unified.orchestration.schedules import batch_schedule
 from dagster_unified.orchestration.stream_materializations import JobAssets
 from dagster_unified.orchestration.streaming import streaming_job
 from dagster_unified.orchestration.streaming_sensor import streaming_sensor
+from dagster_unified.orchestration.tables import loaded_by, table_loader, tables_of
 from dagster_unified.orchestration.translator import Malformed, PipelineTranslator, Savepoints, Stage, Stream
 
 _DEFAULTS: dict[str, object] = {
@@ -72,7 +73,9 @@ def unified_definitions(
 
     `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an
     `ExecutionConfig`) and `intermediates` (an `IntermediatesResource`). One that is None is left to the other
-    definitions of the code location. An `ObjectStore` among them says where the buckets of this process are.
+    definitions of the code location; so is each that a `ResourceKey` of a source or a sink names. An `ObjectStore`
+    among them says where the buckets of this process are. The resource `<pipeline>_tables` is there for assets of yours
+    that take a table of the pipeline as an argument.
     `translator` names the assets, and sets their groups, tags and metadata.
 
     `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It
@@ -104,7 +107,8 @@ def _build(
     check_upstream(shown, deployed.upstream)
     if deployed.streaming is not None and deployed.streaming.rerun_late:
         check_reruns(deployed.streaming, deployed.batch, deployed.stream_partitions)
-    built = [Definitions(assets=_external_assets(deployed, start, catalog))]
+    loader = table_loader(shown, catalog)
+    built = [Definitions(assets=_external_assets(deployed, start, catalog), resources={tables_of(shown.name): loader})]
     if deployed.batch is not None:
         built.append(_batch(deployed, deployed.batch, catalog, executor))
     if deployed.checks is not None:
@@ -130,9 +134,12 @@ def _external_assets(deployed: Deployed, start: AssetKey | None, catalog: Catalo
     if deployed.batch is None:
         started_from = [] if start is None else [AssetDep(start)]
         specs += [
-            spec.replace_attributes(
-                deps=[*spec.deps, *started_from], partitions_def=deployed.stream_partitions
-            ).merge_attributes(kinds={"streaming"}, metadata=targets_metadata(plan, [node.id]))
+            loaded_by(
+                spec.replace_attributes(
+                    deps=[*spec.deps, *started_from], partitions_def=deployed.stream_partitions
+                ).merge_attributes(kinds={"streaming"}, metadata=targets_metadata(plan, [node.id])),
+                plan.name,
+            )
             for node in plan.graph.sinks
             for spec in catalog.made_by(plan, [node.id])
         ]

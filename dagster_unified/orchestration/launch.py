@@ -65,18 +65,28 @@ class Outcome:
 
 
 def launch(
-    pipeline: Pipeline, options: Mapping[str, Any], master: str, remote: str | None, storage: str, observe: Observer
+    pipeline: Pipeline,
+    options: Mapping[str, Any],
+    master: str,
+    remote: str | None,
+    storage: str,
+    observe: Observer,
+    connections: Mapping[str, object],
 ) -> Outcome:
     """Run `<pipeline>_batch` or, where the pipeline resolves to STREAMING, `<pipeline>_streaming` with these options.
+
+    `connections` has the resources that sources and sinks connect by.
 
     The run is executed in a thread of its own, where neither Spark nor Dagster puts a signal handler in place of that
     of the process.
     """
     spark = SparkResource(master=master, remote=remote)
     configuration = Configuration([Layer("launch", options), *settings.shared_layers()])
-    mode = plan(pipeline.graph(), configuration).execution.mode
+    graph = pipeline.graph()
+    mode = plan(graph, configuration).execution.mode
     streams = [StreamingDeployment(pipeline)] if mode == "STREAMING" else []
-    resources = {"spark": spark, "intermediates": IntermediatesResource(path=storage)}
+    own = {"spark": spark, "intermediates": IntermediatesResource(path=storage)}
+    resources = {**{key: connections[key] for key in graph.resource_keys}, **own}
     definitions = unified_definitions(pipeline, *streams, resources=resources)
     job = definitions.resolve_job_def(f"{pipeline.name}_{mode.lower()}")
     config = {

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dagster_pyspark import PySparkResource
     from pyspark.sql import SparkSession
 
+    from dagster_unified.graph.nodes import Graph
+
 
 class SparkResource(ConfigurableResource):  # type: ignore[type-arg]
     """A Spark session: classic on `master`, or Spark Connect at `remote`. Started by the first stage that needs it."""
@@ -105,6 +107,11 @@ class _Execution(ConfigurableResource):  # type: ignore[type-arg]
     def launched(self) -> Layer:
         values = {field.alias: getattr(self, name) for name, field in type(self).model_fields.items() if field.alias}
         return Layer("launch", {str(key): value for key, value in values.items() if value is not None})
+
+
+def connections(graph: Graph, resources: object) -> dict[str, object]:
+    """Return what sources and sinks connect by, of the resources of a step, which requires them by their keys."""
+    return {key: getattr(resources, key) for key in graph.resource_keys}
 
 
 def batch_configuration(*launched: Layer) -> Configuration:

@@ -64,7 +64,7 @@ from dagster_unified.orchestration.external_assets import (
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import as_text
 from dagster_unified.orchestration.phases import DRAINING, PHASE, STARTING, STOPPING, phase_after
-from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.resources import connections, session_of
 from dagster_unified.orchestration.stream_face import Committed, StreamFace
 from dagster_unified.orchestration.stream_materializations import (
     UPDATED,
@@ -92,17 +92,19 @@ def deployments_of(definitions: Definitions) -> list[StreamingDeployment]:
 def streaming_job(deployment: StreamingDeployment, assets: JobAssets) -> JobDefinition:
     """Build `<pipeline>_streaming`; raises what the job would for a pipeline that STREAMING cannot run."""
     name = deployment.pipeline.name
-    plan_queries(plan(deployment.pipeline.graph(), configuration_of(deployment)), Lanes())
+    graph = deployment.pipeline.graph()
+    plan_queries(plan(graph, configuration_of(deployment)), Lanes())
 
     @op(
         name=f"{name}_queries",
-        required_resource_keys={"spark", "execution"},
+        required_resource_keys={"spark", "execution", *graph.resource_keys},
         description=f"Runs {name} in STREAMING until it is stopped, or its input ends.",
     )
     def stream(context: OpExecutionContext) -> None:
         with interruptible(context.instance, context.run_id) as asked, as_failure(context):
             planned = plan(
-                deployment.pipeline.graph(), configuration_of(deployment, context.resources.execution.launched())
+                graph.connected(connections(graph, context.resources)),
+                configuration_of(deployment, context.resources.execution.launched()),
             )
             _run(context, deployment, counting(planned, assets.partitions), assets, asked)
 

@@ -11,20 +11,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
-from dagster import AssetKey, InputContext, IOManager, OutputContext, PartitionsDefinition
+from dagster import (
+    AssetKey,
+    AssetSpec,
+    InputContext,
+    IOManager,
+    IOManagerDefinition,
+    OutputContext,
+    PartitionsDefinition,
+)
 
 from dagster_unified.connectors.protocol.bounds import expression_of
 from dagster_unified.connectors.protocol.commits import PartitionsUnknownError, SparkSink, WriteIdentity
+from dagster_unified.engine.commit import spark_sink
 from dagster_unified.errors import ConfigurationError, SinkError
+from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.orchestration._dagster_compat import is_of_range
 from dagster_unified.orchestration.partitions import dimensions_of, slice_of
+from dagster_unified.orchestration.resources import connections
+from dagster_unified.orchestration.translator import Stage, Table
 from dagster_unified.records import RecordType, type_name
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
-    from dagster_unified.graph.nodes import SinkNode
     from dagster_unified.graph.plan import Plan
+    from dagster_unified.orchestration.catalog import Catalog
 
 PARTITION_EXPR = "partition_expr"
 """Metadata of an input, or of a table's asset: the column that says a row's partition, or one for each dimension.
@@ -34,6 +46,29 @@ Dagster's own managers of tables have the same name for it.
 
 ALLOW_MISSING = "allow_missing_partitions"
 """Metadata of an input: whether partitions that were not materialized count as empty, as in Dagster's own managers."""
+
+
+def tables_of(pipeline: str) -> str:
+    """Return the key of the resource that loads a pipeline's tables."""
+    return f"{pipeline}_tables"
+
+
+def loaded_by(spec: AssetSpec, pipeline: str) -> AssetSpec:
+    """Return an asset of a pipeline that this resource loads, unless its author names an IO manager for it."""
+    return spec if "dagster/io_manager_key" in spec.metadata else spec.with_io_manager_key(tables_of(pipeline))
+
+
+def table_loader(plan: Plan, catalog: Catalog) -> IOManagerDefinition:
+    """Return the resource that loads a pipeline's tables, as an asset's argument asks for them."""
+    sinks = {catalog.key(Table(plan, node)): node.id for node in plan.graph.sinks}
+    stages = {catalog.key(Stage(plan, region)): region.name for region in plan.regions}
+    return IOManagerDefinition(
+        resource_fn=lambda context: TableIOManager(
+            plan.connected(connections(plan.graph, context.resources)), sinks, stages
+        ),
+        required_resource_keys=set(plan.graph.resource_keys),
+        description=f"Loads the tables of {plan.name}, as the type that an asset's argument has.",
+    )
 
 
 class TableIOManager(IOManager):
@@ -48,7 +83,7 @@ class TableIOManager(IOManager):
     say which rows belong to it; `ConfigurationError` for another type, and for a stage, which is no table.
     """
 
-    def __init__(self, plan: Plan, sinks: Mapping[AssetKey, SinkNode], stages: Mapping[AssetKey, str]) -> None:
+    def __init__(self, plan: Plan, sinks: Mapping[AssetKey, int], stages: Mapping[AssetKey, str]) -> None:
         self._plan, self._sinks, self._stages = plan, sinks, stages
 
     def handle_output(self, context: OutputContext, obj: object) -> NoReturn:
@@ -58,10 +93,10 @@ class TableIOManager(IOManager):
         )
 
     def load_input(self, context: InputContext) -> object:
-        node = self._sinks.get(context.asset_key)
-        if node is None:
+        number = self._sinks.get(context.asset_key)
+        if number is None:
             raise self._no_table(context.asset_key)
-        table = _Table(self._plan, node, context)
+        table = _Table(self._plan, number, context)
         return _FORMS[table.form](table)
 
     def _no_table(self, key: AssetKey) -> ConfigurationError:
@@ -79,7 +114,7 @@ class _Table:
     """A table, as an input asks for it."""
 
     plan: Plan
-    node: SinkNode
+    number: int
     context: InputContext
 
     @property
@@ -88,7 +123,7 @@ class _Table:
 
     @property
     def records(self) -> RecordType:
-        return self.plan.graph.written_to(self.node.id)
+        return self.plan.graph.written_to(self.number)
 
     @property
     def form(self) -> str:
@@ -115,10 +150,13 @@ class _Table:
 
     @property
     def sink(self) -> SparkSink[Any, Any]:
-        sink = self.node.sink
-        if not isinstance(sink, SparkSink):
-            raise SinkError(f"{self.where}: {sink.describe()} cannot be read back")
-        return sink
+        return spark_sink(self.plan.name, self._node)
+
+    @property
+    def _node(self) -> SinkNode:
+        node = self.plan.graph.node(self.number)
+        assert isinstance(node, SinkNode)
+        return node
 
     def dataset(self) -> ds.Dataset:
         """The rows that are asked for."""
@@ -195,7 +233,7 @@ class _Table:
         return parts[0] if len(parts) == 1 else ds.dataset(parts)
 
     def _write(self, partition: str) -> WriteIdentity:
-        return WriteIdentity(self.plan.name, self.node.uid, "", partition)
+        return WriteIdentity(self.plan.name, self._node.uid, "", partition)
 
     def _check_materialized(self, without_rows: Sequence[str]) -> None:
         """Raise where a partition has no rows since none was written, unless the input takes that."""

@@ -200,3 +200,22 @@ def test_a_file_that_is_not_toml_is_named(cli, tmp_path):
     code, _, err = cli("config", "show")
     assert code == 2
     assert "dagster-unified.toml is not TOML" in err
+
+
+def test_a_run_connects_by_the_resources_of_the_definitions_in_its_module(cli, tmp_path):
+    job = """
+from dagster import Definitions
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DatabaseSource, ResourceKey
+
+pipeline = Pipeline("shops")
+pipeline.from_source(DatabaseSource("orders", int, ResourceKey("warehouse"))).print()
+"""
+    (tmp_path / "without.py").write_text(job)
+    (tmp_path / "given.py").write_text(job + 'defs = Definitions(resources={"warehouse": "duckdb:////data/a.db"})')
+    assert cli("explain", "without.py")[0] == 0
+    code, _, err = cli("run", "without.py", "--master", "spark://127.0.0.1:1")
+    assert code == 2
+    assert "shops: source 'orders' (table orders at database at resource 'warehouse') reads by the resource" in err
+    code, _, err = cli("run", "given.py", "--master", "spark://127.0.0.1:1")  # which is looked for next
+    assert "spark://127.0.0.1:1" in err

@@ -2,6 +2,7 @@
 
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import NamedTuple
 
 import duckdb
@@ -19,6 +20,7 @@ from dagster import (
     Definitions,
     WeeklyPartitionsDefinition,
     asset,
+    materialize,
 )
 from deltalake import DeltaTable
 
@@ -26,7 +28,6 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DatabaseSink, DeltaSink, FileSink, ForeachSink, PostgresSink
 from dagster_unified.errors import ConfigurationError, PipelineError, SinkError, UnsupportedError
 from dagster_unified.orchestration import BatchDeployment, unified_definitions
-from dagster_unified.orchestration.tables import TableIOManager
 from tests.orchestration.support import resources, whole_range
 
 
@@ -63,13 +64,8 @@ class Shop:
         deployment = BatchDeployment(
             pipeline, partitions=partitions, backfill_policy=BackfillPolicy.single_run() if partitions else None
         )
-        plan = deployment.loaded()
-        sinks = {AssetKey(["shops", node.name]): node for node in plan.graph.sinks}
-        self.key = next(iter(sinks))
-        return Definitions.merge(
-            unified_definitions(deployment, resources=resources(self.folder)),
-            Definitions(assets=assets, resources={"tables": TableIOManager(plan, sinks, {})}),
-        )
+        ours = unified_definitions(deployment, resources=resources(self.folder))
+        return Definitions.merge(ours, Definitions(assets=assets))
 
     def write(self, definitions, *partitions):
         job = definitions.resolve_job_def("shops_batch")
@@ -86,10 +82,6 @@ class Shop:
 def shop(spark, tmp_path):
     with DagsterInstance.ephemeral() as instance:
         yield Shop(tmp_path, instance)
-
-
-def table(**options):
-    return AssetIn(AssetKey(["shops", "sales"]), input_manager_key="tables", **options)
 
 
 FORMS = {
@@ -118,7 +110,9 @@ def taken_as(kind, partitions_def=None, **options):
 
     taken.__annotations__ = {"return": None, **({} if kind is None else {"sales": kind})}
     one_run = None if partitions_def is None else BackfillPolicy.single_run()
-    return asset(ins={"sales": table(**options)}, partitions_def=partitions_def, backfill_policy=one_run)(taken)
+    return asset(
+        ins={"sales": AssetIn(key_prefix="shops", **options)}, partitions_def=partitions_def, backfill_policy=one_run
+    )(taken)
 
 
 FIRST = [("a", 1, 9007199254740993), ("b", 1, None)]
@@ -207,11 +201,10 @@ def test_rows_that_no_file_tells_are_told_by_a_column(shop):
 )
 def test_rows_that_were_written_without_partitions_may_belong_to_any(shop, sink):
     sink = sink(shop.folder)
-    shop.write(shop.definitions(sink, partitions=None))
     daily = shop.definitions(sink, taken_as(pa.Table, DAILY))
-    with pytest.raises(
-        SinkError, match=r"without.* partition.*, so that the rows of partition 2024-01-01 cannot be told"
-    ):
+    shop.write(daily, "2024-01-01")
+    shop.write(shop.definitions(sink, partitions=None))
+    with pytest.raises(SinkError, match=r"without.* partition.*, so that the rows of partition 2024-01-01 cannot be"):
         shop.take(daily, partition_key="2024-01-01")
 
 
@@ -236,6 +229,42 @@ def test_what_is_not_there_or_cannot_be_given_is_an_error_that_says_so(shop):
     for kind, words in refused.items():
         with pytest.raises(ConfigurationError, match=words):
             shop.take(shop.definitions(sink, taken_as(kind), partitions=None))
+
+
+def test_a_stage_and_the_pipelines_own_table_as_a_target_are_errors_that_say_what_to_do(shop):
+    @asset(ins={"sales": AssetIn(AssetKey(["shops", "sales_stage"]))})
+    def taken(sales) -> None: ...
+
+    sink = DeltaSink(str(shop.folder / "sales"))
+    definitions = shop.definitions(sink, taken, partitions=None)
+    with pytest.raises(ConfigurationError) as raised:
+        shop.take(definitions)
+    assert str(raised.value) == (
+        "shops: shops/sales_stage is stage 'sales', whose records stay in the run, so that it has no value; name it in"
+        " deps=[...] to run after it, or take a table: shops/sales"
+    )
+
+    @asset(io_manager_key="shops_tables")
+    def returned() -> int:
+        return 1
+
+    with pytest.raises(ConfigurationError, match="returned is written by the pipeline, and takes no value of an asset"):
+        materialize([returned], resources={"shops_tables": definitions.resources["shops_tables"]})
+
+
+def test_a_notebook_loads_a_table_by_its_key(shop):
+    definitions = shop.definitions(DeltaSink(str(shop.folder / "sales")))
+    shop.write(definitions, *DAYS)
+    load = partial(definitions.load_asset_value, AssetKey(["shops", "sales"]), instance=shop.instance)
+    assert [sale.shop for sale in load(python_type=list[Sale], partition_key="2024-01-02")] == ["a"]
+    assert len(load()) == 3
+
+
+def test_an_asset_after_a_table_runs_in_the_run_that_writes_it(shop):
+    definitions = shop.definitions(DeltaSink(str(shop.folder / "sales")), taken_as(pa.Table), partitions=None)
+    job = definitions.resolve_implicit_global_asset_job_def()
+    job.execute_in_process(instance=shop.instance)
+    assert SHOWN.pop() == sorted(FIRST + SECOND)
 
 
 def test_what_cannot_be_read_back_is_an_error_that_says_so(shop):

@@ -578,24 +578,21 @@ def partition_values(row: dict[str, Any]) -> dict[str, str | None]:
 
 def files_of_partitions(
     paths: Iterable[str], identities: Sequence[WriteIdentity]
-) -> tuple[dict[WriteIdentity, list[str]], bool]:
-    """The files that one sink of a pipeline wrote of each partition, and whether they are sure to be all of it.
+) -> dict[WriteIdentity, list[str]] | None:
+    """The files that one sink of a pipeline wrote of each partition.
 
-    They are not where others have made files: a compaction puts the rows of several partitions into one. Nor where
-    a partition has no file, and there are rows that runs without partitions, or a stream, have written.
+    None where there are files of no partition: of a compaction, which puts the rows of several partitions into one, of
+    a stream, of a run without partitions, or of others. Their rows may belong to any.
     """
     owners = {_owner_prefix(identity): identity for identity in identities}
+    length = len(next(iter(owners), ""))
     of_partition: dict[WriteIdentity, list[str]] = {}
-    whole, others = False, False
     for path in paths:
-        owner = owners.get(path[: len(next(iter(owners), ""))])
-        if owner is not None:
+        if not path.startswith(_PARTITION):
+            return None
+        if (owner := owners.get(path[:length])) is not None:
             of_partition.setdefault(owner, []).append(path)
-        elif path.startswith("data-"):
-            whole = True
-        elif not path.startswith(_PARTITION):
-            others = True
-    return of_partition, not others and not (whole and len(of_partition) < len(owners))
+    return of_partition
 
 
 def _partition_prefix(identity: WriteIdentity) -> str:

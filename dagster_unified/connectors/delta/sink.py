@@ -256,8 +256,8 @@ class DeltaSink(SparkSink[object, DeltaFile]):
             return super().partitions(writes, records)
         table = self.dataset()
         fragments = {fragment.path.lstrip("/"): fragment for fragment in table.get_fragments()}
-        files, is_all = files_of_partitions(fragments, writes)
-        if not is_all:
+        files = files_of_partitions(fragments, writes)
+        if files is None:
             raise PartitionsUnknownError(
                 f"sink '{self.name}': the table at {self.path} has files that no run of a partition wrote, such as"
                 " those of a compaction, of a stream, or of a run without partitions"

@@ -180,11 +180,12 @@ class FileSink(SparkSink[object, StagedFolder]):
     def partitions(
         self, writes: Sequence[WriteIdentity], records: RecordType | None = None
     ) -> Mapping[WriteIdentity, ds.Dataset]:
-        folders = {write: folder for write in writes if (folder := _folder(self.path, write)).exists()}
-        if len(folders) < len(writes) and any(self.path.glob(f"*.{self.format}")):
+        if any(self.path.glob(f"*.{self.format}")):
             raise PartitionsUnknownError(
-                f"sink '{self.name}': {self.path} has rows that were written without partitions"
+                f"sink '{self.name}': {self.path} has rows of no partition, such as those of a stream, or of a run"
+                " without partitions"
             )
+        folders = {write: folder for write in writes if (folder := _folder(self.path, write)).exists()}
         return {write: self._dataset(folder, records) for write, folder in folders.items()}
 
     def _dataset(self, folder: UPath, records: RecordType | None) -> ds.Dataset:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from dagster_unified.connectors.secrets import HasValue, Option, Value, deferred, resolved, shown
+from dagster_unified.connectors.secrets import HasValue, Option, ResourceKey, Value, deferred, resolved, shown
 from dagster_unified.errors import (
     ConfigurationError,
     MissingRequirementError,
@@ -229,6 +229,8 @@ class KafkaConnection:
         """A connection from whatever an author may write for one; raises `PipelineError` for anything else."""
         if isinstance(connection, KafkaConnection):
             return connection
+        if isinstance(connection, ResourceKey):
+            return _KafkaByKey(connection)
         if isinstance(connection, GivesConnection):
             return connection.connection()
         if isinstance(connection, (str, HasValue)):
@@ -242,6 +244,15 @@ class KafkaConnection:
     def describe(self) -> str:
         """Where the cluster is, for people: no user, no password, no options."""
         return f"Kafka at {self.origin}"
+
+    @property
+    def resource_keys(self) -> frozenset[str]:
+        """The key of the resource that it stands for, if it stands for one."""
+        return frozenset()
+
+    def connected(self, resources: Mapping[str, object]) -> KafkaConnection:
+        """The same, with the resource that it stands for."""
+        return self
 
     @property
     def origin(self) -> str:
@@ -349,6 +360,34 @@ class KafkaConnection:
             if known:
                 text = text.replace(str(known), "***")
         return text
+
+
+class _KafkaByKey(KafkaConnection):
+    """The cluster of a resource, by its key."""
+
+    def __init__(self, key: ResourceKey) -> None:
+        super().__init__("")
+        self._servers = self._key = key
+
+    @property
+    def resource_keys(self) -> frozenset[str]:
+        return frozenset([self._key.key])
+
+    def connected(self, resources: Mapping[str, object]) -> KafkaConnection:
+        return _KafkaByKey(self._key.connected(resources))
+
+    def _client(self, make: Callable[[dict[str, Any]], Any], config: Mapping[str, Any]) -> Any:
+        return self._given._client(make, config)
+
+    def _hidden(self, text: str) -> str:
+        return self._given._hidden(text)
+
+    @property
+    def _given(self) -> KafkaConnection:
+        resource = self._key.resource
+        if not isinstance(resource, (KafkaConnection, str, HasValue)):
+            raise self._key.unfit("KafkaResource")
+        return KafkaConnection.of(resource)
 
 
 def check_option(name: str, where: str, reserved: Mapping[str, str] = _RESERVED) -> None:

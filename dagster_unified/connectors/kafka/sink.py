@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 
@@ -106,6 +107,7 @@ class KafkaSink(SparkSink[In, StagedMessages]):
         asset: AssetName | None = None,
     ) -> None:
         self.topic, self.connection = topic, KafkaConnection.of(connection)
+        self.resource_keys = self.connection.resource_keys
         self.name = name or topic
         self.asset = asset_path(asset, f"sink '{self.name}'")
         self.mode, self.upserts = mode, mode == "upsert"
@@ -143,6 +145,11 @@ class KafkaSink(SparkSink[In, StagedMessages]):
             raise PipelineError(f"sink '{self.name}': upsert needs key=, the fields that identify a record")
         if tombstone is not None and not keys:
             raise PipelineError(f"sink '{self.name}': a tombstone deletes a key; name the fields of it, with key=")
+
+    def connected(self, resources: Mapping[str, object]) -> Self:
+        changed = copy.copy(self)
+        changed.connection = self.connection.connected(resources)
+        return changed
 
     def describe(self) -> str:
         key = f" by {', '.join(self.key)}" if self.key else ""

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -124,6 +125,7 @@ class KafkaSource(SplitSource[Out]):
         name: str | None = None,
     ) -> None:
         self.connection = KafkaConnection.of(connection)
+        self.resource_keys = self.connection.resource_keys
         self.topics = _topics(topics)
         self.name = name or _path_safe(self.topics)
         where = f"source '{self.name}'"
@@ -169,6 +171,11 @@ class KafkaSource(SplitSource[Out]):
         if isinstance(self.topics, re.Pattern):
             return f"{self.connection.describe()}, topics that match {self.topics.pattern!r}"
         return f"{self.connection.describe()}, topic{'s' if len(self.topics) > 1 else ''} {', '.join(self.topics)}"
+
+    def connected(self, resources: Mapping[str, object]) -> Self:
+        changed = copy.copy(self)
+        changed.connection = self.connection.connected(resources)
+        return changed
 
     def describe(self) -> str:
         partition = self.of_partition()

@@ -103,12 +103,12 @@ class TableSink(SparkSink[In, C]):
         if column is None:
             return super().partitions(writes, records)
         table = self.written()
-        rows = {write: table.rows((column, write.partition_key)) for write in writes}
-        if not all(map(len, rows.values())) and next(table.read_here(1, (column, None)), None):
+        if any(table.read_here(1, (column, None))):
             raise PartitionsUnknownError(
                 f"{self.where}: its table has rows without a partition in the column '{column}', such as those of a"
                 " stream, or of a run without partitions"
             )
+        rows = {write: table.rows((column, write.partition_key)) for write in writes}
         return {write: ds.dataset(of_partition) for write, of_partition in rows.items() if len(of_partition)}
 
     def preview(self, spark: SparkSession, rows: int) -> pa.Table | None:

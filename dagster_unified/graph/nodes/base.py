@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -267,6 +267,15 @@ class Node:
     def describe(self) -> str:
         """Say what it does beyond its name, for `explain`."""
         return ""
+
+    @property
+    def resource_keys(self) -> frozenset[str]:
+        """The keys of the resources that it connects by."""
+        return frozenset()
+
+    def connected(self, resources: Mapping[str, object]) -> Node:
+        """Return the node that connects by these resources; raises `ConfigurationError` where one is missing."""
+        return self
 
     def state(self) -> list[dict[str, str]]:
         """Return the state that it holds, as far as its code shows it: name and kind of each."""

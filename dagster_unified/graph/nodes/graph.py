@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self, TypeAlias
 
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Dimensions, Slice
 from dagster_unified.graph.fingerprint import digest, fingerprint_of
 from dagster_unified.graph.nodes.base import ExchangeKind, Node, Partitioning
@@ -94,6 +95,23 @@ class Graph:
     def readers(self) -> list[ReadingNode]:
         """The operators that read a source: its sources, and lookups."""
         return [n for n in self.nodes if isinstance(n, ReadingNode)]
+
+    @cached_property
+    def resource_keys(self) -> frozenset[str]:
+        """The keys of the resources that its sources and sinks connect by."""
+        return frozenset(key for node in self.nodes for key in node.resource_keys)
+
+    def connected(self, resources: Mapping[str, object]) -> Self:
+        """The graph whose sources and sinks connect by these resources; it has the same fingerprints.
+
+        Raises `ConfigurationError` that names the source or the sink whose resource is missing.
+        """
+        if not self.resource_keys:
+            return self
+        try:
+            return replace(self, nodes=tuple(node.connected(resources) for node in self.nodes))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.name}: {error}") from error
 
     def bounded_to(self, partition: Slice | Dimensions) -> Self:
         """The graph with every source bounded to a partition, or to one of which only the dimensions are known yet.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
@@ -132,6 +132,13 @@ class IterationNode(Node):
     def carries_state(self) -> bool:
         # a bounded one has an end, with each partition
         return self.is_unbounded and any(node.runs_by_key and node.id not in self.per_round for node in self.body.nodes)
+
+    @property
+    def resource_keys(self) -> frozenset[str]:
+        return self.body.resource_keys
+
+    def connected(self, resources: Mapping[str, object]) -> Node:
+        return replace(self, body=self.body.connected(resources))
 
     def code(self) -> tuple[Any, ...]:
         return (*self._functions(), *(code for node in self.body.nodes for code in node.code()))

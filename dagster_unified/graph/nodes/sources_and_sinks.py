@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dagster_unified.errors import ConfigurationError, nearest
 from dagster_unified.graph.connectors import Sink, Source
 from dagster_unified.graph.nodes.base import Finding, Node
 
@@ -19,6 +21,16 @@ class ReadingNode(Node):
     def reads(self) -> str:
         """The name of what it reads, in assets and in the harness."""
         return self.source.name
+
+    @property
+    def resource_keys(self) -> frozenset[str]:
+        return self.source.resource_keys
+
+    def connected(self, resources: Mapping[str, object]) -> Node:
+        if not self.resource_keys:
+            return self
+        _check_given(self.resource_keys, resources, f"source '{self.reads}' ({self.source.describe()}) reads")
+        return replace(self, source=self.source.connected(resources))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,6 +81,16 @@ class SinkNode(Node):
         function = getattr(self.sink, "function", None)
         return () if function is None else (function,)
 
+    @property
+    def resource_keys(self) -> frozenset[str]:
+        return self.sink.resource_keys
+
+    def connected(self, resources: Mapping[str, object]) -> Node:
+        if not self.resource_keys:
+            return self
+        _check_given(self.resource_keys, resources, f"sink '{self.name}' ({self.sink.describe()}) writes")
+        return replace(self, sink=self.sink.connected(resources))
+
     def settings(self, with_input: bool = True) -> list[object]:
         return [self.sink.describe()]
 
@@ -101,3 +123,11 @@ class QueryInputNode(SourceNode):
     max_out_of_orderness_ms: int | None = None
     generator: Any = None
     says_watermarks = True
+
+
+def _check_given(keys: frozenset[str], resources: Mapping[str, object], who: str) -> None:
+    for key in sorted(keys - set(resources)):
+        raise ConfigurationError(
+            f"{who} by the resource '{key}', and there is none{nearest(key, resources)}; add it under Dagster with"
+            f" Definitions(resources={{'{key}': ...}}), and elsewhere with Pipeline.execute(resources={{'{key}': ...}})"
+        )

@@ -6,14 +6,14 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from dagster_unified.connectors.secrets import Value, deferred, resolved, shown
+from dagster_unified.connectors.secrets import ResourceKey, Value, deferred, resolved, shown
 from dagster_unified.connectors.sql.duckdb import DuckDb
 from dagster_unified.connectors.sql.generic.dialect import LOCK_SECONDS, Dialect, Oracle, PostgreSql, SqlServer
 from dagster_unified.connectors.sql.mariadb import MariaDb, MySql
@@ -71,18 +71,27 @@ class Database:
 
     @classmethod
     def of(cls, url: Value, where: str) -> Database:
-        """A database from a URL or an `EnvVar`; raises `PipelineError` for anything else."""
+        """A database from a URL, an `EnvVar` or the key of a resource; raises `PipelineError` for anything else."""
         if isinstance(url, str) and not hasattr(url, "get_value"):
             if _URL.fullmatch(url):
                 return cls(url)
         elif hasattr(url, "get_value"):
-            return cls(deferred(url))
+            return cls(url if isinstance(url, ResourceKey) else deferred(url))
         # not shown: it may have a password in it
         raise PipelineError(
             f"{where}: the connection is no URL of SQLAlchemy; write duckdb:////data/shop.duckdb,"
             " sqlite:////data/shop.db, mysql+pymysql://user@host/database, or give an EnvVar that has such a URL; an @"
             " in a password is %40"
         )
+
+    @property
+    def resource_keys(self) -> frozenset[str]:
+        """The key of the resource that has its URL, if one has."""
+        return frozenset([self.url.key] if isinstance(self.url, ResourceKey) else ())
+
+    def connected(self, resources: Mapping[str, object]) -> Database:
+        """The same, with the resource that has its URL."""
+        return Database(self.url.connected(resources)) if isinstance(self.url, ResourceKey) else self
 
     def describe(self) -> str:
         """Where it is, for people: no user, no password, no options."""

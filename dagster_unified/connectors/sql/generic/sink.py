@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -115,11 +116,17 @@ class DatabaseSink(TableSink[In, StagedRows]):
         self.exactly_once = exactly_once and not self.upserts  # a repeated write of an upsert adds no rows
         self.table, self.schema = table, schema
         self.database = Database.of(connection, f"sink '{self.name}'")
+        self.resource_keys = self.database.resource_keys
         if not table or table == MARKS or "\0" in table:
             raise PipelineError(f"sink '{self.name}': {table!r} cannot be the name of a table; choose another")
         dialect = self.database.dialect
         if self.exactly_once and dialect is not None and not dialect.exactly_once:
             raise PipelineError(not_exact(self.where, dialect))
+
+    def connected(self, resources: Mapping[str, object]) -> Self:
+        changed = copy.copy(self)
+        changed.database = self.database.connected(resources)
+        return changed
 
     def place(self) -> tuple[str, str]:
         table = self.table if self.schema is None else f"{self.schema}.{self.table}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
 
@@ -75,10 +76,16 @@ class DatabaseSource(TableSource[Out]):
         self.name = name or table or "query"
         self.records = record_type(record, f"source '{self.name}'")
         self.database = Database.of(connection, f"source '{self.name}'")
+        self.resource_keys = self.database.resource_keys
         self.split_by, self.parallelism, self.on_malformed = split_by, parallelism, on_malformed
         if bool(table) == bool(self.query):
             raise PipelineError(f"source '{self.name}': give either a table or query=...")
         self._check_split_by()
+
+    def connected(self, resources: Mapping[str, object]) -> Self:
+        changed = copy.copy(self)
+        changed.database = self.database.connected(resources)
+        return changed
 
     def describe(self) -> str:
         return f"{self._place} at {self.database.describe()}{self.of_partition()}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dagster_unified.connectors.secrets import Value, check_is_no_url, deferred, resolved, shown
+from dagster_unified.connectors.secrets import HasValue, ResourceKey, Value, check_is_no_url, deferred, resolved, shown
 from dagster_unified.errors import (
     ConfigurationError,
     MissingRequirementError,
@@ -219,6 +219,8 @@ class PostgresConnection:
         """A connection from whatever an author may write for one; raises `PipelineError` for anything else."""
         if isinstance(connection, PostgresConnection):
             return connection
+        if isinstance(connection, ResourceKey):
+            return _PostgresByKey(connection)
         if isinstance(connection, GivesConnection):
             return connection.connection()
         if isinstance(connection, str) or hasattr(connection, "get_value"):
@@ -227,6 +229,15 @@ class PostgresConnection:
             f"expected a PostgresConnection, a PostgresResource or a URL, got a {type(connection).__name__}; write"
             " PostgresConnection(host=..., database=..., user=..., password=...)"
         )
+
+    @property
+    def resource_keys(self) -> frozenset[str]:
+        """The key of the resource that it stands for, if it stands for one."""
+        return frozenset()
+
+    def connected(self, resources: Mapping[str, object]) -> PostgresConnection:
+        """The same, with the resource that it stands for."""
+        return self
 
     def describe(self) -> str:
         """Where the server is, for people: no user, no password, no options."""
@@ -285,6 +296,32 @@ class PostgresConnection:
             except BaseException:
                 connected.close()
                 raise
+
+
+class _PostgresByKey(PostgresConnection):
+    """The server of a resource, by its key, which stands in the place of the URL."""
+
+    def __init__(self, key: ResourceKey) -> None:
+        super().__init__("postgresql://")
+        object.__setattr__(self, "url", key)
+
+    @property
+    def resource_keys(self) -> frozenset[str]:
+        return frozenset([self._key.key])
+
+    def connected(self, resources: Mapping[str, object]) -> PostgresConnection:
+        return _PostgresByKey(self._key.connected(resources))
+
+    def parameters(self) -> dict[str, str]:
+        resource = self._key.resource
+        if not isinstance(resource, (PostgresConnection, str, HasValue)):
+            raise self._key.unfit("PostgresResource")
+        return PostgresConnection.of(resource).parameters()
+
+    @property
+    def _key(self) -> ResourceKey:
+        assert isinstance(self.url, ResourceKey)
+        return self.url
 
 
 @functools.lru_cache(maxsize=8)

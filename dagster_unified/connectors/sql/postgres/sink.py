@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from typing import Self
 
 import pyarrow as pa
 
@@ -71,10 +73,16 @@ class PostgresSink(TableSink[In, PostgresCommittable]):
         self.table = TableName.of(table)
         super().__init__(name or self.table.table, mode, key, partition_column, asset)
         self.connection = PostgresConnection.of(connection)
+        self.resource_keys = self.connection.resource_keys
         self.library_schema = library_schema
         quoted(library_schema)
         if partition_column is not None:
             quoted(partition_column)
+
+    def connected(self, resources: Mapping[str, object]) -> Self:
+        changed = copy.copy(self)
+        changed.connection = self.connection.connected(resources)
+        return changed
 
     def place(self) -> tuple[str, str]:
         return str(self.table), self.connection.describe()

@@ -6,11 +6,11 @@ import copy
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from datetime import datetime, timedelta, timezone
 from math import floor
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 from uuid import uuid4
 
 import msgspec
@@ -202,6 +202,7 @@ class PostgresSource(TableSource[Out]):
         self.name = name or (self.table.table if self.table else "query")
         self.records = record_type(record, f"source '{self.name}'")
         self.connection = PostgresConnection.of(connection)
+        self.resource_keys = self.connection.resource_keys
         self.follow, self.lag, self.split_by = follow, lag, split_by
         self.parallelism = parallelism
         self.boundedness = Boundedness.BOUNDED if bounded else Boundedness.UNBOUNDED
@@ -224,6 +225,11 @@ class PostgresSource(TableSource[Out]):
 
     def places(self) -> Sequence[Place]:
         return () if self.table is None else [self.connection.place(self.table)]
+
+    def connected(self, resources: Mapping[str, object]) -> Self:
+        changed = copy.copy(self)
+        changed.connection = self.connection.connected(resources)
+        return changed
 
     def describe(self) -> str:
         what = f"table {self.table}" if self.table else "a query"
