@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -75,7 +75,7 @@ def list_deployments(module: Location = None, /, *, define: Defines = [], json: 
         return 0
     columns = ("deployment", "mode", "state", "run", "epoch", "watermark", "lag", "sign of life")
     shown = table(columns, map(_cells, rows))
-    for column in shown.columns[:3]:
+    for column in shown.columns[:4]:
         column.no_wrap = True
     out().print(shown)
     say(*(f"{row.pipeline}: {row.phase}" for row in rows if row.phase not in ("", row.state)))
@@ -223,7 +223,7 @@ def _moment(millis: int) -> datetime | None:
 
 
 def _cells(row: Row) -> Sequence[str]:
-    lag = "" if row.lag is None or row.watermark is None else str(timedelta(seconds=round(row.lag)))
+    lag = "" if row.lag is None or row.watermark is None else _span(row.lag)
     run, epoch = (row.run or "")[:8], "" if row.epoch is None else f"{row.epoch:,}"
     return (row.pipeline, row.mode, row.state, run, epoch, _shown(row.watermark), lag, _ago(row.seen))
 
@@ -235,4 +235,11 @@ def _shown(moment: datetime | None) -> str:
 def _ago(moment: datetime | None) -> str:
     from dagster_unified.operators.time import wall_clock
 
-    return "" if moment is None else f"{timedelta(seconds=round(wall_clock() / 1000 - moment.timestamp()))} ago"
+    return "" if moment is None else f"{_span(wall_clock() / 1000 - moment.timestamp())} ago"
+
+
+def _span(seconds: float) -> str:
+    """A length of time in its largest unit, cut off."""
+    units = (("d", 86_400), ("h", 3_600), ("min", 60))
+    unit, size = next(((unit, size) for unit, size in units if seconds >= size), ("s", 1))
+    return f"{max(seconds, 0) // size:.0f} {unit}"

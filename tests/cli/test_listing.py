@@ -1,6 +1,7 @@
 """`dagster-unified list` and `start`: what is deployed, in which state, and how a stream is begun without the UI."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -69,7 +70,8 @@ def test_deployments_of_both_modes_before_anything_ran(cli, module):
     assert [cell.strip() for cell in out.splitlines()[-2].split("│")[1:4]] == ["totals", "BATCH", "unknown"]
 
 
-def test_a_stream_that_runs(listed, tmp_path):
+def test_a_stream_that_runs(cli, module, listed, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     checkpoint = directory(tmp_path)
     (checkpoint.path / "spark/main/commits").mkdir(parents=True)
     (checkpoint.path / "spark/main/commits/41").write_text("v1\n{}")
@@ -79,6 +81,10 @@ def test_a_stream_that_runs(listed, tmp_path):
         assert (row["state"], row["run"], row["epoch"]) == ("running", "0123456789", 41)
         assert row["watermark"] == "2023-11-14T22:13:20Z"
         assert row["lag"] == pytest.approx(wall_clock() / 1000 - 1_700_000_000, abs=60)
+        cells = [cell.strip() for cell in cli("list", module)[1].splitlines()[-3].split("│")]
+        days = (wall_clock() // 1000 - 1_700_000_000) // 86_400
+        assert cells[3:8] == ["running", "01234567", "41", "2023-11-14 22:13:20", f"{days} d"]
+        assert re.fullmatch(r"\d s ago", cells[8])
         write_status(checkpoint, Status(2, "0123456789", lease.token, wall_clock(), phase="restoring state"))
         assert (listed()["shops"]["state"], listed()["shops"]["phase"]) == ("starting", "restoring state")
         write_status(checkpoint, Status(3, "0123456789", lease.token, wall_clock(), phase="running"))
