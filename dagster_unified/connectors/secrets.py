@@ -59,9 +59,8 @@ class ResourceKey:
     `Pipeline.execute` takes `resources=`. To load, lint and explain a pipeline takes no resource, and neither a
     fingerprint nor a savepoint knows more of it than its key. The same in both modes.
 
-    A resource is a `KafkaResource` or a `PostgresResource`, a connection, or a text, such as the URL of a database. A
-    pipeline whose resource is missing does not begin to run: that is an error when the definitions load, or a
-    `ConfigurationError`.
+    A resource is a `KafkaResource` or a `PostgresResource`, a connection, or a text, such as the URL of a database.
+    Raises `ConfigurationError` where it is missing: when the definitions load, or where a pipeline runs without Dagster.
 
     Examples:
         >>> sink = PostgresSink("public.sales", ResourceKey("warehouse"), mode="upsert", key="id")

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,11 @@ from dagster import (
     DagsterError,
     DagsterInstance,
     DagsterInvariantViolationError,
+    InitResourceContext,
     InputContext,
+    IOManager,
+    IOManagerDefinition,
+    ResourceDefinition,
     SupersessionWarning,
 )
 from dagster import __version__ as dagster_version
@@ -61,6 +66,7 @@ __all__ = [
     "BaseAssetGraph",
     "BulkActionStatus",
     "BulkActionsFilter",
+    "CheckedIOManagerDefinition",
     "CoercibleToAssetDep",
     "DagsterExecutionInterruptedError",
     "KeysAssetSelection",
@@ -105,6 +111,28 @@ class StepInterruptedError(DagsterError, DagsterExecutionInterruptedError):
 
 # Dagster's multiprocess executor knows an interrupted step by the name of its error.
 StepInterruptedError.__name__ = DagsterExecutionInterruptedError.__name__
+
+
+class CheckedIOManagerDefinition(IOManagerDefinition):
+    """An IO manager that `check` compares with all resources of a code location when its definitions load.
+
+    Dagster's own error for a resource that another one requires says neither what for nor what to do.
+    """
+
+    def __init__(
+        self,
+        resource_fn: Callable[[InitResourceContext], IOManager],
+        required: AbstractSet[str],
+        check: Callable[[Mapping[str, object]], object],
+        description: str,
+    ) -> None:
+        super().__init__(resource_fn, required_resource_keys=set(required), description=description)
+        self._check = check
+
+    def get_required_resource_keys(self, resource_defs: Mapping[str, ResourceDefinition]) -> AbstractSet[str]:
+        """Return the keys of the resources that it requires; Dagster asks while definitions load."""
+        self._check(resource_defs)
+        return super().get_required_resource_keys(resource_defs)
 
 
 def has_partitions(context: AssetExecutionContext, name: str) -> bool:

@@ -26,7 +26,7 @@ from dagster_unified.connectors.protocol.commits import PartitionsUnknownError, 
 from dagster_unified.engine.commit import spark_sink
 from dagster_unified.errors import ConfigurationError, SinkError
 from dagster_unified.graph.nodes import SinkNode
-from dagster_unified.orchestration._dagster_compat import is_of_range
+from dagster_unified.orchestration._dagster_compat import CheckedIOManagerDefinition, is_of_range
 from dagster_unified.orchestration.partitions import dimensions_of, slice_of
 from dagster_unified.orchestration.resources import connections
 from dagster_unified.orchestration.translator import Stage, Table
@@ -59,14 +59,16 @@ def loaded_by(spec: AssetSpec, pipeline: str) -> AssetSpec:
 
 
 def table_loader(plan: Plan, catalog: Catalog) -> IOManagerDefinition:
-    """Return the resource that loads a pipeline's tables, as an asset's argument asks for them."""
+    """Return the resource that loads a pipeline's tables, as an asset's argument asks for them.
+
+    Definitions in which a resource of the pipeline's sources and sinks is missing do not load, which it sees to.
+    """
     sinks = {catalog.key(Table(plan, node)): node.id for node in plan.graph.sinks}
     stages = {catalog.key(Stage(plan, region)): region.name for region in plan.regions}
-    return IOManagerDefinition(
-        resource_fn=lambda context: TableIOManager(
-            plan.connected(connections(plan.graph, context.resources)), sinks, stages
-        ),
-        required_resource_keys=set(plan.graph.resource_keys),
+    return CheckedIOManagerDefinition(
+        lambda context: TableIOManager(plan.connected(connections(plan.graph, context.resources)), sinks, stages),
+        plan.graph.resource_keys,
+        check=plan.graph.connected,
         description=f"Loads the tables of {plan.name}, as the type that an asset's argument has.",
     )
 

@@ -8,7 +8,6 @@ from dagster import (
     AssetIn,
     AssetKey,
     DagsterInstance,
-    DagsterInvariantViolationError,
     Definitions,
     EnvVar,
     RunRequest,
@@ -27,6 +26,7 @@ from dagster_unified.connectors import (
     PostgresSource,
     ResourceKey,
 )
+from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import (
     KafkaResource,
     PostgresResource,
@@ -88,10 +88,13 @@ def test_a_branch_deployment_gives_other_resources(spark, postgres, tmp_path, mo
 
 def test_definitions_without_the_resource_do_not_load():
     definitions = unified_definitions(copying())
-    with pytest.raises(
-        DagsterInvariantViolationError, match=r"key '.*' required by resource with key 'shops_tables', but"
-    ):
+    with pytest.raises(ConfigurationError) as raised:
         Definitions.validate_loadable(definitions)
+    assert str(raised.value) == (
+        "shops: source 'orders' (table orders at postgresql at resource 'warehouse') reads by the resource 'warehouse',"
+        " and there is none; add it under Dagster with Definitions(resources={'warehouse': ...}), and elsewhere with"
+        " Pipeline.execute(resources={'warehouse': ...})"
+    )
     Definitions.validate_loadable(
         Definitions.merge(
             definitions, Definitions(resources={"warehouse": PostgresResource(), "reports": EnvVar("REPORTS")})
