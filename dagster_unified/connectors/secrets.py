@@ -60,7 +60,7 @@ class ResourceKey:
     fingerprint nor a savepoint knows more of it than its key. The same in both modes.
 
     A resource is a `KafkaResource` or a `PostgresResource`, a connection, or a text, such as the URL of a database.
-    Raises `ConfigurationError` where it is missing: when the definitions load, or where a pipeline runs without Dagster.
+    Raises `ConfigurationError` where it is missing: when the definitions load, or where a pipeline runs without them.
 
     Examples:
         >>> sink = PostgresSink("public.sales", ResourceKey("warehouse"), mode="upsert", key="id")
