@@ -4,6 +4,9 @@ The epochs here come without Spark; `test_stream_downstream.py` has a stream tha
 """
 
 import os
+import random
+import signal
+import time
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
@@ -15,6 +18,7 @@ from dagster import AssetKey, DagsterInstance, DailyPartitionsDefinition, build_
 from dagster_unified.api import Pipeline, WatermarkStrategy
 from dagster_unified.connectors import DeltaSink
 from dagster_unified.engine.events import EpochCommitted, Written
+from dagster_unified.engine.streaming.atomic import write_atomically
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
 from dagster_unified.graph.plan import plan
 from dagster_unified.operators.metrics import Metrics
@@ -22,6 +26,7 @@ from dagster_unified.orchestration import StreamingDeployment, unified_definitio
 from dagster_unified.orchestration.deployments import configuration_of
 from dagster_unified.orchestration.stream_materializations import JobAssets, StreamMaterializations, report_rest
 from dagster_unified.orchestration.stream_partitions import QUARTER
+from tests.depth import examples
 
 TABLE, OTHER = AssetKey(["shops", "sales"]), AssetKey(["shops", "other"])
 DAYS = DailyPartitionsDefinition("2026-01-01")
@@ -338,3 +343,42 @@ def test_a_start_without_state_materializes_the_days_that_it_reads_again(daily):
     job.note(epoch(0, read={"2026-01-01T08:00": 2}, until="2026-01-02T00:00", sales=2))
     job.report()
     assert (daily.days(), job.late("sales")) == ([("2026-01-01", 2), ("2026-01-01", 2)], {})
+
+
+def test_whenever_jobs_are_killed_each_committed_epoch_is_in_one_report(stream):
+    """The table and Spark's log are two files here; what is in the first and not in the second runs again."""
+    table, log = stream.directory.path / "table", stream.directory.path / "log"
+    table.write_text("")
+    log.write_text("-1")
+
+    def run():
+        job = stream.job()
+        while True:
+            number = int(log.read_text()) + 1
+            committed = table.read_text().split()
+            if str(number) not in committed:
+                write_atomically(table, " ".join([*committed, str(number)]).encode())
+            job.note(epoch(number, sales=1))
+            write_atomically(log, str(number).encode())
+            if number % 3 == 0:
+                job.report()
+
+    for _ in range(examples(6)):
+        before = len(table.read_text().split())
+        child = os.fork()
+        if not child:
+            try:
+                run()
+            finally:
+                os._exit(1)
+        while len(table.read_text().split()) < before + 3:  # it has started
+            time.sleep(0.01)
+        time.sleep(random.random() / 5)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    last = int(table.read_text().split()[-1])
+    stream.job().note(epoch(last, sales=1))  # as the next job does where Spark had not logged it
+    stream.tick()
+    made = stream.made()
+    assert sum(rows for rows, _ in made) == last + 1
+    assert [number for _, number in made] == sorted({number for _, number in made})
