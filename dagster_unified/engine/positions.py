@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from dagster_unified.connectors.protocol.positions import Position, Unread
+from dagster_unified.connectors.protocol.positions import FilesRead, OffsetsRead, Position, SparkOffset, Unread
+from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.engine.dataframe.frames import spark_source
-from dagster_unified.errors import StateError, UnifiedError
+from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
 from dagster_unified.graph.nodes import SourceNode
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.spark_internals.spark_log import offsets_of_sources
@@ -41,6 +42,37 @@ def batch_positions(plan: Plan, spark: SparkSession, region: Region) -> dict[str
         with _naming(plan):
             positions[node.uid] = spark_source(plan.name, node).batch_position(spark)
     return positions
+
+
+Read: TypeAlias = str | dict[str, str | int | dict[str, int]]
+"""What was read of a source, as JSON that people can read."""
+
+
+def shown(position: Position) -> Read:
+    """Return a position as JSON; files are counted, since there may be many."""
+    if isinstance(position, OffsetsRead):
+        return {"of": position.origin, "offsets": position.offsets}
+    if isinstance(position, FilesRead):
+        return {"of": position.root, "files": position.count}
+    if isinstance(position, SparkOffset):
+        return {"of": position.format, "offset": position.offset}
+    return position.describe()
+
+
+def batch_reads(plan: Plan, spark: SparkSession, region: Region) -> dict[str, Read]:
+    """Return what a BATCH stage will read of each source, by the source's name, as far as they can tell.
+
+    Ask before it reads. A partition of a topic or of a table with versions is shown by its offsets.
+    """
+    reads: dict[str, Read] = {}
+    for node in (source for source in plan.graph.sources if source.id in region.nodes):
+        source = spark_source(plan.name, node)
+        if isinstance(source, SplitSource) and (offsets := source.fixed_end()) is not None:
+            reads[source.name] = {"of": source.origin, "offsets": offsets}
+            continue
+        with suppress(UnsupportedError):
+            reads[source.name] = shown(source.batch_position(spark))
+    return reads
 
 
 def streamed_positions(plan: Plan, checkpoint: UPath, sources: Sequence[str], epoch: int) -> dict[str, Position]:

@@ -211,6 +211,8 @@ def stage_metadata(
         metadata[f"rounds of {name}"] = iteration.rounds
         metadata[f"why {name} ended"] = iteration.reason
         metadata[f"records by round of {name}"] = rounds(iteration)
+    if manifest.read:
+        metadata["read"] = MetadataValue.json(manifest.read)
     return metadata | lineage_metadata(plan, region, left, asset_of)
 
 
@@ -236,6 +238,8 @@ def table_metadata(
         "made by run": MetadataValue.dagster_run(manifest.run),
         **columns_metadata(plan.graph.written_to(sink.id)),
     }
+    if sink.name in manifest.versions:
+        metadata["version"] = manifest.versions[sink.name]
     if first is not None:
         metadata["preview"] = preview(first)
     if edge.port != left_by(plan, region):

@@ -19,9 +19,9 @@ from dagster import (
     TimeWindowPartitionsDefinition,
 )
 
-from dagster_unified.connectors.protocol.positions import FilesRead, OffsetsRead, Position, SparkOffset
+from dagster_unified.connectors.protocol.positions import Position
 from dagster_unified.engine.events import EpochCommitted
-from dagster_unified.engine.positions import streamed_positions
+from dagster_unified.engine.positions import shown, streamed_positions
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.reports import Report, Reports, read_notes, read_settled
 from dagster_unified.errors import LeaseLostError
@@ -135,7 +135,7 @@ class StreamMaterializations:
         before = graph.upstream(*(node.id for node in graph.sinks if node.name == report.sink))
         names = {node.uid: node.source.name for node in graph.sources if node.id in before}
         positions = [self._positions_at(query, epoch) for query, epoch in report.epochs.items()]
-        return {names[uid]: _shown(at) for of_query in positions for uid, at in of_query.items() if uid in names}
+        return {names[uid]: shown(at) for of_query in positions for uid, at in of_query.items() if uid in names}
 
     def _positions_at(self, query: str, epoch: int) -> Mapping[str, Position]:
         """Return the position of each source of a query, by uid, at an epoch; those that are reported together once."""
@@ -148,17 +148,6 @@ class StreamMaterializations:
 def _has_ended(planned: Plan, deployed: Deployed) -> bool:
     """Return whether the input has ended, and not only the data of a run whose state another one goes on with."""
     return deployed.finished and not planned.execution.goes_on
-
-
-def _shown(position: Position) -> Any:
-    """Return a position as JSON that people can read; files are counted, since there may be many."""
-    if isinstance(position, OffsetsRead):
-        return {"of": position.origin, "offsets": position.offsets}
-    if isinstance(position, FilesRead):
-        return {"of": position.root, "files": position.count}
-    if isinstance(position, SparkOffset):
-        return {"of": position.format, "offset": position.offset}
-    return position.describe()
 
 
 def report_rest(

@@ -65,6 +65,16 @@ def test_overwrite_replaces_the_table_or_the_partitions_that_are_written(write, 
     assert table() == sorted([A._replace(amount=9), B, C], key=str)
 
 
+@pytest.mark.parametrize(
+    "options", [{"mode": "append"}, {"partition_by": "shop"}, {"mode": "upsert", "key": ("shop", "item")}]
+)
+def test_a_write_says_which_version_it_made(write, tmp_path, options):
+    for number, row in enumerate((A, B, C)):
+        version = write([row], f"run {number}", **options).version
+        made = DeltaTable(str(tmp_path / "table"), version=version)
+        assert (made.to_pyarrow_table().num_rows, version) == (number + 1, number + 1)
+
+
 def test_overwrite_replaces_the_whole_table_where_it_has_no_partitions(write, table):
     write([A, B], "first")
     write([C], "second")

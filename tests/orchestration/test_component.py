@@ -107,6 +107,9 @@ def test_the_attributes_are_those_of_the_deployments(shops):
         "options": {"pipeline.max-parallelism": 4},
         "restart_strategy": "none",
         "tick_every": "5 s",
+        "materialize_every": "1 min",
+        "partitions": {"type": "daily", "start_date": "2024-01-01"},
+        "rerun_late": True,
         "upgrade_mode": "savepoint",
         "from_savepoint": "/data/savepoint",
     }
@@ -119,6 +122,8 @@ def test_the_attributes_are_those_of_the_deployments(shops):
         "execution.state-recovery.path": "/data/savepoint",
     }
     assert (declared.upgrade_mode, declared.tick_every) == ("savepoint", timedelta(seconds=5))
+    assert (declared.materialize_every, declared.rerun_late) == (timedelta(minutes=1), True)
+    assert declared.partitions == DailyPartitionsDefinition("2024-01-01")
 
 
 def test_the_attributes_left_out_are_the_defaults_of_the_deployments(shops):

@@ -140,14 +140,14 @@ def test_options_and_definitions_take_them():
     ] == timedelta(seconds=2)
     pipeline = Pipeline("ticks")
     pipeline.from_collection(TICKS).print()
-    streaming = StreamingDeployment(pipeline, stall_after=TWO, observe_every=TWO, tick_every=TWO)
+    streaming = StreamingDeployment(pipeline, stall_after=TWO, observe_every=TWO, materialize_every=TWO, tick_every=TWO)
     assert (
         unified_definitions(pipeline, streaming).resolve_sensor_def("ticks_streaming_sensor").minimum_interval_seconds
         == 2
     )
 
 
-@pytest.mark.parametrize("name", ["stall_after", "observe_every", "tick_every"])
+@pytest.mark.parametrize("name", ["stall_after", "observe_every", "materialize_every", "tick_every"])
 @pytest.mark.parametrize("length", [timedelta(0), timedelta(seconds=-5), timedelta(milliseconds=300)])
 def test_a_length_of_no_time_is_an_error(name, length):
     pipeline = Pipeline("ticks")

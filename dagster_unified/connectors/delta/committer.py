@@ -176,6 +176,7 @@ class DeltaCommitter(Committer[DeltaFile]):
         self._mode, self._key, self._partition_by = mode, key, partition_by
         self._sink, self._schema = sink, schema
         self._is_current, self._commits_until_cleanup = True, 0  # the table was opened right now
+        self._lacks_own = self._is_updated = False  # whether it lacks the last commit; was read anew to see that one
         self._is_shared = False  # whether others have been seen to write to the table of late
         self._log = self._log_end()
         self._never_null: set[str] = set()  # the columns that the table takes no null in
@@ -215,7 +216,9 @@ class DeltaCommitter(Committer[DeltaFile]):
         # As seldom as can be for writes that only add, since it takes longer the more files there are. A commit finds
         # what another process has committed in between.
         if not self._is_current:
-            self._update()
+            if not self._is_updated:
+                self._update()
+            self._is_updated = False
             self._check_table()
             self._is_current = True
         appended = None if self._log is None else self._log.transactions.get(name)
@@ -252,7 +255,7 @@ class DeltaCommitter(Committer[DeltaFile]):
                 f"sink '{self._sink}': files of the table at {self._path} may have deletion vectors, and cannot be"
                 " removed without knowing them; write to another table, or drop its feature deletionVectors"
             )
-        self._is_current, self._log = False, None
+        self._is_current, self._log, self._lacks_own = False, None, not upserts
         try:
             if upserts:
                 self._merge(files, properties)
@@ -282,6 +285,10 @@ class DeltaCommitter(Committer[DeltaFile]):
         self._commits_until_cleanup -= 1
 
     def version(self) -> int:
+        if self._log is None and self._lacks_own:
+            self._update()
+            # where others' rows matter, a commit looks again right before it stages its own
+            self._is_updated = self._mode == "append"
         return self._table.version() if self._log is None else self._log.version
 
     def clean_up(self, attempts: Sequence[WriteAttempt], committed: bool) -> None:
@@ -354,6 +361,7 @@ class DeltaCommitter(Committer[DeltaFile]):
 
     def _update(self) -> None:
         ask_store(self._path, self._table.update_incremental)
+        self._lacks_own = False
         self._log = self._log_end()
 
     def _log_end(self) -> LogEnd | None:

@@ -164,6 +164,10 @@ class SplitSource(SparkSource[Out]):
         changed._range = self._batch_range()
         return changed
 
+    def fixed_end(self) -> dict[str, int] | None:
+        """Where the range ends that a BATCH run has decided to read, if it has."""
+        return None if self._range is None else self._range.end
+
     def after(self, position: Position) -> Self:
         changed = super().after(position)
         changed._range = None

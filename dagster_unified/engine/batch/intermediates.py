@@ -17,6 +17,7 @@ from upath import UPath
 
 from dagster_unified.connectors.protocol.positions import Position
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
+from dagster_unified.engine.positions import Read
 from dagster_unified.errors import ConfigurationError, LeaseLostError
 from dagster_unified.graph.connectors import WHOLE
 from dagster_unified.operators.layout import OUTPUT, PARTITION_INDEX, StreamLayout, output_column
@@ -128,6 +129,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     positions: dict[str, Position] = {}
     """The position in each of the stage's sources, by uid, where the run leaves a savepoint."""
+
+    read: dict[str, Read] = {}
+    """What was read of each of the stage's sources that can tell, by the source's name."""
+
+    versions: dict[str, int] = {}
+    """The versions that the stage's sinks made of their tables, by sink name, where these have versions."""
 
     iterations: dict[str, IterationSummary] = {}
     """The outcomes of the stage's iterations, by name."""

@@ -21,6 +21,7 @@ from dagster_unified.engine.dataframe.frames import Frames, files_lacking_column
 from dagster_unified.engine.dataframe.native import Natives
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import observed
+from dagster_unified.engine.positions import Read
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph, Vertex
@@ -393,11 +394,12 @@ def manifests_of(
     carried_from: str,
     seen: Metrics,
     positions: Sequence[Mapping[str, Position]],
+    reads: Sequence[Mapping[str, Read]],
 ) -> list[Manifest]:
     """Return the manifests of the partitions, without what their sinks wrote."""
     manifests = []
-    for run, start, attempt, reported, rows, read in zip(
-        runs, frames.starts, attempts, materialized.metrics, materialized.rows, positions, strict=True
+    for run, start, attempt, reported, rows, read_until, read in zip(
+        runs, frames.starts, attempts, materialized.metrics, materialized.rows, positions, reads, strict=True
     ):
         metrics = merge([reported, start.upstream, seen])
         files = run.store.files(attempt)
@@ -428,7 +430,8 @@ def manifests_of(
                 local_global=[node.uid for node in carrying if node.merges_partials],
                 groups=run.plan.execution.streaming.max_parallelism if region.carried and not only_saved(runs) else 0,
                 together=len(runs),
-                positions=dict(read),
+                positions=dict(read_until),
+                read=dict(read),
                 lacking=files_lacking_columns(n for n in run.plan.graph.sources if n.id in region.nodes),
             )
         )

@@ -45,7 +45,7 @@ from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import may_be_large, small_rows
 from dagster_unified.engine.events import SinkHeld, StageFinished, StageStarted
 from dagster_unified.engine.failures import damaged_file, translated
-from dagster_unified.engine.positions import batch_positions, with_fixed_ranges
+from dagster_unified.engine.positions import batch_positions, batch_reads, with_fixed_ranges
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import WHOLE
@@ -333,6 +333,7 @@ def _execute(
         return _commit(runs, region, sinks, prepared, begun)
     attempts = [run.store.new_attempt(run.address(region)) for run in runs]
     positions = [batch_positions(run.plan, run.spark, region) if plan.execution.goes_on else {} for run in runs]
+    reads = [batch_reads(run.plan, run.spark, region) for run in runs]
     try:
         written: list[dict[str, WriteResult]] | None = None
         if len(runs) > 1:
@@ -346,7 +347,7 @@ def _execute(
             materialized = materialize(frames, streams, attempts[0])
         carried_from = before.run if before is not None else ""
         seen = seen_before(runs[0], before)
-        manifests = manifests_of(runs, region, frames, materialized, attempts, carried_from, seen, positions)
+        manifests = manifests_of(runs, region, frames, materialized, attempts, carried_from, seen, positions, reads)
         count_malformed(runs, frames, manifests)
         if iterations is not None:
             subtasks = manifests[0].subtasks | iterations.subtasks
@@ -392,6 +393,7 @@ def _commit(
                 seconds=share + now() - began,
                 bytes=manifest.bytes or sum(result.bytes for result in results.values()),
                 sinks={name: result.location for name, result in results.items()},
+                versions={name: result.version for name, result in results.items() if result.version is not None},
                 counters=manifest.counters
                 | ({"sinks that had this execution already": len(repeated)} if repeated else {}),
             )
