@@ -89,7 +89,7 @@ def test_a_stream_of_the_command_line_obeys_the_restart_strategy(spark, tmp_path
         "restart-strategy.fixed-delay.attempts": 1,
         "restart-strategy.fixed-delay.delay": "10 ms",
     }
-    error = launch(pipeline, options, spark.sparkContext.master, None, str(tmp_path / "store"), ignore_events).error
+    error = launch(pipeline, options, spark.sparkContext.master, None, str(tmp_path / "store"), ignore_events, {}).error
     assert (error is None) if sentence is None else (sentence in error and "the system is away: 2" in error)
 
 
