@@ -1,8 +1,10 @@
 """The installed version of this library."""
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
+@cache
 def library_version() -> str:
     """Return the installed version; "unknown" where the package is there without its metadata."""
     try:

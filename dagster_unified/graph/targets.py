@@ -5,9 +5,8 @@ Knows what sinks say of their targets; reads no storage.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Target
@@ -35,19 +34,30 @@ def written(graph: Graph, sinks: Collection[int] | None = None) -> list[Written]
 
 def check_targets(sinks: Iterable[Written]) -> None:
     """Raise where two sinks would overwrite each other, or one writes into the other's folder."""
-    for first, second in combinations(sorted(sinks, key=lambda w: w.target.place.uri), 2):
-        place, inner = first.target.place.uri, second.target.place.uri
-        if place == inner and not (first.target.shared and second.target.shared):
+    by_place: dict[str, Written] = {}
+    for second in sorted(sinks, key=lambda w: w.target.place.uri):
+        place = second.target.place.uri
+        first = by_place.setdefault(place.rstrip("/"), second)
+        if first is not second and not (first.target.shared and second.target.shared):
             raise PipelineError(
                 f"{first} and {second} write to one place, {place}, where one takes away what the other wrote; give"
                 " each a path of its own, or unite the streams before one sink. Only sinks that append may share a"
                 " place"
             )
-        if inner.startswith(f"{place.rstrip('/')}/"):
+    for place, second in by_place.items():
+        outer = next((by_place[folder] for folder in _folders(place) if folder in by_place), None)
+        if outer is not None:
             raise PipelineError(
-                f"{second} writes to {inner}, inside the folder of {first}, where one takes away what the other wrote;"
-                " give each a path outside the other's"
+                f"{second} writes to {second.target.place.uri}, inside the folder of {outer}, where one takes away what"
+                " the other wrote; give each a path outside the other's"
             )
+
+
+def _folders(place: str) -> Iterator[str]:
+    """Return the folders that a place is in, from the innermost."""
+    while "/" in place:
+        place = place.rpartition("/")[0]
+        yield place
 
 
 def _described(node: SinkNode) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dagster import (
     AssetDep,
     AssetKey,
+    AssetsDefinition,
     AssetSelection,
     AssetSpec,
     Definitions,
@@ -108,7 +109,9 @@ def _build(
     if deployed.streaming is not None and deployed.streaming.rerun_late:
         check_reruns(deployed.streaming, deployed.batch, deployed.stream_partitions)
     loader = table_loader(shown, catalog)
-    built = [Definitions(assets=_external_assets(deployed, start, catalog), resources={tables_of(shown.name): loader})]
+    # Of specs Dagster makes one definition for the whole location, which each job that reads one of them then has whole.
+    external = [AssetsDefinition(specs=[spec]) for spec in _external_assets(deployed, start, catalog)]
+    built = [Definitions(assets=external, resources={tables_of(shown.name): loader})]
     if deployed.batch is not None:
         built.append(_batch(deployed, deployed.batch, catalog, executor))
     if deployed.checks is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import msgspec
 from dagster import (
@@ -52,12 +53,19 @@ def targets_metadata(plan: Plan, sinks: Iterable[int]) -> Mapping[str, Any]:
     return {WRITES: MetadataValue.json(places)} if places else {}
 
 
+_CHECKED: WeakSet[BaseAssetGraph[Any]] = WeakSet()
+"""The graphs of code locations that have passed: each job of a location asks, and each tick of a stream's sensor."""
+
+
 def check_location(assets: BaseAssetGraph[Any]) -> None:
     """Raise where two sinks of a code location would overwrite each other."""
+    if assets in _CHECKED:
+        return
     shown = [assets.get(key).metadata.get(WRITES) for key in assets.get_all_asset_keys()]
     check_targets(
         msgspec.convert(written, Written) for of_asset in shown if of_asset is not None for written in of_asset.data
     )
+    _CHECKED.add(assets)
 
 
 class StagesSelection(KeysAssetSelection):
