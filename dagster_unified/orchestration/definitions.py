@@ -109,7 +109,7 @@ def _build(
     if deployed.streaming is not None and deployed.streaming.rerun_late:
         check_reruns(deployed.streaming, deployed.batch, deployed.stream_partitions)
     loader = table_loader(shown, catalog)
-    # Of specs Dagster makes one definition for the whole location, which each job that reads one of them then has whole.
+    # Of specs Dagster makes one definition for the whole location; a job that reads one of them then has all of it.
     external = [AssetsDefinition(specs=[spec]) for spec in _external_assets(deployed, start, catalog)]
     built = [Definitions(assets=external, resources={tables_of(shown.name): loader})]
     if deployed.batch is not None:
