@@ -30,6 +30,7 @@ from dagster._core.definitions.assets.definition.asset_dep import CoercibleToAss
 from dagster._core.definitions.assets.graph.base_asset_graph import BaseAssetGraph
 from dagster._core.definitions.declarative_automation.operators import AllDepsCondition
 from dagster._core.definitions.declarative_automation.operators.utils import has_allow_ignore
+from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
 from dagster._core.definitions.partitions.schedule_type import ScheduleType
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.errors import DagsterExecutionInterruptedError
@@ -70,6 +71,7 @@ __all__ = [
     "CoercibleToAssetDep",
     "DagsterExecutionInterruptedError",
     "KeysAssetSelection",
+    "ObjectMetadataValue",
     "ScheduleType",
     "SerializableErrorInfo",
     "StepEventStatus",

@@ -115,7 +115,7 @@ def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog
 
     @multi_asset(
         name=step_name(loaded, region),
-        specs=[loaded_by(spec, loaded.name) for spec in (stage, *tables)],
+        specs=[loaded_by(spec, loaded, catalog) for spec in (stage, *tables)],
         ins=taken.inputs(),
         partitions_def=batch.partitions,
         # Of assets that are made together or not at all, and one of which depends on itself, Dagster's automation

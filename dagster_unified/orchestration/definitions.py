@@ -75,8 +75,8 @@ def unified_definitions(
     `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an
     `ExecutionConfig`) and `intermediates` (an `IntermediatesResource`). One that is None is left to the other
     definitions of the code location; so is each that a `ResourceKey` of a source or a sink names. An `ObjectStore`
-    among them says where the buckets of this process are. The resource `<pipeline>_tables` is there for assets of yours
-    that take a table of the pipeline as an argument.
+    among them says where the buckets of this process are. The resource `unified_tables` is there for assets of yours
+    that take a table of a pipeline as an argument; it is `<pipeline>_tables` where the pipeline names resources.
     `translator` names the assets, and sets their groups, tags and metadata.
 
     `executor` executes the stages of a run, also in a backfill: by default in one process, with one Spark session. It
@@ -111,7 +111,7 @@ def _build(
     loader = table_loader(shown, catalog)
     # Of specs Dagster makes one definition for the whole location; a job that reads one of them then has all of it.
     external = [AssetsDefinition(specs=[spec]) for spec in _external_assets(deployed, start, catalog)]
-    built = [Definitions(assets=external, resources={tables_of(shown.name): loader})]
+    built = [Definitions(assets=external, resources={tables_of(shown): loader})]
     if deployed.batch is not None:
         built.append(_batch(deployed, deployed.batch, catalog, executor))
     if deployed.checks is not None:
@@ -141,7 +141,8 @@ def _external_assets(deployed: Deployed, start: AssetKey | None, catalog: Catalo
                 spec.replace_attributes(
                     deps=[*spec.deps, *started_from], partitions_def=deployed.stream_partitions
                 ).merge_attributes(kinds={"streaming"}, metadata=targets_metadata(plan, [node.id])),
-                plan.name,
+                plan,
+                catalog,
             )
             for node in plan.graph.sinks
             for spec in catalog.made_by(plan, [node.id])

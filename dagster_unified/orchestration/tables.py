@@ -26,7 +26,7 @@ from dagster_unified.connectors.protocol.commits import PartitionsUnknownError, 
 from dagster_unified.engine.commit import spark_sink
 from dagster_unified.errors import ConfigurationError, SinkError
 from dagster_unified.graph.nodes import SinkNode
-from dagster_unified.orchestration._dagster_compat import CheckedIOManagerDefinition, is_of_range
+from dagster_unified.orchestration._dagster_compat import CheckedIOManagerDefinition, ObjectMetadataValue, is_of_range
 from dagster_unified.orchestration.partitions import dimensions_of, slice_of
 from dagster_unified.orchestration.resources import connections
 from dagster_unified.orchestration.translator import Stage, Table
@@ -48,14 +48,26 @@ ALLOW_MISSING = "allow_missing_partitions"
 """Metadata of an input: whether partitions that were not materialized count as empty, as in Dagster's own managers."""
 
 
-def tables_of(pipeline: str) -> str:
-    """Return the key of the resource that loads a pipeline's tables."""
-    return f"{pipeline}_tables"
+_TABLES, _LOADER = "unified_tables", "dagster_unified/loader"
 
 
-def loaded_by(spec: AssetSpec, pipeline: str) -> AssetSpec:
+def tables_of(plan: Plan) -> str:
+    """Return the key of the resource that loads a pipeline's tables.
+
+    Each job of a location has all resources, so that one for each pipeline would make loading quadratic. A pipeline
+    whose sources and sinks name resources has one of its own, which requires those.
+    """
+    return f"{plan.name}_tables" if plan.graph.resource_keys else _TABLES
+
+
+def loaded_by(spec: AssetSpec, plan: Plan, catalog: Catalog) -> AssetSpec:
     """Return an asset of a pipeline that this resource loads, unless its author names an IO manager for it."""
-    return spec if "dagster/io_manager_key" in spec.metadata else spec.with_io_manager_key(tables_of(pipeline))
+    if "dagster/io_manager_key" in spec.metadata:
+        return spec
+    loaded = spec.with_io_manager_key(tables_of(plan))
+    if plan.graph.resource_keys:
+        return loaded
+    return loaded.merge_attributes(metadata={_LOADER: ObjectMetadataValue(_manager(plan, catalog))})
 
 
 def table_loader(plan: Plan, catalog: Catalog) -> IOManagerDefinition:
@@ -63,14 +75,20 @@ def table_loader(plan: Plan, catalog: Catalog) -> IOManagerDefinition:
 
     Definitions in which a resource of the pipeline's sources and sinks is missing do not load, which it sees to.
     """
-    sinks = {catalog.key(Table(plan, node)): node.id for node in plan.graph.sinks}
-    stages = {catalog.key(Stage(plan, region)): region.name for region in plan.regions}
+    if not plan.graph.resource_keys:
+        return _SHARED
     return CheckedIOManagerDefinition(
-        lambda context: TableIOManager(plan.connected(connections(plan.graph, context.resources)), sinks, stages),
+        lambda context: _manager(plan.connected(connections(plan.graph, context.resources)), catalog),
         plan.graph.resource_keys,
         check=plan.graph.connected,
         description=f"Loads the tables of {plan.name}, as the type that an asset's argument has.",
     )
+
+
+def _manager(plan: Plan, catalog: Catalog) -> TableIOManager:
+    sinks = {catalog.key(Table(plan, node)): node.id for node in plan.graph.sinks}
+    stages = {catalog.key(Stage(plan, region)): region.name for region in plan.regions}
+    return TableIOManager(plan, sinks, stages)
 
 
 class TableIOManager(IOManager):
@@ -109,6 +127,33 @@ class TableIOManager(IOManager):
             f"{self._plan.name}: {name} {what}, so that it has no value; name it in deps=[...] to run after it, or"
             f" take a table: {tables}"
         )
+
+
+class _SharedTableIOManager(IOManager):
+    """Loads each table by the manager that its asset carries, so that all pipelines have one resource for it."""
+
+    def handle_output(self, context: OutputContext, obj: object) -> NoReturn:
+        raise ConfigurationError(
+            f"{context.asset_key.to_user_string()}: {_TABLES} loads what pipelines write, and takes no value of an"
+            " asset; give your asset another io_manager_key"
+        )
+
+    def load_input(self, context: InputContext) -> object:
+        upstream = context.upstream_output
+        carried = ((upstream and upstream.definition_metadata) or {}).get(_LOADER)
+        if not isinstance(carried, ObjectMetadataValue) or not isinstance(carried.instance, TableIOManager):
+            raise ConfigurationError(
+                f"{context.asset_key.to_user_string()}: {_TABLES} loads what pipelines write, and this asset is not of"
+                " unified_definitions, or lost its metadata; give it another io_manager_key"
+            )
+        return carried.instance.load_input(context)
+
+
+_SHARED = IOManagerDefinition(
+    lambda _: _SharedTableIOManager(),
+    description="Loads tables of pipelines, as the type that an asset's argument has.",
+)
+"""The same object each time, so that the definitions of several calls can be merged."""
 
 
 @dataclass(frozen=True)

@@ -244,12 +244,14 @@ def test_a_stage_and_the_pipelines_own_table_as_a_target_are_errors_that_say_wha
         " deps=[...] to run after it, or take a table: shops/sales"
     )
 
-    @asset(io_manager_key="shops_tables")
+    @asset(io_manager_key="unified_tables")
     def returned() -> int:
         return 1
 
-    with pytest.raises(ConfigurationError, match="returned is written by the pipeline, and takes no value of an asset"):
-        materialize([returned], resources={"shops_tables": definitions.resources["shops_tables"]})
+    with pytest.raises(
+        ConfigurationError, match="returned: unified_tables loads what pipelines write, and takes no value"
+    ):
+        materialize([returned], resources={"unified_tables": definitions.resources["unified_tables"]})
 
 
 def test_a_notebook_loads_a_table_by_its_key(shop):

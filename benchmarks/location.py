@@ -1,0 +1,75 @@
+"""A code location of 500 pipelines, half of them streams: how long it loads, and how long a sensor's tick takes in it.
+
+Loading is all that a code server does before Dagster shows the location: the definitions, each job, and what the server
+tells of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from dagster import DagsterInstance, Definitions, build_sensor_context
+from dagster._core.remote_representation.external_data import RepositorySnap
+
+from benchmarks.bars import Bar, Measurement, Options
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink, ParquetSource
+from dagster_unified.orchestration import BatchDeployment, StreamingDeployment, unified_definitions
+
+PIPELINES, TICKS = 500, 20
+
+
+class Order(NamedTuple):
+    shop: str
+    amount: int
+
+
+def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
+    folder = Path(tempfile.mkdtemp(prefix="bench"))
+    try:
+        loaded = []
+        for _ in range(options.rounds):
+            begun = time.perf_counter()
+            definitions = _loaded(folder)
+            loaded.append(time.perf_counter() - begun)
+        tick = _tick(definitions, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    bars = [
+        Bar("location.loaded_seconds", min(loaded), 8, at_most=True),
+        Bar("location.tick_seconds", tick, 1, at_most=True),
+    ]
+    return bars, []
+
+
+def _loaded(folder: Path) -> Definitions:
+    definitions = unified_definitions(*[_deployment(folder, number) for number in range(PIPELINES)])
+    RepositorySnap.from_def(definitions.get_repository_def(), defer_snapshots=True)
+    return definitions
+
+
+def _deployment(folder: Path, number: int) -> BatchDeployment | StreamingDeployment:
+    streaming = bool(number % 2)
+    pipeline = Pipeline(f"pipeline_{number}")
+    orders = pipeline.from_source(ParquetSource(f"{folder}/in/{number}", Order, name="orders", monitor=streaming))
+    orders.key_by("shop").sum("amount").sink_to(DeltaSink(f"{folder}/out/{number}", name="totals"))
+    if not streaming:
+        return BatchDeployment(pipeline)
+    return StreamingDeployment(pipeline, options={"execution.checkpointing.dir": f"{folder}/checkpoints"})
+
+
+def _tick(definitions: Definitions, folder: Path) -> float:
+    """Seconds that a tick of a stream takes, whose job does not run."""
+    sensor, taken = definitions.resolve_sensor_def("pipeline_1_streaming_sensor"), []
+    with DagsterInstance.local_temp(str(folder)) as instance:
+        for _ in range(TICKS):
+            context = build_sensor_context(instance, repository_def=definitions.get_repository_def())
+            begun = time.perf_counter()
+            sensor(context)
+            taken.append(time.perf_counter() - begun)
+    return statistics.median(taken)
