@@ -50,6 +50,7 @@ from dagster.components.resolved.core_models import (
     resolve_backfill_policy,
     resolve_partitions_def,
 )
+from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
 from dagster_shared.error import SerializableErrorInfo
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ __all__ = [
     "SerializableErrorInfo",
     "StepEventStatus",
     "StepInterruptedError",
+    "TranslationFn",
+    "TranslationFnResolver",
     "UnresolvedAssetJobDefinition",
     "has_allow_ignore",
     "has_partitions",

@@ -47,7 +47,15 @@ class Catalog:
         for tables in self._by_place():
             self._unite(tables)
         self._check_keys()
+        for of_pipeline in deployed:
+            for node in of_pipeline.plan.graph.readers:
+                self._inputs.setdefault(self.key(Input(of_pipeline.plan, node)), of_pipeline.plan.name)
         self._follows = self._without_circles()
+
+    @property
+    def deployed(self) -> list[Deployed]:
+        """The pipelines."""
+        return list(self._deployed.values())
 
     def spec(self, part: Part) -> AssetSpec:
         """Return the asset of a part, without what it depends on."""
@@ -130,9 +138,8 @@ class Catalog:
         specs: dict[AssetKey, AssetSpec] = {}
         for node in plan.graph.readers:
             spec = self.spec(Input(plan, node))
-            owner = self._inputs.setdefault(spec.key, plan.name)
             read = {dep.asset_key for dep in self.reads(plan, node)}
-            if not node.source.reads_table and spec.key in read and owner == plan.name:
+            if not node.source.reads_table and spec.key in read and self._inputs[spec.key] == plan.name:
                 specs.setdefault(spec.key, spec)
         return list(specs.values())
 

@@ -2,17 +2,21 @@
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of a component's fields as objects.
 import importlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
+from weakref import WeakKeyDictionary, ref
 
 from dagster import (
     AssetKey,
+    AssetSpec,
     BackfillPolicy,
     Component,
     ComponentLoadContext,
+    ComponentTree,
     ComponentTypeSpec,
     Definitions,
     PartitionsDefinition,
@@ -33,15 +37,20 @@ from dagster_unified.orchestration._dagster_compat import (
     BACKFILL_POLICY_MODEL,
     PARTITIONS_MODEL,
     CoercibleToAssetDep,
+    TranslationFn,
+    TranslationFnResolver,
     resolve_backfill_policy,
     resolve_partitions_def,
     scaffold_component,
 )
+from dagster_unified.orchestration.catalog import Catalog
 from dagster_unified.orchestration.checks import Checks
-from dagster_unified.orchestration.definitions import unified_definitions
+from dagster_unified.orchestration.definitions import definitions_of
+from dagster_unified.orchestration.deployed import by_pipeline
 from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment
 from dagster_unified.orchestration.janitor import Retention
 from dagster_unified.orchestration.schedules import BatchSchedule
+from dagster_unified.orchestration.translator import Part, PipelineTranslator
 from dagster_unified.records import type_name
 from dagster_unified.templates import pipeline_over_literals
 
@@ -204,6 +213,13 @@ _PARTITIONS = Resolver(
     ],
 )
 
+
+def _template(description: str, example: str) -> Resolver:
+    """Resolve what only a template can give: an object of Dagster's."""
+    resolver: Resolver = Resolver.default(model_field_type=str | None, description=description, examples=[example])
+    return resolver
+
+
 Schedule = _attributes(
     "Schedule",
     BatchSchedule,
@@ -254,6 +270,12 @@ Batch = _attributes(
     reuse=("With fingerprint, a stage that would give the same again does not run.",),
     upstream=_UPSTREAM,
     schedule=_nested(Schedule, "When it runs."),
+    automation_condition=_template(
+        "Dagster's declarative automation of its assets.", "{{ dg.AutomationCondition.eager() }}"
+    ),
+    freshness_policy=_template(
+        "The freshness policy of the tables.", "{{ dg.FreshnessPolicy.cron('0 6 * * *', datetime.timedelta(hours=1)) }}"
+    ),
     retention=_nested(Kept, "Which intermediates are kept; null keeps all. Without it, the defaults below."),
     checks=_CHECKS,
     pool=("The concurrency pool of the stages.",),
@@ -307,7 +329,7 @@ class PipelineScaffolder(Scaffolder[ScaffoldParams]):
 
 
 @scaffold_with(PipelineScaffolder)
-@dataclass
+@dataclass(eq=False)
 class UnifiedPipelineComponent(Component, Resolvable):
     """A dagster-unified pipeline: its stages as assets in BATCH, a job that a sensor keeps running in STREAMING.
 
@@ -326,6 +348,17 @@ class UnifiedPipelineComponent(Component, Resolvable):
     ]
     batch: Annotated[Attributes | None, _nested(Batch, "How it runs in BATCH.")] = None
     streaming: Annotated[Attributes | None, _nested(Streaming, "How it is kept running in STREAMING.")] = None
+    translation: Annotated[
+        TranslationFn[Part] | None,
+        TranslationFnResolver[Part](
+            lambda part: {
+                "part": part,
+                "pipeline": part.pipeline,
+                "name": part.name,
+                "kind": type(part).__name__.lower(),
+            }
+        ),
+    ] = None
     executor: Annotated[
         Literal["in_process", "project"],
         _checked(
@@ -358,16 +391,58 @@ class UnifiedPipelineComponent(Component, Resolvable):
             )
         return super().load(attributes, context)
 
-    def build_defs(self, context: ComponentLoadContext) -> Definitions:
-        """Build the definitions of the pipeline."""
+    @property
+    def deployments(self) -> list[Pipeline | BatchDeployment | StreamingDeployment]:
+        """The pipeline's deployments; the pipeline itself where it has the defaults."""
         modes = [mode for mode in (self.batch, self.streaming) if mode is not None]
-        declared = [mode.deployment(self.pipeline) for mode in modes]
-        return unified_definitions(
-            *declared,
-            *([] if declared else [self.pipeline]),
-            resources=dict.fromkeys(self.project_resources),
-            executor=in_process_executor if self.executor == "in_process" else None,
+        return [mode.deployment(self.pipeline) for mode in modes] or [self.pipeline]
+
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        """Build the definitions of the pipeline, with edges to those of the project's other components."""
+        catalog = _catalog(self, context.component_tree)
+        return definitions_of(
+            [deployed for deployed in catalog.deployed if deployed.pipeline is self.pipeline],
+            catalog,
+            dict.fromkeys(self.project_resources),
+            in_process_executor if self.executor == "in_process" else None,
         )
+
+
+class _OfComponents(PipelineTranslator):
+    """Gives each pipeline its assets by the `translation` of its component."""
+
+    def __init__(self, components: Sequence[UnifiedPipelineComponent]) -> None:
+        self._translations = {component.pipeline.name: component.translation for component in components}
+
+    def get_asset_spec(self, part: Part) -> AssetSpec:
+        spec, translation = super().get_asset_spec(part), self._translations[part.pipeline]
+        return spec if translation is None else translation(spec, part)
+
+
+_Components = list[ref[UnifiedPipelineComponent]]
+_CATALOGS: WeakKeyDictionary[UnifiedPipelineComponent, tuple[_Components, Catalog]] = WeakKeyDictionary()
+"""The catalog of each project, by its first component: all its components build their definitions from one."""
+
+
+def _catalog(component: UnifiedPipelineComponent, tree: ComponentTree) -> Catalog:
+    """Return the catalog of a component and of all others of its project, whose pipelines read each other's tables."""
+    components = tree.get_all_components(UnifiedPipelineComponent)
+    if not any(other is component for other in components):
+        components = [*components, component]  # one that Python code builds
+    known = _CATALOGS.get(components[0])
+    if known is not None and known[0] == list(map(ref, components)):
+        return known[1]
+    names = Counter(other.pipeline.name for other in components)
+    twice = [name for name, times in names.items() if times > 1]
+    if twice:
+        raise ConfigurationError(
+            f"two components are of pipelines named '{twice[0]}'; give batch and streaming of one pipeline in one"
+            " component, and each pipeline another name"
+        )
+    deployed = by_pipeline([deployment for other in components for deployment in other.deployments])
+    catalog = Catalog(deployed, _OfComponents(components))
+    _CATALOGS[components[0]] = (list(map(ref, components)), catalog)
+    return catalog
 
 
 def _module_of(request: ScaffoldRequest[ScaffoldParams]) -> str:

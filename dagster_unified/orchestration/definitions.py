@@ -88,10 +88,19 @@ def unified_definitions(
         if isinstance(resource, ObjectStore):
             resource.use()
     deployed = by_pipeline(deployments)
-    catalog = Catalog(deployed, translator or PipelineTranslator())
+    return definitions_of(deployed, Catalog(deployed, translator or PipelineTranslator()), resources, executor)
+
+
+def definitions_of(
+    deployed: Sequence[Deployed],
+    catalog: Catalog,
+    resources: Mapping[str, object] | None,
+    executor: ExecutorDefinition | None,
+) -> Definitions:
+    """Build the definitions of some pipelines of a catalog; what they share with the others of it has one owner."""
     origins = [
         Origin(catalog.key(Savepoints(pipeline.plan)), pipeline.batch, pipeline.streaming)
-        for pipeline in deployed
+        for pipeline in catalog.deployed
         if pipeline.has_savepoints
     ]
     built = [_build(pipeline, origins, catalog, executor) for pipeline in deployed]

@@ -1,5 +1,6 @@
 """`UnifiedPipelineComponent`: what a `defs.yaml` may say, and what the real `dg` makes of it in an empty project."""
 
+import importlib
 import re
 import sys
 from datetime import timedelta
@@ -8,7 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from dagster import ComponentTree, DailyPartitionsDefinition, DefaultScheduleStatus
+from dagster import (
+    AutomationCondition,
+    ComponentTree,
+    DailyPartitionsDefinition,
+    DefaultScheduleStatus,
+    FreshnessPolicy,
+)
 from dagster.components.resolved.errors import ResolutionException
 from dagster_dg_cli.cli import create_dg_cli
 from pydantic import ValidationError
@@ -30,6 +37,26 @@ directory_type = "project"
 
 [tool.dg.project]
 root_module = "corner_shops"
+"""
+READING = """
+from typing import NamedTuple
+
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink, DeltaSource
+
+
+class Total(NamedTuple):
+    shop: str
+    amount: int
+
+
+first = Pipeline("first")
+totals = first.from_collection([Total("a", 1)], Total, "sales").key_by("shop").sum("amount")
+totals.sink_to(DeltaSink("/lake/totals", name="totals"))
+totals.sink_to(DeltaSink("/lake/all", mode="append", name="all"))
+second = Pipeline("second")
+again = second.from_source(DeltaSource("/lake/totals", Total, name="totals"))
+again.sink_to(DeltaSink("/lake/all", mode="append", name="all"))
 """
 DEFINITIONS = """
 from pathlib import Path
@@ -57,11 +84,14 @@ live.from_source(CsvSource("/in", int, name="files", monitor=True)).print()
 
 @pytest.fixture
 def shops(tmp_path, monkeypatch):
-    """A module with two pipelines."""
+    """A module with two pipelines, and a package of definitions with none."""
     (tmp_path / "shop_pipelines.py").write_text(SHOPS)
+    (tmp_path / "shop_defs").mkdir()
+    (tmp_path / "shop_defs" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    sys.modules.pop("shop_pipelines", None)
+    for module in ("shop_pipelines", "shop_defs"):
+        sys.modules.pop(module, None)
 
 
 def component(**attributes):
@@ -71,7 +101,9 @@ def component(**attributes):
 
 
 def built(**attributes):
-    return component(**attributes).build_defs(None)
+    """The definitions of a component in a project without others."""
+    tree = ComponentTree(defs_module=importlib.import_module("shop_defs"), project_root=Path.cwd())
+    return component(**attributes).build_defs(tree.load_context)
 
 
 def test_the_example_of_the_documentation_builds(shops):
@@ -220,16 +252,38 @@ def test_the_package_names_its_component_and_nothing_that_is_not_there():
         dagster_unified.UnifiedPipelineComponnt
 
 
-def test_dg_scaffolds_a_component_in_an_empty_project_and_loads_it(tmp_path, monkeypatch):
-    package = tmp_path / "src" / "corner_shops"
+def test_translation_and_templates_say_what_the_assets_are(shops):
+    condition = "{{ dg.AutomationCondition.eager() }}"
+    policy = "{{ dg.FreshnessPolicy.time_window(datetime.timedelta(hours=24)) }}"
+    translation = {
+        "key": "lake/{{ pipeline }}/{{ name }}",
+        "group_name": "{{ 'tables' if kind == 'table' else spec.group_name }}",
+        "tags": {"part": "{{ kind }}"},
+    }
+    definitions = built(batch={"automation_condition": condition, "freshness_policy": policy}, translation=translation)
+    assets = definitions.resolve_asset_graph()
+    shown = {key.to_user_string(): assets.get(key) for key in assets.get_all_asset_keys()}
+    assert {name: (node.group_name, node.tags["part"]) for name, node in shown.items()} == {
+        "lake/shops/files_source": ("shops", "input"),
+        "lake/shops/files_stage": ("shops", "stage"),
+        "lake/shops/print": ("tables", "table"),
+    }
+    table = shown["lake/shops/print"]
+    assert table.automation_condition == AutomationCondition.eager()
+    assert table.freshness_policy == FreshnessPolicy.time_window(timedelta(hours=24))
+
+
+def project(folder, monkeypatch):
+    """Make a project of dg, and return its package and what calls dg in it."""
+    package = folder / "src" / "corner_shops"
     (package / "defs").mkdir(parents=True)
     for path in (package / "__init__.py", package / "defs" / "__init__.py"):
         path.touch()
     (package / "definitions.py").write_text(DEFINITIONS)
-    (tmp_path / "pyproject.toml").write_text(PYPROJECT)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path / "src")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))
+    (folder / "pyproject.toml").write_text(PYPROJECT)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder / "src")
+    monkeypatch.setenv("PYTHONPATH", str(folder / "src"))
     monkeypatch.setenv("DAGSTER_DG_UPDATE_CHECK_ENABLED", "0")
 
     def dg(*arguments):
@@ -237,6 +291,38 @@ def test_dg_scaffolds_a_component_in_an_empty_project_and_loads_it(tmp_path, mon
         assert done.exit_code == 0, done.output
         return done.output
 
+    for name in [name for name in sys.modules if name.partition(".")[0] == "corner_shops"]:
+        monkeypatch.delitem(sys.modules, name)
+    return package, dg
+
+
+def test_components_find_what_the_others_of_their_project_write(tmp_path, monkeypatch):
+    package, dg = project(tmp_path, monkeypatch)
+    (package / "reading.py").write_text(READING)
+    for name in ("first", "second"):
+        dg(
+            "scaffold",
+            "defs",
+            "dagster_unified.UnifiedPipelineComponent",
+            name,
+            "--pipeline",
+            f"corner_shops.reading:{name}",
+        )
+    with (package / "defs" / "first" / "defs.yaml").open("a") as attributes:
+        attributes.write('  translation:\n    key: "lake/{{ pipeline }}/{{ name }}"\n')
+    tree = ComponentTree.for_project(tmp_path)
+    assets = tree.build_defs().resolve_asset_graph()
+    parents = {
+        key.to_user_string(): sorted(k.to_user_string() for k in assets.get(key).parent_keys)
+        for key in assets.get_all_asset_keys()
+    }
+    assert parents["second/all_stage"] == ["lake/first/totals"]
+    assert parents["lake/first/all"] == ["lake/first/totals_stage", "second/all_stage"]
+    assert "second/all" not in parents
+
+
+def test_dg_scaffolds_a_component_in_an_empty_project_and_loads_it(tmp_path, monkeypatch):
+    package, dg = project(tmp_path, monkeypatch)
     dg("scaffold", "defs", "dagster_unified.UnifiedPipelineComponent", "totals")
     scaffolded = package / "defs" / "totals" / "defs.yaml"
     assert yaml.safe_load(scaffolded.read_text()) == {
