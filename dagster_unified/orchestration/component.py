@@ -50,7 +50,16 @@ from dagster_unified.orchestration.deployed import by_pipeline
 from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment
 from dagster_unified.orchestration.janitor import Retention
 from dagster_unified.orchestration.schedules import BatchSchedule
-from dagster_unified.orchestration.translator import Part, PipelineTranslator
+from dagster_unified.orchestration.translator import (
+    Input,
+    Malformed,
+    Part,
+    PipelineTranslator,
+    Savepoints,
+    Stage,
+    Stream,
+    Table,
+)
 from dagster_unified.records import type_name
 from dagster_unified.templates import pipeline_over_literals
 
@@ -304,6 +313,25 @@ Streaming = _attributes(
 )
 
 
+_KINDS = {
+    Table: "table",
+    Stage: "stage",
+    Input: "source",
+    Malformed: "malformed",
+    Savepoints: "savepoint",
+    Stream: "stream",
+}
+
+_TRANSLATION = TranslationFnResolver[Part](
+    lambda part: {"part": part, "pipeline": part.pipeline, "name": part.name, "kind": _KINDS[type(part)]}
+)
+_TRANSLATION.description = (
+    "What the assets are, in Dagster's own attributes. Templates know pipeline, name, kind (table, stage, source,"
+    " malformed, savepoint or stream), part and spec."
+)
+_TRANSLATION.examples = [{"key": "lake/{{ pipeline }}/{{ name }}"}]
+
+
 class ScaffoldParams(BaseModel):
     """The parameters of `dg scaffold defs`."""
 
@@ -348,17 +376,7 @@ class UnifiedPipelineComponent(Component, Resolvable):
     ]
     batch: Annotated[Attributes | None, _nested(Batch, "How it runs in BATCH.")] = None
     streaming: Annotated[Attributes | None, _nested(Streaming, "How it is kept running in STREAMING.")] = None
-    translation: Annotated[
-        TranslationFn[Part] | None,
-        TranslationFnResolver[Part](
-            lambda part: {
-                "part": part,
-                "pipeline": part.pipeline,
-                "name": part.name,
-                "kind": type(part).__name__.lower(),
-            }
-        ),
-    ] = None
+    translation: Annotated[TranslationFn[Part] | None, _TRANSLATION] = None
     executor: Annotated[
         Literal["in_process", "project"],
         _checked(

@@ -264,7 +264,7 @@ def test_translation_and_templates_say_what_the_assets_are(shops):
     assets = definitions.resolve_asset_graph()
     shown = {key.to_user_string(): assets.get(key) for key in assets.get_all_asset_keys()}
     assert {name: (node.group_name, node.tags["part"]) for name, node in shown.items()} == {
-        "lake/shops/files_source": ("shops", "input"),
+        "lake/shops/files_source": ("shops", "source"),
         "lake/shops/files_stage": ("shops", "stage"),
         "lake/shops/print": ("tables", "table"),
     }
