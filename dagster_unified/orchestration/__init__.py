@@ -4,6 +4,7 @@ from dagster_unified.orchestration.checks import Checks, Parity
 from dagster_unified.orchestration.definitions import unified_definitions
 from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment
 from dagster_unified.orchestration.janitor import Retention
+from dagster_unified.orchestration.module_assets import unified_assets, unified_resources
 from dagster_unified.orchestration.resources import (
     ExecutionConfig,
     IntermediatesResource,
@@ -47,5 +48,7 @@ __all__ = [
     "StreamingDeployment",
     "Table",
     "process_executor",
+    "unified_assets",
     "unified_definitions",
+    "unified_resources",
 ]

@@ -46,7 +46,7 @@ from dagster_unified.orchestration.streaming_sensor import streaming_sensor
 from dagster_unified.orchestration.tables import loaded_by, table_loader, tables_of
 from dagster_unified.orchestration.translator import Malformed, PipelineTranslator, Savepoints, Stage, Stream
 
-_DEFAULTS: dict[str, object] = {
+DEFAULTS: dict[str, object] = {
     "spark": SparkResource(),
     "execution": ExecutionConfig(),
     "intermediates": IntermediatesResource(),
@@ -104,7 +104,7 @@ def definitions_of(
         if pipeline.has_savepoints
     ]
     built = [_build(pipeline, origins, catalog, executor) for pipeline in deployed]
-    all_resources = {**_DEFAULTS, **(resources or {})}
+    all_resources = {**DEFAULTS, **(resources or {})}
     ours = {key: resource for key, resource in all_resources.items() if resource is not None}
     return Definitions.merge(*built, Definitions(resources=ours, executor=executor))
 

@@ -48,7 +48,7 @@ ALLOW_MISSING = "allow_missing_partitions"
 """Metadata of an input: whether partitions that were not materialized count as empty, as in Dagster's own managers."""
 
 
-_TABLES, _LOADER = "unified_tables", "dagster_unified/loader"
+TABLES, _LOADER = "unified_tables", "dagster_unified/loader"
 
 
 def tables_of(plan: Plan) -> str:
@@ -57,7 +57,7 @@ def tables_of(plan: Plan) -> str:
     Each job of a location has all resources, so that one for each pipeline would make loading quadratic. A pipeline
     whose sources and sinks name resources has one of its own, which requires those.
     """
-    return f"{plan.name}_tables" if plan.graph.resource_keys else _TABLES
+    return f"{plan.name}_tables" if plan.graph.resource_keys else TABLES
 
 
 def loaded_by(spec: AssetSpec, plan: Plan, catalog: Catalog) -> AssetSpec:
@@ -76,7 +76,7 @@ def table_loader(plan: Plan, catalog: Catalog) -> IOManagerDefinition:
     Definitions in which a resource of the pipeline's sources and sinks is missing do not load, which it sees to.
     """
     if not plan.graph.resource_keys:
-        return _SHARED
+        return SHARED
     return CheckedIOManagerDefinition(
         lambda context: _manager(plan.connected(connections(plan.graph, context.resources)), catalog),
         plan.graph.resource_keys,
@@ -134,7 +134,7 @@ class _SharedTableIOManager(IOManager):
 
     def handle_output(self, context: OutputContext, obj: object) -> NoReturn:
         raise ConfigurationError(
-            f"{context.asset_key.to_user_string()}: {_TABLES} loads what pipelines write, and takes no value of an"
+            f"{context.asset_key.to_user_string()}: {TABLES} loads what pipelines write, and takes no value of an"
             " asset; give your asset another io_manager_key"
         )
 
@@ -143,13 +143,13 @@ class _SharedTableIOManager(IOManager):
         carried = ((upstream and upstream.definition_metadata) or {}).get(_LOADER)
         if not isinstance(carried, ObjectMetadataValue) or not isinstance(carried.instance, TableIOManager):
             raise ConfigurationError(
-                f"{context.asset_key.to_user_string()}: {_TABLES} loads what pipelines write, and this asset is not of"
+                f"{context.asset_key.to_user_string()}: {TABLES} loads what pipelines write, and this asset is not of"
                 " unified_definitions, or lost its metadata; give it another io_manager_key"
             )
         return carried.instance.load_input(context)
 
 
-_SHARED = IOManagerDefinition(
+SHARED = IOManagerDefinition(
     lambda _: _SharedTableIOManager(),
     description="Loads tables of pipelines, as the type that an asset's argument has.",
 )
