@@ -34,7 +34,7 @@ FAMILIES = (
     Family("cluster", clusters.measure, 15),
     Family("connectors", connectors.measure, 5),
     Family("iterations", iterations.measure, 6),
-    Family("location", location.measure, 2),
+    Family("location", location.measure, 1),
     Family("ranges", ranges.measure, 5),
     Family("recovery", recovery.measure, 15),
     Family("staging", staging.measure, 6),
