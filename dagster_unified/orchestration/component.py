@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 from dagster import (
     AssetKey,
@@ -437,19 +437,18 @@ class _OfComponents(PipelineTranslator):
         return spec if translation is None else translation(spec, part)
 
 
-_Components = list[ref[UnifiedPipelineComponent]]
-_CATALOGS: WeakKeyDictionary[UnifiedPipelineComponent, tuple[_Components, Catalog]] = WeakKeyDictionary()
-"""The catalog of each project, by its first component: all its components build their definitions from one."""
+_CATALOGS: WeakKeyDictionary[UnifiedPipelineComponent, Catalog] = WeakKeyDictionary()
+"""The catalog of each component: all of a project build their definitions from one."""
 
 
 def _catalog(component: UnifiedPipelineComponent, tree: ComponentTree) -> Catalog:
     """Return the catalog of a component and of all others of its project, whose pipelines read each other's tables."""
+    known = _CATALOGS.get(component)
+    if known is not None:
+        return known
     components = tree.get_all_components(UnifiedPipelineComponent)
     if not any(other is component for other in components):
         components = [*components, component]  # one that Python code builds
-    known = _CATALOGS.get(components[0])
-    if known is not None and known[0] == list(map(ref, components)):
-        return known[1]
     names = Counter(other.pipeline.name for other in components)
     twice = [name for name, times in names.items() if times > 1]
     if twice:
@@ -459,7 +458,8 @@ def _catalog(component: UnifiedPipelineComponent, tree: ComponentTree) -> Catalo
         )
     deployed = by_pipeline([deployment for other in components for deployment in other.deployments])
     catalog = Catalog(deployed, _OfComponents(components))
-    _CATALOGS[components[0]] = (list(map(ref, components)), catalog)
+    for other in components:
+        _CATALOGS.setdefault(other, catalog)
     return catalog
 
 
