@@ -440,7 +440,11 @@ def test_operators_of_a_plain_stream_may_follow_key_by():
         ),
         (DeltaSink("out", name="one"), FileSink(f"{os.getcwd()}/out", name="two"), f"one place, {os.getcwd()}/out"),
         *(
-            (DatabaseSink("t", "sqlite:////d/q.db", "overwrite", name="one"), other, "one place, sqlite:////d/q.db/main.t,")
+            (
+                DatabaseSink("t", "sqlite:////d/q.db", "overwrite", name="one"),
+                other,
+                "one place, sqlite:////d/q.db/main.t,",
+            )
             for other in (
                 DatabaseSink("T", "sqlite+pysqlite:////d/./q.db", name="two"),
                 DatabaseSink("t", f"sqlite:///{os.path.relpath('/d/q.db')}", name="two", schema="main"),
