@@ -40,6 +40,9 @@ class Catalog:
         self._writers: dict[AssetKey, list[Table]] = {}
         """The sinks that write a table; the first one's pipeline makes its asset."""
 
+        self._reads: dict[tuple[str, int], list[AssetDep]] = {}
+        """What sources and lookups read, by pipeline and node."""
+
         self._places: dict[str, AssetKey] = {}
         self._inputs: dict[AssetKey, str] = {}
         """The pipelines whose definitions have the asset of what sources read, where several read it."""
@@ -116,6 +119,12 @@ class Catalog:
 
     def reads(self, plan: Plan, node: ReadingNode) -> list[AssetDep]:
         """Return the assets that one of them reads."""
+        known = self._reads.get((plan.name, node.id))
+        if known is None:
+            known = self._reads[plan.name, node.id] = self._found(plan, node)
+        return known
+
+    def _found(self, plan: Plan, node: ReadingNode) -> list[AssetDep]:
         upstream = self._deployed[plan.name].upstream
         if node.source.name in upstream:
             return [AssetDep.from_coercible(upstream[node.source.name])]
