@@ -39,7 +39,7 @@ concurrency:
     granularity: op
     op_granularity_run_buffer: 1
 """
-STAGES = [["totals", name] for name in ("sales", "running", "table")]
+STAGES = [["totals", f"{name}_stage"] for name in ("sales", "running", "table")]
 
 pytestmark = [pytest.mark.spark, pytest.mark.rotates("stories", together=True)]
 browser = pytest.mark.skipif(  # for a machine of one's own: CI installs Chromium, and fails where a test is skipped
@@ -195,12 +195,12 @@ def test_a_backfill_with_carried_state_survives_a_kill(dagster, killed):
 @browser
 def test_the_lineage_leads_from_the_source_through_the_stages_to_the_table(page):
     page.goto(f"{LOCATION}/asset-groups/totals/lineage")
-    see(page, "sales", "running", "table")
+    see(page, "sales_source", "sales_stage", "running_stage", "table_stage", "table")
 
 
 @browser
 def test_a_partitions_page_tells_what_a_stage_made_and_shows_the_rows_of_all_days_and_the_job_graph(page):
-    page.goto(f"/assets/totals/running?view=partitions&partition={DAYS[1]}")
+    page.goto(f"/assets/totals/running_stage?view=partitions&partition={DAYS[1]}")
     see(page, "Materialized (4)", "duration_seconds", "bytes", "rows per partition")
     for row, alt in (("rows per partition", "rows per partition"), ("job_graph", "job graph of totals")):
         page.locator("tr", has_text=row).get_by_text("[Show Markdown]").click()
@@ -212,7 +212,7 @@ def test_a_partitions_page_tells_what_a_stage_made_and_shows_the_rows_of_all_day
 
 @browser
 def test_the_checks_page_says_which_later_days_are_stale(page):
-    page.goto("/assets/totals/running?view=checks")
+    page.goto("/assets/totals/running_stage?view=checks")
     see(
         page,
         "carried_state",
@@ -255,7 +255,7 @@ def test_a_backfill_from_the_dialog_repairs_the_stale_days(page, dagster):
     )
     page.goto("about:blank")  # the UI asks for news all the time
     dagster.complete(launched)
-    page.goto("/assets/totals/running?view=checks")
+    page.goto("/assets/totals/running_stage?view=checks")
     see(page, "every partition goes on from the one before it")
     assert dagster.table() == expected(DAYS)
 

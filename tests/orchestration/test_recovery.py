@@ -185,7 +185,7 @@ def test_launching_with_all_exchanges_pipelined_runs_one_spark_job_in_the_last_s
         for m in (e.materialization for e in result.get_asset_materialization_events())
         if "pipelined" in m.metadata
     }
-    assert pipelined == {"keyed", "sums"}
+    assert pipelined == {"keyed_stage", "sums_stage"}
     assert values() == [16, 20]
 
 
@@ -197,12 +197,12 @@ def test_a_run_materializes_every_stage_once_in_order_with_rows_bytes_schema_gra
         e.materialization.asset_key.path[-1]: e.materialization.metadata
         for e in result.get_asset_materialization_events()
     }
-    assert found["keyed"]["dagster/row_count"].value == 9
-    assert found["keyed"]["bytes"].value > 0
-    assert [c.name for c in found["keyed"]["dagster/column_schema"].schema.columns] == ["key", "value"]
-    assert "data:image/svg+xml" in found["table"]["job_graph"].value
-    assert len(found["table"]["preview of table"].records) == 2
-    metrics = {n: m.value for n, m in found["keyed"].items() if n.startswith("keyed.")}
+    assert found["keyed_stage"]["dagster/row_count"].value == 9
+    assert found["keyed_stage"]["bytes"].value > 0
+    assert [c.name for c in found["keyed_stage"]["dagster/column_schema"].schema.columns] == ["key", "value"]
+    assert "data:image/svg+xml" in found["table_stage"]["job_graph"].value
+    assert len(found["table"]["preview"].records) == 2
+    metrics = {n: m.value for n, m in found["keyed_stage"].items() if n.startswith("keyed.")}
     assert metrics.pop("keyed.events.seen (per second)") > 0
     assert metrics == {
         "keyed.events.even": 5,
