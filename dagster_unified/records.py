@@ -10,17 +10,19 @@ A leaf module: knows no graph, no engine and no Spark.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import operator
 import struct
+import textwrap
 import types
 import typing
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property, lru_cache
-from itertools import repeat, starmap
+from itertools import pairwise, repeat, starmap
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -76,12 +78,12 @@ class RecordType:
 
     @property
     def descriptions(self) -> dict[str, str]:
-        """What the author says of fields, by `Annotated[int, Meta(description="…")]` or `Annotated[int, Doc("…")]`."""
+        """What the author says of fields: `Annotated[int, Meta(description="…")]`, or a docstring below the field."""
         if self.shape != "class":
             return {}
         hints = typing.get_type_hints(self.python, include_extras=True)
         said = {name: _said(getattr(hints.get(name), "__metadata__", ())) for name in self.names}
-        return {name: text for name, text in said.items() if text}
+        return {**_docstrings(self.python), **{name: text for name, text in said.items() if text}}
 
     def describe(self) -> str:
         """`Flight(carrier: string, dep_delay: double?)`, for plans and messages."""
@@ -811,3 +813,18 @@ def _said(annotations: Iterable[object]) -> str:
     """Return the description among the annotations of a field; empty where there is none."""
     texts = (getattr(a, "description", None) or getattr(a, "documentation", None) for a in annotations)
     return next((text for text in texts if isinstance(text, str)), "")
+
+
+def _docstrings(record: type) -> dict[str, str]:
+    """Return the docstrings below the fields of a class, as far as its source is there."""
+    try:
+        (declared,) = ast.parse(textwrap.dedent(inspect.getsource(record))).body
+    except (OSError, TypeError, ValueError, SyntaxError):
+        return {}
+    found = {}
+    for field, below in pairwise(getattr(declared, "body", [])):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            text = getattr(below.value, "value", None)
+            if isinstance(text, str):
+                found[field.target.id] = inspect.cleandoc(text)
+    return found

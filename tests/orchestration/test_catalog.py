@@ -126,10 +126,14 @@ def test_an_asset_of_another_tool_is_found_by_the_name_of_its_table():
 class Described(NamedTuple):
     shop: Annotated[str, Meta(description="where it was sold")]
     amount: int
+    """In cents."""
 
 
 def test_columns_have_the_descriptions_of_the_fields():
     pipeline = Pipeline("shop")
     pipeline.from_source(CsvSource("/in", Described)).sink_to(DeltaSink("/lake/orders"))
     shown = unified_definitions(pipeline).resolve_asset_graph().get(AssetKey(["shop", "orders"])).metadata
-    assert [column.description for column in shown["dagster/column_schema"].columns] == ["where it was sold", None]
+    assert [column.description for column in shown["dagster/column_schema"].columns] == [
+        "where it was sold",
+        "In cents.",
+    ]
