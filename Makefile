@@ -22,7 +22,7 @@ kafka bench docs: NEEDS += maven
 postgres: NEEDS := python postgresql
 test-fast check format lock: NEEDS := python
 
-.PHONY: machine demo demo-streaming demo-backfill demo-handover demo-kafka demo-cluster kafka postgres test test-fast test-all faults check bench dev docs format lock clean
+.PHONY: machine demo demo-streaming demo-backfill demo-handover demo-kafka demo-cluster demo-project kafka postgres test test-fast test-all faults check bench dev docs format lock clean
 
 machine:
 	@deploy/debian.sh $(NEEDS)
@@ -77,6 +77,15 @@ demo-kafka: .venv/kafka/ready $(DAGSTER_HOME)/dagster.yaml ## from a topic to Po
 demo-cluster: .venv/kafka/ready $(DAGSTER_HOME)/dagster.yaml ## all demonstrations on a cluster with a bucket, then through Connect; a worker is killed in each
 	@$(BIN)/python -m jobs.data
 	@$(BIN)/python -m jobs.cluster_demo
+
+.venv/team/ready: jobs/team/requirements.txt .venv/ready
+	@test -x $(@D)/bin/python || $(BIN)/python -m venv $(@D)
+	@echo "installing dbt and the project of jobs/team into $(@D)"
+	@$(BIN)/uv pip install --quiet --python $(@D)/bin/python -r $< --editable .
+	@touch $@
+
+demo-project: .venv/java .venv/team/ready ## a Dagster project with dbt and polars: a backfill, a stream that is killed once, a late order
+	@PATH="$(CURDIR)/.venv/team/bin:$$PATH" .venv/team/bin/python -m jobs.team_demo
 
 kafka: .venv/kafka/ready ## run a Kafka broker until Ctrl-C, and say where it listens
 	@$(BIN)/python -m tests.servers.kafka
