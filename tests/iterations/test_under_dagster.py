@@ -131,7 +131,7 @@ def test_rounds_run_again_only_where_their_body_has_changed_and_the_table_they_f
         shown = [e.materialization for e in result.get_asset_materialization_events()]
         stages = {one.asset_key.path[-1].removesuffix("_stage"): one for one in shown if "job_graph" in one.metadata}
         ran = [name for name, one in stages.items() if "reused from run" not in one.metadata]
-        (said,) = [e.description for e in result.get_asset_check_evaluations() if e.asset_key.path[-1] == "visited"]
+        (said,) = [e.description for e in result.get_asset_check_evaluations() if e.asset_key.path[-1] == "all"]
         table = DeltaTable(str(tmp_path / "more")).to_pyarrow_table()
         return ran, rounds(log(instance, result.run_id)), said, sorted(table.column(0).to_pylist())
 

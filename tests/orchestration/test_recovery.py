@@ -61,7 +61,7 @@ def test_a_lost_intermediate_is_recomputed_inside_the_step_that_needs_it(instanc
         assert again.success
         assert steps(again) == ["recovery__table"]
         log = [e.user_message for e in instance.all_logs(again.run_id)]
-        (shown,) = [
+        shown, _ = [  # the stage, and its table
             e.step_materialization_data.materialization.metadata for e in again.all_events if e.is_step_materialization
         ]
     assert "its intermediate is gone or damaged" in shown["recomputed sums"].value
