@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class AssetSource(SparkSource[Out]):
     """Reads what another asset of the code location returns in memory: a table, or a list of records.
 
-    `asset` is the asset's key, such as `orders` or `shop/orders`. In BATCH under Dagster the step of the stage that
+    `asset` is the asset's key, such as "orders" or "shop/orders". In BATCH under Dagster the step of the stage that
     reads it gets the value as its input, through the asset's IO manager, and is after it in a run. The value is a
     `pyarrow.Table`, a DataFrame of pandas or polars, or a list of records of the type `record`. A table may have
     further columns; a value becomes that of its field only where it is the same: a float is no int, and a text no time.

@@ -6,7 +6,6 @@ import contextlib
 import os
 import posixpath
 import re
-from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeAlias, cast
 from urllib.parse import quote
@@ -208,10 +207,8 @@ def place_of(path: UPath) -> str:
 
 
 def folder_place(path: UPath) -> Place:
-    """Return the identity of a folder, or of the folder that holds what a pattern with `*` matches."""
-    fixed = list(takewhile(lambda part: not re.search(r"[*?\[]", part), path.parts))
-    folder = path if len(fixed) == len(path.parts) else path.with_segments(*fixed)
-    return Place(place_of(folder), place_of(folder))
+    """Return the identity of a folder."""
+    return Place(place_of(path), place_of(path))
 
 
 def size_of(path: UPath) -> int:

@@ -25,7 +25,8 @@ defs = unified_definitions(StreamingDeployment(shops, options={"execution.checkp
 
 
 @pytest.fixture(autouse=True)
-def forgotten():
+def forgotten(monkeypatch):
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
     yield
     sys.modules.pop("listed_shops", None)
 

@@ -147,6 +147,9 @@ GIVEN = {
     "Retention.__init__(failed_for)": lambda t: Retention(failed_for=t),
     "StreamingDeployment.__init__(stall_after)": lambda t: StreamingDeployment(pipeline(), stall_after=SECOND + t),
     "StreamingDeployment.__init__(observe_every)": lambda t: StreamingDeployment(pipeline(), observe_every=SECOND + t),
+    "StreamingDeployment.__init__(materialize_every)": lambda t: StreamingDeployment(
+        pipeline(), materialize_every=SECOND + t
+    ),
     "StreamingDeployment.__init__(tick_every)": lambda t: StreamingDeployment(pipeline(), tick_every=SECOND + t),
 }
 BESIDES = {

@@ -49,6 +49,7 @@ def test_a_table_has_one_key_and_its_identity_in_both_modes():
         (DeltaSink("/lake/orders"), DeltaSource("/lake/../lake/orders/", Sale)),
         (FileSink("/lake/orders"), ParquetSource("/lake/orders/*.parquet", Sale)),
         (FileSink("/lake/orders"), ParquetSource("/lake/orders/{key}/*.parquet", Sale)),
+        (FileSink("/la*ke[1]?/orders"), ParquetSource("/la[*]ke[1]?/orders/*.parquet", Sale)),
         (KafkaSink("orders", "broker:9092"), KafkaSource("orders", Sale, "broker:9092")),
         (
             PostgresSink("orders", "postgresql://etl@db.example/shop"),

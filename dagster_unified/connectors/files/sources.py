@@ -7,6 +7,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
+from itertools import takewhile
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -108,7 +109,9 @@ class FileSource(SparkSource[Out]):
         return f"{self.format} files {appearing}at {self.path}{self.of_partition()}"
 
     def places(self) -> Sequence[Place]:
-        return [folder_place(self._whole)]
+        fixed = list(takewhile(lambda part: "*" not in part.replace("[*]", ""), self._whole.parts))
+        folder = self._whole.with_segments(*(part.replace("[*]", "*") for part in fixed))
+        return [folder_place(folder)]
 
     def can_be_bounded(self) -> bool:
         return super().can_be_bounded() or self.template is not None
