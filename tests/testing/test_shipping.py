@@ -161,7 +161,7 @@ def test_a_modules_logger_and_a_lock_that_open_creates_work(mode, caplog, monkey
             return value
 
     assert run(numbers(7).map(Logs()), mode) == [7]
-    assert [record.message for record in caplog.records] == ["came 7"]
+    assert [text for name, _, text in caplog.record_tuples if name == LOG.name] == ["came 7"]
 
 
 @dataclass(frozen=True)
