@@ -37,7 +37,14 @@ from dagster._core.errors import DagsterExecutionInterruptedError
 from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 from dagster._core.execution.stats import StepEventStatus
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
-from dagster._core.storage.tags import BACKFILL_ID_TAG, REPOSITORY_LABEL_TAG, WILL_RETRY_TAG
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    BACKFILL_ID_TAG,
+    PARTITION_NAME_TAG,
+    REPOSITORY_LABEL_TAG,
+    WILL_RETRY_TAG,
+)
 from dagster.components.component_scaffolding import scaffold_component
 from dagster.components.resolved.core_models import (
     DailyPartitionsDefinitionModel,
@@ -57,9 +64,12 @@ if TYPE_CHECKING:
     from dagster._core.workspace.context import WorkspaceRequestContext
 
 __all__ = [
+    "ASSET_PARTITION_RANGE_END_TAG",
+    "ASSET_PARTITION_RANGE_START_TAG",
     "BACKFILL_ID_TAG",
     "BACKFILL_POLICY_MODEL",
     "PARTITIONS_MODEL",
+    "PARTITION_NAME_TAG",
     "REPOSITORY_LABEL_TAG",
     "STORAGE_MODULE",
     "WILL_RETRY_TAG",

@@ -109,8 +109,7 @@ def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog
             freshness_policy=batch.freshness_policy,
             automation_condition=condition,
         ).merge_attributes(metadata=targets_metadata(loaded, [number]))
-        for number in region.sinks
-        for spec in catalog.made_by(loaded, [number])
+        for number, spec in catalog.made_by(loaded, region.sinks).items()
     ]
 
     @multi_asset(
@@ -205,20 +204,24 @@ def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog
         """Add pictures of the rows per partition, and check the state that partitions went on from."""
         assert batch.partitions is not None
         partitions = batch.partitions.get_partition_keys(dynamic_partitions_store=context.instance)
+        checked = carries and key in context.selected_asset_keys
+        of_stages = latest_metadata(context.instance, key) if checked else None
         for asset, shown in made.items():
-            counted = [partition for partition, metadata in shown.items() if partition and ROWS in metadata]
+            now = {partition: metadata for partition, metadata in shown.items() if partition}
+            counted = [partition for partition, metadata in now.items() if ROWS in metadata]
+            if not counted:
+                continue
             try:
-                before = latest_metadata(context.instance, asset, around(partitions, counted)) if counted else {}
-                if counted:
-                    now = {partition: metadata for partition, metadata in shown.items() if partition}
-                    picture = rows_per_partition(partitions, {**before, **now}, counted)
-                    shown[counted[-1]]["rows per partition"] = picture
+                known = of_stages if asset == key else None
+                if known is None:
+                    known = latest_metadata(context.instance, asset, around(partitions, counted))
+                now[counted[-1]]["rows per partition"] = rows_per_partition(partitions, {**known, **now}, counted)
             except Exception as error:  # no picture is worth a stage
                 context.log.warning(f"rows per partition could not be drawn: {type(error).__name__}: {error}")
-        if not carries or key not in context.selected_asset_keys:
+        if of_stages is None:
             return None
         now = {partition: metadata for partition, metadata in made[key].items() if partition}
-        check = carried_state_result(key, partitions, {**latest_metadata(context.instance, key), **now})
+        check = carried_state_result(key, partitions, {**of_stages, **now})
         if not check.passed:
             context.log.warning(f"stage '{region.name}': {check.description}")
         return check

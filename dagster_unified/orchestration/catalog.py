@@ -7,7 +7,7 @@ that table's asset: places are compared, and nobody has to say it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dagster import AssetDep, AssetKey, AssetSpec
 
@@ -77,22 +77,21 @@ class Catalog:
         """Return the assets of what a pipeline's sinks write, by the sinks' names."""
         return {node.name: self.key(Table(plan, node)) for node in plan.graph.sinks}
 
-    def made_by(self, plan: Plan, sinks: Iterable[int] | None = None) -> list[AssetSpec]:
-        """Return the assets of the tables that a pipeline makes, or some of its sinks, with what they depend on.
+    def made_by(self, plan: Plan, sinks: Collection[int]) -> dict[int, AssetSpec]:
+        """Return the assets of the tables that a pipeline makes, by the sink, with what they depend on.
 
         A table that several pipelines write depends on all of them, and is made by one.
         """
-        chosen = None if sinks is None else set(sinks)
-        tables = [Table(plan, node) for node in plan.graph.sinks if chosen is None or node.id in chosen]
-        return [
-            self.spec(table).replace_attributes(deps=self._deps_of_table(table))
-            for table in tables
-            if self._writers[self.key(table)][0].pipeline == plan.name
-        ]
+        specs = {node.id: self.spec(Table(plan, node)) for node in plan.graph.sinks if node.id in sinks}
+        return {
+            number: spec.replace_attributes(deps=self._deps_of_table(spec.key))
+            for number, spec in specs.items()
+            if self._writers[spec.key][0].pipeline == plan.name
+        }
 
-    def _deps_of_table(self, table: Table) -> list[AssetDep]:
+    def _deps_of_table(self, key: AssetKey) -> list[AssetDep]:
         deps: dict[AssetKey, AssetDep] = {}
-        for writer in self._writers[self.key(table)]:
+        for writer in self._writers[key]:
             plan, deployed = writer.plan, self._deployed[writer.pipeline]
             if deployed.batch is not None:
                 found = [AssetDep(self.key(Stage(plan, plan.region_of(writer.sink.id))))]

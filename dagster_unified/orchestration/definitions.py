@@ -138,8 +138,8 @@ def _external_assets(deployed: Deployed, start: AssetKey | None, catalog: Catalo
     for node in diverting(plan):
         spec = catalog.spec(Malformed(plan, node))
         specs.append(spec.replace_attributes(deps=catalog.read_by(plan, [node]), partitions_def=partitions))
-    keyed = [region for region in plan.regions if any(node.runs_by_key for node in plan.nodes_of(region))]
     if deployed.has_savepoints:
+        keyed = [region for region in plan.regions if any(node.runs_by_key for node in plan.nodes_of(region))]
         stages = [AssetDep(catalog.key(Stage(plan, region))) for region in keyed]
         deps = stages if deployed.batch is not None else catalog.read_by(plan, plan.graph.readers)
         specs.append(catalog.spec(Savepoints(plan)).replace_attributes(deps=deps))
@@ -149,12 +149,11 @@ def _external_assets(deployed: Deployed, start: AssetKey | None, catalog: Catalo
             loaded_by(
                 spec.replace_attributes(
                     deps=[*spec.deps, *started_from], partitions_def=deployed.stream_partitions
-                ).merge_attributes(kinds={"streaming"}, metadata=targets_metadata(plan, [node.id])),
+                ).merge_attributes(kinds={"streaming"}, metadata=targets_metadata(plan, [number])),
                 plan,
                 catalog,
             )
-            for node in plan.graph.sinks
-            for spec in catalog.made_by(plan, [node.id])
+            for number, spec in catalog.made_by(plan, [node.id for node in plan.graph.sinks]).items()
         ]
     elif start is not None:
         specs.append(catalog.spec(Stream(plan)).replace_attributes(deps=[start]))

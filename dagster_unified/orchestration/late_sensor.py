@@ -27,7 +27,12 @@ from dagster import (
 from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.streaming.reports import Late, read_notes, settle_late
 from dagster_unified.errors import ConfigurationError, UnifiedError
-from dagster_unified.orchestration._dagster_compat import UnresolvedAssetJobDefinition
+from dagster_unified.orchestration._dagster_compat import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    PARTITION_NAME_TAG,
+    UnresolvedAssetJobDefinition,
+)
 from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment, directory_of
 from dagster_unified.orchestration.stream_materializations import REPORT
 from dagster_unified.orchestration.streaming_sensor import of_location
@@ -40,8 +45,7 @@ _IN_PROGRESS = [
     DagsterRunStatus.CANCELING,
 ]
 
-_PARTITION = "dagster/partition"
-_RANGE = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+_RANGE = (ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG)
 
 _LOOK_BACK = 20
 """How many materializations of a partition are looked through for one by a run in BATCH."""
@@ -149,7 +153,7 @@ def _is_of(run: DagsterRun, job: UnresolvedAssetJobDefinition, sinks: Sequence[A
 
 def _covered(run: DagsterRun, partitions: TimeWindowPartitionsDefinition, late: Mapping[str, Late]) -> Iterator[str]:
     """Yield the partitions, of these, that a run is for: one, or a range."""
-    first, last = (run.tags.get(tag, run.tags.get(_PARTITION)) for tag in _RANGE)
+    first, last = (run.tags.get(tag, run.tags.get(PARTITION_NAME_TAG)) for tag in _RANGE)
     if first is None or last is None:
         return
     start, end = (partitions.start_time_for_partition_key(key) for key in (first, last))

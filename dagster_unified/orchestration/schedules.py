@@ -25,13 +25,13 @@ from dagster import (
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.operators.time import to_span
 from dagster_unified.orchestration._dagster_compat import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
     AssetPartitionStatus,
     ScheduleType,
     UnresolvedAssetJobDefinition,
 )
 from dagster_unified.orchestration.partitions import check_lengths, earlier_on_the_clock, words
-
-_RANGE_START, _RANGE_END = "dagster/asset_partition_range_start", "dagster/asset_partition_range_end"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,11 @@ def batch_schedule(
             return [
                 RunRequest(
                     run_key=f"{wanted[0]}...{wanted[-1]} {at}",
-                    tags={**tags, _RANGE_START: wanted[0], _RANGE_END: wanted[-1]},
+                    tags={
+                        **tags,
+                        ASSET_PARTITION_RANGE_START_TAG: wanted[0],
+                        ASSET_PARTITION_RANGE_END_TAG: wanted[-1],
+                    },
                 )
             ]
         return [RunRequest(run_key=f"{key} {at}", partition_key=key, tags=tags) for key in wanted]

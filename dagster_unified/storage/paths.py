@@ -208,7 +208,8 @@ def place_of(path: UPath) -> str:
 
 def folder_place(path: UPath) -> Place:
     """Return the identity of a folder."""
-    return Place(place_of(path), place_of(path))
+    place = place_of(path)
+    return Place(place, place)
 
 
 def size_of(path: UPath) -> int:
