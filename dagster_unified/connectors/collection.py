@@ -5,16 +5,17 @@ Refuses what would be misread, such as a text for its letters.
 
 from __future__ import annotations
 
+import copy
 import keyword
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import pyarrow as pa
 
 from dagster_unified.connectors.protocol.frame import spark_schema
-from dagster_unified.connectors.protocol.positions import ALL, EverythingRead, Position, cannot_follow
+from dagster_unified.connectors.protocol.positions import ALL, EverythingRead, Position, cannot_follow, cannot_stop
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.connectors import Boundedness
@@ -219,6 +220,14 @@ class CollectionSource(SparkSource[Out]):
             spark_log.path_of(file.path).split("/")[-1] for file in spark_log.files_found(checkpoint_sources, logged)
         ]
         return EverythingRead(max(part.first + part.size for name in names if (part := _Part.of(name)) is not None))
+
+    def until(self, position: Position) -> Self:
+        if not isinstance(position, EverythingRead) or (position.count or 0) > len(self.data):
+            raise cannot_stop(self.name, position, f"it has {len(self.data)} records")
+        changed = copy.copy(self)
+        changed.stop_position = position
+        changed.data, changed.batch = self.data[: position.count], self.batch.slice(0, position.count)
+        return changed
 
     def ending(self, folder: UPath) -> Ending | None:
         def read(log: UPath, offset: str | None) -> frozenset[str]:

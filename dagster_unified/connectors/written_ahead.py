@@ -26,14 +26,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Generic
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, Self
 from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
 
 from dagster_unified.connectors.protocol.frame import Malformed
-from dagster_unified.connectors.protocol.positions import Offsets
+from dagster_unified.connectors.protocol.positions import Offsets, Position
 from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.errors import PipelineError, StageError, StateError, UnsupportedError
 from dagster_unified.graph.connectors import Boundedness
@@ -92,6 +92,12 @@ class WrittenAheadSource(SplitSource[Out]):
 
     def has_present(self) -> bool:
         return False
+
+    def until(self, position: Position) -> Self:
+        raise UnsupportedError(
+            f"source '{self.name}' ({self.describe()}) cannot stop where another job has stopped: its records came to"
+            " that job alone"
+        )
 
     @abstractmethod
     def receive(self) -> Iterable[Out]:

@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_unified.connectors.protocol.positions import FilesRead, OffsetsRead, Position, SparkOffset, Unread
-from dagster_unified.connectors.protocol.splits import SplitSource
 from dagster_unified.engine.dataframe.frames import spark_source
 from dagster_unified.errors import StateError, UnifiedError, UnsupportedError
-from dagster_unified.graph.nodes import SourceNode
+from dagster_unified.graph.nodes import Graph, SourceNode
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.spark_internals.spark_log import offsets_of_sources
 
@@ -67,12 +66,29 @@ def batch_reads(plan: Plan, spark: SparkSession, region: Region) -> dict[str, Re
     reads: dict[str, Read] = {}
     for node in (source for source in plan.graph.sources if source.id in region.nodes):
         source = spark_source(plan.name, node)
-        if isinstance(source, SplitSource) and (offsets := source.fixed_end()) is not None:
-            reads[source.name] = {"of": source.origin, "offsets": offsets}
-            continue
         with suppress(UnsupportedError):
-            reads[source.name] = shown(source.batch_position(spark))
+            stop = source.stops_at()
+            reads[source.name] = shown(source.batch_position(spark) if stop is None else stop)
     return reads
+
+
+def stops_of(plan: Plan, region: Region) -> dict[str, Position]:
+    """Return where the sources of a BATCH stage stop, by uid, as far as another run can stop there as well."""
+    nodes = [node for node in plan.graph.sources if node.id in region.nodes]
+    stops = {node.uid: spark_source(plan.name, node).stops_at() for node in nodes}
+    return {uid: stop for uid, stop in stops.items() if stop is not None}
+
+
+def stopping(graph: Graph, stops: Mapping[str, Position]) -> Graph:
+    """Return the graph whose sources stop where others have stopped; `stops` is by uid.
+
+    Raises `StateError` or `UnsupportedError` where one cannot.
+    """
+    moved = {}
+    for node in graph.sources:
+        if node.uid in stops:
+            moved[node.id] = replace(node, source=spark_source(graph.name, node).until(stops[node.uid]))
+    return replace(graph, nodes=tuple(moved.get(node.id, node) for node in graph.nodes))
 
 
 def streamed_positions(plan: Plan, checkpoint: UPath, sources: Sequence[str], epoch: int) -> dict[str, Position]:

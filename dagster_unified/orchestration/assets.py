@@ -46,7 +46,7 @@ from dagster_unified.engine.events import (
 from dagster_unified.engine.failures import naming_store
 from dagster_unified.engine.interrupts import Interrupts
 from dagster_unified.engine.malformed import diverting, in_batch
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import PipelineError, UnifiedError
 from dagster_unified.graph.connectors import WHOLE, Slice
 from dagster_unified.graph.nodes import Node, ReadingNode
 from dagster_unified.graph.options import Configuration
@@ -293,9 +293,34 @@ class _Step:
     @cached_property
     def launched(self) -> Plan:
         """The plan for this partition, with the options that were set at launch."""
-        plan = self.batch.plan(self.options, self.slice)
+        plan = self._stopping(self.batch.plan(self.options, self.slice))
         check_mode(plan)  # before a stage without work of its own counts as materialized
         return reading(plan.connected(connections(plan.graph, self.context.resources)), self.values)
+
+    def _stopping(self, plan: Plan) -> Plan:
+        """Return the plan that reads what the run has read so far, and what the runs have that it re-executes."""
+        context, sources = self.context, {node.id for node in plan.graph.sources}
+        reads = [region for region in plan.regions if not sources.isdisjoint(region.nodes)]
+        again = context.run.parent_run_id is not None or context.retry_number > 0
+        if not again and all(self._is_same(region) for region in reads):
+            return plan
+        stops = self.producers.stops(region.name for region in reads)
+        if not stops:
+            return plan
+        names = ", ".join(node.source.name for node in plan.graph.sources if node.uid in stops)
+        try:
+            plan = self.batch.plan(self.options, self.slice, stops)
+            context.log.info(f"reads of {names} what was read before; a new run reads what has come since")
+            return plan
+        except UnifiedError as error:
+            context.log.warning(f"{error}; this run reads what is there now, and not what the run before has read")
+            return plan
+
+    def _is_same(self, read: Region) -> bool:
+        """Return whether a stage of this run, if it has run, had the input that is there now."""
+        address = Address(self.loaded.name, read.name, self.context.run.run_id, self.producers.partition)
+        manifest = self.producers.store.manifest(address) if self.region.inputs else None
+        return manifest is None or manifest.fingerprint == read.fingerprint
 
     @cached_property
     def launched_region(self) -> Region | None:

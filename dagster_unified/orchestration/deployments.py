@@ -4,6 +4,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Literal
 
 from dagster import (
@@ -22,6 +23,8 @@ from dagster import (
 
 from dagster_unified import settings
 from dagster_unified.api.pipeline import Pipeline
+from dagster_unified.connectors.protocol.positions import Position
+from dagster_unified.engine.positions import stopping
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness, Slice
@@ -264,13 +267,18 @@ class BatchDeployment:
         """Return the options of a run: those set at launch, its own, of the environment, the file, and the defaults."""
         return batch_configuration(*launched, Layer("deployment", self.options))
 
-    def plan(self, options: Configuration, slice_: Slice | None = None) -> Plan:
-        """Plan one partition or, while none is known, the stages that become assets."""
+    def plan(
+        self, options: Configuration, slice_: Slice | None = None, stops: Mapping[str, Position] = MappingProxyType({})
+    ) -> Plan:
+        """Plan one partition or, while none is known, the stages that become assets.
+
+        `stops` says where sources stop because another run has, by uid. Raises `StateError` where one cannot.
+        """
         graph = self.pipeline.graph()
         if self.partitions is not None:
             graph = graph.bounded_to(dimensions_of(self.partitions) if slice_ is None else slice_)
             check_apart(graph, self.partitions, slice_)
-        return plan(graph, options, self.carry_state)
+        return plan(stopping(graph, stops), options, self.carry_state)
 
     def loaded(self) -> Plan:
         """Plan the stages that become assets; raises `PipelineError` for a source that stays unbounded."""

@@ -21,6 +21,7 @@ from dagster import (
     DagsterRunStatus,
 )
 
+from dagster_unified.connectors.protocol.positions import Position
 from dagster_unified.engine.batch.intermediates import Address, IntermediateStore, Manifest
 from dagster_unified.graph.connectors import WHOLE, Slice
 from dagster_unified.operators.time import to_millis
@@ -113,6 +114,14 @@ class Producers:
         ).records
         return hits[0].run_id if hits else None
 
+    def stops(self, stages: Iterable[str]) -> dict[str, Position]:
+        """Return where the sources of stages stopped, by uid, in this run or in the last one that it re-executes."""
+        stops: dict[str, Position] = {}
+        for stage in stages:
+            of_runs = (self.store.stops(self._address(stage, run_id)) for run_id in self.chain.lineage)
+            stops |= next(filter(None, of_runs), {})
+        return stops
+
     def execution(self, stage: str) -> str:
         """Return the identity under which a stage writes to its sinks.
 
@@ -133,13 +142,16 @@ class Producers:
 
         It left a manifest, whether or not the data stands, or it succeeded and the janitor has freed both.
         """
-        if self.store.manifest(Address(self.pipeline, stage, run_id, self.partition)) is not None:
+        if self.store.manifest(self._address(stage, run_id)) is not None:
             return True
         run = self.chain.instance.get_run_by_id(run_id)
         return run is not None and run.status is DagsterRunStatus.SUCCESS
 
     def _manifest(self, stage: str, run_id: str) -> Manifest | None:
-        return self.store.find(Address(self.pipeline, stage, run_id, self.partition))
+        return self.store.find(self._address(stage, run_id))
+
+    def _address(self, stage: str, run_id: str) -> Address:
+        return Address(self.pipeline, stage, run_id, self.partition)
 
 
 def lineage_of(run: DagsterRun, instance: DagsterInstance) -> Iterator[str]:

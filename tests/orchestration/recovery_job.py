@@ -4,18 +4,20 @@ At module scope, since re-execution imports it.
 """
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from dagster_unified.api import MapFunction, Pipeline, RuntimeContext, iterations
-from dagster_unified.connectors import DatabaseSink, DeltaSink, FileSink, ForeachSink
+from dagster_unified.connectors import DatabaseSink, DeltaSink, FileSink, ForeachSink, ParquetSource
 from dagster_unified.orchestration import BatchDeployment, unified_definitions
 from tests.orchestration.support import resources
 
 HOME = Path(os.environ.get("RECOVERY_HOME") or tempfile.mkdtemp(prefix="recovery"))
 BROKEN = HOME / "broken"
 FACTOR = HOME / "factor"
+LATE = HOME / "late"
 
 
 class Event(NamedTuple):
@@ -103,11 +105,29 @@ def several_sinks() -> Pipeline:
     return pipeline
 
 
+def arriving(event: Event) -> Event:
+    """While a file exists, another one comes to those that are being read."""
+    if LATE.exists():
+        shutil.copy(HOME / "in/one.parquet", HOME / "in/two.parquet")
+    return event
+
+
+def arrived() -> Pipeline:
+    """Two stages over a folder of files, the last of which fails as long as a file exists."""
+    pipeline = Pipeline("arrived")
+    events = pipeline.from_source(ParquetSource(str(HOME / "in"), Event, name="incoming"))
+    events = events.map(arriving).map(Keyed()).name("keyed")
+    sums = events.key_by("key").reduce(combine).name("sums")
+    sums.map(last).sink_to(FileSink(str(HOME / "arrived"), name="arrived"))
+    return pipeline
+
+
 pipeline = build()
 defs = unified_definitions(
     BatchDeployment(pipeline, retry_policy=None),
     BatchDeployment(looping(), retry_policy=None),
     BatchDeployment(several_sinks(), retry_policy=None),
+    BatchDeployment(arrived(), retry_policy=None),
     resources=resources(HOME),
 )
 
@@ -118,6 +138,10 @@ def job():
 
 def several_sinks_job():
     return defs.resolve_job_def("several_batch")
+
+
+def arrived_job():
+    return defs.resolve_job_def("arrived_batch")
 
 
 def looping_job():

@@ -11,7 +11,16 @@ from dagster import DagsterInstance, ReexecutionOptions, execute_job, reconstruc
 from deltalake import DeltaTable
 
 from tests.orchestration import recovery_job
-from tests.orchestration.recovery_job import BROKEN, FACTOR, HOME, job, looping_job, several_sinks_job
+from tests.orchestration.recovery_job import (
+    BROKEN,
+    FACTOR,
+    HOME,
+    LATE,
+    arrived_job,
+    job,
+    looping_job,
+    several_sinks_job,
+)
 from tests.orchestration.support import launched_with, reexecuted
 
 
@@ -174,6 +183,57 @@ def test_re_executing_a_run_that_succeeded_writes_again_also_when_the_janitor_wa
     ) as again:
         assert again.success
     assert values() == [16, 16, 20, 20]
+
+
+def test_a_re_execution_reads_what_the_run_before_has_read_and_a_new_run_what_has_come_since(instance):
+    shutil.rmtree(HOME / "in", ignore_errors=True)
+    (HOME / "in").mkdir()
+
+    def arrive(key, value):
+        pq.write_table(pa.table({"key": [key], "value": pa.array([value], pa.int64())}), HOME / f"in/{key}.parquet")
+
+    def found():
+        return {row["key"]: row["value"] for row in pq.read_table(HOME / "arrived").to_pylist()}
+
+    arrive("a", 1)
+    BROKEN.touch()
+    first = arrived_job().execute_in_process(instance=instance, raise_on_error=False)
+    BROKEN.unlink()
+    assert not first.success
+    arrive("b", 2)
+    with reexecuted(arrived_job, instance, first.run_id) as again:
+        assert again.success
+        assert steps(again) == ["arrived__arrived"]
+        log = [e.user_message for e in instance.all_logs(again.run_id)]
+    assert any(line.startswith("reads of incoming what was read before") for line in log)
+    assert not any("recomputing" in line for line in log), "its input stands"
+    assert found() == {"A": 1}
+    whole = ReexecutionOptions(parent_run_id=again.run_id)
+    with execute_job(reconstructable(arrived_job), instance, reexecution_options=whole) as once_more:
+        assert once_more.success
+        read = [
+            e.step_materialization_data.materialization.metadata["read"].value
+            for e in once_more.all_events
+            if e.is_step_materialization and "read" in e.step_materialization_data.materialization.metadata
+        ]
+    assert found() == {"A": 1}
+    assert [of_stage["incoming"]["files"] for of_stage in read] == [1]
+    assert arrived_job().execute_in_process(instance=instance).success
+    assert found() == {"A": 1, "B": 2}
+
+
+def test_a_file_that_comes_between_two_stages_is_left_to_the_next_run(instance):
+    shutil.rmtree(HOME / "in", ignore_errors=True)
+    (HOME / "in").mkdir()
+    event = pa.table({"key": ["a"], "value": pa.array([1], pa.int64())})
+    pq.write_table(event, HOME / "in/one.parquet")
+    LATE.touch()  # while the first stage runs, another file comes
+    result = arrived_job().execute_in_process(instance=instance)
+    LATE.unlink()
+    assert result.success
+    assert not any("recomputing" in e.user_message for e in instance.all_logs(result.run_id))
+    assert pq.read_table(HOME / "arrived").to_pylist() == [{"key": "A", "value": 1}]
+    assert len(list((HOME / "in").iterdir())) == 2
 
 
 def test_launching_with_all_exchanges_pipelined_runs_one_spark_job_in_the_last_step(instance):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 from abc import abstractmethod
@@ -20,7 +21,14 @@ from dagster_unified.connectors.files.path_template import PathTemplate
 from dagster_unified.connectors.files.texts import in_texts, misfits_of_text, of_text
 from dagster_unified.connectors.protocol.bounds import in_folder
 from dagster_unified.connectors.protocol.frame import as_fields, spark_schema, widened
-from dagster_unified.connectors.protocol.positions import ALL, FilesRead, Position, Unread, cannot_follow
+from dagster_unified.connectors.protocol.positions import (
+    ALL,
+    FilesRead,
+    Position,
+    Unread,
+    cannot_follow,
+    cannot_stop,
+)
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.errors import PipelineError, SourceError
 from dagster_unified.graph.connectors import Boundedness, Place, Slice
@@ -78,6 +86,8 @@ class FileSource(SparkSource[Out]):
     """
 
     format: str
+    _chosen: frozenset[str] | None = None
+    """The names below the path of the files that it reads, where these are decided."""
 
     @property
     def scanned_as(self) -> str:
@@ -141,6 +151,7 @@ class FileSource(SparkSource[Out]):
 
     def bounded_to(self, slice_: Slice | Dimensions) -> Self:
         changed = super().bounded_to(slice_)
+        changed.stop_position = changed._chosen = None
         if isinstance(slice_, Slice) and self.template is not None:
             changed.path = storage_path(self.template.of(slice_), f"source '{self.name}'")
         return changed
@@ -152,11 +163,12 @@ class FileSource(SparkSource[Out]):
         if self.boundedness is Boundedness.UNBOUNDED or (self.bound and self.slice is None):
             return ""
         files = Folder(self.path)
-        return digest(files.root, *[f"{f.name}:{f.size}:{f.changed}" for f in sorted(files.files())])
+        chosen = [file for file in sorted(files.files()) if self._is_chosen(file.name)]
+        return digest(files.root, *[f"{file.name}:{file.size}:{file.changed}" for file in chosen])
 
     def files(self) -> list[UPath]:
         """The files that are read now, in order of their names."""
-        return self._files_of(Folder(self.path))
+        return self._chosen_of(self._files_of(Folder(self.path)))
 
     def _files_of(self, folder: Folder) -> list[UPath]:
         from upath import UPath
@@ -185,7 +197,11 @@ class FileSource(SparkSource[Out]):
             self._check_each(spark, [self.path.with_segments(f"{files.root}/{name}") for name in names])
 
         most = self.max_files_per_trigger
-        listing = show(spark, folder, files, self._files_read(), self._in_read_partition, most, monitors, check)
+
+        def skip(name: str) -> bool:
+            return self._in_read_partition(name) or not self._is_chosen(name)
+
+        listing = show(spark, folder, files, self._files_read(), skip, most, monitors, check)
         in_path = [field for field in schema if field.name in path_fields]
         file_schema = StructType([field for field in schema if field not in in_path])
         reader = spark.readStream.format(self.scanned_as).schema(file_schema).options(**options)
@@ -200,8 +216,40 @@ class FileSource(SparkSource[Out]):
         if self.slice is not None:
             return super().batch_position(spark)
         files = Folder(self.path)
-        names = self._files_read().union(file.name for file in files.files())
-        return FilesRead.of(files.root, names, self.partitions_read_before())
+        names = self._names(files) if self._chosen is None else self._chosen
+        return FilesRead.of(files.root, self._files_read().union(names), self.partitions_read_before())
+
+    def with_fixed_range(self) -> Self:
+        if self._chosen is not None:
+            return self
+        changed = copy.copy(self)
+        changed._chosen = self._names(Folder(self.path))
+        return changed
+
+    def stops_at(self) -> Position | None:
+        return None if self._chosen is None else FilesRead.of(Folder(self.path).root, self._chosen)
+
+    def until(self, position: Position) -> Self:
+        if not isinstance(position, FilesRead) or position.root != Folder(self.path).root:
+            raise cannot_stop(self.name, position, f"it reads {self.path}")
+        changed = copy.copy(self)
+        changed.stop_position, changed._chosen = position, position.files()
+        changed.boundedness = Boundedness.BOUNDED
+        return changed
+
+    @staticmethod
+    def _names(folder: Folder) -> frozenset[str]:
+        return frozenset(file.name for file in folder.files())
+
+    def _is_chosen(self, name: str) -> bool:
+        return self._chosen is None or name in self._chosen
+
+    def _chosen_of(self, files: list[UPath]) -> list[UPath]:
+        """Of the files that are there, those that it reads."""
+        if self._chosen is None:
+            return files
+        below = f"{Folder(self.path).root}/"
+        return [file for file in files if path_text(file).removeprefix(below) in self._chosen]
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
         logged = spark_log.offset_of(offset)
@@ -243,12 +291,14 @@ class FileSource(SparkSource[Out]):
         return self.template.ends_by(name, read.until.replace(tzinfo=None))
 
     def read(self, spark: SparkSession) -> DataFrame:
-        files = self._existing()
+        folder = Folder(self.path)
+        files, others = self._existing_in(folder)
         self._look_at(files[0])
         self._check_table(files)
         if isinstance(self.resume_position, Unread):
             self._check_each(spark, files)
-            return self._read(spark, files, partial(Folder(self.path).load, files=files), self._path_fields(files[0]))
+            whole = partial(load, paths=files) if others else partial(folder.load, files=files)
+            return self._read(spark, files, whole, self._path_fields(files[0]))
         unread = self._unread_of(files)
         self._check_each(spark, unread)
         if not unread:
@@ -349,8 +399,20 @@ class FileSource(SparkSource[Out]):
         return all(file.is_file() and not file.name.startswith(("_", ".")) for file in files)
 
     def _existing(self) -> list[UPath]:
-        folder = Folder(self.path)
-        files = self._files_of(folder)
+        return self._existing_in(Folder(self.path))[0]
+
+    def _existing_in(self, folder: Folder) -> tuple[list[UPath], bool]:
+        """The files that it reads, and whether there are others; raises `PipelineError` where there is none to read."""
+        there = self._files_of(folder)
+        files = self._chosen_of(there)
+        if self._chosen is not None and len(files) < len(self._chosen):
+            gone = sorted(self._chosen.difference(path_text(f).removeprefix(f"{folder.root}/") for f in files))
+            _log.warning(
+                "source '%s': %d of the files that it is to read are gone: %s",
+                self.name,
+                len(gone),
+                ", ".join(gone[:20]),
+            )
         endings = {f".{self.format}", *[file.suffix for file in files]}
         hidden = sorted(name for name in folder.hidden if PurePosixPath(name).suffix in endings)
         shown = f"names that begin with _ or . are hidden, as {', '.join(hidden[:20])}" if hidden else ""
@@ -361,7 +423,7 @@ class FileSource(SparkSource[Out]):
         if hidden:
             _log.warning("source '%s': of the files at %s it does not read all: %s", self.name, self.path, shown)
         self._check_folders(files)
-        return files
+        return files, len(files) < len(there)
 
     def _check_table(self, files: Sequence[UPath]) -> None:
         """Raise `PipelineError` where files lie in a table, unless the path is that of one of them."""

@@ -153,6 +153,11 @@ def cannot_follow(source: str, position: Position, reason: str) -> StateError:
     )
 
 
+def cannot_stop(source: str, position: Position, reason: str) -> StateError:
+    """The error for a source that cannot stop at a position."""
+    return StateError(f"source '{source}': it cannot stop at {position.describe()}: {reason}")
+
+
 ALL = ""
 """Stands for all parts of a source that does not say which part a split belongs to."""
 

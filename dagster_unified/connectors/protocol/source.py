@@ -60,6 +60,9 @@ class SparkSource(Source[Out]):
     resume_position: Position = Unread()
     """The position that was read before: it reads what comes after."""
 
+    stop_position: Position | None = None
+    """The position at which it stops, if another run's says so."""
+
     ends_where_it_stands: bool = False
     """Whether its stream has ended once an epoch finds no more of it, so that an epoch more has to look."""
 
@@ -194,7 +197,8 @@ class SparkSource(Source[Out]):
             indexes = F.array(*map(F.lit, range(len(bounded))))
             return bounded[-1].read(spark).withColumn(PARTITION_INDEX, F.explode(indexes))
         slices = [source.slice for source in bounded if source.slice is not None]
-        if self.partition_columns and self.reads_all():
+        alike = all(source.stop_position == self.stop_position for source in bounded)
+        if self.partition_columns and self.reads_all() and alike:
             together = copy.copy(self)
             together._covered = bounding_range(self.partition_columns, slices)
             return rows_in(together.read(spark), self.partition_columns, slices, self.name)
@@ -232,6 +236,20 @@ class SparkSource(Source[Out]):
     def with_fixed_range(self) -> Self:
         """The same source, with a BATCH run's range decided now: its position is then exactly what is read."""
         return self
+
+    def stops_at(self) -> Position | None:
+        """Where a BATCH run stops whose range is decided; None where another run could not stop there (`until`)."""
+        return None
+
+    def until(self, position: Position) -> Self:
+        """The same source, bounded: it reads no more than a run that had reached a position, in both modes.
+
+        Raises `StateError` for a position of another source, and `UnsupportedError` where it cannot stop at one.
+        """
+        raise UnsupportedError(
+            f"source '{self.name}' ({self.describe()}) cannot stop where another run has stopped; read from files, a"
+            " table with versions, or a topic"
+        )
 
     def batch_position(self, spark: SparkSession) -> Position:
         """The position of a BATCH run when it has finished.

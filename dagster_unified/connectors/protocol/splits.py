@@ -24,12 +24,14 @@ from dagster_unified.connectors.protocol.positions import (
     Position,
     Range,
     cannot_follow,
+    cannot_stop,
     held_back,
     partitions_read,
     shared,
 )
 from dagster_unified.connectors.protocol.source import Ending, SparkSource
 from dagster_unified.errors import PipelineError, SourceError, StateError
+from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.operators.functions.type_variables import Out
 from dagster_unified.records import shorten
@@ -75,6 +77,9 @@ class SplitSource(SparkSource[Out]):
     """Whether `at` finds where the records of a moment begin, so that a partition's window bounds the source."""
 
     _range: Range | None = None
+    _stops_at: OffsetsRead | None = None
+    """The position at the end of that range."""
+
     _watermarks: UPath | None = None
 
     @property
@@ -162,11 +167,19 @@ class SplitSource(SparkSource[Out]):
     def with_fixed_range(self) -> Self:
         changed = copy.copy(self)
         changed._range = self._batch_range()
+        assert changed._range.end is not None
+        changed._stops_at = OffsetsRead(self.origin, changed._range.end, None, dict(self.identities()))
         return changed
 
-    def fixed_end(self) -> dict[str, int] | None:
-        """Where the range ends that a BATCH run has decided to read, if it has."""
-        return None if self._range is None else self._range.end
+    def stops_at(self) -> Position | None:
+        return None if self._range is None else self._stops_at
+
+    def until(self, position: Position) -> Self:
+        if not isinstance(position, OffsetsRead) or position.origin != self.origin:
+            raise cannot_stop(self.name, position, f"it reads {self.origin}")
+        changed = copy.copy(self)
+        changed.stop_position, changed._range, changed.boundedness = position, None, Boundedness.BOUNDED
+        return changed
 
     def after(self, position: Position) -> Self:
         changed = super().after(position)
@@ -175,7 +188,7 @@ class SplitSource(SparkSource[Out]):
 
     def bounded_to(self, slice_: Any) -> Self:
         changed = super().bounded_to(slice_)
-        changed._range = None
+        changed.stop_position = changed._range = None
         return changed
 
     def read(self, spark: SparkSession) -> DataFrame:
@@ -202,9 +215,9 @@ class SplitSource(SparkSource[Out]):
             known = partitions_read(self.slice, self.name)
             if self._window() is None:
                 return known
-        range_ = self._range or self._batch_range()
-        assert range_.end is not None
-        return OffsetsRead(self.origin, range_.end, self._filtered_before(), dict(self.identities()))
+        fixed = self if self._range is not None else self.with_fixed_range()
+        assert fixed._stops_at is not None
+        return msgspec.structs.replace(fixed._stops_at, partitions=self._filtered_before())
 
     def stream_position(self, checkpoint_sources: UPath | None, offset: str | None) -> Position:
         if offset is None:
@@ -274,14 +287,23 @@ class SplitSource(SparkSource[Out]):
             return self.at(self.resume_position.until)
         return self.first()
 
+    def _stop(self) -> Offsets | None:
+        """Where reading ends: where another run has stopped, or where the author says; None for neither."""
+        stop = self.stop_position
+        if not isinstance(stop, OffsetsRead):
+            return self.last()
+        if stop.identities:
+            self._check_identities(stop.identities, self.identities())
+        self._unlost(stop.offsets, self.newest())
+        return stop.offsets
+
     def _batch_range(self) -> Range:
         window = self._window()
-        if window is None:
-            start, last = self._begin(), self.last()
+        start = self._begin() if window is None else self.at(window.start)
+        end = self._stop() if window is None or self.stop_position is not None else self.at(window.end)
+        if end is None or window is None:
             newest = self._unlost(start, self.newest())
-            end = newest if last is None else last
-        else:
-            start, end = self.at(window.start), self.at(window.end)
+            end = newest if end is None else end
         oldest = self.oldest() if any(part not in start for part in end) else {}
         begin = {part: start.get(part, oldest.get(part, last)) for part, last in end.items()}
         begin = {**start, **begin}
@@ -290,10 +312,11 @@ class SplitSource(SparkSource[Out]):
     def stream_range(self, folder: UPath) -> Range:
         """Where its stream begins and ends; decided once and kept in `folder`."""
         self._keep_identities(folder)
-        file = folder / f"range-{digest(self.resume_position)[:16]}.json"
+        stop = () if self.stop_position is None else (self.stop_position,)
+        file = folder / f"range-{digest(self.resume_position, *stop)[:16]}.json"
         if file.exists():
             return msgspec.json.decode(file.read_bytes(), type=Range)
-        start, last = dict(self._begin()), self.last()
+        start, last = dict(self._begin()), self._stop()
         # it does not end before it begins, and keeps the offsets of parts that are not read any more
         ends = {**start, **{part: max(end, start.get(part, end)) for part, end in (last or {}).items()}}
         range_ = Range(start, None if last is None else ends)

@@ -44,6 +44,9 @@ MANIFEST = "manifest.json"
 PREPARED = "prepared.json"
 """The file with what an attempt has prepared for its sinks."""
 
+STOPS = "stops.json"
+"""The file with where a run's sources stop."""
+
 _SEGMENT = re.compile(r"[A-Za-z0-9_.=+:%~-]+")
 
 
@@ -154,6 +157,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.iterations.get(uid) or self.iterations[name]
 
 
+class Stops(msgspec.Struct, frozen=True):
+    """Where the sources of a stage stop in a run, by uid."""
+
+    positions: dict[str, Position]
+
+
 class Prepared(msgspec.Struct, frozen=True):
     """An attempt with complete data, which sinks may not have yet; `code` is the code that made it."""
 
@@ -216,6 +225,15 @@ class IntermediateStore:
         """Return what an earlier attempt of this run prepared, if it still stands."""
         prepared = _decoded(self.folder(address) / PREPARED, Prepared)
         return prepared if prepared is not None and self._stands(prepared.manifest) else None
+
+    def note_stops(self, address: Address, stops: Mapping[str, Position]) -> None:
+        """Record where a run's sources stop, by uid, for its retries and its re-executions to stop there too."""
+        put(self.folder(address) / STOPS, msgspec.json.encode(Stops(dict(stops))))
+
+    def stops(self, address: Address) -> dict[str, Position]:
+        """Return where the sources of a run stopped, by uid; empty where that is not known, or was freed."""
+        noted = _decoded(self.folder(address) / STOPS, Stops)
+        return {} if noted is None else noted.positions
 
     def commit(self, address: Address, manifest: Manifest) -> Manifest:
         """Commit an attempt atomically as the intermediate, and return it; the data of other attempts is removed.

@@ -45,7 +45,7 @@ from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import may_be_large, small_rows
 from dagster_unified.engine.events import SinkHeld, StageFinished, StageStarted
 from dagster_unified.engine.failures import damaged_file, translated
-from dagster_unified.engine.positions import batch_positions, batch_reads, with_fixed_ranges
+from dagster_unified.engine.positions import batch_positions, batch_reads, stops_of, with_fixed_ranges
 from dagster_unified.engine.shipping import by_value_afresh
 from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import WHOLE
@@ -222,6 +222,9 @@ def _run_region(
     for run in runs:
         run.observe(StageStarted(region.name, number, count, reason))
     first.check()
+    for run in runs:
+        if stops := stops_of(run.plan, region):
+            run.store.note_stops(run.address(region), stops)
     begun = now()
     before = first.carry.manifest(first.plan, region) if first.carry is not None else None
     starts = partition_starts(runs, region, inputs, seen_before(first, before))
