@@ -2,7 +2,8 @@
 
 `init` a project; write the `record` class for a file or a table; `run` and `explain` a pipeline; `list`
 deployments with their state; `start`, `suspend`, `stop`, `resume` and `drain` one in STREAMING; take, list and go back
-to its savepoints (`savepoint`, `savepoints`, `restore`); look at the `state` in savepoints, and at `malformed` rows;
+to its savepoints (`savepoint`, `savepoints`, `restore`); run new code beside it and put it in its place (`shadow`,
+`swap`); look at the `state` in savepoints, and at `malformed` rows;
 list the `connectors`; `stop-connect-server`, `config show`, `version`.
 
 The only package that talks to a terminal. A user's mistake is one sentence and exit code 2; a run that failed is exit
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from dagster_unified.cli import deployments, listing, pipelines, starting, state
+from dagster_unified.cli import deployments, listing, pipelines, shadow, starting, state
 from dagster_unified.cli.record.command import record
 from dagster_unified.cli.terminal import complain
 from dagster_unified.errors import UnifiedError
@@ -44,6 +45,8 @@ for command in (
     deployments.savepoint,
     deployments.savepoints,
     deployments.restore,
+    shadow.shadow,
+    shadow.swap,
     deployments.stop_connect_server,
     state.state,
     config,

@@ -102,7 +102,7 @@ def restore(pipeline: Deployed, /, *, savepoint: str | None = None, define: Defi
     """
     from dagster_unified.engine.streaming.savepoints.copy import restore_stopped
 
-    chosen = restore_stopped(_started(pipeline, define), _this_process(), savepoint)
+    chosen = restore_stopped(_started(pipeline, define), this_process(), savepoint)
     say(f"went back to {chosen.describe()}")
     return 0
 
@@ -180,7 +180,7 @@ def _take(name: str, define: list[str], path: str | None, then: Then = "running"
 
     directory = _started(name, define)
     planned = _plan_of(load_deployment(name), define)
-    taken = take(planned, directory, _this_process(), "command line", session.start, path or "", then)
+    taken = take(planned, directory, this_process(), "command line", session.start, path or "", then)
     say(taken.savepoint.describe())
     if then != "running":
         say(f"{directory.path.name} is {then}")
@@ -207,7 +207,8 @@ def _ask(name: str, define: list[str], state: Literal["running", "suspended", "d
     return 0
 
 
-def _this_process() -> str:
+def this_process() -> str:
+    """Say who asks."""
     return f"command line, process {os.getpid()}"
 
 

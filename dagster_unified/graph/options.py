@@ -414,21 +414,18 @@ class Configuration:
     def __init__(self, layers: Sequence[Layer] = ()) -> None:
         self._settings = {o.key: Setting(o.default, _DEFAULTS) for o in OPTIONS}
         for layer in reversed(layers):
-            values = {key: value for key, value in layer.values.items() if value is not None}
-            spelled: dict[str, str] = {}
-            for key, value in values.items():
-                known = option(key)
-                other = spelled.setdefault(known.key, key)
-                if other != key:
-                    raise ConfigurationError(
-                        f"{layer.origin}: {other} and {key} are two names of one option; give one of them"
-                    )
-                self._settings[known.key] = Setting(_parsed(known, value, layer), layer)
+            self._settings |= _set_by(layer)
 
     @staticmethod
     def of(values: Mapping[str, Any] | None = None) -> Configuration:
         """Return a configuration with these values set, as if at launch."""
         return Configuration([Layer("launch", values or {})])
+
+    def under(self, layer: Layer) -> Configuration:
+        """Return the same below a layer that is stronger than all of these."""
+        changed = Configuration()
+        changed._settings = {**self._settings, **_set_by(layer)}
+        return changed
 
     def __getitem__(self, key: str) -> Any:
         return self._settings[option(key).key].value
@@ -447,6 +444,21 @@ class Configuration:
     def items(self) -> list[tuple[str, Setting]]:
         """Return all options, in their order."""
         return list(self._settings.items())
+
+
+def _set_by(layer: Layer) -> dict[str, Setting]:
+    """The options that a layer sets."""
+    settings: dict[str, Setting] = {}
+    spelled: dict[str, str] = {}
+    for key, value in layer.values.items():
+        if value is None:
+            continue
+        known = option(key)
+        other = spelled.setdefault(known.key, key)
+        if other != key:
+            raise ConfigurationError(f"{layer.origin}: {other} and {key} are two names of one option; give one of them")
+        settings[known.key] = Setting(_parsed(known, value, layer), layer)
+    return settings
 
 
 def _parsed(known: Option, value: Any, layer: Layer) -> Any:

@@ -209,7 +209,8 @@ class Catalog:
             plan = deployed.plan
             parts: list[Part] = [Input(plan, node) for node in plan.graph.readers]
             parts += [Malformed(plan, node) for node in diverting(plan)]
-            parts += [Savepoints(plan), Stream(plan)]
+            parts.append(Savepoints(plan))  # any run may leave one
+            parts += [Stream(plan)] if deployed.batch is not None and deployed.streaming is not None else []
             parts += [Stage(plan, region) for region in plan.regions if deployed.batch is not None]
             for part in parts:
                 other = owners.setdefault(self.key(part), part)

@@ -34,7 +34,8 @@ from dagster import (
 
 from dagster_unified.connectors.protocol.commits import SparkSink
 from dagster_unified.connectors.protocol.frame import spark_schema
-from dagster_unified.engine.batch.parity import Comparison, batch_tables, compare
+from dagster_unified.engine.batch.parity import batch_tables
+from dagster_unified.engine.comparison import Comparison, compare
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.connectors import Sink, Slice
 from dagster_unified.graph.nodes import Graph, SinkNode

@@ -11,9 +11,16 @@ from dagster_unified.engine.streaming.desired import ask
 from dagster_unified.engine.streaming.savepoints.copy import restore_stopped
 from dagster_unified.engine.streaming.savepoints.export import without_tables
 from dagster_unified.engine.streaming.savepoints.request import Then, take
+from dagster_unified.engine.streaming.shadow import accept
 from dagster_unified.errors import ConfigurationError, StateError
 from dagster_unified.graph.plan import plan
-from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of, directory_of
+from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
+from dagster_unified.orchestration.deployments import (
+    StreamingDeployment,
+    check_waits,
+    configuration_of,
+    directory_of,
+)
 from dagster_unified.orchestration.external_assets import savepoint_materialization
 from dagster_unified.orchestration.outcomes import as_failure
 from dagster_unified.orchestration.resources import session_of
@@ -28,6 +35,7 @@ class Action(Enum):
     drain = "drain"
     savepoint = "savepoint"
     restore = "restore"
+    swap = "swap"
 
 
 _STATES = {Action.suspend: "suspended", Action.resume: "running", Action.drain: "drained"}
@@ -42,7 +50,7 @@ class ControlConfig(Config):
             "suspend: stop the job after its epoch, and keep it stopped. stop: the same, with a savepoint of where it"
             " stops. resume: let it go on. drain: end its input; all timers fire, and the job finishes. savepoint: keep"
             " its state, as tables, while it runs or is suspended. restore: go back to a savepoint; suspend the job"
-            " before."
+            " before. swap: let the new code that runs beside the job take its place, if their tables are equal."
         )
     )
     savepoint: str | None = Field(
@@ -58,6 +66,9 @@ class ControlConfig(Config):
             "For stop: end the input first, so that all timers fire; the savepoint is the state that is left, and the"
             " job has finished."
         ),
+    )
+    accept_differences: bool = Field(
+        default=False, description="For swap: also where the tables differ, or have not been compared."
     )
     path: str | None = Field(
         default=None,
@@ -75,7 +86,7 @@ def control_job(deployment: StreamingDeployment, savepoint: AssetKey | None) -> 
     @op(
         name=f"{name}_action",
         required_resource_keys={"execution", "spark"},
-        description=f"Suspends, resumes or drains {name}, takes a savepoint of it or restores one.",
+        description=f"Suspends, resumes or drains {name}, takes or restores a savepoint, or swaps in new code.",
     )
     def act(context: OpExecutionContext, config: ControlConfig) -> None:
         with as_failure(context):
@@ -86,8 +97,8 @@ def control_job(deployment: StreamingDeployment, savepoint: AssetKey | None) -> 
         name=f"{name}_control",
         executor_def=in_process_executor,
         description=(
-            f"Suspends, resumes or drains {name}, takes a savepoint of it or restores one. Choose the action in the run"
-            " configuration."
+            f"Suspends, resumes or drains {name}, takes or restores a savepoint, or swaps in new code. Choose the"
+            " action in the run configuration."
         ),
     )
     def control() -> None:
@@ -107,6 +118,10 @@ def _check(name: str, config: ControlConfig) -> None:
     if config.with_savepoint and config.action is not Action.suspend:
         raise ConfigurationError(
             f"{name}: the action '{action}' is not taken with a savepoint; remove with_savepoint, or choose suspend"
+        )
+    if config.accept_differences and config.action is not Action.swap:
+        raise ConfigurationError(
+            f"{name}: the action '{action}' compares no tables; remove accept_differences, or choose swap"
         )
     if config.drain and config.action is not Action.stop:
         raise ConfigurationError(
@@ -167,6 +182,12 @@ def _act(
         context.log.info(
             f"went back to {restored.describe()}; launch {name}_control with the action resume to go on from there"
         )
+    elif config.action is Action.swap:
+        check_waits(deployment)
+        planned = plan(deployment.pipeline.graph(), configuration_of(deployment, launched))
+        code = deployment_fingerprint(deployed_code(planned))
+        compared = accept(directory, code, config.accept_differences)
+        context.log.info(f"{name} is to run the new code. {compared.describe() if compared is not None else ''}")
     else:
         state = _STATES[config.action]
         if config.action is not Action.drain:

@@ -40,6 +40,7 @@ from dagster_unified.orchestration.late_sensor import check_reruns, late_sensor
 from dagster_unified.orchestration.outcomes import heartbeat_sensor
 from dagster_unified.orchestration.resources import ExecutionConfig, IntermediatesResource, ObjectStore, SparkResource
 from dagster_unified.orchestration.schedules import batch_schedule
+from dagster_unified.orchestration.shadow import shadow_job
 from dagster_unified.orchestration.stream_materializations import JobAssets
 from dagster_unified.orchestration.streaming import streaming_job
 from dagster_unified.orchestration.streaming_sensor import streaming_sensor
@@ -68,7 +69,8 @@ def unified_definitions(
     which is on by default and reports runs as failed whose process has died, and `<pipeline>_janitor`, whose schedule
     is on by default and frees intermediates. A `StreamingDeployment` gives
     `<pipeline>_streaming`, a sensor that keeps it running once you turn it on, and `<pipeline>_control`, which
-    suspends, resumes and drains it, takes savepoints and restores them. A pipeline may have both. A pipeline that is
+    suspends, resumes and drains it, takes savepoints and restores them, and `<pipeline>_shadow` where its new code runs
+    beside the old. A pipeline may have both. A pipeline that is
     given as it is, and has no deployment of that kind, has the defaults: those of a `BatchDeployment` where its sources
     are bounded, else those of a `StreamingDeployment`.
 
@@ -217,4 +219,6 @@ def _streaming(
     assets = JobAssets(catalog.tables(loaded), malformed, savepoint, stream, deployed.stream_partitions)
     streaming = streaming_job(deployment, assets)
     control = control_job(deployment, savepoint if deployed.has_savepoints else None)
-    return Definitions(jobs=[streaming, control], sensors=[streaming_sensor(deployment, streaming, assets)])
+    beside = shadow_job(deployment, assets) if deployment.upgrade_mode == "shadow" else None
+    sensor = streaming_sensor(deployment, streaming, beside, assets)
+    return Definitions(jobs=[streaming, control, *([] if beside is None else [beside])], sensors=[sensor])

@@ -43,7 +43,7 @@ from dagster_unified.orchestration.partitions import (
 from dagster_unified.orchestration.resources import batch_configuration
 from dagster_unified.orchestration.schedules import BatchSchedule
 
-UPGRADES = ("stateless", "last-state", "savepoint")
+UPGRADES = ("stateless", "last-state", "savepoint", "shadow")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class StreamingDeployment:
 
     `upgrade_mode` says what happens when the pipeline's code changes: `last-state` stops the job after an epoch and
     starts the new code from its state, `savepoint` keeps a copy of that state as well, to which one can go back, and
-    `stateless` starts it without. `from_savepoint` is the savepoint, of either mode, that a job without state starts
+    `stateless` starts it without. With `shadow` the job of the old code goes on, and the new code runs beside it, from
+    a savepoint and into tables of its own (`<pipeline>_shadow`), which are compared; `dagster-unified swap` then
+    upgrades as `savepoint` does. `from_savepoint` is the savepoint, of either mode, that a job without state starts
     from: short for the option `execution.state-recovery.path`. `restart_strategy` is short for the option
     `restart-strategy.type`; `options` are option keys, among them the strategy's own, such as
     `restart-strategy.fixed-delay.attempts`. `start_when` says when the job is started: `always`, when `files` have
@@ -72,7 +74,7 @@ class StreamingDeployment:
 
     pipeline: Pipeline
     state: Literal["running", "suspended"] = "running"
-    upgrade_mode: Literal["stateless", "last-state", "savepoint"] = "last-state"
+    upgrade_mode: Literal["stateless", "last-state", "savepoint", "shadow"] = "last-state"
     from_savepoint: str | None = None
     restart_strategy: Literal["none", "fixed-delay", "exponential-delay", "failure-rate"] | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -156,6 +158,15 @@ def check_types(pipeline: str, arguments: object, **kinds: type[object]) -> None
         value = getattr(arguments, name)
         if value is not None and not isinstance(value, kind):
             raise ConfigurationError(f"{pipeline}: {name} is a {kind.__name__}, not {value!r}")
+
+
+def check_waits(deployment: StreamingDeployment) -> None:
+    """Raise `ConfigurationError` where new code does not wait until somebody accepts it."""
+    if deployment.upgrade_mode != "shadow":
+        raise ConfigurationError(
+            f"{deployment.pipeline.name}: its upgrade_mode is '{deployment.upgrade_mode}', so that new code takes the"
+            " place of the old as soon as it is loaded; there is nothing to swap. Give upgrade_mode='shadow'"
+        )
 
 
 def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:

@@ -147,7 +147,10 @@ def _run(
     diverted = [(assets.malformed[n.uid], in_streaming(directory, n)) for n in diverting(planned)]
     watcher = _Watcher(context, deployment, planned, assets, diverted, directory)
     start = Start(
-        context.run_id, fresh, deployment.upgrade_mode == "savepoint", loaded=context.run.tags.get(LOADED, "")
+        context.run_id,
+        fresh,
+        deployment.upgrade_mode in ("savepoint", "shadow"),
+        loaded=context.run.tags.get(LOADED, ""),
     )
     watcher.running = StreamingJob(planned, spark, start, watcher.happened)
     try:

@@ -33,6 +33,7 @@ from dagster_unified.engine.restarts import Failure as FailedRun
 from dagster_unified.engine.restarts import decide, most_failures
 from dagster_unified.engine.streaming.checkpoint import PATIENCE, Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status, ask, read_desired, read_status
+from dagster_unified.engine.streaming.shadow import Round, last_round
 from dagster_unified.errors import UnifiedError, lasting
 from dagster_unified.graph.connectors import Boundedness
 from dagster_unified.graph.options import Configuration
@@ -116,6 +117,9 @@ class Seen:
     loaded: str = ""
     """Which loading of the code location the sensor is of."""
 
+    compared: Round | None = None
+    """How the tables of new code that runs beside the old compared the last time."""
+
     @property
     def changed(self) -> bool:
         """Whether the code is not that of the deployment."""
@@ -152,6 +156,10 @@ class Decision:
     replace: str | None = None
     stop: int | None = None
     """The token of the lease whose holder has to stop, for new code."""
+
+    beside: bool = False
+    """Whether new code has to run beside the old code's job."""
+
     failed: bool = False
     """Whether something is wrong that a person has to see: the tick fails with the message."""
 
@@ -170,6 +178,13 @@ def next_step(deployment: StreamingDeployment, options: Configuration, seen: See
     if wanted == "suspended":
         return Decision(f"{name} is suspended; {resume} to let it go on")
     changed = seen.changed and not seen.exhausted
+    if changed and _waits(deployment, seen):
+        return Decision(
+            f"the job of {name} has ended, and the code that is loaded is another, which has not been accepted:"
+            f" {seen.what_changed()}. Load the code before, or swap (dagster-unified swap, or {name}_control with the"
+            " action swap)",
+            failed=True,
+        )
     last = seen.runs[0] if seen.runs else None
     resumed = utc(seen.desired.at / 1000) if seen.desired.state == "running" else None
     resumed_since = resumed is not None and last is not None and resumed > (last.ended or last.created)
@@ -235,11 +250,33 @@ def _watch(deployment: StreamingDeployment, seen: Seen, run: SeenRun, wanted: st
             return Decision(f"run {short} is stopping, to be started with new code")
         if seen.exhausted:
             return Decision(_unstable(name, short, seen), failed=True)
+        if _waits(deployment, seen):
+            return Decision(
+                f"run {short} of {name} goes on with the code before, and the new code runs beside it"
+                f" ({seen.what_changed()}); {_compared(seen)}",
+                beside=True,
+            )
         return Decision(
             f"the code of {name} has changed: {seen.what_changed()}; stopping run {short} after its epoch",
             stop=lease.token,
         )
     return Decision(f"run {short} of {name} is {run.status.lower()}{_lost(deployment, seen, run)}")
+
+
+def _waits(deployment: StreamingDeployment, seen: Seen) -> bool:
+    """Return whether new code has to be accepted before it takes the place of the old."""
+    has_state = seen.deployed is not None and bool(seen.deployed.id) and not seen.deployed.finished
+    return deployment.upgrade_mode == "shadow" and has_state and seen.desired.accepted != seen.fingerprint
+
+
+def _compared(seen: Seen) -> str:
+    if seen.compared is None:
+        return "their tables have not been compared yet"
+    if not seen.compared.rows:
+        return f"the new code has not written anything yet ({seen.compared.describe()})"
+    if seen.compared.is_equal:
+        return f"their tables are equal ({seen.compared.describe()}): dagster-unified swap puts it in place"
+    return f"their tables differ ({seen.compared.describe()})"
 
 
 def _lost(deployment: StreamingDeployment, seen: Seen, run: SeenRun) -> str:
@@ -275,14 +312,19 @@ def _failures(seen: Seen) -> list[FailedRun]:
 # The sensor
 
 
-def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition, assets: JobAssets) -> SensorDefinition:
-    """`<pipeline>_streaming_sensor`: a short look at what is there, and at most one thing done."""
+def streaming_sensor(
+    deployment: StreamingDeployment, streaming: JobDefinition, beside: JobDefinition | None, assets: JobAssets
+) -> SensorDefinition:
+    """`<pipeline>_streaming_sensor`: a short look at what is there, and at most one thing done.
+
+    `beside` is the job that runs new code beside the old, for a deployment that asks for it.
+    """
     name = deployment.pipeline.name
     loaded = uuid4().hex[:12]
 
     @sensor(
         name=f"{name}_streaming_sensor",
-        job_name=streaming.name,
+        jobs=[streaming] if beside is None else [streaming, beside],
         minimum_interval_seconds=int(deployment.tick_every.total_seconds()),
         default_status=DefaultSensorStatus.STOPPED,
         description=(
@@ -306,6 +348,8 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition, 
             return SkipReason(str(error))
         if decision.failed:
             raise Failure(decision.message)
+        if decision.beside and beside is not None:
+            return _run_beside(context, beside, decision, seen)
         if decision.launch is None:
             return SkipReason(decision.message)
         orphan = _orphan(context) if seen.deployed is None else None
@@ -316,9 +360,22 @@ def streaming_sensor(deployment: StreamingDeployment, streaming: JobDefinition, 
                 " more beside it. Terminate that run, or give the pipeline its name back"
             )
         tags = {"dagster-unified/reason": decision.message[:200], LOADED: loaded, CODE: seen.fingerprint}
-        return RunRequest(run_key=decision.launch, tags=tags)
+        return RunRequest(run_key=decision.launch, job_name=streaming.name, tags=tags)
 
     return keep_alive
+
+
+def _run_beside(
+    context: SensorEvaluationContext, beside: JobDefinition, decision: Decision, seen: Seen
+) -> RunRequest | SkipReason:
+    """Launch the job that runs new code beside the old, once for this code."""
+    of_code = RunsFilter(job_name=beside.name, tags={**of_location(context), CODE: seen.fingerprint})
+    records = context.instance.get_run_records(of_code, limit=1)
+    if not records:
+        return RunRequest(run_key=None, job_name=beside.name, tags={CODE: seen.fingerprint})
+    run = records[0].dagster_run
+    ended = f"; run {run.run_id[:8]} of {beside.name} is {run.status.value.lower()}: launch it again by hand"
+    return SkipReason(decision.message + (ended if run.is_finished else ""))
 
 
 def _report_rest(
@@ -358,19 +415,21 @@ def _see(context: SensorEvaluationContext, deployment: StreamingDeployment, job_
     runs = [_seen_run(context.instance, record, is_latest=not number) for number, record in enumerate(records)]
     planned = plan(deployment.pipeline.graph(), configuration_of(deployment))
     code = deployed_code(planned)
+    fingerprint = deployment_fingerprint(code)
     return Seen(
         runs=runs,
         deployed=directory.deployed(),
         lease=directory.holder(),
         desired=read_desired(directory),
         status=read_status(directory),
-        fingerprint=deployment_fingerprint(code),
+        fingerprint=fingerprint,
         now=now(),
         bounded=planned.execution.boundedness is Boundedness.BOUNDED,
         may_start=_may_start(deployment, planned, context, runs),
         patience=PATIENCE,
         code=code,
         loaded=loaded,
+        compared=last_round(directory, fingerprint) if deployment.upgrade_mode == "shadow" else None,
     )
 
 

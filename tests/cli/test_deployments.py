@@ -127,6 +127,36 @@ def test_a_path_that_has_a_savepoint_is_an_error_before_anything_is_done(cli, sa
     assert read_desired(saved).state is None
 
 
+def waits_for_a_swap(tmp_path):
+    waiting = DEPLOYMENT.replace("pipeline,", "pipeline, upgrade_mode='shadow',", 1)
+    (tmp_path / "deployed_shops.py").write_text(PIPELINES + f"deployment = {waiting}")
+
+
+def test_new_code_is_swapped_in_where_its_tables_are_equal_or_somebody_accepts_that_they_are_not(cli, saved, tmp_path):
+    code, _, err = cli("swap", "deployed_shops.py")
+    assert code == 2
+    assert (
+        "shops: its upgrade_mode is 'last-state', so that new code takes the place of the old as soon as it is" in err
+    )
+    waits_for_a_swap(tmp_path)
+    code, _, err = cli("swap", "deployed_shops.py")
+    assert code == 2
+    assert "shops: the new code has written nothing beside the old one yet" in err
+    assert read_desired(saved).accepted == ""
+    code, out, _ = cli("swap", "deployed_shops.py", "--accept-differences")
+    assert (code, out) == (0, "shops is to run the new code; its sensor upgrades it\n")
+    assert read_desired(saved).accepted
+    assert cli("suspend", "deployed_shops.py")[0] == 0
+    assert read_desired(saved).accepted, "it stays accepted whatever else is asked"
+
+
+def test_there_is_no_shadow_of_what_was_never_started(cli, tmp_path):
+    waits_for_a_swap(tmp_path)
+    code, out, err = cli("shadow", "deployed_shops.py")
+    assert (code, out) == (2, "")
+    assert f"shops: no job was started in {tmp_path}/elsewhere/shops, and there is nothing that new code could" in err
+
+
 def test_one_that_is_declared_suspended_is_resumed_before_it_ever_ran(cli, tmp_path):
     (tmp_path / "deployed_shops.py").write_text(
         PIPELINES + "deployment = StreamingDeployment(pipeline, state='suspended')"

@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from upath import UPath
 
 from dagster_unified.api import Pipeline, TumblingEventTimeWindows, WatermarkStrategy
-from dagster_unified.connectors import CsvSource, DeltaSink
+from dagster_unified.connectors import CsvSource, DeltaSink, DeltaSource
 from dagster_unified.engine.batch import intermediates
 from dagster_unified.engine.batch.intermediates import Address, IntermediateStore
 from dagster_unified.engine.events import EpochCommitted
@@ -154,6 +154,24 @@ def streaming(folder: Path, resources: dict[str, object]) -> dict[str, object]:
             and definitions.resolve_job_def("live_streaming").execute_in_process(instance=instance).success
         )
     return {"stopped": stopped, "before": before, "success": success, "table": table("live")}
+
+
+def read_table(folder: Path, resources: dict[str, object]) -> dict[str, object]:
+    """The table in the bucket that the batches wrote, read in both modes into another one."""
+    session, found = resources["spark"].spark_session, {}  # type: ignore[attr-defined]
+    for mode in ("BATCH", "STREAMING"):
+        pipeline = Pipeline(f"read_{mode.lower()}")
+        rows = pipeline.from_source(DeltaSource("s3://lake/tables/batch", Sale, name="totals"))
+        rows.map(lambda sale: Sale(sale.shop, -sale.amount)).sink_to(DeltaSink(f"s3://lake/tables/{pipeline.name}"))
+        if mode == "BATCH":
+            job = unified_definitions(pipeline, resources=resources).resolve_job_def("read_batch_batch")
+            with DagsterInstance.ephemeral() as instance:
+                assert job.execute_in_process(instance=instance).success
+        else:
+            options = {"execution.runtime-mode": mode, "execution.checkpointing.dir": "s3://lake/checkpoints"}
+            assert StreamingJob(pipeline.plan(options), session, Start("reader")).run() == "finished"
+        found[mode] = table(pipeline.name)
+    return found
 
 
 def without(folder: Path, session) -> list[str | None]:
@@ -380,6 +398,7 @@ if __name__ == "__main__":
     disturb(address, *FAULTS)
     told = {"batch": batch(home, given), "without": without(home, given["spark"].spark_session)}
     told["streaming"] = streaming(home, given)
+    told["read"] = read_table(home, given)
     disturb(address)
     told["refused"] = [
         refused(ObjectStore(endpoint="http://elsewhere")),

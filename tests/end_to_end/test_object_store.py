@@ -68,6 +68,10 @@ def test_a_job_goes_on_from_its_checkpoint_in_the_bucket(found):
     assert found["streaming"]["table"] == [["north", 5], ["south", 2]]
 
 
+def test_a_table_in_the_bucket_is_a_source_in_both_modes(found):
+    assert found["read"] == {mode: [["north", -3], ["south", -4]] for mode in ("BATCH", "STREAMING")}
+
+
 def test_a_stream_asks_the_store_little(found):
     """Amazon charges for each request; with 5 ms each, they are what an epoch in a bucket takes longer."""
     assert found["asked"]["epoch"] <= 75  # with what is asked beside it, once a second and more

@@ -25,7 +25,7 @@ from deltalake import write_deltalake
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource, DatabaseSink, DeltaSink, FileSink
-from dagster_unified.engine.batch.parity import compare
+from dagster_unified.engine.comparison import compare
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.orchestration import (
     BatchDeployment,
@@ -223,11 +223,9 @@ def test_a_stream_is_fresh_while_rows_come(check, tmp_path):
 def test_tables_compare_by_key_or_as_bags():
     ours, theirs = pa.table({"k": ["a", "b", "b"], "n": [1, 2, 2]}), pa.table({"k": ["a", "b", "c"], "n": [1, 2, 2]})
     bag = compare(ours, theirs)
-    assert [(d.batch, d.table) for d in bag.first] == [("{'k': 'b', 'n': 2}", None), (None, "{'k': 'c', 'n': 2}")]
+    assert [(d.batch, d.table) for d in bag.first] == [("k='b', n=2", None), (None, "k='c', n=2")]
     keyed = compare(pa.table({"k": ["a", "b"], "n": [1, 2]}), pa.table({"k": ["a", "b"], "n": [1, 3]}), ["k"])
-    assert [(d.key, d.batch, d.table) for d in keyed.first] == [
-        ("{'k': 'b'}", "{'k': 'b', 'n': 2}", "{'k': 'b', 'n': 3}")
-    ]
+    assert [(d.key, d.batch, d.table) for d in keyed.first] == [("k='b'", "k='b', n=2", "k='b', n=3")]
     assert compare(ours, theirs, limit=1).different == 2
 
 

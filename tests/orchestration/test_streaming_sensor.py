@@ -24,8 +24,10 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_unified.api import Pipeline
 from dagster_unified.connectors import CsvSource
+from dagster_unified.engine.comparison import Compared
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed, Lease
 from dagster_unified.engine.streaming.desired import Desired, Status, read_desired
+from dagster_unified.engine.streaming.shadow import Round
 from dagster_unified.errors import ConfigurationError, SinkError
 from dagster_unified.graph.options import Configuration
 from dagster_unified.orchestration import ExecutionConfig, Retention, StreamingDeployment, unified_definitions
@@ -50,7 +52,7 @@ def sensor_of(folder, **options):
     declared = deployment(options={"execution.checkpointing.dir": str(folder), **options})
     assets = JobAssets({}, {}, AssetKey("savepoint"))
     streaming = streaming_job(declared, assets)
-    return streaming, streaming_sensor(declared, streaming, assets)
+    return streaming, streaming_sensor(declared, streaming, None, assets)
 
 
 def run(status, name="run-1", ago=60, reason="", error="", code=""):
@@ -141,6 +143,33 @@ def test_new_code_that_fails_is_started_again_as_the_strategy_says_and_code_that
     assert see(run("FAILURE", **fails), fingerprint="now").message == "starting p"
     assert see(run("FAILURE", **fails), fingerprint="newer").launch
     assert see(run("FAILURE", **fails), fingerprint="new", desired=Desired(2, "running", at=millis(1))).launch
+
+
+def test_new_code_runs_beside_the_old_until_it_is_accepted():
+    declared = {"upgrade_mode": "shadow"}
+    beside = see(run("STARTED"), lease=lease(), fingerprint="new", declared=declared)
+    assert (beside.beside, beside.stop, beside.launch) == (True, None, None)
+    assert "run run-1 of p goes on with the code before, and the new code runs beside it" in beside.message
+    assert beside.message.endswith("their tables have not been compared yet")
+    for sink, words in (
+        (Compared(rows=2), "their tables are equal (round 1: t: 2 rows, 0 different): dagster-unified swap puts it"),
+        (Compared(rows=2, different=1), "their tables differ (round 1: t: 2 rows, 1 different)"),
+    ):
+        compared = Round(1, 0, {"t": sink})
+        found = see(run("STARTED"), lease=lease(), fingerprint="new", declared=declared, compared=compared)
+        assert words in found.message
+    accepted = {"desired": Desired(1, accepted="new"), "fingerprint": "new", "declared": declared}
+    assert see(run("STARTED"), lease=lease(), **accepted).stop == 4
+    assert see(run("SUCCESS"), **accepted).launch == "p/run-1/new"
+    assert not see(run("STARTED"), lease=lease(), declared=declared).beside
+
+
+def test_new_code_does_not_take_the_place_of_an_old_job_that_has_ended_until_it_is_accepted():
+    ended = see(run("FAILURE"), fingerprint="new", declared={"upgrade_mode": "shadow"})
+    assert (ended.launch, ended.failed) == (None, True)
+    assert "the job of p has ended, and the code that is loaded is another, which has not been" in ended.message
+    assert see(run("SUCCESS"), deployed=None, fingerprint="new", declared={"upgrade_mode": "shadow"}).launch
+    assert see(run("FAILURE"), declared={"upgrade_mode": "shadow"}).launch
 
 
 def test_a_failed_run_says_the_class_of_its_error_and_where_its_log_is(tmp_path):

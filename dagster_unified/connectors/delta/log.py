@@ -81,6 +81,13 @@ class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
     in_commit_timestamp: int | None = None
 
 
+class Transaction(msgspec.Struct, frozen=True, rename="camel"):
+    """The version that an application has reached with an entry, such as the epoch of a stream."""
+
+    app_id: str
+    version: int
+
+
 class _Action(msgspec.Struct, frozen=True, rename="camel"):
     """One line of an entry: one of these, or another that does not matter here."""
 
@@ -90,6 +97,7 @@ class _Action(msgspec.Struct, frozen=True, rename="camel"):
     meta_data: TableMetadata | None = None
     protocol: TableProtocol | None = None
     commit_info: CommitInfo | None = None
+    txn: Transaction | None = None
 
 
 class Version(NamedTuple):
@@ -111,6 +119,8 @@ class Version(NamedTuple):
 
     metadata: TableMetadata | None
     protocol: TableProtocol | None
+    transactions: dict[str, int]
+    """The versions that applications have reached, by their ids."""
 
 
 def newest_version(table: UPath, known: int | None = None) -> int | None:
@@ -145,6 +155,7 @@ def version(table: UPath, number: int) -> Version | None:
         info.timestamp if info.in_commit_timestamp is None else info.in_commit_timestamp,
         next((action.meta_data for action in actions if action.meta_data is not None), None),
         next((action.protocol for action in actions if action.protocol is not None), None),
+        {action.txn.app_id: action.txn.version for action in actions if action.txn is not None},
     )
 
 

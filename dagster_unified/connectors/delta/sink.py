@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from dagster_unified.arrow_types import has
+from dagster_unified.connectors.delta import log
 from dagster_unified.connectors.delta.committer import (
     NO_PARTITION,
     DeltaCommitter,
@@ -25,13 +26,15 @@ from dagster_unified.connectors.delta.committer import (
 )
 from dagster_unified.connectors.delta.store import ask_store, table_folder
 from dagster_unified.connectors.protocol.commits import (
+    Epochs,
     PartitionsUnknownError,
+    Rewritten,
     Ship,
     SparkSink,
     WriteAttempt,
     WriteIdentity,
 )
-from dagster_unified.errors import PipelineError, nearest
+from dagster_unified.errors import PipelineError, SinkError, nearest
 from dagster_unified.graph.connectors import AssetName, Capabilities, Target, asset_path
 from dagster_unified.operators.layout import EMITTED, PARTITION_INDEX
 from dagster_unified.records import RecordType
@@ -45,7 +48,7 @@ from dagster_unified.storage.paths import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import pyarrow.dataset as ds
     from deltalake import DeltaTable
@@ -238,6 +241,9 @@ class DeltaSink(SparkSink[object, DeltaFile]):
         deltalake's calls back into Python from threads that outlive a scan, which now and then aborts a process that
         ends soon after.
         """
+        return self._dataset_of(self._open())
+
+    def _dataset_of(self, table: DeltaTable) -> ds.Dataset:
         from pyarrow import fs
 
         inner = (
@@ -245,7 +251,42 @@ class DeltaSink(SparkSink[object, DeltaFile]):
             if self.path.protocol in ("", "file")
             else fs.PyFileSystem(fs.FSSpecHandler(self.path.fs))
         )
-        return self._open().to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(self.path.path, inner))
+        return table.to_pyarrow_dataset(filesystem=fs.SubTreeFileSystem(self.path.path, inner))
+
+    def rewritten(self, epochs: Epochs, records: RecordType) -> Rewritten:
+        import pyarrow.dataset as ds
+
+        newest = log.newest_version(self.path)
+        first, last = (0, None) if newest is None else self._versions_of(epochs, newest)
+        if last is None:
+            return Rewritten(records.schema.empty_table(), records.schema.empty_table())
+        at_end = self._dataset_of(self._open(last))
+        after = {fragment.path: fragment for fragment in at_end.get_fragments()}
+        before = {f.path: f for f in self._dataset_of(self._open(first - 1)).get_fragments()} if first else {}
+
+        def rows(some: Mapping[str, ds.Fragment], others: Collection[str]) -> pa.Table:
+            fragments = [fragment for path, fragment in some.items() if path not in others]
+            return ds.FileSystemDataset(fragments, at_end.schema, at_end.format, at_end.filesystem).to_table()
+
+        return Rewritten(rows(after, before), rows(before, after))
+
+    def _versions_of(self, epochs: Epochs, newest: int) -> tuple[int, int | None]:
+        """The first and the last version that some epochs made; the last is None where they made none."""
+        first, last, writers = 0, None, epochs.of_writers()
+        for number in range(newest, -1, -1):
+            entry = log.version(self.path, number)
+            if entry is None:
+                raise SinkError(
+                    f"sink '{self.name}': the log of {self.path} no longer has version {number}, so that nobody can"
+                    " tell what the stream has written since"
+                )
+            for writer, (after, until) in writers.items():
+                epoch = entry.transactions.get(writer)
+                if epoch is not None and epoch <= after:
+                    return first, last
+                if epoch is not None and epoch <= until:
+                    first, last = number, number if last is None else last
+        return first, last
 
     def partitions(
         self, writes: Sequence[WriteIdentity], records: RecordType | None = None
@@ -304,10 +345,10 @@ class DeltaSink(SparkSink[object, DeltaFile]):
     def _uri(self) -> str:
         return str(self.path)
 
-    def _open(self) -> DeltaTable:
+    def _open(self, version: int | None = None) -> DeltaTable:
         from deltalake import DeltaTable
 
-        return ask_store(self.path, lambda: DeltaTable(self._uri(), storage_options=self.storage_options))
+        return ask_store(self.path, lambda: DeltaTable(self._uri(), version, storage_options=self.storage_options))
 
 
 def _quoted_names(names: Sequence[str]) -> str:

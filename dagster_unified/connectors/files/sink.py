@@ -19,7 +19,9 @@ from dagster_unified.connectors.protocol.commits import (
     CommitConflictError,
     Committable,
     Committer,
+    Epochs,
     PartitionsUnknownError,
+    Rewritten,
     Ship,
     SparkSink,
     WriteAttempt,
@@ -188,15 +190,31 @@ class FileSink(SparkSink[object, StagedFolder]):
         folders = {write: folder for write in writes if (folder := _folder(self.path, write)).exists()}
         return {write: self._dataset(folder, records) for write, folder in folders.items()}
 
-    def _dataset(self, folder: UPath, records: RecordType | None) -> ds.Dataset:
-        """The rows of the files below a folder."""
-        import pyarrow.dataset as ds
+    def rewritten(self, epochs: Epochs, records: RecordType) -> Rewritten:
+        committer = _FileCommitter(self.path, self.format)
+        deployment, query = committer.last_writer()
+        if query and deployment != (epochs.deployment, epochs.timeline):
+            raise SinkError(f"sink '{self.name}': {self.path} holds what another deployment of the stream wrote")
+        first, last = epochs.after.get(query, -1), epochs.until.get(query, -1)
+        files = [file for file in self._files(self.path) if first < _epoch_of(file) <= last]
+        removed = self.schema_of(records).empty_table()
+        return Rewritten(self._dataset_of(files, records).to_table(), removed)
 
-        files = [
+    def _files(self, folder: UPath) -> list[UPath]:
+        """The files below a folder."""
+        return [
             f
             for f in folder.rglob(f"*.{self.format}")
             if not any(p.startswith(("_", ".")) for p in f.relative_to(folder).parts)
         ]
+
+    def _dataset(self, folder: UPath, records: RecordType | None) -> ds.Dataset:
+        """The rows of the files below a folder."""
+        return self._dataset_of(self._files(folder), records)
+
+    def _dataset_of(self, files: Sequence[UPath], records: RecordType | None) -> ds.Dataset:
+        import pyarrow.dataset as ds
+
         as_written: str | ds.FileFormat = self.format
         if records is not None:
             if not files:
@@ -239,6 +257,12 @@ class _FileCommitter(Committer[StagedFolder]):
     def __init__(self, path: UPath, file_format: str) -> None:
         self._path, self._format = _without_links(path), file_format
         self._mark = self._path / "_deployment"
+
+    def last_writer(self) -> tuple[tuple[str, int], str]:
+        """The deployment that has written last and its timeline, and the query."""
+        execution, timeline = self._deployment()
+        deployment, _, query = execution.rpartition("/")
+        return (deployment, timeline), query
 
     def last_version(self, name: str) -> int | None:
         deployment, timeline = self._deployment()
@@ -302,6 +326,11 @@ class _FileCommitter(Committer[StagedFolder]):
             import pyarrow.parquet as pq
 
             return int(pq.read_metadata(opened).num_rows) > 0
+
+
+def _epoch_of(file: UPath) -> int:
+    """The epoch that wrote a file."""
+    return int(file.name.removeprefix("epoch-").partition("-")[0])
 
 
 def _folder(path: UPath, identity: WriteIdentity) -> UPath:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -36,6 +36,10 @@ class DeliveryGuarantee(Enum):
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
+
+
+STREAMED = "streaming"
+"""The partition of what a stream writes."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,41 @@ class WriteIdentity:
     def origin(self) -> str:
         """A name for the writer, the same on all timelines."""
         return f"dagster-unified/{self.pipeline}/{self.sink}/{self.execution}/{self.partition}"
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """What some epochs of a stream wrote to a sink: of each query those after one epoch, up to another."""
+
+    pipeline: str
+    sink: str
+    """The uid of the sink."""
+
+    deployment: str
+    timeline: int
+    after: Mapping[str, int]
+    """By query; a query that is not here has written none before."""
+
+    until: Mapping[str, int]
+
+    def of_writers(self) -> dict[str, tuple[int, int]]:
+        """The epoch after which they come and the last one, by the name of the writer."""
+        return {
+            WriteIdentity(
+                self.pipeline, self.sink, f"{self.deployment}/{query}", STREAMED, last, self.timeline
+            ).writer: (self.after.get(query, -1), last)
+            for query, last in self.until.items()
+        }
+
+
+class Rewritten(NamedTuple):
+    """What some writes did to a table: the rows of the files that they added, and of those that they removed.
+
+    A row that a merge or a compaction has moved to another file is among both.
+    """
+
+    added: pa.Table
+    removed: pa.Table
 
 
 @dataclass(frozen=True)
@@ -490,6 +529,16 @@ class SparkSink(Sink[In], Generic[In, C]):
         """
         raise PartitionsUnknownError(
             f"sink '{self.name}' ({self.describe()}): its table does not say which partition wrote a row"
+        )
+
+    def rewritten(self, epochs: Epochs, records: RecordType) -> Rewritten:
+        """What some epochs of a stream did to the table.
+
+        Raises `UnsupportedError` where the table does not say which epoch wrote a row, and `SinkError` where it no
+        longer does.
+        """
+        raise UnsupportedError(
+            f"sink '{self.name}' ({self.describe()}): its table does not say which epoch of a stream wrote a row"
         )
 
     def schema_of(self, records: RecordType) -> pa.Schema:

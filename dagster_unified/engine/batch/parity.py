@@ -1,10 +1,9 @@
-"""Compares what a streaming sink holds with what BATCH computes from the same slice of the input, row by row."""
+"""Computes in BATCH, from a slice of a stream's input, the tables that its sinks should hold."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,28 +20,6 @@ from dagster_unified.graph.plan import plan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A row that only one of the tables has, or that differs, by its key.
-
-    `batch` is the row as BATCH has it, `table` as the sink's table has it; None where there is none.
-    """
-
-    key: str
-    batch: str | None
-    table: str | None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How two tables compare: rows of each, differing rows in all, and the first of those."""
-
-    batch_rows: int
-    table_rows: int
-    different: int
-    first: tuple[Difference, ...]
 
 
 def batch_tables(
@@ -66,25 +43,3 @@ def batch_tables(
     )
     run_all(Run(planned, spark, IntermediateStore(f"{folder}/intermediates"), "parity", "parity"))
     return {name: sink.dataset(records).to_table() for name, (sink, records) in sinks.items()}
-
-
-def compare(batch: pa.Table, table: pa.Table, key: Sequence[str] = (), limit: int = 10) -> Comparison:
-    """Compare row by row: by `key` where there is one, else as bags of rows."""
-    names = sorted(batch.column_names)
-    ours, theirs = _rows(batch, names, key), _rows(table.select(names), names, key)
-    different = [
-        Difference(k, ours.get(k), theirs.get(k)) for k in sorted({*ours, *theirs}) if ours.get(k) != theirs.get(k)
-    ]
-    return Comparison(batch.num_rows, table.num_rows, len(different), tuple(different[:limit]))
-
-
-def _rows(table: pa.Table, names: list[str], key: Sequence[str]) -> dict[str, str]:
-    """Return rows as text by their key; without a key by themselves, and by their number among equal ones."""
-    named = sorted((repr({n: row[n] for n in names}), repr({k: row[k] for k in key})) for row in table.to_pylist())
-    rows: dict[str, str] = {}
-    seen: Counter[str] = Counter()
-    for text, name in named:
-        name = name if key else text
-        seen[name] += 1
-        rows[name if seen[name] == 1 else f"{name} #{seen[name]}"] = text
-    return rows

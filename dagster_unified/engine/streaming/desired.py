@@ -25,6 +25,9 @@ class Desired(msgspec.Struct, frozen=True):
     at: int = 0
     """When the state was requested, in milliseconds since the epoch; failures before a resumption do not count."""
 
+    accepted: str = ""
+    """The fingerprint of the new code that may take the place of the old, for a deployment that asks before it does."""
+
 
 class Status(msgspec.Struct, frozen=True):
     """The last status of a job: which run it is, and since when it has been busy with one epoch.
@@ -53,9 +56,14 @@ def read_desired(directory: CheckpointDirectory) -> Desired:
 
 
 def ask(
-    directory: CheckpointDirectory, *, state: str | None = None, stop: int | None = None, reason: str = ""
+    directory: CheckpointDirectory,
+    *,
+    state: str | None = None,
+    stop: int | None = None,
+    accepted: str | None = None,
+    reason: str = "",
 ) -> Desired:
-    """Change the desired state, or request that one holder of the lease stops.
+    """Change the desired state, request that one holder of the lease stops, or accept new code.
 
     What others ask meanwhile stays: for certain in a bucket, and on a disk but for those who ask at the same moment.
     """
@@ -68,6 +76,7 @@ def ask(
             desired.stop if stop is None else stop,
             reason,
             wall_clock() if state else desired.at,
+            desired.accepted if accepted is None else accepted,
         )
         with contextlib.suppress(FileExistsError):  # another was first: once more, after it
             files.write(wanted)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dagster_unified.connectors.protocol.commits import WriteIdentity
+from dagster_unified.connectors.protocol.commits import STREAMED, WriteIdentity
 from dagster_unified.engine.commit import SinkCommits, WriteContext, spark_sink, write
 from dagster_unified.engine.dataframe.frames import Frames
 from dagster_unified.engine.dataframe.native import Natives
@@ -250,7 +250,7 @@ class EpochWriter:
         return results, tail.metrics()
 
     def _context(self, node: SinkNode, epoch: int) -> WriteContext:
-        identity = WriteIdentity(self.plan.name, node.uid, self.deployment, "streaming", epoch, self.timeline)
+        identity = WriteIdentity(self.plan.name, node.uid, self.deployment, STREAMED, epoch, self.timeline)
         staging = str(self.staging / "sinks")
         return WriteContext(identity, self.tail.name, self.check, self._shipping(node.uid), staging)
 

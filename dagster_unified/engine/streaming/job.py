@@ -393,6 +393,8 @@ class StreamingJob:
         self._stop_queries("no end was recorded; start the job again, and it ends")
         self._tell_of_last_epochs()
         path = self.plan.execution.savepoint.path
+        if path is None and self.plan.execution.goes_on:
+            return True  # the next job goes on from its checkpoint
         if path is not None or drained:
             self.observe(QueriesStopped())
         if path is not None:

@@ -240,6 +240,11 @@ def retain(directory: CheckpointDirectory, count: int, starts: Collection[str]) 
         _remove(directory.path / "savepoints" / savepoint.name, starts)
 
 
+def discard(directory: CheckpointDirectory, name: str) -> None:
+    """Remove a savepoint, but not tables of it that are elsewhere."""
+    _remove(directory.path / "savepoints" / name, ())
+
+
 def remove_halves(directory: CheckpointDirectory, starts: Collection[str]) -> None:
     """Remove what a job that was killed has left of savepoints: half of a copy, or one of an interval without tables.
 
