@@ -85,7 +85,7 @@ demo-cluster: .venv/kafka/ready $(DAGSTER_HOME)/dagster.yaml ## all demonstratio
 	@touch $@
 
 demo-project: .venv/java .venv/team/ready ## a Dagster project with dbt and polars: a backfill, a stream that is killed once, a late order
-	@PATH="$(CURDIR)/.venv/team/bin:$$PATH" .venv/team/bin/python -m jobs.team_demo
+	@env -u PYSPARK_PYTHON PATH="$(CURDIR)/.venv/team/bin:$$PATH" .venv/team/bin/python -m jobs.team_demo
 
 kafka: .venv/kafka/ready ## run a Kafka broker until Ctrl-C, and say where it listens
 	@$(BIN)/python -m tests.servers.kafka

@@ -31,6 +31,7 @@ from dagster_unified.engine.batch.intermediates import Address
 from dagster_unified.engine.batch.run import Carrying, Run
 from dagster_unified.engine.batch.savepoint import begun, later_savepoint, leave_savepoint
 from dagster_unified.engine.batch.stage import check_mode, run_partitions
+from dagster_unified.engine.dataframe.frames import spark_source
 from dagster_unified.engine.events import (
     Event,
     ExecutorLost,
@@ -305,16 +306,22 @@ class _Step:
         if not again and all(self._is_same(region) for region in reads):
             return plan
         stops = self.producers.stops(region.name for region in reads)
+        otherwise = "this run reads what is there now, and not what was read before"
+        for node in plan.graph.sources:
+            if node.uid in stops and (lost := spark_source(plan.name, node).lost(stops[node.uid])):
+                del stops[node.uid]
+                what = f"{', '.join(lost[:10])}{'' if len(lost) <= 10 else f' and {len(lost) - 10} more'}"
+                context.log.warning(f"source '{node.source.name}': {what}, which was read before, is gone; {otherwise}")
         if not stops:
             return plan
         names = ", ".join(node.source.name for node in plan.graph.sources if node.uid in stops)
         try:
             plan = self.batch.plan(self.options, self.slice, stops)
-            context.log.info(f"reads of {names} what was read before; a new run reads what has come since")
-            return plan
         except UnifiedError as error:
-            context.log.warning(f"{error}; this run reads what is there now, and not what the run before has read")
-            return plan
+            context.log.warning(f"{error}; {otherwise}")
+        else:
+            context.log.info(f"reads of {names} what was read before; a new run reads what has come since")
+        return plan
 
     def _is_same(self, read: Region) -> bool:
         """Return whether a stage of this run, if it has run, had the input that is there now."""

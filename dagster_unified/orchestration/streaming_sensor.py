@@ -343,6 +343,8 @@ def streaming_sensor(
                 if not decision.failed:
                     context.log.info(decision.message)
                     _carry_out(context, deployment, decision)
+                    if beside is not None:
+                        _end_abandoned(context, beside, seen.fingerprint)
                 _report_rest(context, deployment, assets, seen)
         except UnifiedError as error:
             return SkipReason(str(error))
@@ -363,6 +365,15 @@ def streaming_sensor(
         return RunRequest(run_key=decision.launch, job_name=streaming.name, tags=tags)
 
     return keep_alive
+
+
+def _end_abandoned(context: SensorEvaluationContext, beside: JobDefinition, loaded: str) -> None:
+    """Terminate the runs beside the job of code that is no longer loaded."""
+    running = RunsFilter(job_name=beside.name, statuses=_RUNNING, tags=of_location(context))
+    for run in context.instance.get_runs(running):
+        if run.tags.get(CODE, loaded) != loaded and run.status is not DagsterRunStatus.CANCELING:
+            context.log.info(f"terminating run {run.run_id[:8]} of {beside.name}, whose code is no longer loaded")
+            context.instance.run_launcher.terminate(run.run_id)
 
 
 def _run_beside(

@@ -178,7 +178,7 @@ def test_code_that_differs_is_found_and_accepted_only_by_who_says_so(shops):
 
 
 @pytest.mark.spark
-def test_it_begins_anew_where_the_old_job_has(shops):
+def test_it_begins_anew_where_the_old_job_has_and_where_there_are_too_many_rows(shops, monkeypatch):
     shops.arrive(3)
     beside = shops.shadow(combine=lambda a, b: Sale(b.shop, b.amount + a.amount, b.at))
     with shops.running() as until_read:
@@ -193,8 +193,16 @@ def test_it_begins_anew_where_the_old_job_has(shops):
         shops.arrive(3)
         until_read()
         again = beside.round()
-    assert again.is_equal
-    assert again.sinks["files"].rows == 3
+        assert again.is_equal
+        assert again.sinks["files"].rows == 3
+        monkeypatch.setattr(shadow, "MOST_ROWS", 2)
+        assert beside.round().sinks["files"].rows == 3, "which is more than it compares"
+        assert beside.round().sinks["files"].rows == 0, "it has begun anew"
+        left = [path.name for path in (shops.directory.path / "shadow").iterdir()]
+        assert left == [beside.code]
+        other = shops.shadow(combine=lambda a, b: Sale(a.shop, a.amount - b.amount, b.at))
+        other.round()
+        assert [path.name for path in (shops.directory.path / "shadow").iterdir()] == [other.code]
 
 
 def test_where_nothing_was_started_there_is_nothing_to_run_beside(shops):

@@ -218,7 +218,15 @@ def test_a_re_execution_reads_what_the_run_before_has_read_and_a_new_run_what_ha
         ]
     assert found() == {"A": 1}
     assert [of_stage["incoming"]["files"] for of_stage in read] == [1]
-    assert arrived_job().execute_in_process(instance=instance).success
+    new = arrived_job().execute_in_process(instance=instance)
+    assert found() == {"A": 1, "B": 2}
+    (HOME / "in/a.parquet").rename(HOME / "in/mended.parquet")
+    with execute_job(
+        reconstructable(arrived_job), instance, reexecution_options=ReexecutionOptions(parent_run_id=new.run_id)
+    ) as mended:
+        assert mended.success
+        log = [e.user_message for e in instance.all_logs(mended.run_id)]
+    assert any("source 'incoming': a.parquet, which was read before, is gone; this run reads what is" in s for s in log)
     assert found() == {"A": 1, "B": 2}
 
 

@@ -46,8 +46,13 @@ def test_new_code_runs_beside_the_old_and_takes_its_place_when_it_is_swapped_in(
     dagster.until(lambda: dagster.totals() == {"a": 1, "b": 2}, "the first file is in the table")
     old = dagster.started()
 
+    dagster.load(STREAMING_TEST_FACTOR="7")
+    dagster.until(lambda: "STARTED" in dagster.shadows().values(), "new code runs beside the old")
+    (abandoned,) = dagster.shadows()
     dagster.load(STREAMING_TEST_FACTOR="100")
-    shadow = dagster.until(lambda: next(iter(dagster.shadows()), None), "the new code runs beside the old")
+    dagster.until(lambda: len(dagster.shadows()) == 2, "and other code in its place")
+    dagster.until(lambda: dagster.shadows()[abandoned] == "CANCELED", "what is no longer loaded is terminated")
+    (shadow,) = dagster.shadows().keys() - {abandoned}
     dagster.says("the new code has not written anything yet (round ")
     dagster.drop("two", a=10)
     dagster.until(lambda: dagster.totals() == {"a": 11, "b": 2}, "the old code goes on")
@@ -64,7 +69,7 @@ def test_new_code_runs_beside_the_old_and_takes_its_place_when_it_is_swapped_in(
 
     old = dagster.started()
     dagster.load(STREAMING_TEST_FACTOR="100", STREAMING_TEST_TERMS="10")  # the same by another way
-    dagster.until(lambda: len(dagster.shadows()) == 2, "other code runs beside it")
+    dagster.until(lambda: len(dagster.shadows()) == 3, "other code runs beside it")
     dagster.says("the new code has not written anything yet (round ")
     dagster.drop("four", a=1)
     dagster.says("their tables are equal (round ")

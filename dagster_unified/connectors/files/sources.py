@@ -237,6 +237,11 @@ class FileSource(SparkSource[Out]):
         changed.boundedness = Boundedness.BOUNDED
         return changed
 
+    def lost(self, position: Position) -> Sequence[str]:
+        if not isinstance(position, FilesRead):
+            return ()
+        return sorted(position.files() - self._names(Folder(self.path)))
+
     @staticmethod
     def _names(folder: Folder) -> frozenset[str]:
         return frozenset(file.name for file in folder.files())
@@ -405,14 +410,6 @@ class FileSource(SparkSource[Out]):
         """The files that it reads, and whether there are others; raises `PipelineError` where there is none to read."""
         there = self._files_of(folder)
         files = self._chosen_of(there)
-        if self._chosen is not None and len(files) < len(self._chosen):
-            gone = sorted(self._chosen.difference(path_text(f).removeprefix(f"{folder.root}/") for f in files))
-            _log.warning(
-                "source '%s': %d of the files that it is to read are gone: %s",
-                self.name,
-                len(gone),
-                ", ".join(gone[:20]),
-            )
         endings = {f".{self.format}", *[file.suffix for file in files]}
         hidden = sorted(name for name in folder.hidden if PurePosixPath(name).suffix in endings)
         shown = f"names that begin with _ or . are hidden, as {', '.join(hidden[:20])}" if hidden else ""

@@ -241,6 +241,10 @@ class SparkSource(Source[Out]):
         """Where a BATCH run stops whose range is decided; None where another run could not stop there (`until`)."""
         return None
 
+    def lost(self, position: Position) -> Sequence[str]:
+        """What a run had read that had reached a position, and what is gone; empty where that is not known."""
+        return ()
+
     def until(self, position: Position) -> Self:
         """The same source, bounded: it reads no more than a run that had reached a position, in both modes.
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from dagster_unified.engine.comparison import Compared, compare_new_code
 from dagster_unified.engine.events import Observer, ignore_events
 from dagster_unified.engine.positions import after, stopping, streamed_positions
 from dagster_unified.engine.streaming.atomic import AlternatingFiles, write_atomically
-from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory, Deployed
+from dagster_unified.engine.streaming.checkpoint import PATIENCE, CheckpointDirectory, Deployed
 from dagster_unified.engine.streaming.desired import ask, read_desired
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 from dagster_unified.engine.streaming.savepoints.copy import discard
@@ -38,7 +39,7 @@ from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.operators.time import wall_clock
-from dagster_unified.storage.paths import is_local, read_whole, remove_tree
+from dagster_unified.storage.paths import children, is_local, read_whole, remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -163,7 +164,8 @@ class Shadow:
         last = _rounds(self._folder)
         before = last.open()
         found = Round(1 if before is None else before.number + 1, wall_clock(), compared)
-        last.write(found)
+        with suppress(FileExistsError):  # another process compares them at this moment: its round counts
+            last.write(found)
         if any(sink.rows > MOST_ROWS for sink in compared.values()):
             self._forget()
         return found
@@ -194,6 +196,7 @@ class Shadow:
         begun = _read_begun(self._folder)
         if begun is not None and (begun.deployment, begun.timeline) == (old.id, old.timeline):
             return begun
+        self._remove_abandoned()
         self._forget()
         start = str(self._folder / "start")
         taken = take(self.plan, self.directory, self._owner, "for new code beside it", self._spark, start)
@@ -203,6 +206,13 @@ class Shadow:
         begun = Begun(old.id, old.timeline, taken.savepoint.epochs)
         write_atomically(self._folder / "begun.json", msgspec.json.encode(begun))
         return begun
+
+    def _remove_abandoned(self) -> None:
+        """Remove what other code has left that ran beside the job, and runs no more."""
+        for name in children(self._folder.parent):
+            holder = CheckpointDirectory(str(self._folder.parent / name), self.plan.name).holder()
+            if name != self.code and not (holder is not None and holder.is_alive(PATIENCE)):
+                remove_tree(self._folder.parent / name)
 
     def _forget(self) -> None:
         """Let the new code begin anew the next time; how its tables compared stays known."""
