@@ -83,20 +83,13 @@ def swap(pipeline: Deployed, /, *, accept_differences: bool = False, define: Def
     accept_differences
         Also where the tables differ, or have not been compared.
     """
-    from dagster_unified.engine.streaming.shadow import accept
-    from dagster_unified.graph.plan import plan
-    from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
-    from dagster_unified.orchestration.deployments import check_waits, configuration_of, directory_of
+    from dagster_unified.orchestration import deployments
 
     deployment = load_deployment(pipeline)
-    check_waits(deployment)
-    launched = settings.command_line(define)
-    planned = plan(deployment.pipeline.graph(), configuration_of(deployment, launched))
-    code = deployment_fingerprint(deployed_code(planned))
-    compared = accept(directory_of(deployment, launched), code, accept_differences)
+    compared = deployments.swap(deployment, settings.command_line(define), accept_differences)
     if compared is not None:
         say(compared.describe())
-    say(f"{planned.name} is to run the new code; its sensor upgrades it")
+    say(f"{deployment.pipeline.name} is to run the new code; its sensor upgrades it")
     return 0
 
 

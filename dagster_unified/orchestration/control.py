@@ -11,15 +11,13 @@ from dagster_unified.engine.streaming.desired import ask
 from dagster_unified.engine.streaming.savepoints.copy import restore_stopped
 from dagster_unified.engine.streaming.savepoints.export import without_tables
 from dagster_unified.engine.streaming.savepoints.request import Then, take
-from dagster_unified.engine.streaming.shadow import accept
 from dagster_unified.errors import ConfigurationError, StateError
 from dagster_unified.graph.plan import plan
-from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.orchestration.deployments import (
     StreamingDeployment,
-    check_waits,
     configuration_of,
     directory_of,
+    swap,
 )
 from dagster_unified.orchestration.external_assets import savepoint_materialization
 from dagster_unified.orchestration.outcomes import as_failure
@@ -183,10 +181,7 @@ def _act(
             f"went back to {restored.describe()}; launch {name}_control with the action resume to go on from there"
         )
     elif config.action is Action.swap:
-        check_waits(deployment)
-        planned = plan(deployment.pipeline.graph(), configuration_of(deployment, launched))
-        code = deployment_fingerprint(deployed_code(planned))
-        compared = accept(directory, code, config.accept_differences)
+        compared = swap(deployment, launched, config.accept_differences)
         context.log.info(f"{name} is to run the new code. {compared.describe() if compared is not None else ''}")
     else:
         state = _STATES[config.action]

@@ -26,10 +26,12 @@ from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.connectors.protocol.positions import Position
 from dagster_unified.engine.positions import stopping
 from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+from dagster_unified.engine.streaming.shadow import Round, accept
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness, Slice
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
+from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
 from dagster_unified.orchestration._dagster_compat import CoercibleToAssetDep
 from dagster_unified.orchestration.checks import Checks
 from dagster_unified.orchestration.janitor import Retention
@@ -160,13 +162,19 @@ def check_types(pipeline: str, arguments: object, **kinds: type[object]) -> None
             raise ConfigurationError(f"{pipeline}: {name} is a {kind.__name__}, not {value!r}")
 
 
-def check_waits(deployment: StreamingDeployment) -> None:
-    """Raise `ConfigurationError` where new code does not wait until somebody accepts it."""
+def swap(deployment: StreamingDeployment, launched: Layer, differences: bool) -> Round | None:
+    """Let the new code of a deployment take the place of the old; return how their tables compared.
+
+    Raises `ConfigurationError` where new code does not wait for that, and as `accept` does.
+    """
     if deployment.upgrade_mode != "shadow":
         raise ConfigurationError(
             f"{deployment.pipeline.name}: its upgrade_mode is '{deployment.upgrade_mode}', so that new code takes the"
             " place of the old as soon as it is loaded; there is nothing to swap. Give upgrade_mode='shadow'"
         )
+    planned = plan(deployment.pipeline.graph(), configuration_of(deployment, launched))
+    code = deployment_fingerprint(deployed_code(planned))
+    return accept(directory_of(deployment, launched), code, differences)
 
 
 def configuration_of(deployment: StreamingDeployment, *launched: Layer) -> Configuration:

@@ -196,7 +196,7 @@ class FileSink(SparkSink[object, StagedFolder]):
         if query and deployment != (epochs.deployment, epochs.timeline):
             raise SinkError(f"sink '{self.name}': {self.path} holds what another deployment of the stream wrote")
         first, last = epochs.after.get(query, -1), epochs.until.get(query, -1)
-        files = [file for file in self._files(self.path) if first < _epoch_of(file) <= last]
+        files = [file for file in self.path.glob(f"epoch-*.{self.format}") if first < _epoch_of(file) <= last]
         removed = self.schema_of(records).empty_table()
         return Rewritten(self._dataset_of(files, records).to_table(), removed)
 
