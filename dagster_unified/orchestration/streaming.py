@@ -209,6 +209,9 @@ class _Watcher:
         """Those of the lease with this token."""
 
         self._opening = Lock()
+        self._asking = Lock()
+        """Held while the run is read or tagged: an instance in memory refuses one thread what another one reads."""
+
         self._phase, self._signs = STARTING, 0
         self._busy: tuple[int, int] | None = None
         self._lost = ("", 0)
@@ -287,12 +290,14 @@ class _Watcher:
         """Say which phase the job is in, where that is another one."""
         if phase != self._phase:
             self._phase = phase
-            self._context.instance.add_run_tags(self._context.run_id, {PHASE: phase})
+            with self._asking:
+                self._context.instance.add_run_tags(self._context.run_id, {PHASE: phase})
             self._write_heartbeat()
 
     def _abandoned(self) -> bool:
         """Return whether Dagster has given the run up, as after `kill -9` of the process that started this step."""
-        run = self._context.instance.get_run_by_id(self._context.run_id)
+        with self._asking:
+            run = self._context.instance.get_run_by_id(self._context.run_id)
         return run is not None and run.is_finished
 
     def observe(self) -> None:

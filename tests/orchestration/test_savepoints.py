@@ -1,5 +1,9 @@
 """Savepoints as assets: which pipelines have one, what it depends on, what starts from it, and what it shows."""
 
+import time
+from contextlib import contextmanager
+from threading import Lock, current_thread
+
 import pyarrow as pa
 import pytest
 from dagster import AssetKey, DagsterInstance
@@ -106,6 +110,35 @@ def test_all_stages_of_a_run_start_from_the_savepoint_that_its_launch_names(spar
     assert sorted((row["shop"], row["amount"]) for row in table) == [("north", 5), ("south", 2)]
 
 
+class Turns:
+    """Who uses the storage of runs of an instance in memory, whose threads lock each other out."""
+
+    def __init__(self, storage):
+        self._connect, self._used = storage.connect, Lock()
+        self.taken, self.met = 0, []
+
+    @contextmanager
+    def connect(self):
+        if not self._used.acquire(blocking=False):
+            self.met.append(current_thread().name)
+            self._used.acquire()
+        try:
+            self.taken += 1
+            time.sleep(0.1)  # long enough for another thread to come
+            with self._connect() as connection:
+                yield connection
+        finally:
+            self._used.release()
+
+
+@contextmanager
+def used_by_turns(instance):
+    with pytest.MonkeyPatch.context() as patch:
+        turns = Turns(instance.run_storage)
+        patch.setattr(instance.run_storage, "connect", turns.connect)
+        yield turns
+
+
 def test_the_savepoint_that_a_launch_names_goes_before_that_of_the_deployment(spark, tmp_path):
     """The stream is of files that are there: it ends, and each launch begins it anew."""
     (tmp_path / "sales").mkdir()
@@ -117,9 +150,11 @@ def test_the_savepoint_that_a_launch_names_goes_before_that_of_the_deployment(sp
     options = {"execution.checkpointing.dir": str(tmp_path / "checkpoints"), "pipeline.max-parallelism": 2}
     deployment = StreamingDeployment(pipeline, from_savepoint=str(tmp_path / "own"), options=options)
     job = unified_definitions(deployment).resolve_job_def("shops_streaming")
-    with DagsterInstance.ephemeral() as instance:
+    with DagsterInstance.ephemeral() as instance, used_by_turns(instance) as turns:
         for launched, amount in (({"execution.state-recovery.path": other}, 1001), ({}, 101)):
             config = launched_with(launched)
             assert job.execute_in_process(instance=instance, run_config=config).success
             table = DeltaTable(str(tmp_path / "shops")).to_pyarrow_table().to_pylist()
             assert [(row["shop"], row["amount"]) for row in table] == [("north", amount)]
+    assert turns.taken > 0
+    assert not turns.met
