@@ -164,10 +164,13 @@ def intermediates_of(name: str) -> str:
 
 def resources_of(name: str) -> dict[str, object]:
     """Return the resources of the `Definitions` in a module or file that is loaded, by key."""
+    place = name.partition(":")[0]
+    return _resources(sys.modules[Path(place).stem if place.endswith(".py") else place])
+
+
+def _resources(module: ModuleType) -> dict[str, object]:
     from dagster import Definitions
 
-    place = name.partition(":")[0]
-    module = sys.modules[Path(place).stem if place.endswith(".py") else place]
     found: dict[str, object] = {}
     for value in vars(module).values():
         if isinstance(value, Definitions):
@@ -191,7 +194,20 @@ def _deployments(value: object) -> list[StreamingDeployment]:
 
 def _module(name: str) -> tuple[str, str, ModuleType]:
     place, _, attribute = name.partition(":")
-    return place, attribute, _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+    _use_object_store(module)
+    return place, attribute, module
+
+
+def _use_object_store(module: ModuleType) -> None:
+    """Let this process use the object store of a module's `Definitions`, as their runs and sensors do."""
+    if "dagster" not in sys.modules:  # then it has none
+        return
+    from dagster_unified.orchestration.resources import OBJECT_STORE, ObjectStore
+
+    store = _resources(module).get(OBJECT_STORE)
+    if isinstance(store, ObjectStore):
+        store.use()
 
 
 def _import_module(name: str) -> ModuleType:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from dagster_unified.errors import PipelineError
 from dagster_unified.graph.aggregates import with_local_global
@@ -177,10 +177,13 @@ class Plan:
         return StreamLayout(layouts[0].records, any(layout.timestamped for layout in layouts))
 
 
-def plan(graph: Graph, configuration: Configuration | None = None, carry_state: bool = False) -> Plan:
+def plan(
+    graph: Graph, configuration: Configuration | None = None, carry_state: bool = False, with_input: bool = True
+) -> Plan:
     """Decide mode, tasks, exchanges and regions; raises where graph and configuration contradict each other.
 
-    With `carry_state` the plan is that of a partition whose keyed state goes on to the next.
+    With `carry_state` the plan is that of a partition whose keyed state goes on to the next. Without `with_input` the
+    fingerprints of the regions are of the code, and nobody looks at what the sources hold; so it is in STREAMING.
     """
     execution = resolve(graph, configuration or Configuration())
     whole = lint(graph, execution, carry_state)
@@ -195,7 +198,8 @@ def plan(graph: Graph, configuration: Configuration | None = None, carry_state: 
     if early:
         found_exchanges = tuple(behind_barriers(found_exchanges, early))
         groups = _grouped(found_tasks, found_exchanges)
-    found_regions = _regions(graph, execution, found_tasks, found_exchanges, groups, carried)
+    marking = partial(_fingerprint, graph, execution, with_input=with_input and in_batch)
+    found_regions = _regions(graph, found_tasks, found_exchanges, groups, carried, marking)
     return replace(bare, exchanges=found_exchanges, regions=found_regions, findings=findings)
 
 
@@ -263,11 +267,11 @@ def _without_unused(graph: Graph, number: dict[int, int]) -> Graph:
 
 def _regions(
     graph: Graph,
-    execution: Execution,
     all_tasks: tuple[Task, ...],
     all_exchanges: tuple[Exchange, ...],
     groups: tuple[tuple[int, ...], ...],
     carrying_nodes: tuple[int, ...],
+    fingerprint: Callable[[tuple[int, ...], tuple[Port, ...], list[str]], str],
 ) -> tuple[Region, ...]:
     region_of = {task: i for i, group in enumerate(groups) for task in group}
     writing = {n.id for n in graph.sinks}
@@ -283,7 +287,7 @@ def _regions(
         name = _stage_name(graph, nodes, outputs, sinks, names)
         names.append(name)
         carried = tuple(Port(n, CARRIED) for n in nodes if n in carrying_nodes)
-        mark = _fingerprint(graph, execution, nodes, outputs + carried, [regions[r].fingerprint for r in inputs])
+        mark = fingerprint(nodes, outputs + carried, [regions[r].fingerprint for r in inputs])
         regions.append(Region(i, name, group, nodes, inputs, outputs, sinks, mark, carried))
     return tuple(regions)
 
@@ -336,10 +340,17 @@ def _on_the_way(graph: Graph, nodes: tuple[int, ...], last: int) -> list[Node]:
 
 
 def _fingerprint(
-    graph: Graph, execution: Execution, nodes: tuple[int, ...], outputs: tuple[Port, ...], upstream: list[str]
+    graph: Graph,
+    execution: Execution,
+    nodes: tuple[int, ...],
+    outputs: tuple[Port, ...],
+    upstream: list[str],
+    with_input: bool,
 ) -> str:
     members = set(nodes)
-    parts = [digest(*own_parts(graph.nodes[n]).values()) for n in nodes]
+    parts = [digest(*own_parts(graph.nodes[n], with_input).values()) for n in nodes]
+    if not with_input:
+        parts += [digest(n.source.settings()) for n in graph.readers if n.id in members]
     crossing = (edge for edge in graph.edges if edge.source in members or edge.target in members)
     edges = [digest(*edge_parts(edge).values()) for edge in crossing]
     return digest(library_version(), execution, *parts, *edges, *outputs, *upstream)

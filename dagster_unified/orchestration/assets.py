@@ -66,7 +66,7 @@ from dagster_unified.orchestration.metadata import ROWS, around, rows_per_partit
 from dagster_unified.orchestration.outcomes import as_failure, beating, interruptible, tried_again
 from dagster_unified.orchestration.partitions import key_after, key_before, partition_before, slice_of
 from dagster_unified.orchestration.producers import Chain, Producers, latest_metadata
-from dagster_unified.orchestration.resources import connections, session_of, store_of
+from dagster_unified.orchestration.resources import OBJECT_STORE, connections, session_of, store_of
 from dagster_unified.orchestration.tables import loaded_by
 from dagster_unified.orchestration.translator import Malformed, Savepoints, Stage, Table
 
@@ -125,7 +125,7 @@ def stage_assets(batch: "BatchDeployment", loaded: Plan, region: Region, catalog
         retry_policy=batch.retry_policy,
         pool=batch.pool,
         check_specs=[carried_state_spec(key)] if carries else [],
-        required_resource_keys={"spark", "execution", "intermediates", *loaded.graph.resource_keys},
+        required_resource_keys={"spark", "execution", "intermediates", OBJECT_STORE, *loaded.graph.resource_keys},
     )
     def step(context: AssetExecutionContext, **given: object) -> Iterator[MaterializeResult]:  # type: ignore[type-arg]  # Dagster knows it by this name only
         run_id = context.run.run_id

@@ -43,7 +43,7 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import without_warning
 from dagster_unified.orchestration.metadata import CARRIED_FROM, MADE_BY
 from dagster_unified.orchestration.partitions import check_lengths
-from dagster_unified.orchestration.resources import connections, session_of
+from dagster_unified.orchestration.resources import OBJECT_STORE, connections, session_of
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,12 @@ def sink_checks(
             " parity out"
         )
     for node in planned.graph.sinks:
-        declared = partial(asset_check, asset=assets[node.name], blocking=checks.blocking)
+        declared = partial(
+            asset_check,
+            asset=assets[node.name],
+            blocking=checks.blocking,
+            required_resource_keys={OBJECT_STORE, *graph.resource_keys},
+        )
         if _is_read(node.sink):
             if checks.schema:
                 built.append(_schema(planned, node, node.sink, declared))
@@ -249,7 +254,7 @@ def _parity(
 
     @declared(
         name=_name(node, "parity"),
-        required_resource_keys={"spark", *graph.resource_keys},
+        required_resource_keys={"spark", OBJECT_STORE, *graph.resource_keys},
         description=f"BATCH over a slice of the input gives what {node.name} holds.",
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:

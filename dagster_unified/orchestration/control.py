@@ -21,7 +21,7 @@ from dagster_unified.orchestration.deployments import (
 )
 from dagster_unified.orchestration.external_assets import savepoint_materialization
 from dagster_unified.orchestration.outcomes import as_failure
-from dagster_unified.orchestration.resources import session_of
+from dagster_unified.orchestration.resources import OBJECT_STORE, session_of
 
 
 class Action(Enum):
@@ -83,7 +83,7 @@ def control_job(deployment: StreamingDeployment, savepoint: AssetKey | None) -> 
 
     @op(
         name=f"{name}_action",
-        required_resource_keys={"execution", "spark"},
+        required_resource_keys={"execution", "spark", OBJECT_STORE},
         description=f"Suspends, resumes or drains {name}, takes or restores a savepoint, or swaps in new code.",
     )
     def act(context: OpExecutionContext, config: ControlConfig) -> None:

@@ -12,6 +12,7 @@ from dagster import (
     AssetSpec,
     Definitions,
     ExecutorDefinition,
+    ResourceDefinition,
     TimeWindowPartitionsDefinition,
     define_asset_job,
     in_process_executor,
@@ -19,6 +20,7 @@ from dagster import (
 
 from dagster_unified.api.pipeline import Pipeline
 from dagster_unified.engine.malformed import diverting
+from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import without_warning
@@ -38,7 +40,13 @@ from dagster_unified.orchestration.external_assets import (
 from dagster_unified.orchestration.janitor import janitor_job, janitor_schedule
 from dagster_unified.orchestration.late_sensor import check_reruns, late_sensor
 from dagster_unified.orchestration.outcomes import heartbeat_sensor
-from dagster_unified.orchestration.resources import ExecutionConfig, IntermediatesResource, ObjectStore, SparkResource
+from dagster_unified.orchestration.resources import (
+    OBJECT_STORE,
+    ExecutionConfig,
+    IntermediatesResource,
+    ObjectStore,
+    SparkResource,
+)
 from dagster_unified.orchestration.schedules import batch_schedule
 from dagster_unified.orchestration.shadow import shadow_job
 from dagster_unified.orchestration.stream_materializations import JobAssets
@@ -51,6 +59,7 @@ DEFAULTS: dict[str, object] = {
     "spark": SparkResource(),
     "execution": ExecutionConfig(),
     "intermediates": IntermediatesResource(),
+    OBJECT_STORE: ResourceDefinition.none_resource("The object store is that of the machine's environment."),
 }
 """The same objects each time, so that the definitions of several calls can be merged."""
 
@@ -75,9 +84,9 @@ def unified_definitions(
     are bounded, else those of a `StreamingDeployment`.
 
     `resources` may replace `spark` (a `SparkResource` or dagster-pyspark's `PySparkResource`), `execution` (an
-    `ExecutionConfig`) and `intermediates` (an `IntermediatesResource`). One that is None is left to the other
-    definitions of the code location; so is each that a `ResourceKey` of a source or a sink names. An `ObjectStore`
-    among them says where the buckets of this process are. The resource `unified_tables` is there for assets of yours
+    `ExecutionConfig`), `intermediates` (an `IntermediatesResource`) and `object_store` (an `ObjectStore`, which says
+    where buckets are). One that is None is left to the other definitions of the code location; so is each that a
+    `ResourceKey` of a source or a sink names. The resource `unified_tables` is there for assets of yours
     that take a table of a pipeline as an argument; it is `<pipeline>_tables` where the pipeline names resources.
     `translator` names the assets, and sets their groups, tags and metadata.
 
@@ -86,8 +95,13 @@ def unified_definitions(
 
     The assets are the stages by the options in the environment and the file; mode and options can be set at launch.
     """
-    for resource in (resources or {}).values():
+    for key, resource in (resources or {}).items():
         if isinstance(resource, ObjectStore):
+            if key != OBJECT_STORE:
+                raise ConfigurationError(
+                    f"the resource '{key}' is an ObjectStore, and runs, sensors and checks look for it as"
+                    f" '{OBJECT_STORE}'; give it by that key"
+                )
             resource.use()
     deployed = by_pipeline(deployments)
     return definitions_of(deployed, Catalog(deployed, translator or PipelineTranslator()), resources, executor)

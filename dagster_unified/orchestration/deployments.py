@@ -29,6 +29,7 @@ from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
 from dagster_unified.engine.streaming.shadow import Round, accept
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.graph.connectors import Boundedness, Slice
+from dagster_unified.graph.nodes import Graph
 from dagster_unified.graph.options import Configuration, Layer
 from dagster_unified.graph.plan import Plan, plan
 from dagster_unified.graph.upgrade import deployed_code, deployment_fingerprint
@@ -289,19 +290,25 @@ class BatchDeployment:
     def plan(
         self, options: Configuration, slice_: Slice | None = None, stops: Mapping[str, Position] = MappingProxyType({})
     ) -> Plan:
-        """Plan one partition or, while none is known, the stages that become assets.
+        """Plan one partition or, while none is known, all of the pipeline.
 
         `stops` says where sources stop because another run has, by uid. Raises `StateError` where one cannot.
         """
+        return plan(stopping(self._graph(slice_), stops), options, self.carry_state)
+
+    def _graph(self, slice_: Slice | None) -> Graph:
         graph = self.pipeline.graph()
         if self.partitions is not None:
             graph = graph.bounded_to(dimensions_of(self.partitions) if slice_ is None else slice_)
             check_apart(graph, self.partitions, slice_)
-        return plan(stopping(graph, stops), options, self.carry_state)
+        return graph
 
     def loaded(self) -> Plan:
-        """Plan the stages that become assets; raises `PipelineError` for a source that stays unbounded."""
-        planned = self.plan(self.configuration())
+        """Plan the stages that become assets, whatever the sources hold.
+
+        Raises `PipelineError` for a source that stays unbounded.
+        """
+        planned = plan(self._graph(None), self.configuration(), self.carry_state, with_input=False)
         if planned.execution.mode != "BATCH":
             unbounded = next(n for n in planned.graph.sources if n.source.boundedness is Boundedness.UNBOUNDED)
             raise PipelineError(

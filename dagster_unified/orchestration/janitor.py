@@ -45,7 +45,7 @@ from dagster_unified.graph.plan import Plan
 from dagster_unified.orchestration._dagster_compat import BACKFILL_ID_TAG, BulkActionsFilter, BulkActionStatus
 from dagster_unified.orchestration.partitions import check_lengths, words
 from dagster_unified.orchestration.producers import lineage_of
-from dagster_unified.orchestration.resources import store_of
+from dagster_unified.orchestration.resources import OBJECT_STORE, store_of
 
 _UNFINISHED = [
     s
@@ -101,7 +101,7 @@ def janitor_job(
 ) -> JobDefinition:
     """`<pipeline>_janitor`."""
 
-    @op(name=f"{pipeline}_free_intermediates", required_resource_keys={"intermediates"})
+    @op(name=f"{pipeline}_free_intermediates", required_resource_keys={"intermediates", OBJECT_STORE})
     def free(context: OpExecutionContext, config: JanitorConfig) -> None:
         store: IntermediateStore = store_of(context.resources.intermediates)
         readers = Readers(

@@ -34,6 +34,7 @@ from dagster_unified.orchestration._dagster_compat import (
     UnresolvedAssetJobDefinition,
 )
 from dagster_unified.orchestration.deployments import BatchDeployment, StreamingDeployment, directory_of
+from dagster_unified.orchestration.resources import OBJECT_STORE
 from dagster_unified.orchestration.stream_materializations import REPORT
 from dagster_unified.orchestration.streaming_sensor import of_location
 
@@ -92,6 +93,7 @@ def late_sensor(
         job=job,
         minimum_interval_seconds=int(deployment.tick_every.total_seconds()),
         default_status=DefaultSensorStatus.STOPPED,
+        required_resource_keys={OBJECT_STORE},
         description=f"Runs the partitions of {name} again in BATCH for which the stream has got late records.",
     )
     def rerun(context: SensorEvaluationContext) -> list[RunRequest] | SkipReason:

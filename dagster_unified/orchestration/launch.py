@@ -83,7 +83,7 @@ def launch(
     spark = SparkResource(master=master, remote=remote)
     configuration = Configuration([Layer("launch", options), *settings.shared_layers()])
     graph = pipeline.graph()
-    mode = plan(graph, configuration).execution.mode
+    mode = plan(graph, configuration, with_input=False).execution.mode
     streams = [StreamingDeployment(pipeline)] if mode == "STREAMING" else []
     own = {"spark": spark, "intermediates": IntermediatesResource(path=storage)}
     resources = {**{key: connections[key] for key in graph.resource_keys}, **own}

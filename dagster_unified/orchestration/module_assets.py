@@ -60,9 +60,9 @@ def unified_assets(
 def unified_resources() -> dict[str, object]:
     """Return the resources that the assets of `@unified_assets` need, with their defaults.
 
-    They are `spark`, `execution`, `intermediates`, and `unified_tables`, which loads tables for assets of yours.
-    Replace some as `Definitions(resources={**unified_resources(), "spark": ...})`. Dagster refuses a location without
-    them, and names the key and the step that needs it.
+    They are `spark`, `execution`, `intermediates`, `object_store`, and `unified_tables`, which loads tables for assets
+    of yours. Replace some as `Definitions(resources={**unified_resources(), "spark": ...})`. Dagster refuses a location
+    without them, and names the key and the step that needs it.
 
     There is an example at `docs/guides/dagster-project.md`.
     """

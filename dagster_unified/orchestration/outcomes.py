@@ -45,7 +45,7 @@ from dagster_unified.orchestration._dagster_compat import (
     StepEventStatus,
     StepInterruptedError,
 )
-from dagster_unified.orchestration.resources import store_of
+from dagster_unified.orchestration.resources import OBJECT_STORE, store_of
 
 
 @contextmanager
@@ -267,7 +267,7 @@ def heartbeat_sensor(pipeline: str, ops: set[str]) -> SensorDefinition:
         name=f"{pipeline}_heartbeat_sensor",
         minimum_interval_seconds=10,
         default_status=DefaultSensorStatus.RUNNING,
-        required_resource_keys={"intermediates"},
+        required_resource_keys={"intermediates", OBJECT_STORE},
         description=(
             f"Reports BATCH runs of {pipeline} as failed whose process has died, so that Dagster's run retries, or a"
             " person, can re-execute them from where they were."

@@ -253,12 +253,19 @@ class PostgresResource(ConfigurableResource):  # type: ignore[type-arg]
             yield connected
 
 
+OBJECT_STORE = "object_store"
+"""The key of the resource that says where the buckets are; all that reads or writes there requires it."""
+
+
 class ObjectStore(ConfigurableResource):  # type: ignore[type-arg]
     """The S3-compatible store of intermediates, checkpoints, savepoints and tables, for all that reads and writes them.
 
-    Give it to `unified_definitions` once, as a resource of any name. It sets the environment of the code location's
+    It is the resource `object_store`, of a code location as a whole: give it to `unified_definitions`, or give that
+    `{"object_store": None}`, and the store to the definitions that it is merged with. It sets the environment of the
     processes and Spark's settings for Hadoop's connector, so that sensors, runs and workers reach the store. What is
     left out is what the machine has. Dagster shows what is written here: give secrets as `EnvVar`.
+
+    A process has one store. Raises `ConfigurationError` where it uses another one already.
     """
 
     endpoint: str | None = Field(
@@ -268,6 +275,10 @@ class ObjectStore(ConfigurableResource):  # type: ignore[type-arg]
     key: str | None = Field(default=None, description="The access key's id.")
     secret: str | None = Field(default=None, description="The secret access key: an EnvVar.")
     token: str | None = Field(default=None, description="The token of temporary credentials: an EnvVar.")
+
+    def setup_for_execution(self, context: InitResourceContext) -> None:
+        """Let the process of a run, a sensor or a check use the store."""
+        self.use()
 
     def use(self) -> None:
         """Let this process use the store."""

@@ -10,7 +10,7 @@ from dagster_unified.engine import events
 from dagster_unified.engine.streaming.shadow import Round, Shadow
 from dagster_unified.orchestration.deployments import StreamingDeployment, configuration_of
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
-from dagster_unified.orchestration.resources import connections, session_of
+from dagster_unified.orchestration.resources import OBJECT_STORE, connections, session_of
 from dagster_unified.orchestration.stream_materializations import JobAssets
 
 POLL = 0.5
@@ -24,7 +24,7 @@ def shadow_job(deployment: StreamingDeployment, assets: JobAssets) -> JobDefinit
 
     @op(
         name=f"{name}_new_code",
-        required_resource_keys={"spark", "execution", *graph.resource_keys},
+        required_resource_keys={"spark", "execution", OBJECT_STORE, *graph.resource_keys},
         description=f"Runs the new code of {name} beside its job, and compares their tables, until it is accepted.",
     )
     def run_beside(context: OpExecutionContext) -> None:

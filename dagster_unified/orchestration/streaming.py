@@ -64,7 +64,7 @@ from dagster_unified.orchestration.external_assets import (
 from dagster_unified.orchestration.outcomes import as_failure, interruptible
 from dagster_unified.orchestration.partitions import as_text
 from dagster_unified.orchestration.phases import DRAINING, PHASE, STARTING, STOPPING, phase_after
-from dagster_unified.orchestration.resources import connections, session_of
+from dagster_unified.orchestration.resources import OBJECT_STORE, connections, session_of
 from dagster_unified.orchestration.stream_face import Committed, StreamFace
 from dagster_unified.orchestration.stream_materializations import (
     UPDATED,
@@ -97,7 +97,7 @@ def streaming_job(deployment: StreamingDeployment, assets: JobAssets) -> JobDefi
 
     @op(
         name=f"{name}_queries",
-        required_resource_keys={"spark", "execution", *graph.resource_keys},
+        required_resource_keys={"spark", "execution", OBJECT_STORE, *graph.resource_keys},
         description=f"Runs {name} in STREAMING until it is stopped, or its input ends.",
     )
     def stream(context: OpExecutionContext) -> None:

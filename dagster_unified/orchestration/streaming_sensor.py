@@ -44,6 +44,7 @@ from dagster_unified.orchestration.deployments import StreamingDeployment, confi
 from dagster_unified.orchestration.external_assets import check_location
 from dagster_unified.orchestration.outcomes import error_of, log_of, why_it_failed
 from dagster_unified.orchestration.partitions import now, utc, words
+from dagster_unified.orchestration.resources import OBJECT_STORE
 from dagster_unified.orchestration.stream_materializations import JobAssets, report_rest
 
 if TYPE_CHECKING:
@@ -327,6 +328,7 @@ def streaming_sensor(
         jobs=[streaming] if beside is None else [streaming, beside],
         minimum_interval_seconds=int(deployment.tick_every.total_seconds()),
         default_status=DefaultSensorStatus.STOPPED,
+        required_resource_keys={OBJECT_STORE},
         description=(
             f"Keeps {name} running in STREAMING: starts it, restarts it after failures, replaces it when its code"
             " changes."

@@ -28,7 +28,7 @@ from dagster_unified.errors import ConfigurationError, SinkError
 from dagster_unified.graph.nodes import SinkNode
 from dagster_unified.orchestration._dagster_compat import CheckedIOManagerDefinition, ObjectMetadataValue, is_of_range
 from dagster_unified.orchestration.partitions import dimensions_of, slice_of
-from dagster_unified.orchestration.resources import connections
+from dagster_unified.orchestration.resources import OBJECT_STORE, connections
 from dagster_unified.orchestration.translator import Stage, Table
 from dagster_unified.records import RecordType, type_name
 
@@ -79,7 +79,7 @@ def table_loader(plan: Plan, catalog: Catalog) -> IOManagerDefinition:
         return SHARED
     return CheckedIOManagerDefinition(
         lambda context: _manager(plan.connected(connections(plan.graph, context.resources)), catalog),
-        plan.graph.resource_keys,
+        {OBJECT_STORE, *plan.graph.resource_keys},
         check=plan.graph.connected,
         description=f"Loads the tables of {plan.name}, as the type that an asset's argument has.",
     )
@@ -151,6 +151,7 @@ class _SharedTableIOManager(IOManager):
 
 SHARED = IOManagerDefinition(
     lambda _: _SharedTableIOManager(),
+    required_resource_keys={OBJECT_STORE},
     description="Loads tables of pipelines, as the type that an asset's argument has.",
 )
 """The same object each time, so that the definitions of several calls can be merged."""

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 
-from dagster import BackfillPolicy, DagsterInstance, EnvVar, StaticPartitionsDefinition
+from dagster import BackfillPolicy, DagsterInstance, Definitions, EnvVar, StaticPartitionsDefinition
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from upath import UPath
@@ -94,7 +94,8 @@ def table(name: str) -> list[list[object]]:
 
 def batch(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     """Two partitions in one run; again, when nothing is to be done; and again from an intermediate that was lost."""
-    definitions = unified_definitions(
+    # as a branch deployment has it: the store is not known before a run
+    own = unified_definitions(
         BatchDeployment(
             build(folder, "batch", live=False),
             partitions=StaticPartitionsDefinition(["one", "two"]),
@@ -102,8 +103,9 @@ def batch(folder: Path, resources: dict[str, object]) -> dict[str, object]:
             reuse="fingerprint",
             retry_policy=None,
         ),
-        resources=resources,
+        resources={**resources, "object_store": None},
     )
+    definitions = Definitions.merge(own, Definitions(resources={"object_store": resources["object_store"]}))
     job = definitions.resolve_job_def("batch_batch")
     with DagsterInstance.ephemeral() as instance:
         both = {"dagster/asset_partition_range_start": "one", "dagster/asset_partition_range_end": "two"}
@@ -162,7 +164,8 @@ def read_table(folder: Path, resources: dict[str, object]) -> dict[str, object]:
     for mode in ("BATCH", "STREAMING"):
         pipeline = Pipeline(f"read_{mode.lower()}")
         rows = pipeline.from_source(DeltaSource("s3://lake/tables/batch", Sale, name="totals"))
-        rows.map(lambda sale: Sale(sale.shop, -sale.amount)).sink_to(DeltaSink(f"s3://lake/tables/{pipeline.name}"))
+        turned = rows.map(lambda sale: Sale(sale.shop, -sale.amount), Sale)
+        turned.sink_to(DeltaSink(f"s3://lake/tables/{pipeline.name}"))
         if mode == "BATCH":
             job = unified_definitions(pipeline, resources=resources).resolve_job_def("read_batch_batch")
             with DagsterInstance.ephemeral() as instance:
@@ -391,7 +394,7 @@ if __name__ == "__main__":
     given = {
         "spark": spark(home),
         "intermediates": IntermediatesResource(path="s3://lake/intermediates"),
-        "store": ObjectStore(
+        "object_store": ObjectStore(
             endpoint=address, region="us-east-1", key=EnvVar("STORE_KEY"), secret=EnvVar("STORE_SECRET")
         ),
     }

@@ -233,3 +233,52 @@ def test_a_session_that_was_started_before_the_store_was_known_can_use_it(bucket
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     said = ["no credentials", "3", "key", "None", "False"]  # after what fetches the jars
     assert (done.stdout.splitlines()[-5:], done.returncode) == (said, 0), done.stderr
+
+
+BRANCH = """
+from typing import NamedTuple
+
+from dagster import Definitions
+
+from dagster_unified.api import Pipeline
+from dagster_unified.connectors import DeltaSink, ParquetSource
+from dagster_unified.orchestration import ObjectStore, StreamingDeployment, unified_definitions
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+
+
+pipeline = Pipeline("sales")
+pipeline.from_source(ParquetSource("s3://lake/branch/in", Sale)).sink_to(DeltaSink("s3://lake/branch/out", name="out"))
+stream = StreamingDeployment(pipeline, options={{"execution.checkpointing.dir": "s3://lake/branch/checkpoints"}})
+store = ObjectStore(endpoint="{endpoint}", region="us-east-1", key="key", secret="secret")
+defs = Definitions.merge(
+    unified_definitions(pipeline, stream, resources={{"object_store": None}}),
+    Definitions(resources={{"object_store": store}}),
+)
+"""
+
+
+def test_the_command_line_and_sensors_know_the_store_that_a_branchs_definitions_give(bucket, tmp_path):
+    """While definitions load nobody knows it, and nobody asks it."""
+    (tmp_path / "branch.py").write_text(BRANCH.format(endpoint=bucket["AWS_ENDPOINT_URL"]))
+    own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    elsewhere = {
+        **own,
+        "DAGSTER_HOME": str(tmp_path),
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+    }
+
+    def said(*command):
+        command = (str(Path(sys.executable).with_name(command[0])), *command[1:])
+        done = subprocess.run(command, cwd=tmp_path, env=elsewhere, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    assert "not started" in said("dagster-unified", "list", "branch.py")
+    asked = said("dagster", "sensor", "preview", "sales_streaming_sensor", "-f", "branch.py")
+    assert "run requests for 1 run" in asked, asked

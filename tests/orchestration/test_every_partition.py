@@ -22,6 +22,7 @@ from dagster_unified.graph.options import Configuration
 from dagster_unified.graph.plan import plan
 from dagster_unified.operators.layout import PARTITION_INDEX
 from dagster_unified.orchestration import BatchDeployment, unified_definitions
+from dagster_unified.orchestration.partitions import slice_of
 from tests.orchestration.support import resources
 
 DAILY = DailyPartitionsDefinition("2024-01-01", end_date="2024-01-04")
@@ -131,12 +132,20 @@ def test_a_monitored_folder_and_a_topic_give_a_partition_what_is_there(tmp_path)
 
 
 def test_what_changes_in_it_changes_the_fingerprint_of_each_partition(tmp_path):
-    pipeline = priced(tmp_path)
-    deployment = BatchDeployment(pipeline, partitions=DAILY)
-    before = {region.name: region.fingerprint for region in deployment.loaded().regions}
+    """And not that of the code, which is what Dagster shows: nobody looks at the input while definitions load."""
+    deployment = BatchDeployment(priced(tmp_path), partitions=DAILY)
+
+    def fingerprints():
+        run = deployment.plan(deployment.configuration(), slice_of(DAILY, "2024-03-01"))
+        return [
+            {region.name: region.fingerprint for region in planned.regions} for planned in (run, deployment.loaded())
+        ]
+
+    (before, code_before) = fingerprints()
     (tmp_path / "products" / "more.csv").write_text("product,price\nplum,7\n")
-    after = {region.name: region.fingerprint for region in deployment.loaded().regions}
+    (after, code_after) = fingerprints()
     assert {name for name in after if after[name] != before[name]} == {"products", "out"}
+    assert code_after == code_before
 
 
 @pytest.mark.parametrize(
