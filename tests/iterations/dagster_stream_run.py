@@ -9,6 +9,7 @@ import time
 from dagster import DagsterInstance, RunRequest, build_sensor_context, execute_job, reconstructable
 
 from tests.iterations.dagster_stream import defs, job, sensor
+from tests.orchestration.support import ticked
 
 
 def main(folder: str) -> None:
@@ -18,7 +19,7 @@ def main(folder: str) -> None:
                 instance.report_run_failed(run)  # as the sensor for dead runs does
         context = build_sensor_context(instance, repository_def=defs.get_repository_def())
         while True:
-            asked = sensor()(context)
+            asked = ticked(sensor(), context)
             if isinstance(asked, RunRequest):
                 print(asked.tags["dagster-unified/reason"], flush=True)
                 with execute_job(reconstructable(job), instance, tags=asked.tags):

@@ -4,7 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dagster import DagsterInstance, JobDefinition, ReexecutionOptions, execute_job, reconstructable
+from dagster import (
+    DagsterInstance,
+    JobDefinition,
+    ReexecutionOptions,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SkipReason,
+    execute_job,
+    reconstructable,
+)
 
 from dagster_unified.orchestration import IntermediatesResource, SparkResource
 
@@ -15,6 +25,12 @@ def resources(folder: Path | str) -> dict[str, object]:
         "spark": SparkResource(master="local[2]"),
         "intermediates": IntermediatesResource(path=f"{folder}/store"),
     }
+
+
+def ticked(sensor: SensorDefinition, context: SensorEvaluationContext) -> RunRequest | SkipReason:
+    """What a sensor says that asks for one run at most."""
+    said = sensor.evaluate_tick(context)
+    return said.run_requests[0] if said.run_requests else SkipReason(said.skip_message)
 
 
 def launched_with(options: dict[str, object]) -> dict[str, object]:

@@ -190,7 +190,7 @@ def test_a_component_gives_the_definitions_of_its_pipeline(shops):
     assert {"spark", "execution", "intermediates"} <= definitions.resources.keys()
     live = built(pipeline="shop_pipelines:live", project_resources=["spark"], executor="project")
     assert [sensor.name for sensor in live.sensors] == ["live_streaming_sensor"]
-    assert sorted(live.resources) == ["execution", "intermediates", "unified_tables"]
+    assert sorted(live.resources) == ["execution", "intermediates", "object_store", "unified_tables"]
     assert live.executor is None
 
 

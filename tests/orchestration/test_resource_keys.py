@@ -33,7 +33,7 @@ from dagster_unified.orchestration import (
     StreamingDeployment,
     unified_definitions,
 )
-from tests.orchestration.support import resources
+from tests.orchestration.support import resources, ticked
 
 
 class Order(NamedTuple):
@@ -119,7 +119,7 @@ def test_a_stream_its_sensor_and_its_control_job_know_the_cluster_of_the_definit
     )
     with DagsterInstance.ephemeral() as instance:
         context = build_sensor_context(instance, repository_def=definitions.get_repository_def())
-        assert isinstance(definitions.resolve_sensor_def("shops_streaming_sensor")(context), RunRequest)
+        assert isinstance(ticked(definitions.resolve_sensor_def("shops_streaming_sensor"), context), RunRequest)
         definitions.resolve_job_def("shops_streaming").execute_in_process(instance=instance)
         control = {"ops": {"shops_action": {"config": {"action": "suspend"}}}}
         assert definitions.resolve_job_def("shops_control").execute_in_process(control, instance=instance).success

@@ -35,6 +35,7 @@ from dagster_unified.orchestration.outcomes import as_failure, error_of, log_of,
 from dagster_unified.orchestration.stream_materializations import JobAssets
 from dagster_unified.orchestration.streaming import stopped, streaming_job
 from dagster_unified.orchestration.streaming_sensor import LOADED, Seen, SeenRun, next_step, streaming_sensor
+from tests.orchestration.support import ticked
 from tests.support import Sale
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -283,24 +284,24 @@ def test_code_that_differs_after_three_upgrades_of_one_loading_is_upgraded_no_mo
     ],
 )
 def test_a_strategy_gives_up_after_more_failures_than_a_tick_looks_at_first(tmp_path, strategy):
-    streaming, tick = sensor_of(tmp_path, **{f"restart-strategy.{name}": value for name, value in strategy.items()})
+    streaming, sensor = sensor_of(tmp_path, **{f"restart-strategy.{name}": value for name, value in strategy.items()})
     said = {}
     with DagsterInstance.ephemeral() as instance:
         for number in range(1, 62):
             failed = create_run_for_test(instance, job_name=streaming.name, status=DagsterRunStatus.STARTED)
             instance.report_run_failed(failed, "broken")
             if number in (50, 60, 61):
-                said[number] = tick(build_sensor_context(instance))
+                said[number] = ticked(sensor, build_sensor_context(instance))
     assert said[50].tags["dagster-unified/reason"].endswith("; attempt 50")
     assert said[60].tags["dagster-unified/reason"].endswith("; attempt 60")
     assert "broken; giving up: " in said[61].skip_message
 
 
 def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_leaves_the_job_alone(tmp_path):
-    streaming, tick = sensor_of(tmp_path)
+    streaming, sensor = sensor_of(tmp_path)
     directory = CheckpointDirectory(str(tmp_path), "p")
     with DagsterInstance.ephemeral() as instance:
-        asked = tick(build_sensor_context(instance))
+        asked = ticked(sensor, build_sensor_context(instance))
         started = create_run_for_test(instance, job_name=streaming.name, status=DagsterRunStatus.STARTED)
         for number in range(4):  # each run finds other code than the sensor
             code = {"sink-print": {"jobs.NONCE": str(number)}}
@@ -312,7 +313,7 @@ def test_a_sensor_whose_code_differs_after_three_upgrades_fails_its_tick_and_lea
             with pytest.raises(
                 Exception, match=r"p was started with new code 3 times .* operator 'sink-print' \(jobs.NONCE\)"
             ):
-                tick(build_sensor_context(instance))
+                ticked(sensor, build_sensor_context(instance))
         finally:
             held.release()
     assert read_desired(directory).stop == 0
@@ -342,7 +343,7 @@ def test_what_start_when_asks_for_keeps_no_new_code_and_no_resumption_waiting(gi
 
 
 def test_a_run_of_another_code_location_is_none_of_this_deployments(tmp_path):
-    streaming, tick = sensor_of(tmp_path)
+    streaming, sensor = sensor_of(tmp_path)
     target = LoadableTargetOrigin(executable_path=sys.executable, module_name="definitions")
     with DagsterInstance.ephemeral() as instance:
         context = SensorEvaluationContext(
@@ -353,7 +354,7 @@ def test_a_run_of_another_code_location_is_none_of_this_deployments(tmp_path):
             repository_name="__repository__",
             instance=instance,
             code_location_origin=ManagedGrpcPythonEnvCodeLocationOrigin(target, "here"),
-            sensor_name=tick.name,
+            sensor_name=sensor.name,
         )
         for location, is_started in (("there", True), ("here", False)):
             create_run_for_test(
@@ -362,7 +363,7 @@ def test_a_run_of_another_code_location_is_none_of_this_deployments(tmp_path):
                 status=DagsterRunStatus.STARTED,
                 tags={REPOSITORY_LABEL_TAG: f"__repository__@{location}"},
             )
-            assert isinstance(tick(context), RunRequest) is is_started
+            assert isinstance(ticked(sensor, context), RunRequest) is is_started
 
 
 @pytest.mark.parametrize(
@@ -428,7 +429,7 @@ class Deployment:
     def tick(self):
         """True where the sensor starts a run, else its message."""
         context = build_sensor_context(instance=self.instance, repository_def=self.definitions.get_repository_def())
-        found = self.definitions.resolve_sensor_def("sales_streaming_sensor")(context)
+        found = ticked(self.definitions.resolve_sensor_def("sales_streaming_sensor"), context)
         return isinstance(found, RunRequest) or found.skip_message
 
 

@@ -251,7 +251,9 @@ def test_a_stage_and_the_pipelines_own_table_as_a_target_are_errors_that_say_wha
     with pytest.raises(
         ConfigurationError, match="returned: unified_tables loads what pipelines write, and takes no value"
     ):
-        materialize([returned], resources={"unified_tables": definitions.resources["unified_tables"]})
+        materialize(
+            [returned], resources={key: definitions.resources[key] for key in ("unified_tables", "object_store")}
+        )
 
 
 def test_a_notebook_loads_a_table_by_its_key(shop):

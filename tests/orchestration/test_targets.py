@@ -10,6 +10,7 @@ from dagster_unified.api import Pipeline
 from dagster_unified.connectors import DeltaSink, PrintSink, RateSource
 from dagster_unified.errors import ConfigurationError, PipelineError
 from dagster_unified.orchestration import StreamingDeployment, unified_definitions
+from tests.orchestration.support import ticked
 
 
 def pipeline(name, path, unbounded=False, **options):
@@ -42,7 +43,7 @@ def test_the_sensor_of_a_stream_does_not_start_what_would_overwrite_another_tabl
     )
     with DagsterInstance.ephemeral() as instance:
         context = build_sensor_context(instance, repository_def=merged.get_repository_def())
-        answer = merged.resolve_sensor_def("one_streaming_sensor")(context)
+        answer = ticked(merged.resolve_sensor_def("one_streaming_sensor"), context)
     assert isinstance(answer, SkipReason)
     assert "sink 'a' of two" in answer.skip_message
 
