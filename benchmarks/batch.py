@@ -127,9 +127,10 @@ def memory_mb(field: str) -> float:
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     folder = tempfile.mkdtemp(prefix="bench")
     try:
-        with _spark(**{"spark.python.worker.reuse": "false"}) as spark:  # fresh workers: nothing that ran before counts
+        fresh = {"spark.python.worker.reuse": "false"}  # nothing that ran before counts
+        with spark_session(**fresh) as spark:
             memory = _one_key(spark, folder, options)
-        with _spark() as spark:
+        with spark_session() as spark:
             rates = _rates(spark, folder, options)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -147,7 +148,7 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
 
 
 @contextmanager
-def _spark(**config: str) -> Iterator[SparkSession]:
+def spark_session(**config: str) -> Iterator[SparkSession]:
     spark = session.start(
         "local[2]",
         config={
@@ -163,7 +164,7 @@ def _spark(**config: str) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def _numbers(spark: SparkSession, folder: str, options: Options) -> str:
+def numbers(spark: SparkSession, folder: str, options: Options) -> str:
     path = f"{folder}/numbers"
     ids = spark.range(options.records)
     ids.select(
@@ -173,7 +174,7 @@ def _numbers(spark: SparkSession, folder: str, options: Options) -> str:
 
 
 def _rates(spark: SparkSession, folder: str, options: Options) -> list[Measurement]:
-    source = _numbers(spark, folder, options)
+    source = numbers(spark, folder, options)
 
     def library(mode: str) -> Callable[[], None]:
         def run() -> None:

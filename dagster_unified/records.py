@@ -220,17 +220,44 @@ class RecordType:
         Raises `RecordTypeError` for a null where the type does not allow None, such as one of a file.
         """
         self.check_nulls(batch)
-        columns = []
-        for i, decode in enumerate(_decoders(self.python)):
-            try:
-                values = python_values(batch.column(i))
-            except OverflowError as error:
-                raise RecordTypeError(
-                    f"field '{self.names[i]}' of {type_name(self.python)}: a value is a time outside of the years 1 to"
-                    " 9999, which times are in; give another value for it where it comes from"
-                ) from error
-            columns.append(values if decode is None else self._decoded(i, decode, values))
+        columns = [self.values(number, batch) for number in range(len(self.names))]
         return self.records(columns)
+
+    def values(self, index: int, batch: pa.RecordBatch) -> list[Any]:
+        """The values of one field of the records of an Arrow batch, whose nulls are checked."""
+        try:
+            values = python_values(batch.column(index))
+        except OverflowError as error:
+            raise RecordTypeError(
+                f"field '{self.names[index]}' of {type_name(self.python)}: a value is a time outside of the years 1 to"
+                " 9999, which times are in; give another value for it where it comes from"
+            ) from error
+        decode = _decoders(self.python)[index]
+        return values if decode is None else self._decoded(index, decode, values)
+
+    def check_readable(self, index: int, batch: pa.RecordBatch) -> None:
+        """Raise an error where reading a field of the records of a batch raises one, without reading all of it."""
+        column = batch.column(index)
+        if pa.types.is_string(column.type) and _decoders(self.python)[index] is None:
+            column.validate(full=True)
+        elif not any(is_such(column.type) for is_such in _ALWAYS_READABLE):
+            self.values(index, batch)
+
+    def plain_column(self, index: int, values: Sequence[Any]) -> pa.Array | None:
+        """A field's values in Arrow's form, where they are plainly in normal form; else None."""
+        column = _columns(self.python)[index]
+        if not column.fit.has_one_form:
+            return None
+        try:
+            return column.plain(values, self.schema.types[index])
+        except _REFUSED:
+            return None
+
+    def column(self, index: int, values: Sequence[Any]) -> pa.Array:
+        """A field's values in Arrow's form, which are in normal form."""
+        column, kind = _columns(self.python)[index], self.schema.types[index]
+        plain = column.plain(values, kind)
+        return column.encoded(values, kind) if plain is None else plain
 
     def check_nulls(self, batch: pa.RecordBatch) -> None:
         """Raise `RecordTypeError` for a null where the type does not allow None."""
@@ -364,6 +391,8 @@ def _itself(value: Any) -> Any:
 
 _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, struct.error, OverflowError, TypeError, ValueError)
 """Errors of Arrow for a value that it rejects."""
+
+_ALWAYS_READABLE = (pa.types.is_int64, pa.types.is_float64, pa.types.is_boolean, pa.types.is_binary)
 
 _FIRST, _LAST = (
     (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1) for moment in (datetime.min, datetime.max)

@@ -127,6 +127,13 @@ class DataStream(BaseStream[T]):
         check_parallelism(parallelism, self._where())
         return self._set(parallelism=parallelism)
 
+    def in_python(self) -> Self:
+        """Calls the operator's function for each record, also where its source says what it computes.
+
+        The results are the same. `execution.lowering` is the same option for a whole pipeline.
+        """
+        return self._set(in_python=True)
+
     def start_new_chain(self) -> Self:
         """Begins a new task at this operator (Flink: *Task Chaining*)."""
         return self._set(chaining=Chaining.HEAD)

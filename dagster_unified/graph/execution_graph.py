@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from msgspec import inspect as mi
 
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.lowering.deciding import key_on_columns
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key, Port
 from dagster_unified.graph.operator_state import chosen_from
@@ -20,6 +21,7 @@ from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.keys import KeyedInput
 from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.operator import KeyedOptions
+from dagster_unified.operators.program.inlined import Inlined
 from dagster_unified.operators.program.step import BroadcastInput, Output, Program, Step
 from dagster_unified.operators.routing import ByKey, ByPartitioner, ChannelSelector, CopyToAll, Rebalance, Route
 from dagster_unified.records import Decoder, RecordType, decoder_of
@@ -27,6 +29,8 @@ from dagster_unified.records import Decoder, RecordType, decoder_of
 
 def _step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
     assert node.step is not None
+    lowering = plan.lowering(node)
+    lowered: dict[str, Any] = {} if lowering is None else {"inlined": lowering.inlined}
     return node.step(
         name=node.name,
         function=node.runnable,
@@ -37,7 +41,14 @@ def _step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
         output=None if node.keeps_records else node.records,
         parallelism=_parallelism(plan, node),
         **node.step_arguments(),
+        **lowered,
     )
+
+
+def _keys_on_columns(plan: Plan, layout: StreamLayout) -> tuple[Inlined | None, ...]:
+    """Return what computes the keys of a stream on columns, for each key where that is known."""
+    lowers = plan.execution.lowers
+    return tuple(key_on_columns(key, layout.records) if lowers else None for key in layout.keys)
 
 
 def _parallelism(plan: Plan, node: g.Node) -> int:
@@ -174,7 +185,7 @@ def program(
         stage=stage,
         input=columns,
         steps=tuple(_step(plan, plan.graph.nodes[link.node], link.parent, link.tag) for link in links),
-        outputs=tuple(outputs),
+        outputs=tuple(replace(output, keys=_keys_on_columns(plan, output.layout)) for output in outputs),
         keyed=keyed_input(head, columns.records) if head is not None and head.key is not None else None,
         options=_keyed_options(plan.execution, last_event_time),
         broadcast=BroadcastInput(plan.broadcast_layout(links[0].node)) if has_broadcast else None,

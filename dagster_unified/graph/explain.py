@@ -68,6 +68,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "operators": [
             {
                 **_operator_json(n),
+                **({"function": lowering.describe()} if (lowering := plan.lowering(n)) is not None else {}),
                 "parallelism": n.parallelism,
                 "location": str(n.location) if n.location else None,
                 **({"body": _body_json(n)} if isinstance(n, IterationNode) else {}),
@@ -236,6 +237,9 @@ def _region_text(plan: Plan, region: Region) -> list[str]:
             if node.records is not None:
                 text += f" → {node.records.describe()}"
             lines.append(text + (f"  ({node.location})" if node.location else ""))
+            lowering = plan.lowering(node)
+            if lowering is not None:
+                lines.append(f"      {lowering.describe()}")
             if isinstance(node, IterationNode):
                 lines += [f"      {line}" for line in _body_text(node)]
     if region.outputs:

@@ -70,6 +70,9 @@ class Execution:
     starts_from: str | None
     """The savepoint that it starts from."""
 
+    lowers: bool = field(repr=False)
+    """Whether functions that can be read run as operations on columns, which changes no result."""
+
     savepoint: Savepoint = field(repr=False)
     streaming: Streaming = field(repr=False)
     native_aggregates: str = field(repr=False)
@@ -165,6 +168,7 @@ def resolve(graph: Graph, configuration: Configuration) -> Execution:
         parallelism=configuration["parallelism.default"],
         goes_on=configuration["execution.savepoint.path"] is not None,
         starts_from=configuration["execution.state-recovery.path"],
+        lowers=configuration["execution.lowering"] == "AUTO",
         savepoint=Savepoint(
             path=configuration["execution.savepoint.path"],
             ignore_unclaimed=configuration["execution.savepoint.ignore-unclaimed-state"],

@@ -371,6 +371,14 @@ OPTIONS: tuple[Option, ...] = (
         " dicts, classes that are not frozen), and only right where no function changes one.",
     ),
     Option(
+        "execution.lowering",
+        "choice",
+        "AUTO",
+        "Whether functions whose source says what they compute run as operations on columns, with the same results"
+        " (AUTO), or all are called for each record (OFF). `explain` says which are, and why others are not.",
+        ("AUTO", "OFF"),
+    ),
+    Option(
         "parallelism.default",
         "count",
         None,

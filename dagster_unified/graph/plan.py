@@ -17,9 +17,11 @@ from dagster_unified.graph.event_time import check_generators, nearest_assigners
 from dagster_unified.graph.fingerprint import digest
 from dagster_unified.graph.iterations import check_iterations
 from dagster_unified.graph.lint import lint
+from dagster_unified.graph.lowering.deciding import Lowering, lowering_of
 from dagster_unified.graph.mode import Execution, resolve
 from dagster_unified.graph.nodes import Edge, Graph, Lineage, Naming, Node, Port, SinkNode, SourceNode
 from dagster_unified.graph.nodes.base import Finding
+from dagster_unified.graph.nodes.functions import AssignTimestampsNode, FusedNode
 from dagster_unified.graph.nodes.graph import edge_parts, own_parts
 from dagster_unified.graph.operator_state import carrying, check_savepoint, subtasks, subtasks_with_state
 from dagster_unified.graph.options import Configuration
@@ -170,6 +172,38 @@ class Plan:
 
     @cached_property
     def _input_layouts(self) -> dict[int, StreamLayout]:
+        return {}
+
+    def lowering(self, node: Node) -> Lowering | None:
+        """How the function of an operator runs; None for an operator of another kind than those that are read."""
+        if not isinstance(node, FusedNode):
+            return None
+        if node not in self._lowerings:
+            found = lowering_of(node, self.input_layout(node.id).records, self.execution.lowers)
+            before = self._gives_records(node) if found.inlined is not None else None
+            if before is not None:
+                found = Lowering(why_not=f"'{before.name}' before it gives records one by one")
+            self._lowerings[node] = found
+        return self._lowerings[node]
+
+    def _gives_records(self, node: Node) -> Node | None:
+        """Return the operator before a node, in its task, that leaves no columns; None where there is none."""
+        for edge in self.graph.main_inputs(node.id):
+            before = self.graph.nodes[edge.source]
+            if before.step is None or self.task_of.get(before.id) != self.task_of.get(node.id):
+                continue
+            if isinstance(before, AssignTimestampsNode) and before.is_field:
+                found = self._gives_records(before)
+                if found is not None:
+                    return found
+                continue
+            lowering = self.lowering(before)
+            if lowering is None or lowering.inlined is None:
+                return before
+        return None
+
+    @cached_property
+    def _lowerings(self) -> dict[Node, Lowering]:
         return {}
 
     def _united(self, edges: Sequence[Edge]) -> StreamLayout:

@@ -73,6 +73,10 @@ class AssignTimestampsStep(FusedStep):
 
     reads_columns = True
 
+    @property
+    def takes_columns(self) -> bool:
+        return self.column is not None and self.generator is None
+
     def times_of(self, batch: pa.RecordBatch) -> list[int] | None:
         if self.column is None or self.generator is not None:
             return None

@@ -123,6 +123,9 @@ class Node:
     timestamped: bool = False
     parallelism: int | None = None
     chaining: Chaining = Chaining.ALWAYS
+    in_python: bool = False
+    """Whether its function is called for each record, also where its source says what it computes."""
+
     key: Key | None = None
     """What its input is keyed by, where a driver gives it one key after another.
 

@@ -67,6 +67,11 @@ class AssignTimestampsNode(Node):
         )
 
     @property
+    def is_field(self) -> bool:
+        """Whether event times are a field of the record, and a bound computes the watermarks, if anything does."""
+        return isinstance(self.assigner, str) and self.generator is None
+
+    @property
     def says_watermarks(self) -> bool:
         """Whether a generator says the watermarks, and no bound computes them."""
         return self.generator is not None

@@ -34,12 +34,14 @@ from dagster_unified.operators.program.blocks import (
     tell,
 )
 from dagster_unified.operators.program.fusion import ChainCode, Clause, FusedChain, compile_chain
+from dagster_unified.operators.program.inlined import InlinedChain
 from dagster_unified.operators.program.step import (
     BlockStep,
     CompiledProgram,
     CompiledStep,
     FusedStep,
     KeyedStep,
+    Output,
     Program,
     StepChain,
     StepContext,
@@ -48,7 +50,7 @@ from dagster_unified.operators.program.step import (
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.time import MIN_TIMESTAMP
 from dagster_unified.operators.watermarks import Generated, Kept, Mark, slowest
-from dagster_unified.records import Copy, RecordType
+from dagster_unified.records import Copy, RecordType, record_type
 
 FLUSH = 8192
 """Records that a keyed operator collects before they go down the chain."""
@@ -88,6 +90,7 @@ class RunningProgram:
         self._remembered = remembered or {}
         self._consumers: dict[tuple[int, str | None], list[Consumer]] = {}
         self.keyed: KeyedOperator | None = None
+        self._keys = list(map(_keys_on_columns, program.outputs))
         for number, output in enumerate(program.outputs):
             self._consume(output.step, output.tag, partial(self._export, number))
         try:
@@ -297,6 +300,7 @@ class RunningProgram:
         last = compiled[-1].index
         output = next((step.output for step in reversed(steps) if step.output is not None), None)
         unit = self.program.event_time_unit
+        inlined = _inlined(steps, output)
 
         def saw(clause: int, timestamps: list[int]) -> None:
             if timestamps:
@@ -309,6 +313,10 @@ class RunningProgram:
             if times is not None:
                 saw(0, times)
                 self._send(last, None, block.at(times))
+                return
+            on_columns = None if inlined is None else inlined.run(block)
+            if on_columns is not None:
+                self._send(last, None, on_columns)
                 return
             timestamped = block.timestamps is not None
             function = functions.get(timestamped)
@@ -365,12 +373,33 @@ class RunningProgram:
             arrays.append(
                 pa.nulls(block.size, pa.int64()) if block.timestamps is None else pa.array(block.timestamps, pa.int64())
             )
-        arrays += [key.column(block.records()) for key in layout.keys]
+        for key, on_columns in zip(layout.keys, self._keys[number], strict=True):
+            keys = None if on_columns is None else on_columns.run(block)
+            arrays.append(key.column(block.records()) if keys is None else keys.batch(layout.records).column(0))
         self._emit(number, declared(arrays, export.schema))
 
 
 def _normal(consumer: Consumer, kind: RecordType, where: str, block: Block) -> None:
     consumer(block.normal(kind, where))
+
+
+def _keys_on_columns(output: Output) -> list[InlinedChain | None]:
+    """For each computed key of an output, what computes it on columns, if anything does."""
+    layout = output.layout
+    inlined = output.keys or (None,) * len(layout.keys)
+    return [
+        None if known is None else InlinedChain([known], layout.records, record_type(key.python))
+        for known, key in zip(inlined, layout.keys, strict=True)
+    ]
+
+
+def _inlined(steps: Sequence[FusedStep], output: RecordType | None) -> InlinedChain | None:
+    """The chain on columns that steps are, if all their functions are inlined."""
+    parts = [step.inlined for step in steps if step.inlined is not None]
+    taken = steps[0].input
+    if len(parts) < len(steps) or taken is None:
+        return None
+    return InlinedChain(parts, taken, output or taken)
 
 
 def _run_alone(function: FusedChain, record: Any) -> list[Any]:

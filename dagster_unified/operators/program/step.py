@@ -22,6 +22,7 @@ from dagster_unified.operators.layout import CARRIED, StreamLayout
 from dagster_unified.operators.operator import KeyedOperator, KeyedOptions, OperatorContext
 from dagster_unified.operators.program.blocks import Block, Consumer, Copies
 from dagster_unified.operators.program.fusion import ChainCode, Clause
+from dagster_unified.operators.program.inlined import Inlined
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.watermarks import Generated, Kept
 from dagster_unified.records import Copy, RecordType
@@ -104,6 +105,9 @@ class FusedStep(Step):
     """An operator of single records without state: neighbours become one function."""
 
     operator: type[Clause] | None = None
+    inlined: Inlined | None = None
+    """What its function computes, on columns, where that is known."""
+
     reads_columns: ClassVar[bool] = False
     """Whether `times_of` may do without the records."""
 
@@ -112,6 +116,11 @@ class FusedStep(Step):
         assert self.operator is not None
         context.open(self.function)
         return self.operator(getattr(self.function, self.operator.method, self.function))
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether it may do without the records, and leave them in columns."""
+        return self.inlined is not None
 
     def times_of(self, batch: pa.RecordBatch) -> list[int] | None:
         """The event times of records in columns, if the step does and needs no more than that; else None."""
@@ -151,6 +160,8 @@ class Output:
     step: int
     layout: StreamLayout
     tag: str | None = None
+    keys: tuple[Inlined | None, ...] = ()
+    """What the functions of its computed keys compute, on columns, where that is known."""
 
 
 @dataclass(frozen=True)
@@ -377,8 +388,28 @@ class _Compiler:
             child = self.program.steps[index]
             if not isinstance(child, FusedStep) or child.tag is not None:
                 break
+            if self._on_columns.get(chain[-1]) != self._on_columns.get(index):
+                break
             chain.append(index)
         return chain
+
+    @cached_property
+    def _on_columns(self) -> dict[int, int]:
+        """For each step that records reach in columns, and leave in columns, the chain of those it is in.
+
+        A step that only reads event times off a column is in one of its own, unless no function is inlined behind it.
+        """
+        chain_of: dict[int, int] = {}
+        for index, step in enumerate(self.program.steps):
+            reached = step.parent < 0 or step.parent in chain_of
+            if step.tag is not None or not reached or not isinstance(step, FusedStep) or not step.takes_columns:
+                continue
+            before = self.program.steps[step.parent] if step.parent >= 0 else None
+            joins = step.inlined is not None and isinstance(before, FusedStep) and before.inlined is not None
+            chain_of[index] = chain_of[step.parent] if joins else index
+        leads = {step.parent for index, step in enumerate(self.program.steps) if index in chain_of}
+        inlined = {i for i in chain_of if getattr(self.program.steps[i], "inlined", None) is not None}
+        return {i: chain for i, chain in chain_of.items() if i in inlined or i in leads}
 
     def _makes(self, index: int, tag: str | None) -> bool:
         """Whether a step's function makes the records of an output, so that they may be in any form."""

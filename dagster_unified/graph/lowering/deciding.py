@@ -1,0 +1,64 @@
+"""Which operators of a plan run as what their functions do, and why others do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_unified.graph.lowering.inlining import inlined_filter, inlined_map
+from dagster_unified.graph.lowering.source import UnreadableError
+from dagster_unified.graph.nodes.functions import FilterNode, FusedNode, MapNode
+from dagster_unified.operators.layout import ComputedKey
+from dagster_unified.operators.program.inlined import Inlined
+from dagster_unified.records import RecordType, record_type
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How the function of an operator runs."""
+
+    inlined: Inlined | None = None
+    """What takes its place in a chain on columns."""
+
+    reads: tuple[str, ...] = ()
+    """The fields that it computes with."""
+
+    why_not: str = ""
+    """Why it is called for each record."""
+
+    def describe(self) -> str:
+        """Say it, for `explain`."""
+        if self.inlined is None:
+            return f"called for each record: {self.why_not}"
+        return f"inlined, reads {', '.join(self.reads)}" if self.reads else "inlined, reads no field"
+
+
+def lowering_of(node: FusedNode, taken: RecordType, lowers: bool) -> Lowering:
+    """Return how an operator's function runs on records of a type; `lowers` is the option `execution.lowering`."""
+    if not lowers:
+        return Lowering(why_not="execution.lowering is OFF")
+    if node.in_python:
+        return Lowering(why_not="in_python() says so")
+    try:
+        inlined = _inlined(node, taken)
+    except UnreadableError as error:
+        return Lowering(why_not=str(error))
+    return Lowering(inlined, tuple(taken.names[number] for number in inlined.reads))
+
+
+def key_on_columns(key: ComputedKey, taken: RecordType) -> Inlined | None:
+    """Return what computes a key on columns, where that is known; it is a text or an integer, and not None."""
+    if key.python not in (str, int):  # others have several columns, or are equal in several forms
+        return None
+    try:
+        return inlined_map(key.function, taken, record_type(key.python))
+    except UnreadableError:
+        return None
+
+
+def _inlined(node: FusedNode, taken: RecordType) -> Inlined:
+    if isinstance(node, FilterNode):
+        return inlined_filter(node.function, taken)
+    if not isinstance(node, MapNode):
+        raise UnreadableError(f"a {node.kind} is not read")
+    assert node.records is not None
+    return inlined_map(node.function, taken, node.records)

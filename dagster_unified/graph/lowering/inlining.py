@@ -1,0 +1,140 @@
+"""What a read function becomes inside of a chain: its own operations on the fields of the record, as Python's text.
+
+They are Python's operations in Python's order, so that nothing has to be guarded: where one raises, the chain runs the
+functions themselves, and these raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any
+
+from msgspec import inspect as mi
+
+from dagster_unified.graph.lowering.language import (
+    INT,
+    NONE,
+    Bound,
+    Built,
+    Conditional,
+    Constant,
+    Expression,
+    Field,
+    Local,
+    Operation,
+    kinds_of,
+)
+from dagster_unified.graph.lowering.reading import Reader, record_of
+from dagster_unified.graph.lowering.source import UnreadableError
+from dagster_unified.operators.program.inlined import Inlined
+from dagster_unified.records import RecordType
+
+_MADE: dict[type, mi.Type] = {int: mi.IntType(), float: mi.FloatType(), str: mi.StrType(), bool: mi.BoolType()}
+"""The classes of computed values that go into a column as they are, and the type of such a column."""
+
+
+def inlined_map(function: Any, taken: RecordType, made: RecordType) -> Inlined:
+    """Return what a function that makes a record of a record becomes; raises `UnreadableError`."""
+    writer = _Writer()
+    result = writer.statements(Reader().read(function, _record(taken)))
+    fields = _fields(result, made)
+    return writer.inlined(tuple(writer.field(value, taken, made, n) for n, value in enumerate(fields)), taken)
+
+
+def inlined_filter(function: Any, taken: RecordType) -> Inlined:
+    """Return what a function that says whether a record goes on becomes; raises `UnreadableError`."""
+    writer = _Writer()
+    result = writer.statements(Reader().read(function, _record(taken)))
+    if isinstance(result, Built) or not result.kinds:
+        raise UnreadableError("it is not known whether what it returns is true")
+    if result.kinds & NONE:
+        raise UnreadableError("it may return None")
+    writer.keep(result)
+    return writer.inlined(tuple(f"F{number}" for number in range(len(taken.names))), taken)
+
+
+def _record(taken: RecordType) -> Expression:
+    return record_of(taken.python, taken.shape, taken.names, [kinds_of(info) for info in taken.types])
+
+
+def _fields(result: Expression, made: RecordType) -> list[Expression]:
+    if made.shape == "value":
+        return [result]
+    python = made.python if made.shape == "class" else tuple
+    if not isinstance(result, Built) or result.python is not python or len(result.fields) != len(made.names):
+        raise UnreadableError("it is not known which fields the record has that it returns")
+    return list(result.fields.values())
+
+
+class _Writer:
+    """Writes the text of one operator. In it stand `F0`, … for fields, `L0`, … for locals, `C0`, … for constants."""
+
+    def __init__(self) -> None:
+        self._constants: dict[str, Any] = {}
+        self._numbers = count()
+        self._lines: list[tuple[str, str]] = []
+        self._reads: set[int] = set()
+        self._whole: list[str] = []
+
+    def statements(self, value: Expression) -> Expression:
+        """Write what is computed first, whatever comes of it; return the result."""
+        while isinstance(value, Bound):
+            self._lines.append((f"L{value.number}", self.text(value.value)))
+            value = value.body
+        return value
+
+    def keep(self, test: Expression) -> None:
+        """Write that a record only goes on where this is true."""
+        self._lines.append(("", self.text(test)))
+
+    def field(self, value: Expression, taken: RecordType, made: RecordType, number: int) -> str:
+        """Write a field of the result; return what stands for it."""
+        info = made.types[number]
+        if isinstance(value, Field) and taken.types[value.number] == info:
+            return f"F{value.number}"
+        optional, bare = _optional(info)
+        allowed = {kind for kind, known in _MADE.items() if known == bare}
+        if not value.kinds or not allowed or not value.kinds <= allowed | (NONE if optional else set()):
+            raise UnreadableError(f"field '{made.names[number]}' may become of another type than its own")
+        name = f"L{value.number}" if isinstance(value, Local) else f"R{number}"
+        if not isinstance(value, Local):
+            self._lines.append((name, self.text(value)))
+        if value.kinds & INT:
+            self._whole.append(name)
+        return name
+
+    def inlined(self, fields: tuple[str, ...], taken: RecordType) -> Inlined:
+        return Inlined(tuple(self._lines), fields, tuple(sorted(self._reads)), self._constants, tuple(self._whole))
+
+    def text(self, value: Expression) -> str:
+        write: Mapping[type[Expression], Callable[[Any], str]] = {
+            Field: self._field,
+            Local: lambda local: f"L{local.number}",
+            Constant: self._constant,
+            Operation: lambda made: made.text.format(*map(self.text, made.operands)),
+            Conditional: lambda made: f"({self.text(made.yes)} if {self.text(made.test)} else {self.text(made.no)})",
+            Bound: lambda bound: f"((L{bound.number} := {self.text(bound.value)}), {self.text(bound.body)})[1]",
+        }
+        if type(value) not in write:
+            raise UnreadableError("it uses a whole record")
+        return write[type(value)](value)
+
+    def _field(self, field: Field) -> str:
+        self._reads.add(field.number)
+        return f"F{field.number}"
+
+    def _constant(self, constant: Constant) -> str:
+        if constant.value is None or isinstance(constant.value, bool):
+            return repr(constant.value)
+        name = f"C{next(self._numbers)}"
+        self._constants[name] = constant.value
+        return name
+
+
+def _optional(info: mi.Type) -> tuple[bool, mi.Type]:
+    """Return whether a type allows None, and the type without that."""
+    if not isinstance(info, mi.UnionType):
+        return False, info
+    others = [member for member in info.types if not isinstance(member, mi.NoneType)]
+    return len(others) < len(info.types), others[0] if len(others) == 1 else info

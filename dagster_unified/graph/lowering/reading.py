@@ -1,0 +1,724 @@
+"""Reads a function: from its text to the language, or to the reason why not.
+
+What is read is what the function computes for any record. Whatever could do more is refused: a clock, a random number,
+state, a class whose code is not known, an operation whose meaning depends on a class that is not.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+import math
+import types
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from itertools import count
+from typing import Any, NamedTuple
+
+from dagster_unified.graph.lowering.language import (
+    ANY,
+    ATTRIBUTES,
+    BOOL,
+    FLOAT,
+    INT,
+    METHODS,
+    NONE,
+    PLAIN,
+    TEXT,
+    Bound,
+    Built,
+    Conditional,
+    Constant,
+    Expression,
+    Field,
+    Kinds,
+    Local,
+    Operation,
+    Texts,
+    of_pair,
+)
+from dagster_unified.graph.lowering.source import (
+    UnreadableError,
+    definition_of,
+    is_bound_once,
+    is_enclosed_changing,
+    literal_of,
+)
+
+_DEPTH, _PATHS = 8, 500
+"""How deep functions may call others, and how many ways there may be through one."""
+
+_BINARY: dict[type[ast.operator], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+}
+_COMPARED: dict[type[ast.cmpop], str] = {
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+    ast.Is: "is",
+    ast.IsNot: "is not",
+}
+_SIGNS: dict[type[ast.unaryop], str] = {ast.USub: "-", ast.UAdd: "+", ast.Invert: "~"}
+
+_SIGNED: dict[type, type] = {bool: int, int: int, float: float}
+
+
+class _Function(NamedTuple):
+    """A function of Python's own."""
+
+    at_least: int
+    at_most: int
+    gives: Callable[[Sequence[Kinds]], Kinds]
+    """Says of which classes the results are."""
+
+    takes: Kinds
+
+
+def _gives(kinds: Kinds) -> Callable[[Sequence[Kinds]], Kinds]:
+    return lambda _: kinds
+
+
+def _union(given: Iterable[Kinds]) -> Kinds:
+    return frozenset(kind for kinds in given for kind in kinds)
+
+
+def _signed(given: Sequence[Kinds]) -> Kinds:
+    return frozenset(_SIGNED.get(kind, kind) for kind in given[0])
+
+
+def _rounded(given: Sequence[Kinds]) -> Kinds:
+    return INT if len(given) == 1 else _signed(given)
+
+
+_NUMBERS: Kinds = frozenset([bool, int, float])
+_SIZED: Kinds = frozenset([str, bytes, Texts])
+
+_FUNCTIONS: dict[Any, _Function] = {
+    len: _Function(1, 1, _gives(INT), _SIZED),
+    abs: _Function(1, 1, _signed, _NUMBERS),
+    min: _Function(2, 9, _union, PLAIN),
+    max: _Function(2, 9, _union, PLAIN),
+    round: _Function(1, 2, _rounded, _NUMBERS),
+    int: _Function(1, 1, _gives(INT), _NUMBERS | TEXT),
+    float: _Function(1, 1, _gives(FLOAT), _NUMBERS | TEXT),
+    str: _Function(1, 1, _gives(TEXT), PLAIN),
+    bool: _Function(1, 1, _gives(BOOL), PLAIN),
+    **{f: _Function(1, 1, _gives(INT), _NUMBERS) for f in (math.floor, math.ceil, math.trunc)},
+    **{f: _Function(1, 1, _gives(FLOAT), _NUMBERS) for f in (math.sqrt, math.log, math.log2, math.log10, math.exp)},
+    **{f: _Function(1, 1, _gives(BOOL), _NUMBERS) for f in (math.isnan, math.isinf, math.isfinite)},
+}
+
+
+_CONSTANTS = (timedelta, datetime, date, Decimal)
+"""Classes of Python's own whose objects are the same for the same arguments."""
+
+
+def record_of(python: Any, shape: str, names: Sequence[str], kinds: Sequence[Kinds]) -> Expression:
+    """Return the record that a function is given, in terms of its fields; raises `UnreadableError` for its class."""
+    fields: list[Expression] = [Field(of_field, number) for number, of_field in enumerate(kinds)]
+    if shape == "value":
+        return fields[0]
+    if shape == "class":
+        check_class(python)
+    return Built(ANY, python if shape == "class" else tuple, dict(zip(names, fields, strict=True)))
+
+
+def check_class(python: Any) -> None:
+    """Raise `UnreadableError` for a class of records that does more than hold its fields."""
+    why = f"{getattr(python, '__name__', python)} does more than hold its fields"
+    if not isinstance(python, type) or type(python) is not type:
+        raise UnreadableError(why)
+    own = vars(python)
+    if issubclass(python, tuple):
+        made = getattr(getattr(own.get("__new__"), "__func__", None), "__code__", None)
+        names = getattr(python, "_fields", ())
+        plain = (
+            python.__bases__ == (tuple,)
+            and made is not None
+            and made.co_names == ("_tuple_new",)
+            and all(type(own.get(name)).__name__ == "_tuplegetter" for name in names)
+            and not own.keys() & {"__init__", "__iter__", "__getitem__", "__getattribute__", "__getattr__"}
+        )
+    else:
+        made = getattr(own.get("__init__"), "__code__", None)
+        fields = dataclasses.fields(python) if dataclasses.is_dataclass(python) else ()
+        names = tuple(f.name for f in fields)
+        plain = (
+            bool(names)
+            and python.__bases__ == (object,)
+            and made is not None
+            and made.co_filename == "<string>"
+            and all(f.init for f in fields)
+            and not own.keys() & {"__post_init__", "__new__", "__getattribute__", "__getattr__", "__set_name__"}
+            and not any(isinstance(own.get(name), (property, types.FunctionType)) for name in names)
+            and not any(hasattr(type(own.get(name)), "__set__") for name in names if not _is_slot(own.get(name)))
+        )
+    if not plain:
+        raise UnreadableError(why)
+
+
+def _is_slot(value: object) -> bool:
+    return isinstance(value, types.MemberDescriptorType)
+
+
+class Reader:
+    """Reads functions; the locals that it numbers are of one operator."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._paths = _PATHS
+
+    def read(self, function: Any, *arguments: Expression, depth: int = 0) -> Expression:
+        """Return what a function computes of these arguments; raises `UnreadableError`."""
+        if depth > _DEPTH:
+            raise UnreadableError("functions call each other too deeply")
+        definition = definition_of(function)
+        taken = definition.args
+        names = [argument.arg for argument in (*taken.posonlyargs, *taken.args)]
+        if taken.vararg or taken.kwarg or taken.kwonlyargs or len(arguments) != len(names):
+            raise UnreadableError(f"it takes other arguments than {len(arguments)}")
+        body = _Body(self, function, depth)
+        given = dict(zip(names, arguments, strict=True))
+        if isinstance(definition, ast.Lambda):
+            return body.value(definition.body, given)
+        return body.block(definition.body, given)
+
+    def bind(self, value: Expression, then: Callable[[Expression], Expression]) -> Expression:
+        """Compute a value once, before what is made of it."""
+        if isinstance(value, Bound):
+            return Bound(ANY, value.number, value.value, self.bind(value.body, then))
+        if isinstance(value, Built):
+            return self._bind_fields(value, list(value.fields.items()), {}, then)
+        if isinstance(value, (Field, Local, Constant)):
+            return then(value)
+        local = Local(value.kinds, next(self._numbers))
+        return Bound(ANY, local.number, value, then(local))
+
+    def _bind_fields(
+        self,
+        value: Built,
+        fields: list[tuple[str, Expression]],
+        bound: dict[str, Expression],
+        then: Callable[[Expression], Expression],
+    ) -> Expression:
+        if not fields:
+            return then(Built(ANY, value.python, bound))
+        name, field = fields[0]
+        return self.bind(field, lambda known: self._bind_fields(value, fields[1:], {**bound, name: known}, then))
+
+    def path(self) -> None:
+        """Count a way through a function."""
+        self._paths -= 1
+        if not self._paths:
+            raise UnreadableError("there are too many ways through it")
+
+    def choose(self, test: Expression, yes: Expression, no: Expression) -> Expression:
+        """Return one of two values; of records each field is chosen."""
+        if not isinstance(_result(yes), Built) and not isinstance(_result(no), Built):
+            return Conditional(_result(yes).kinds | _result(no).kinds if _known(yes, no) else ANY, test, yes, no)
+        return self.bind(test, lambda known: self._choose_records(known, yes, no))
+
+    def _choose_records(self, test: Expression, yes: Expression, no: Expression) -> Expression:
+        if isinstance(yes, Bound):
+            value = Conditional(yes.value.kinds, test, yes.value, Constant(NONE, None))
+            return Bound(ANY, yes.number, value, self._choose_records(test, yes.body, no))
+        if isinstance(no, Bound):
+            value = Conditional(no.value.kinds, test, Constant(NONE, None), no.value)
+            return Bound(ANY, no.number, value, self._choose_records(test, yes, no.body))
+        if not isinstance(yes, Built) or not isinstance(no, Built) or yes.python is not no.python:
+            raise UnreadableError("it returns records of several kinds")
+        if yes.fields.keys() != no.fields.keys():
+            raise UnreadableError("it returns records of several kinds")
+        fields = {name: self.choose(test, value, no.fields[name]) for name, value in yes.fields.items()}
+        return Built(ANY, yes.python, {n: _unless_same(yes.fields[n], no.fields[n], v) for n, v in fields.items()})
+
+
+def _unless_same(yes: Expression, no: Expression, chosen: Expression) -> Expression:
+    return yes if yes is no else chosen
+
+
+def _result(value: Expression) -> Expression:
+    while isinstance(value, Bound):
+        value = value.body
+    return value
+
+
+def _known(*values: Expression) -> bool:
+    return all(_result(value).kinds for value in values)
+
+
+class _Body:
+    """Reads the body of one function."""
+
+    def __init__(self, reader: Reader, function: types.FunctionType, depth: int) -> None:
+        self._reader, self._function, self._depth = reader, function, depth
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        self._closed = dict(cells)
+
+    # Statements
+
+    def block(self, statements: Sequence[ast.stmt], known: Mapping[str, Expression]) -> Expression:
+        self._reader.path()
+        if not statements:
+            return Constant(NONE, None)
+        first, rest = statements[0], statements[1:]
+        if isinstance(first, ast.Return):
+            return Constant(NONE, None) if first.value is None else self.value(first.value, known)
+        if isinstance(first, ast.Pass) or (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
+            return self.block(rest, known)
+        if isinstance(first, ast.Assign) and len(first.targets) == 1:
+            return self._assigned(first.targets[0], first.value, rest, known)
+        if isinstance(first, ast.AnnAssign) and first.value is not None:
+            return self._assigned(first.target, first.value, rest, known)
+        if isinstance(first, ast.AugAssign) and isinstance(first.target, ast.Name):
+            whole = ast.BinOp(ast.Name(first.target.id, ast.Load()), first.op, first.value)
+            return self._assigned(first.target, ast.copy_location(whole, first), rest, known)
+        if isinstance(first, ast.If):
+            test = self.scalar(first.test, known)
+            return self._reader.choose(
+                test, self.block([*first.body, *rest], known), self.block([*first.orelse, *rest], known)
+            )
+        raise self._refused(first, f"{_words(first)} is not read")
+
+    def _assigned(
+        self, target: ast.expr, value: ast.expr, rest: Sequence[ast.stmt], known: Mapping[str, Expression]
+    ) -> Expression:
+        if isinstance(target, ast.Name):
+            name = target.id
+            return self._reader.bind(self.value(value, known), lambda v: self.block(rest, {**known, name: v}))
+        if isinstance(target, ast.Tuple) and all(isinstance(each, ast.Name) for each in target.elts):
+            names = [each.id for each in target.elts if isinstance(each, ast.Name)]
+
+            def unpacked(whole: Expression) -> Expression:
+                if (
+                    not isinstance(whole, Built)
+                    or not issubclass(whole.python, tuple)
+                    or len(whole.fields) != len(names)
+                ):
+                    raise self._refused(target, "it unpacks what is not known to have as many fields")
+                return self.block(rest, {**known, **dict(zip(names, whole.fields.values(), strict=True))})
+
+            return self._reader.bind(self.value(value, known), unpacked)
+        raise self._refused(target, f"it sets {ast.unparse(target)}")
+
+    # Expressions
+
+    def scalar(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
+        """Return a value whose class is known, and is no record."""
+        value = self.value(node, known)
+        if isinstance(_result(value), Built):
+            raise self._refused(node, f"it uses a whole record, {ast.unparse(node)}")
+        kinds = _result(value).kinds
+        if not kinds or not kinds <= PLAIN | {Texts}:
+            raise self._refused(node, f"it is not known what {ast.unparse(node)} does")
+        return value
+
+    def value(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
+        read = getattr(self, f"_{type(node).__name__.lower()}", None)
+        if read is None:
+            raise self._refused(node, f"{_words(node)} is not read")
+        found: Expression = read(node, known)
+        return found
+
+    def _constant(self, node: ast.Constant, known: Mapping[str, Expression]) -> Expression:
+        return self._fixed(node, node.value)
+
+    def _fixed(self, node: ast.expr, value: object) -> Expression:
+        members = value if isinstance(value, (tuple, frozenset)) else (value,)
+        if not all(type(member) in PLAIN for member in members):
+            raise self._refused(node, f"{ast.unparse(node)} may change, or is of a class that is not known")
+        if not all(_is_whole(member) for member in members if isinstance(member, str)):
+            raise self._refused(node, "a text with half a character")
+        return Constant(frozenset([type(value)]), value)
+
+    def _name(self, node: ast.Name, known: Mapping[str, Expression]) -> Expression:
+        return known[node.id] if node.id in known else self._fixed(node, self._outside(node))
+
+    def _outside(self, node: ast.Name, is_called: bool = False) -> object:
+        """Return what a name stands for that the function does not bind."""
+        name, function = node.id, self._function
+        if name in function.__code__.co_varnames:
+            raise self._refused(node, f"'{name}' may not be set there")
+        if name in self._closed:
+            if is_enclosed_changing(function, name):
+                raise self._refused(node, f"'{name}' is set by a function")
+            try:
+                return self._closed[name].cell_contents
+            except ValueError:
+                raise self._refused(node, f"'{name}' is not set yet") from None
+        if name in function.__globals__:
+            if not (is_bound_once(function, name) if is_called else literal_of(function, name)):
+                raise self._refused(node, f"the global '{name}' may change")
+            return function.__globals__[name]
+        if not hasattr(builtins, name):
+            raise self._refused(node, f"'{name}' is not there")
+        return getattr(builtins, name)
+
+    def _attribute(self, node: ast.Attribute, known: Mapping[str, Expression]) -> Expression:
+        owner = self.value(node.value, known)
+
+        def of(whole: Expression) -> Expression:
+            if isinstance(whole, Built) and whole.python is not tuple and node.attr in whole.fields:
+                return whole.fields[node.attr]
+            made = [ATTRIBUTES.get((kind, node.attr)) for kind in whole.kinds]
+            if isinstance(whole, Built) or not made or None in made:
+                raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
+            kinds = _union(each for each in made if each is not None)
+            return Operation(kinds, f"{{}}.{node.attr}", (whole,))
+
+        return self._reader.bind(owner, of) if isinstance(_result(owner), Built) else of(owner)
+
+    def _binop(self, node: ast.BinOp, known: Mapping[str, Expression]) -> Expression:
+        left, right = self.scalar(node.left, known), self.scalar(node.right, known)
+        kinds = _result(left).kinds, _result(right).kinds
+        if isinstance(node.op, ast.Pow):
+            power = right.value if isinstance(right, Constant) else None
+            if type(power) is not int or not 0 <= power <= 9 or not kinds[0] <= _NUMBERS:
+                raise self._refused(node, "** is read for numbers and small constant powers")
+            return Operation(frozenset(_SIGNED[kind] for kind in kinds[0]), "({} ** {})", (left, right))
+        operator = _BINARY.get(type(node.op))
+        found = of_pair(operator, *kinds) if operator is not None else ANY
+        if not found:
+            raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
+        return Operation(found, f"({{}} {operator} {{}})", (left, right))
+
+    def _unaryop(self, node: ast.UnaryOp, known: Mapping[str, Expression]) -> Expression:
+        value = self.scalar(node.operand, known)
+        if isinstance(node.op, ast.Not):
+            return Operation(BOOL, "(not {})", (value,))
+        kinds = _result(value).kinds - NONE
+        whole = _NUMBERS - FLOAT if isinstance(node.op, ast.Invert) else _NUMBERS
+        if not kinds or not kinds <= whole:
+            raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
+        return Operation(frozenset(_SIGNED[kind] for kind in kinds), f"({_SIGNS[type(node.op)]}{{}})", (value,))
+
+    def _boolop(self, node: ast.BoolOp, known: Mapping[str, Expression]) -> Expression:
+        values = tuple(self.scalar(value, known) for value in node.values)
+        word = " and " if isinstance(node.op, ast.And) else " or "
+        kinds = _union(_result(value).kinds for value in values)
+        if isinstance(node.op, ast.Or):  # None is not true, so that only the last one may be the result
+            kinds = _union(_result(value).kinds - NONE for value in values) | (_result(values[-1]).kinds & NONE)
+        return Operation(kinds, f"({word.join(['{}'] * len(values))})", values)
+
+    def _compare(self, node: ast.Compare, known: Mapping[str, Expression]) -> Expression:
+        operators = [_COMPARED[type(op)] for op in node.ops]
+        if operators in (["is"], ["is not"]):
+            return self._compared_with_none(node, operators[0], known)
+        operands = [self.scalar(node.left, known)]
+        for operator, operand in zip(operators, node.comparators, strict=True):
+            if operator in ("is", "is not"):
+                raise self._refused(node, f"'{operator}' is read for None")
+            operands.append(self._container(operand, known) if "in" in operator else self.scalar(operand, known))
+        text = "{}" + "".join(f" {operator} {{}}" for operator in operators)
+        return Operation(BOOL, f"({text})", tuple(operands))
+
+    def _compared_with_none(self, node: ast.Compare, operator: str, known: Mapping[str, Expression]) -> Expression:
+        other = node.comparators[0]
+        if not isinstance(other, ast.Constant) or other.value is not None:
+            raise self._refused(node, f"'{operator}' is read for None")
+        value = self.value(node.left, known)
+        if isinstance(_result(value), Built):
+            raise self._refused(node, f"it uses a whole record, {ast.unparse(node.left)}")
+        return Operation(BOOL, f"({{}} {operator} None)", (value,))
+
+    def _container(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
+        """Return what `in` looks into: a text, a constant collection, or values that are written there."""
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            values = tuple(self.scalar(value, known) for value in node.elts)
+            if all(isinstance(value, Constant) for value in values):
+                members = tuple(value.value for value in values if isinstance(value, Constant))
+                held = frozenset(members) if isinstance(node, ast.Set) else members
+                return Constant(frozenset([type(held)]), held)
+            if isinstance(node, ast.Set):
+                raise self._refused(node, "a set of values that are not constant is not read")
+            return Operation(frozenset([tuple]), f"({'{}, ' * len(values)})", values)
+        if isinstance(node, ast.Dict):
+            return self._dict(node, known)
+        value = self.value(node, known)
+        if isinstance(value, Constant) and isinstance(value.value, (tuple, frozenset)):
+            return value
+        kinds = _result(value).kinds
+        if isinstance(_result(value), Built) or not kinds or not kinds <= TEXT | {Texts, dict}:
+            raise self._refused(node, f"it is not known what is in {ast.unparse(node)}")
+        return value
+
+    def _ifexp(self, node: ast.IfExp, known: Mapping[str, Expression]) -> Expression:
+        test = self.scalar(node.test, known)
+        return self._reader.choose(test, self.value(node.body, known), self.value(node.orelse, known))
+
+    def _tuple(self, node: ast.Tuple, known: Mapping[str, Expression]) -> Expression:
+        values = [self.value(value, known) for value in node.elts]
+        return self._built(tuple, {f"f{number}": value for number, value in enumerate(values)})
+
+    def _built(self, python: Any, fields: Mapping[str, Expression]) -> Expression:
+        """Return a record; the values are computed in the order in which they are given."""
+        if any(isinstance(_result(value), Built) for value in fields.values()):
+            raise UnreadableError("it puts a record into another one")
+        return self._reader._bind_fields(Built(ANY, python, {}), list(fields.items()), {}, lambda built: built)
+
+    def _dict(self, node: ast.Dict, known: Mapping[str, Expression]) -> Expression:
+        entries = [
+            (None if key is None else self.value(key, known), self.value(v, known))
+            for key, v in zip(node.keys, node.values, strict=True)
+        ]
+        if not all(isinstance(key, Constant) and isinstance(value, Constant) for key, value in entries):
+            raise self._refused(node, "a dict whose entries are not constant is not read")
+        return Constant(
+            frozenset([dict]),
+            {k.value: v.value for k, v in entries if isinstance(k, Constant) and isinstance(v, Constant)},
+        )
+
+    def _joinedstr(self, node: ast.JoinedStr, known: Mapping[str, Expression]) -> Expression:
+        operands: list[Expression] = []
+        text = ""
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                spec = part.format_spec
+                if spec is not None and not all(isinstance(each, ast.Constant) for each in getattr(spec, "values", [])):
+                    raise self._refused(node, "a format that depends on the record is not read")
+                written = "".join(str(each.value) for each in getattr(spec, "values", []))
+                value = self.scalar(part.value, known)
+                if not _result(value).kinds <= PLAIN:
+                    raise self._refused(part, f"it is not known how {ast.unparse(part.value)} is written")
+                called = {-1: None, 115: str, 114: repr}.get(part.conversion, ascii)
+                operands += [Constant(ANY, format)]
+                if called is not None:
+                    operands += [Constant(ANY, called)]
+                operands += [value, Constant(TEXT, written)]
+                text += "{}({}, {}), " if called is None else "{}({}({}), {}), "
+            else:
+                operands.append(self.value(part, known))
+                text += "{}, "
+        return Operation(TEXT, f"''.join(({text}))", tuple(operands))
+
+    def _subscript(self, node: ast.Subscript, known: Mapping[str, Expression]) -> Expression:
+        owner = self.value(node.value, known)
+
+        def of(whole: Expression) -> Expression:
+            if isinstance(whole, Built):
+                index = node.slice.value if isinstance(node.slice, ast.Constant) else None
+                values = list(whole.fields.values())
+                if type(index) is not int or not issubclass(whole.python, tuple) or not 0 <= index < len(values):
+                    raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
+                return values[index]
+            if isinstance(whole, Constant) and isinstance(whole.value, dict):
+                kinds = frozenset(type(value) for value in whole.value.values())
+                return Operation(kinds, "{}[{}]", (whole, self.scalar(node.slice, known)))
+            kinds = whole.kinds - NONE
+            if kinds not in (TEXT, frozenset([Texts])):
+                raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
+            if not isinstance(node.slice, ast.Slice):
+                return Operation(TEXT, "{}[{}]", (whole, self.scalar(node.slice, known)))
+            parts = [node.slice.lower, node.slice.upper, node.slice.step]
+            bounds = [Constant(NONE, None) if part is None else self.scalar(part, known) for part in parts]
+            return Operation(kinds, "{}[{}:{}:{}]", (whole, *bounds))
+
+        return self._reader.bind(owner, of) if isinstance(_result(owner), Built) else of(owner)
+
+    # Calls
+
+    def _call(self, node: ast.Call, known: Mapping[str, Expression]) -> Expression:
+        if any(isinstance(argument, ast.Starred) for argument in node.args) or any(
+            k.arg is None for k in node.keywords
+        ):
+            raise self._refused(node, "a call with * is not read")
+        called = node.func
+        if isinstance(called, ast.Attribute):
+            module = self._module(called.value, known)
+            if module is not None:
+                return self._called(node, getattr(module, called.attr, None), known)
+            root: ast.expr = called.value
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            if isinstance(root, ast.Name) and root.id not in known:
+                raise self._refused(node, f"it calls {ast.unparse(called)}")
+            return self._method(node, called, known)
+        if isinstance(called, ast.Name) and called.id not in known:
+            return self._called(node, self._outside(called, is_called=True), known)
+        raise self._refused(node, f"it calls {ast.unparse(called)}, which is not known")
+
+    def _module(self, node: ast.expr, known: Mapping[str, Expression]) -> types.ModuleType | None:
+        if not isinstance(node, ast.Name) or node.id in known or node.id in self._closed:
+            return None
+        found = self._function.__globals__.get(node.id)
+        if not isinstance(found, types.ModuleType) or not is_bound_once(self._function, node.id):
+            return None
+        return found
+
+    def _called(self, node: ast.Call, called: Any, known: Mapping[str, Expression]) -> Expression:
+        if called is dataclasses.replace:
+            return self._replaced(node, node.args, known)
+        if called in _CONSTANTS:
+            return self._computed(node, called, known)
+        if isinstance(called, type) and called not in _FUNCTIONS:
+            return self._made(node, called, known)
+        values = [self.value(argument, known) for argument in node.args]
+        known_one = _FUNCTIONS.get(called) if isinstance(called, Hashable) else None
+        if known_one is None:
+            return self._read(node, called, values)
+        if node.keywords or not known_one.at_least <= len(values) <= known_one.at_most:
+            raise self._refused(node, f"{ast.unparse(node)} is not read")
+        for argument, value in zip(node.args, values, strict=True):
+            kinds = _result(value).kinds
+            if isinstance(_result(value), Built) or not kinds or not kinds <= known_one.takes | NONE:
+                raise self._refused(
+                    node, f"it is not known what {ast.unparse(node.func)} makes of {ast.unparse(argument)}"
+                )
+        if called is round and len(values) == 2 and _result(values[1]).kinds != INT:
+            raise self._refused(node, f"{ast.unparse(node)} is not read")
+        text = f"{{}}({', '.join(['{}'] * len(values))})"
+        takes_none = called in (str, bool, min, max)
+        kinds = known_one.gives([k if takes_none else k - NONE for k in (_result(value).kinds for value in values)])
+        if not kinds:
+            raise self._refused(node, f"{ast.unparse(node)} raises for each record")
+        return Operation(kinds, text, (Constant(ANY, called), *values))
+
+    def _computed(self, node: ast.Call, called: Callable[..., Any], known: Mapping[str, Expression]) -> Expression:
+        """Return what Python's own class makes of constants."""
+        given = [self.value(argument, known) for argument in node.args]
+        named = {str(keyword.arg): self.value(keyword.value, known) for keyword in node.keywords}
+        values = [value.value for value in given if isinstance(value, Constant)]
+        by_name = {name: value.value for name, value in named.items() if isinstance(value, Constant)}
+        if len(values) < len(given) or len(by_name) < len(named):
+            raise self._refused(node, f"{ast.unparse(node)} is read for constants only")
+        try:
+            return self._fixed(node, called(*values, **by_name))
+        except (TypeError, ValueError, ArithmeticError):
+            raise self._refused(node, f"{ast.unparse(node)} raises for each record") from None
+
+    def _read(self, node: ast.Call, called: Any, values: Sequence[Expression]) -> Expression:
+        """Return what another function makes of its arguments."""
+        if node.keywords:
+            raise self._refused(node, f"it calls {ast.unparse(node.func)} with arguments by name")
+        try:
+            return self._with_arguments(called, list(values), [])
+        except UnreadableError as error:
+            if not isinstance(called, types.FunctionType):
+                raise self._refused(node, f"it calls {ast.unparse(node.func)}") from None
+            raise UnreadableError(f"it calls {called.__name__}: {error}") from None
+
+    def _with_arguments(self, called: Any, pending: list[Expression], bound: list[Expression]) -> Expression:
+        if not pending:
+            return self._reader.read(called, *bound, depth=self._depth + 1)
+        first, *rest = pending
+        return self._reader.bind(first, lambda value: self._with_arguments(called, rest, [*bound, value]))
+
+    def _method(self, node: ast.Call, called: ast.Attribute, known: Mapping[str, Expression]) -> Expression:
+        owner = self.value(called.value, known)
+        if isinstance(_result(owner), Built):
+            if called.attr == "_replace" and not node.args:
+                return self._replaced(node, [called.value], known)
+            raise self._refused(node, f"it calls {ast.unparse(called)}, which is not known")
+        if isinstance(owner, Constant) and isinstance(owner.value, dict) and called.attr == "get":
+            values = [self.scalar(argument, known) for argument in node.args]
+            if not 1 <= len(values) <= 2 or node.keywords:
+                raise self._refused(node, f"{ast.unparse(node)} is not read")
+            otherwise = _result(values[1]).kinds if len(values) == 2 else NONE
+            kinds = frozenset(type(value) for value in owner.value.values()) | otherwise
+            return Operation(kinds, f"{{}}.get({', '.join(['{}'] * len(values))})", (owner, *values))
+        kinds = _result(owner).kinds - NONE
+        made = [METHODS.get((kind, called.attr)) for kind in kinds]
+        if not made or None in made or node.keywords:
+            raise self._refused(node, f"it calls {ast.unparse(called)}, which is not known")
+        values = [self._argument(argument, known) for argument in node.args]
+        results = _union(each for each in made if each is not None)
+        return Operation(results, f"{{}}.{called.attr}({', '.join(['{}'] * len(values))})", (owner, *values))
+
+    def _argument(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
+        """Return an argument of a method: a plain value, or a constant tuple, which `startswith` takes."""
+        if isinstance(node, ast.Tuple):
+            return self._container(node, known)
+        return self.scalar(node, known)
+
+    def _made(self, node: ast.Call, python: type, known: Mapping[str, Expression]) -> Expression:
+        check_class(python)
+        names, defaults = _fields_of(python)
+        if len(node.args) > len(names):
+            raise self._refused(node, f"{python.__name__} has {len(names)} fields")
+        fields = {name: self.value(argument, known) for name, argument in zip(names, node.args, strict=False)}
+        for keyword in node.keywords:
+            if keyword.arg is None or keyword.arg in fields or keyword.arg not in names:
+                raise self._refused(node, f"{python.__name__} has no further field '{keyword.arg}'")
+            fields[keyword.arg] = self.value(keyword.value, known)
+        for name in names:
+            if name not in fields:
+                if name not in defaults:
+                    raise self._refused(node, f"{python.__name__} needs '{name}'")
+                fields[name] = self._fixed(node, defaults[name])
+        built = self._built(python, fields)
+        return self._in_order(built, names)
+
+    def _replaced(self, node: ast.Call, whole: Sequence[ast.expr], known: Mapping[str, Expression]) -> Expression:
+        if len(whole) != 1:
+            raise self._refused(node, f"{ast.unparse(node)} is not read")
+
+        def of(record: Expression) -> Expression:
+            if not isinstance(record, Built) or record.python is tuple:
+                raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
+            new = {keyword.arg or "": self.value(keyword.value, known) for keyword in node.keywords}
+            if not new.keys() <= record.fields.keys():
+                raise self._refused(node, f"{record.python.__name__} has other fields")
+            return self._in_order(self._built(record.python, {**record.fields, **new}), tuple(record.fields))
+
+        return self._reader.bind(self.value(whole[0], known), of)
+
+    def _in_order(self, value: Expression, names: Sequence[str]) -> Expression:
+        if isinstance(value, Bound):
+            return Bound(ANY, value.number, value.value, self._in_order(value.body, names))
+        assert isinstance(value, Built)
+        return Built(ANY, value.python, {name: value.fields[name] for name in names})
+
+    def _refused(self, node: ast.AST, why: str) -> UnreadableError:
+        line = getattr(node, "lineno", None)
+        return UnreadableError(why if line is None else f"{why} (line {line})")
+
+
+def _fields_of(python: Any) -> tuple[tuple[str, ...], Mapping[str, object]]:
+    """Return the fields of a record's class, and the constants that they are by default."""
+    if issubclass(python, tuple):
+        return python._fields, python._field_defaults
+    fields = dataclasses.fields(python)
+    named = tuple(f.name for f in fields)
+    return named, {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _words(node: ast.AST) -> str:
+    """Return what a piece of syntax is called."""
+    name = type(node).__name__
+    known = {
+        "For": "a loop",
+        "While": "a loop",
+        "Try": "try",
+        "With": "with",
+        "Raise": "raise",
+        "Assert": "assert",
+        "ListComp": "a comprehension",
+        "GeneratorExp": "a comprehension",
+        "NamedExpr": ":=",
+        "List": "a list",
+        "Expr": "a call whose result is not used",
+    }
+    return known.get(name, name.lower())

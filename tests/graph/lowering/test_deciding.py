@@ -1,0 +1,113 @@
+"""Which operators of a plan are inlined, what `explain` says of them, and that they are in every mode."""
+
+from typing import NamedTuple
+
+from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy
+from dagster_unified.connectors import CollectionSource, CsvSource, PrintSink
+from dagster_unified.graph.explain import as_text
+from dagster_unified.operators.program import inlined
+from dagster_unified.testing import run_pipeline
+from tests.support import MODES
+
+
+class Sale(NamedTuple):
+    shop: str
+    amount: int
+    at: int
+
+
+def large(sale: Sale) -> bool:
+    return sale.amount > 10
+
+
+def doubled(sale: Sale) -> Sale:
+    return sale._replace(amount=sale.amount * 2)
+
+
+def shown(sale: Sale) -> Sale:
+    print(sale)
+    return sale
+
+
+class Same(KeyedProcessFunction[str, Sale, Sale]):
+    def process_element(self, value, ctx):
+        yield value
+
+
+def explained(build, options=None):
+    pipeline = Pipeline("sales")
+    build(pipeline.from_source(CsvSource("in", Sale, name="sales"))).sink_to(PrintSink(name="out"))
+    lines = as_text(pipeline.plan(options or {})).splitlines()
+    return [line.strip() for line in lines if line.startswith("      ")]
+
+
+PRINTS = (
+    f"called for each record: a call whose result is not used is not read (line {shown.__code__.co_firstlineno + 1})"
+)
+
+
+def test_explain_says_of_each_function_what_it_reads_or_why_it_is_called():
+    assert explained(lambda s: s.filter(large).map(doubled).map(shown)) == [
+        "inlined, reads amount",
+        "inlined, reads amount",
+        PRINTS,
+    ]
+    assert explained(lambda s: s.map(shown).filter(large)) == [
+        PRINTS,
+        "called for each record: 'shown' before it gives records one by one",
+    ]
+    assert explained(lambda s: s.key_by("shop").process(Same()).filter(large)) == [
+        "called for each record: 'Same' before it gives records one by one"
+    ]
+    by_field = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    assert explained(lambda s: s.assign_timestamps_and_watermarks(by_field).filter(large)) == ["inlined, reads amount"]
+
+
+def test_an_author_may_have_functions_called():
+    assert explained(lambda s: s.filter(large).in_python().map(doubled)) == [
+        "called for each record: in_python() says so",
+        "called for each record: 'large' before it gives records one by one",
+    ]
+    off = explained(lambda s: s.filter(large), {"execution.lowering": "OFF"})
+    assert off == ["called for each record: execution.lowering is OFF"]
+
+
+@MODES
+def test_the_harness_runs_what_spark_runs(mode, monkeypatch):
+    ran = []
+
+    class Chain(inlined.InlinedChain):
+        def run(self, block):
+            found = super().run(block)
+            ran.append(found is not None)
+            return found
+
+    monkeypatch.setattr("dagster_unified.operators.program.run.InlinedChain", Chain)
+    pipeline = Pipeline("sales")
+    sales = [Sale("north", 2**62, 1), Sale("south", 20, 2), Sale("south", 4, 3)]
+    stream = pipeline.from_source(CollectionSource(sales, Sale, "sales")).filter(large)
+    stream.map(lambda s: Sale(s.shop, s.amount // 2, s.at), Sale).sink_to(PrintSink(name="out"))
+    assert sorted(run_pipeline(pipeline, mode).sinks["out"]) == [Sale("north", 2**61, 1), Sale("south", 10, 2)]
+    assert any(ran)
+
+
+@MODES
+def test_a_key_that_can_be_read_is_computed_on_columns(mode, monkeypatch):
+    ran = []
+
+    class Chain(inlined.InlinedChain):
+        def run(self, block):
+            ran.append(super().run(block))
+            return ran[-1]
+
+    monkeypatch.setattr("dagster_unified.operators.program.run.InlinedChain", Chain)
+    pipeline = Pipeline("sales")
+    sales = [Sale("north", 12, 1), Sale("North", 20, 2), Sale("south", 4, 3)]
+    keyed = pipeline.from_source(CollectionSource(sales, Sale, "sales")).key_by(
+        lambda sale: sale.shop.lower(), key_type=str
+    )
+    keyed.reduce(lambda a, b: a._replace(amount=a.amount + b.amount)).sink_to(PrintSink(name="out"))
+    found = run_pipeline(pipeline, mode).sinks["out"]
+    assert {sale.amount for sale in found} >= {32, 4}
+    keys = [key for block in ran if block is not None for key in block.columns.column(0).to_pylist()]
+    assert keys == ["north", "north", "south"]
