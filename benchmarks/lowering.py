@@ -55,7 +55,13 @@ def _rates(spark: SparkSession, folder: str, options: Options) -> list[Measureme
             for lowering in ("AUTO", "OFF"):
                 settings = {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED", "execution.lowering": lowering}
                 plan = build(source, f"{folder}/{lowering}").plan(settings)
-                run = Run(plan, spark, IntermediateStore(f"{folder}/store"), f"{case}-{lowering}-{number}", "run")
+                run = Run(
+                    plan,
+                    spark,
+                    IntermediateStore(f"{folder}/store"),
+                    f"{list(CASES).index(case)}-{lowering}-{number}",
+                    "run",
+                )
                 begun = time.perf_counter()
                 run_all(run)
                 if number:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, validators
 
 from dagster_unified import settings
-from dagster_unified.cli.finding import load, resources_of
+from dagster_unified.cli.finding import declared_in, load, resources_of
 from dagster_unified.cli.terminal import AnyPipeline, Defines, Json, complain, err, out, say, table, write
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import option as option_of
@@ -23,6 +23,7 @@ from dagster_unified.version import library_version
 
 if TYPE_CHECKING:
     from dagster_unified.engine.events import Event
+    from dagster_unified.graph.plan import Plan
 
 
 def init(name: str, /) -> int:
@@ -169,7 +170,9 @@ def run(
     planned = plan(loaded.graph().connected(connections), configuration)
     for finding in planned.findings:
         if finding.severity == "warning":
-            err().print(f"[yellow]warning:[/] {finding.message}", highlight=False, soft_wrap=True)
+            _warn(finding.message)
+    if planned.execution.mode == "STREAMING":
+        _warn_of_deployment(pipeline, planned)
     if remote is not None:
         reach_remote(remote)
     else:
@@ -205,6 +208,25 @@ def run(
         shown.title, shown.title_justify = name, "left"
         out().print(shown)
     return 0
+
+
+def _warn(message: str) -> None:
+    err().print(f"[yellow]warning:[/] {message}", highlight=False, soft_wrap=True)
+
+
+def _warn_of_deployment(pipeline: str, planned: Plan) -> None:
+    """Warn where the deployment of a pipeline has its state in another place than this run has."""
+    from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
+    from dagster_unified.orchestration.deployments import directory_of
+
+    own = CheckpointDirectory(planned.execution.streaming.directory, planned.name).path
+    for deployment in declared_in(pipeline).streaming:
+        other = directory_of(deployment).path
+        if deployment.pipeline.name == planned.name and other != own:
+            _warn(
+                f"{planned.name}: this run takes no options of its StreamingDeployment, and keeps its state in {own};"
+                f" to go on from the deployment's, give -D execution.checkpointing.dir={other.parent}"
+            )
 
 
 def check_java_command() -> int:

@@ -28,7 +28,9 @@ def shadow(
 ) -> int:
     """Run a stream's new code beside its job, from a savepoint and into tables of its own, and compare their tables.
 
-    The job goes on, and knows nothing of it. The exit code is 0 where the tables are equal after the last round.
+    The job goes on, and knows nothing of it. The first round begins at a savepoint, so that only rows that the job
+    writes from then on are compared: call it again, or let it do several rounds. The exit code is 0 where the tables
+    are equal after the last round, or the job has this code already; 1 where they differ; 3 where no row was compared.
 
     Parameters
     ----------
@@ -43,6 +45,7 @@ def shadow(
     """
     from dagster_unified.cli.deployments import this_process
     from dagster_unified.engine import interrupts, session
+    from dagster_unified.engine.events import Event, PhaseBegun, SavepointTaken
     from dagster_unified.engine.session import check_java, checked_master, checked_remote
     from dagster_unified.engine.streaming.shadow import Shadow
     from dagster_unified.orchestration.deployments import configuration_of
@@ -53,11 +56,19 @@ def shadow(
     else:
         check_java()
     checked_master(master)
+
+    def tell(event: Event) -> None:
+        if isinstance(event, PhaseBegun | SavepointTaken):
+            complain(event.describe())
+
     graph = deployment.pipeline.graph().connected(resources_of(pipeline))
     options = configuration_of(deployment, settings.command_line(define))
     found: Round | None = None
     with interrupts.listening() as asked:
-        beside = Shadow(graph, options, lambda: session.start(master, remote), this_process())
+        beside = Shadow(graph, options, lambda: session.start(master, remote), this_process(), tell)
+        if beside.is_deployed():
+            say(f"{beside.plan.name}: its job has this code, and there is nothing to compare")
+            return 0
         for number in range(rounds):
             if number:
                 _wait(every, lambda: asked.received)
@@ -70,7 +81,7 @@ def shadow(
             else:
                 found = compared
                 _show(found)
-    return 0 if found is not None and found.is_equal else 1
+    return _result(beside.plan.name, found)
 
 
 def swap(pipeline: Deployed, /, *, accept_differences: bool = False, define: Defines = []) -> int:
@@ -89,8 +100,23 @@ def swap(pipeline: Deployed, /, *, accept_differences: bool = False, define: Def
     compared = deployments.swap(deployment, settings.command_line(define), accept_differences)
     if compared is not None:
         say(compared.describe())
-    say(f"{deployment.pipeline.name} is to run the new code; its sensor upgrades it")
+    say(
+        f"{deployment.pipeline.name} is to run the new code: its sensor upgrades it at its next tick; a job without a"
+        " sensor does when it is stopped and started again"
+    )
     return 0
+
+
+def _result(name: str, compared: Round | None) -> int:
+    """Say how the last round that compared the tables has ended; return the exit code."""
+    if compared is None or compared.is_empty:
+        say(
+            f"{name}: nothing was compared: the job has written no row since the new code began beside it. Call it"
+            " again once it has, or let it do several rounds (--rounds)"
+        )
+        return 3
+    say(f"{name}: the tables {'are equal' if compared.is_equal else 'differ'}")
+    return 0 if compared.is_equal else 1
 
 
 def _wait(seconds: float, stopped: Callable[[], bool]) -> None:
@@ -104,7 +130,7 @@ def _show(compared: Round) -> None:
         [name, str(of.rows), str(of.different), str(of.undecided), of.not_compared or ", ".join(of.columns)]
         for name, of in compared.sinks.items()
     ]
-    shown = table(("table", "rows", "different", "undecided", ""), rows)
+    shown = table(("table", "rows", "different", "undecided", "compared"), rows)
     shown.title, shown.title_justify = f"round {compared.number}", "left"
     out().print(shown)
     for name, of in compared.sinks.items():

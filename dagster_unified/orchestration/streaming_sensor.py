@@ -273,7 +273,7 @@ def _waits(deployment: StreamingDeployment, seen: Seen) -> bool:
 def _compared(seen: Seen) -> str:
     if seen.compared is None:
         return "their tables have not been compared yet"
-    if not seen.compared.rows:
+    if seen.compared.is_empty:
         return f"the new code has not written anything yet ({seen.compared.describe()})"
     if seen.compared.is_equal:
         return f"their tables are equal ({seen.compared.describe()}): dagster-unified swap puts it in place"

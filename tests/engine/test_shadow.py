@@ -208,7 +208,7 @@ def test_it_begins_anew_where_the_old_job_has_and_where_there_are_too_many_rows(
 def test_where_nothing_was_started_there_is_nothing_to_run_beside(shops):
     with pytest.raises(StateError, match=r"shops: no job was started in .*/checkpoints/shops, and there is nothing"):
         shops.shadow().round()
-    with pytest.raises(ConfigurationError, match="the new code has written nothing beside the old one yet"):
+    with pytest.raises(ConfigurationError, match=r"shops: no job was started in .* could take the place of"):
         accept(shops.directory, "code")
 
 

@@ -73,14 +73,14 @@ class Round(msgspec.Struct, frozen=True):
     sinks: dict[str, Compared]
 
     @property
-    def rows(self) -> int:
-        """How many rows of the new code were compared."""
-        return sum(sink.rows for sink in self.sinks.values())
+    def is_empty(self) -> bool:
+        """Whether neither code has written a row that could be compared."""
+        return not any(sink.rows or sink.different for sink in self.sinks.values())
 
     @property
     def is_equal(self) -> bool:
         """Whether some rows were compared, and none differ."""
-        return bool(self.rows) and all(sink.is_equal for sink in self.sinks.values())
+        return not self.is_empty and all(sink.is_equal for sink in self.sinks.values())
 
     def describe(self) -> str:
         """Say how the tables compared."""
@@ -100,7 +100,12 @@ def accept(directory: CheckpointDirectory, code: str, differences: bool = False)
     compared, deployed, name = last_round(directory, code), directory.deployed(), directory.path.name
     if deployed is not None and deployed.fingerprint == code:
         raise ConfigurationError(f"{name}: its job has this code; there is nothing to swap")
-    if not differences and (compared is None or not compared.rows):
+    if deployed is None:
+        raise ConfigurationError(
+            f"{name}: no job was started in {directory.path}, and there is nothing that new code could take the place"
+            " of; start the pipeline"
+        )
+    if not differences and (compared is None or compared.is_empty):
         raise ConfigurationError(
             f"{name}: the new code has written nothing beside the old one yet, so that nobody knows whether their"
             " tables are equal; wait for a round with rows, or swap all the same with --accept-differences"
@@ -133,11 +138,14 @@ class Shadow:
         self._observe = observe
         self._folder = _folder(self.directory, self.code)
 
+    def is_deployed(self) -> bool:
+        """Return whether the job has this very code."""
+        deployed = self.directory.deployed()
+        return deployed is not None and deployed.fingerprint == self.code
+
     def is_over(self) -> bool:
         """Return whether the new code has been accepted, or is that of the job by now."""
-        deployed = self.directory.deployed()
-        runs = deployed is not None and deployed.fingerprint == self.code
-        return runs or read_desired(self.directory).accepted == self.code
+        return self.is_deployed() or read_desired(self.directory).accepted == self.code
 
     def remove(self) -> None:
         """Remove the tables and the state of the new code."""
