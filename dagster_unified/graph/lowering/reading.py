@@ -12,11 +12,14 @@ import dataclasses
 import math
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from itertools import count
+from types import NoneType
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
+from dagster_unified.graph.fingerprint import is_installed
 from dagster_unified.graph.lowering.language import (
     ANY,
     ATTRIBUTES,
@@ -46,6 +49,7 @@ from dagster_unified.graph.lowering.source import (
     is_enclosed_changing,
     literal_of,
 )
+from dagster_unified.operators.program.inlined import exactly
 
 _DEPTH, _PATHS = 8, 500
 """How deep functions may call others, and how many ways there may be through one."""
@@ -190,10 +194,13 @@ class Reader:
         definition = definition_of(function)
         taken = definition.args
         names = [argument.arg for argument in (*taken.posonlyargs, *taken.args)]
-        if taken.vararg or taken.kwarg or taken.kwonlyargs or len(arguments) != len(names):
+        missing = len(names) - len(arguments)
+        defaults = (function.__defaults__ or ())[-missing:] if missing > 0 else ()
+        if taken.vararg or taken.kwarg or taken.kwonlyargs or len(defaults) != missing:
             raise UnreadableError(f"it takes other arguments than {len(arguments)}")
         body = _Body(self, function, depth)
-        given = dict(zip(names, arguments, strict=True))
+        by_default = [body.fixed(definition, value) for value in defaults]
+        given = dict(zip(names, [*arguments, *by_default], strict=True))
         if isinstance(definition, ast.Lambda):
             return body.value(definition.body, given)
         return body.block(definition.body, given)
@@ -305,16 +312,29 @@ class _Body:
             names = [each.id for each in target.elts if isinstance(each, ast.Name)]
 
             def unpacked(whole: Expression) -> Expression:
-                if (
-                    not isinstance(whole, Built)
-                    or not issubclass(whole.python, tuple)
-                    or len(whole.fields) != len(names)
-                ):
+                if whole.kinds == frozenset([Texts]):
+                    return self._parts(whole, names, rest, known)
+                is_tuple = isinstance(whole, Built) and issubclass(whole.python, tuple)
+                if not isinstance(whole, Built) or not is_tuple or len(whole.fields) != len(names):
                     raise self._refused(target, "it unpacks what is not known to have as many fields")
                 return self.block(rest, {**known, **dict(zip(names, whole.fields.values(), strict=True))})
 
             return self._reader.bind(self.value(value, known), unpacked)
         raise self._refused(target, f"it sets {ast.unparse(target)}")
+
+    def _parts(
+        self, whole: Expression, names: Sequence[str], rest: Sequence[ast.stmt], known: Mapping[str, Expression]
+    ) -> Expression:
+        """Read what follows a list of texts that is unpacked into names."""
+        exact = Operation(whole.kinds, "{}({}, {})", (Constant(ANY, exactly), whole, Constant(INT, len(names))))
+
+        def named(texts: Expression, number: int, found: Mapping[str, Expression]) -> Expression:
+            if number == len(names):
+                return self.block(rest, {**known, **found})
+            part = Operation(TEXT, "{}[{}]", (texts, Constant(INT, number)))
+            return self._reader.bind(part, lambda text: named(texts, number + 1, {**found, names[number]: text}))
+
+        return self._reader.bind(exact, lambda texts: named(texts, 0, {}))
 
     # Expressions
 
@@ -336,18 +356,19 @@ class _Body:
         return found
 
     def _constant(self, node: ast.Constant, known: Mapping[str, Expression]) -> Expression:
-        return self._fixed(node, node.value)
+        return self.fixed(node, node.value)
 
-    def _fixed(self, node: ast.expr, value: object) -> Expression:
+    def fixed(self, node: ast.AST, value: object) -> Expression:
+        """Return a value that is the same for all records; raises `UnreadableError` for one that may change."""
         members = value if isinstance(value, (tuple, frozenset)) else (value,)
-        if not all(type(member) in PLAIN for member in members):
-            raise self._refused(node, f"{ast.unparse(node)} may change, or is of a class that is not known")
+        if not all(type(member) in PLAIN and _zone(member) in _ZONES for member in members):
+            raise self._refused(node, f"{_shown(node)} may change, or is of a class that is not known")
         if not all(_is_whole(member) for member in members if isinstance(member, str)):
             raise self._refused(node, "a text with half a character")
         return Constant(frozenset([type(value)]), value)
 
     def _name(self, node: ast.Name, known: Mapping[str, Expression]) -> Expression:
-        return known[node.id] if node.id in known else self._fixed(node, self._outside(node))
+        return known[node.id] if node.id in known else self.fixed(node, self._outside(node))
 
     def _outside(self, node: ast.Name, is_called: bool = False) -> object:
         """Return what a name stands for that the function does not bind."""
@@ -597,7 +618,7 @@ class _Body:
         if len(values) < len(given) or len(by_name) < len(named):
             raise self._refused(node, f"{ast.unparse(node)} is read for constants only")
         try:
-            return self._fixed(node, called(*values, **by_name))
+            return self.fixed(node, called(*values, **by_name))
         except (TypeError, ValueError, ArithmeticError):
             raise self._refused(node, f"{ast.unparse(node)} raises for each record") from None
 
@@ -608,7 +629,7 @@ class _Body:
         try:
             return self._with_arguments(called, list(values), [])
         except UnreadableError as error:
-            if not isinstance(called, types.FunctionType):
+            if not isinstance(called, types.FunctionType) or is_installed(called.__module__):
                 raise self._refused(node, f"it calls {ast.unparse(node.func)}") from None
             raise UnreadableError(f"it calls {called.__name__}: {error}") from None
 
@@ -659,7 +680,7 @@ class _Body:
             if name not in fields:
                 if name not in defaults:
                     raise self._refused(node, f"{python.__name__} needs '{name}'")
-                fields[name] = self._fixed(node, defaults[name])
+                fields[name] = self.fixed(node, defaults[name])
         built = self._built(python, fields)
         return self._in_order(built, names)
 
@@ -703,6 +724,18 @@ def _is_whole(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+_ZONES = (NoneType, timezone, ZoneInfo)
+"""Classes of time zones that are not an author's."""
+
+
+def _zone(value: object) -> type:
+    return type(value.tzinfo) if isinstance(value, datetime) else NoneType
+
+
+def _shown(node: ast.AST) -> str:
+    return "a default" if isinstance(node, (ast.Lambda, ast.FunctionDef)) else ast.unparse(node)
 
 
 def _words(node: ast.AST) -> str:

@@ -30,6 +30,13 @@ _FIRST, _LAST = -(1 << 63), (1 << 63) - 1
 _NAME = re.compile(r"\b[FLRC]\d+\b")
 
 
+def exactly(texts: list[str], count: int) -> list[str]:
+    """The texts, which are as many as the names that they are unpacked into."""
+    if len(texts) != count:
+        raise ValueError(f"{len(texts)} texts for {count} names")
+    return texts
+
+
 @dataclass(frozen=True)
 class Inlined:
     """One function, as text in which `F0`, … stand for the fields of its record, and other names for values."""

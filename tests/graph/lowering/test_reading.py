@@ -5,6 +5,7 @@ import dataclasses
 import datetime as dt
 import functools
 import importlib.util
+import json
 import linecache
 import math
 import random
@@ -61,6 +62,11 @@ class Counted:
 class Answer(int):
     def __add__(self, other):
         return 42
+
+
+class Own(dt.tzinfo):
+    def utcoffset(self, moment):
+        return dt.timedelta(0)
 
 
 LIMIT, TWICE, LISTED = 3, 1, [1, 2]
@@ -139,6 +145,11 @@ def branches(s):
     return big and not far and s.shop != ""
 
 
+def parts(s):
+    name, place = s.shop.split("-")
+    return name > place
+
+
 def unset(s):
     if s.amount > 1:
         late = 1
@@ -165,6 +176,8 @@ READ = {
     "Python's numbers": lambda s: round(abs(s.amount - 3) / 2, 1) ** 2 > math.floor(s.rate or 0.5),
     "moments": lambda s: s.at.year == 2024 and s.at.date().weekday() < 5,
     "spans and days": lambda s: s.at - dt.timedelta(hours=1) > dt.datetime(2024, 1, 1, tzinfo=None),
+    "parts of a text": parts,
+    "a default": lambda s, least=3: s.amount > least,
     "what a list is not": lambda s: s.tags is not None,
 }
 NOT_READ = {
@@ -176,7 +189,10 @@ NOT_READ = {
     "PLACES": lambda s: PLACES.get(s.shop) is None,
     "global is not read": counts,
     "the global 'COUNT' may change": reads_count,
-    "it takes other arguments": remembers,
+    "a default may change": remembers,
+    "it takes other arguments": lambda s, other: s.amount > 1,
+    "it calls json.loads": lambda s: json.loads(s.shop) is None,
+    "value may change": closing_over(dt.datetime(2024, 1, 1, tzinfo=Own())),
     "a _lru_cache_wrapper is no plain function": cached,
     "[1] may change, or is of a class that is not known": closing_over([1]),
     "is of a class that is not known": closing_over(Answer(1)),
