@@ -220,13 +220,13 @@ class RecordType:
         Raises `RecordTypeError` for a null where the type does not allow None, such as one of a file.
         """
         self.check_nulls(batch)
-        columns = [self.values(number, batch) for number in range(len(self.names))]
+        columns = [self.values(number, batch.column(number)) for number in range(len(self.names))]
         return self.records(columns)
 
-    def values(self, index: int, batch: pa.RecordBatch) -> list[Any]:
-        """The values of one field of the records of an Arrow batch, whose nulls are checked."""
+    def values(self, index: int, column: pa.Array) -> list[Any]:
+        """The values of a field from its column, whose nulls are checked."""
         try:
-            values = python_values(batch.column(index))
+            values = python_values(column)
         except OverflowError as error:
             raise RecordTypeError(
                 f"field '{self.names[index]}' of {type_name(self.python)}: a value is a time outside of the years 1 to"
@@ -235,13 +235,12 @@ class RecordType:
         decode = _decoders(self.python)[index]
         return values if decode is None else self._decoded(index, decode, values)
 
-    def check_readable(self, index: int, batch: pa.RecordBatch) -> None:
-        """Raise an error where reading a field of the records of a batch raises one, without reading all of it."""
-        column = batch.column(index)
+    def check_readable(self, index: int, column: pa.Array) -> None:
+        """Raise an error where reading a field from its column raises one, without reading all of it."""
         if pa.types.is_string(column.type) and _decoders(self.python)[index] is None:
             column.validate(full=True)
         elif not any(is_such(column.type) for is_such in _ALWAYS_READABLE):
-            self.values(index, batch)
+            self.values(index, column)
 
     def plain_column(self, index: int, values: Sequence[Any]) -> pa.Array | None:
         """A field's values in Arrow's form, where they are plainly in normal form; else None."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 from msgspec import inspect as mi
@@ -30,7 +30,11 @@ from dagster_unified.records import Decoder, RecordType, decoder_of
 def _step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
     assert node.step is not None
     lowering = plan.lowering(node)
-    lowered: dict[str, Any] = {} if lowering is None else {"inlined": lowering.inlined}
+    arguments = node.step_arguments()
+    if lowering is not None and isinstance(node, g.ReduceNode):
+        arguments["arguments"] = {**arguments["arguments"], "by_field": lowering.by_field}
+    elif lowering is not None:
+        arguments["inlined"] = lowering.inlined
     return node.step(
         name=node.name,
         function=node.runnable,
@@ -40,8 +44,7 @@ def _step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
         input=plan.input_layout(node.id).records,
         output=None if node.keeps_records else node.records,
         parallelism=_parallelism(plan, node),
-        **node.step_arguments(),
-        **lowered,
+        **arguments,
     )
 
 

@@ -6,7 +6,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain, repeat
 from typing import Any
 
+import pyarrow as pa
+
 from dagster_unified.errors import UnsupportedError
+from dagster_unified.operators.by_field import Way, combined_runs
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import (
     Function,
@@ -19,6 +22,7 @@ from dagster_unified.operators.functions.base import (
     Wrapping,
 )
 from dagster_unified.operators.functions.iterations import IterationListener, iteration_listeners
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator import KeyedOperator, OperatorContext, timer_time
 from dagster_unified.operators.program.blocks import Emitting, tell
 from dagster_unified.operators.state.backend import KeyedStateBackend
@@ -167,9 +171,16 @@ class ReduceOperator(KeyedOperator):
         return "value" if plain else None
 
     def __init__(
-        self, function: Any, context: OperatorContext, builtin: tuple[str, str | int | None] | None = None
+        self,
+        function: Any,
+        context: OperatorContext,
+        builtin: tuple[str, str | int | None] | None = None,
+        by_field: tuple[Way, ...] | None = None,
     ) -> None:
-        """`builtin` is the kind and the field of one of the library's combinations, instead of a function."""
+        """`builtin` is the kind and the field of one of the library's combinations, instead of a function.
+
+        `by_field` is how the function combines each field, where that is known.
+        """
         super().__init__(function, context)
         records = context.output
         assert records is not None
@@ -178,6 +189,7 @@ class ReduceOperator(KeyedOperator):
             rolling(*builtin) if builtin is not None else getattr(function, "reduce", function)
         )
         self.user_function = function
+        self._records, self._by_field = records, by_field
         self._normal = records.normal
         self._fold = records.fit.fold("function(combined, value)")
         self._scan = records.fit.scan
@@ -190,6 +202,15 @@ class ReduceOperator(KeyedOperator):
     def close(self) -> None:
         if hasattr(self.user_function, "close"):
             self.user_function.close()
+
+    def combined(self, batch: pa.RecordBatch, layout: StreamLayout, starts: Sequence[int]) -> Sequence[Any] | None:
+        if self._by_field is None or self.options.incremental_updates:
+            return None
+        held = self.state.current.get("value") if self._last else None
+        try:
+            return combined_runs(self._records, self._by_field, batch.select(list(layout.records.names)), starts, held)
+        except Exception:
+            return None  # reading the records raises it again
 
     def process_runs(
         self,

@@ -228,6 +228,13 @@ class KeyedOperator:
     def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
         return layout.records.from_batch(batch.select(list(layout.records.names)))
 
+    def combined(self, batch: pa.RecordBatch, layout: StreamLayout, starts: Sequence[int]) -> Sequence[Any] | None:
+        """What stands for the records of each run of a batch, one for each, if something does.
+
+        The first run may go on with the current key.
+        """
+        return None
+
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         """Process a run of records of the current key, in order."""
         raise NotImplementedError

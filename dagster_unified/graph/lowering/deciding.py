@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_unified.graph.lowering.inlining import inlined_filter, inlined_map
+from dagster_unified.graph.lowering.reducing import ways_of, ways_of_builtin
 from dagster_unified.graph.lowering.source import UnreadableError
-from dagster_unified.graph.nodes.functions import FilterNode, FusedNode, MapNode
+from dagster_unified.graph.mode import Execution
+from dagster_unified.graph.nodes.base import Node
+from dagster_unified.graph.nodes.functions import FilterNode, MapNode
+from dagster_unified.graph.nodes.keyed import ReduceNode
+from dagster_unified.operators.by_field import Way
 from dagster_unified.operators.layout import ComputedKey
 from dagster_unified.operators.program.inlined import Inlined
 from dagster_unified.records import RecordType, record_type
@@ -19,6 +24,9 @@ class Lowering:
     inlined: Inlined | None = None
     """What takes its place in a chain on columns."""
 
+    by_field: tuple[Way, ...] | None = None
+    """How a reduce function combines each field, so that runs of records are combined in columns."""
+
     reads: tuple[str, ...] = ()
     """The fields that it computes with."""
 
@@ -27,22 +35,30 @@ class Lowering:
 
     def describe(self) -> str:
         """Say it, for `explain`."""
+        if self.by_field is not None:
+            fields = [f"{name} {way}" for name, way in zip(self.reads, list[str](self.by_field), strict=True)]
+            return f"combined by field: {', '.join(fields)}"
         if self.inlined is None:
             return f"called for each record: {self.why_not}"
         return f"inlined, reads {', '.join(self.reads)}" if self.reads else "inlined, reads no field"
 
 
-def lowering_of(node: FusedNode, taken: RecordType, lowers: bool) -> Lowering:
-    """Return how an operator's function runs on records of a type; `lowers` is the option `execution.lowering`."""
-    if not lowers:
+def lowering_of(node: Node, taken: RecordType, execution: Execution) -> Lowering:
+    """Return how the function of a map, a filter, a flat_map or a reduce runs on records of a type."""
+    if not execution.lowers:
         return Lowering(why_not="execution.lowering is OFF")
     if node.in_python:
         return Lowering(why_not="in_python() says so")
     try:
+        if isinstance(node, ReduceNode):
+            if execution.incremental_updates:
+                return Lowering(why_not="it emits a result for each record")
+            ways = ways_of(node.function, taken) if node.rolling is None else ways_of_builtin(*node.rolling, taken)
+            return Lowering(by_field=ways, reads=taken.names)
         inlined = _inlined(node, taken)
     except UnreadableError as error:
         return Lowering(why_not=str(error))
-    return Lowering(inlined, tuple(taken.names[number] for number in inlined.reads))
+    return Lowering(inlined, reads=tuple(taken.names[number] for number in inlined.reads))
 
 
 def key_on_columns(key: ComputedKey, taken: RecordType) -> Inlined | None:
@@ -55,7 +71,7 @@ def key_on_columns(key: ComputedKey, taken: RecordType) -> Inlined | None:
         return None
 
 
-def _inlined(node: FusedNode, taken: RecordType) -> Inlined:
+def _inlined(node: Node, taken: RecordType) -> Inlined:
     if isinstance(node, FilterNode):
         return inlined_filter(node.function, taken)
     if not isinstance(node, MapNode):

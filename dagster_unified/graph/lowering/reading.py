@@ -132,9 +132,12 @@ _CONSTANTS = (timedelta, datetime, date, Decimal)
 """Classes of Python's own whose objects are the same for the same arguments."""
 
 
-def record_of(python: Any, shape: str, names: Sequence[str], kinds: Sequence[Kinds]) -> Expression:
-    """Return the record that a function is given, in terms of its fields; raises `UnreadableError` for its class."""
-    fields: list[Expression] = [Field(of_field, number) for number, of_field in enumerate(kinds)]
+def record_of(python: Any, shape: str, names: Sequence[str], kinds: Sequence[Kinds], first: int = 0) -> Expression:
+    """Return the record that a function is given, in terms of its fields, whose numbers begin at `first`.
+
+    Raises `UnreadableError` for a class of records that does more than hold its fields.
+    """
+    fields: list[Expression] = [Field(of_field, number) for number, of_field in enumerate(kinds, first)]
     if shape == "value":
         return fields[0]
     if shape == "class":

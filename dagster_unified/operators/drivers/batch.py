@@ -324,9 +324,13 @@ def _keyed(running: RunningProgram, batches: Iterable[pa.RecordBatch]) -> Iterat
         if not size:
             continue
         keys, starts = runs(batch, keyed, layout, where)
+        combined = operator.combined(batch, layout, starts)
         with placed(where):
-            records = operator.read(batch, layout)
+            records = operator.read(batch, layout) if combined is None else combined
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * size
+        if combined is not None:
+            timestamps = [timestamps[end - 1] for end in [*starts[1:], size]]
+            starts, size = list(range(len(keys))), len(keys)
         for key, start, end in zip(keys, starts, [*starts[1:], size], strict=True):
             if key != current:
                 if current is not _NO_KEY:

@@ -98,8 +98,8 @@ class InlinedChain:
         code, taken = self._code, self._taken
         taken.check_nulls(batch)
         for number in self._unread:
-            taken.check_readable(number, batch)
-        columns = code.run(batch.num_rows, *(taken.values(number, batch) for number in code.reads))
+            taken.check_readable(number, batch.column(number))
+        columns = code.run(batch.num_rows, *(taken.values(number, batch.column(number)) for number in code.reads))
         kept: list[int] | None = None
         if code.drops and len(columns[0]) < batch.num_rows:
             kept = columns[0]
@@ -121,7 +121,7 @@ class InlinedChain:
         column, kind = batch.column(origin), self._made.schema.types[number]
         if column.type == kind and not pa.types.is_nested(kind):
             return column if kept is None else column.take(pa.array(kept, pa.int32()))
-        values = self._taken.values(origin, batch)
+        values = self._taken.values(origin, column)
         return self._made.column(number, values if kept is None else [values[row] for row in kept])
 
 

@@ -111,3 +111,12 @@ def test_a_key_that_can_be_read_is_computed_on_columns(mode, monkeypatch):
     assert {sale.amount for sale in found} >= {32, 4}
     keys = [key for block in ran if block is not None for key in block.columns.column(0).to_pylist()]
     assert keys == ["north", "north", "south"]
+
+
+def test_explain_says_how_a_reduce_combines_each_field():
+    summed = explained(lambda s: s.key_by("shop").reduce(lambda a, b: a._replace(amount=a.amount + b.amount)))
+    assert summed == ["combined by field: shop first, amount sum, at first"]
+    streaming = {"execution.runtime-mode": "STREAMING"}
+    assert explained(lambda s: s.key_by("shop").reduce(lambda a, b: b), streaming) == [
+        "called for each record: it emits a result for each record"
+    ]
