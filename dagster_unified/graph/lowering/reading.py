@@ -145,6 +145,14 @@ def record_of(python: Any, shape: str, names: Sequence[str], kinds: Sequence[Kin
     return Built(ANY, python if shape == "class" else tuple, dict(zip(names, fields, strict=True)))
 
 
+class _Plain(NamedTuple):
+    field: int
+
+
+_REPLACE = _Plain._replace.__code__
+"""The code of the method that each NamedTuple has."""
+
+
 def check_class(python: Any) -> None:
     """Raise `UnreadableError` for a class of records that does more than hold its fields."""
     why = f"{getattr(python, '__name__', python)} does more than hold its fields"
@@ -158,6 +166,7 @@ def check_class(python: Any) -> None:
             python.__bases__ == (tuple,)
             and made is not None
             and made.co_names == ("_tuple_new",)
+            and getattr(own.get("_replace"), "__code__", None) is _REPLACE
             and all(type(own.get(name)).__name__ == "_tuplegetter" for name in names)
             and not own.keys() & {"__init__", "__iter__", "__getitem__", "__getattribute__", "__getattr__"}
         )
