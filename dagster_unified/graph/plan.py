@@ -180,6 +180,8 @@ class Plan:
             return None
         if node not in self._lowerings:
             found = lowering_of(node, self.input_layout(node.id).records, self.execution)
+            if found.by_field is not None and any(port.node == node.id for r in self.regions for port in r.carried):
+                found = Lowering(why_not="its state goes on after the run")
             before = self._gives_records(node) if found.inlined is not None else None
             if before is not None:
                 found = Lowering(why_not=f"'{before.name}' before it gives records one by one")

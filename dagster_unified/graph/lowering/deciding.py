@@ -58,6 +58,8 @@ def lowering_of(node: Node, taken: RecordType, execution: Execution) -> Lowering
         inlined = _inlined(node, taken)
     except UnreadableError as error:
         return Lowering(why_not=str(error))
+    except RecursionError:
+        return Lowering(why_not="it is too long")
     return Lowering(inlined, reads=tuple(taken.names[number] for number in inlined.reads))
 
 
@@ -67,7 +69,7 @@ def key_on_columns(key: ComputedKey, taken: RecordType) -> Inlined | None:
         return None
     try:
         return inlined_map(key.function, taken, record_type(key.python))
-    except UnreadableError:
+    except (UnreadableError, RecursionError):
         return None
 
 

@@ -30,6 +30,9 @@ from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.operators.program.inlined import Inlined
 from dagster_unified.records import RecordType
 
+_LONGEST = 5000
+"""Characters of what a function becomes: of many branches that make records, each asks all conditions again."""
+
 _MADE: dict[type, mi.Type] = {int: mi.IntType(), float: mi.FloatType(), str: mi.StrType(), bool: mi.BoolType()}
 """The classes of computed values that go into a column as they are, and the type of such a column."""
 
@@ -64,7 +67,7 @@ def _fields(result: Expression, made: RecordType) -> list[Expression]:
     python = made.python if made.shape == "class" else tuple
     if not isinstance(result, Built) or result.python is not python or len(result.fields) != len(made.names):
         raise UnreadableError("it is not known which fields the record has that it returns")
-    return list(result.fields.values())
+    return list(result.fields.values()) if python is tuple else [result.fields[name] for name in made.names]
 
 
 class _Writer:
@@ -105,7 +108,10 @@ class _Writer:
         return name
 
     def inlined(self, fields: tuple[str, ...], taken: RecordType) -> Inlined:
-        return Inlined(tuple(self._lines), fields, tuple(sorted(self._reads)), self._constants, tuple(self._whole))
+        inlined = Inlined(tuple(self._lines), fields, tuple(sorted(self._reads)), self._constants, tuple(self._whole))
+        if sum(len(text) for _, text in self._lines) > _LONGEST or not inlined.compiles():
+            raise UnreadableError("it is too long")
+        return inlined
 
     def text(self, value: Expression) -> str:
         write: Mapping[type[Expression], Callable[[Any], str]] = {

@@ -133,9 +133,12 @@ _PAIRS: dict[tuple[str, type, type], type] = {
 
 
 def of_pair(operator: str, left: Kinds, right: Kinds) -> Kinds:
-    """Return the classes of a binary operation's results; empty where it raises for all, or they are not known."""
-    found = (_PAIRS.get((operator, a, b)) for a, b in product(left, right))
-    return frozenset(kind for kind in found if kind is not None)
+    """Return the classes of a binary operation's results; empty where it raises for all, or one is not known.
+
+    With None each operation raises.
+    """
+    found = [_PAIRS.get((operator, a, b)) for a, b in product(left - NONE, right - NONE)]
+    return ANY if None in found else frozenset(kind for kind in found if kind is not None)
 
 
 _TEXT_TO_TEXT = """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
+import inspect
 import math
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -46,13 +47,16 @@ from dagster_unified.graph.lowering.source import (
     UnreadableError,
     definition_of,
     is_bound_once,
-    is_enclosed_changing,
     literal_of,
+    may_change_outside,
 )
 from dagster_unified.operators.program.inlined import exactly
 
-_DEPTH, _PATHS = 8, 500
-"""How deep functions may call others, and how many ways there may be through one."""
+_DEPTH, _PATHS, _STEPS = 8, 100, 1000
+"""How deep functions may call others, how many ways there may be through one, and how many expressions are read."""
+
+_BITS = 1000
+"""Of the largest number that is a constant."""
 
 _BINARY: dict[type[ast.operator], str] = {
     ast.Add: "+",
@@ -149,8 +153,13 @@ class _Plain(NamedTuple):
     field: int
 
 
-_REPLACE = _Plain._replace.__code__
-"""The code of the method that each NamedTuple has."""
+_REPLACE, _MAKE = _Plain._replace.__code__, vars(_Plain)["_make"].__func__.__code__
+"""The code of the methods that each NamedTuple has."""
+
+
+def _gets(getter: Any, number: int) -> bool:
+    """Whether a class attribute is what gives the value of a NamedTuple at this place."""
+    return type(getter) is type(vars(_Plain)["field"]) and getter.__reduce__()[1][0] == number
 
 
 def check_class(python: Any) -> None:
@@ -167,7 +176,8 @@ def check_class(python: Any) -> None:
             and made is not None
             and made.co_names == ("_tuple_new",)
             and getattr(own.get("_replace"), "__code__", None) is _REPLACE
-            and all(type(own.get(name)).__name__ == "_tuplegetter" for name in names)
+            and getattr(getattr(own.get("_make"), "__func__", None), "__code__", None) is _MAKE
+            and all(_gets(own.get(name), number) for number, name in enumerate(names))
             and not own.keys() & {"__init__", "__iter__", "__getitem__", "__getattribute__", "__getattr__"}
         )
     else:
@@ -180,7 +190,8 @@ def check_class(python: Any) -> None:
             and made is not None
             and made.co_filename == "<string>"
             and all(f.init for f in fields)
-            and not own.keys() & {"__post_init__", "__new__", "__getattribute__", "__getattr__", "__set_name__"}
+            and not own.keys() & {"__post_init__", "__new__", "__getattribute__", "__getattr__", "__signature__"}
+            and getattr(getattr(own.get("__setattr__"), "__code__", made), "co_filename", "") == "<string>"
             and not any(isinstance(own.get(name), (property, types.FunctionType)) for name in names)
             and not any(hasattr(type(own.get(name)), "__set__") for name in names if not _is_slot(own.get(name)))
         )
@@ -197,7 +208,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._paths = _PATHS
+        self._paths, self._steps = _PATHS, _STEPS
 
     def read(self, function: Any, *arguments: Expression, depth: int = 0) -> Expression:
         """Return what a function computes of these arguments; raises `UnreadableError`."""
@@ -245,6 +256,12 @@ class Reader:
         self._paths -= 1
         if not self._paths:
             raise UnreadableError("there are too many ways through it")
+
+    def step(self) -> None:
+        """Count an expression."""
+        self._steps -= 1
+        if not self._steps:
+            raise UnreadableError("it is too long")
 
     def choose(self, test: Expression, yes: Expression, no: Expression) -> Expression:
         """Return one of two values; of records each field is chosen."""
@@ -361,6 +378,7 @@ class _Body:
         return value
 
     def value(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
+        self._reader.step()
         read = getattr(self, f"_{type(node).__name__.lower()}", None)
         if read is None:
             raise self._refused(node, f"{_words(node)} is not read")
@@ -376,7 +394,9 @@ class _Body:
         if not all(type(member) in PLAIN and _zone(member) in _ZONES for member in members):
             raise self._refused(node, f"{_shown(node)} may change, or is of a class that is not known")
         if not all(_is_whole(member) for member in members if isinstance(member, str)):
-            raise self._refused(node, "a text with half a character")
+            raise self._refused(node, "a text with half a character is not read")
+        if any(member.bit_length() > _BITS for member in members if isinstance(member, int)):
+            raise self._refused(node, "a number of so many digits is not read")
         return Constant(frozenset([type(value)]), value)
 
     def _name(self, node: ast.Name, known: Mapping[str, Expression]) -> Expression:
@@ -385,11 +405,14 @@ class _Body:
     def _outside(self, node: ast.Name, is_called: bool = False) -> object:
         """Return what a name stands for that the function does not bind."""
         name, function = node.id, self._function
-        if name in function.__code__.co_varnames:
+        code = function.__code__
+        if name in code.co_varnames or name in code.co_cellvars:
             raise self._refused(node, f"'{name}' may not be set there")
+        if name not in code.co_names and name not in code.co_freevars:
+            raise self._refused(node, f"'{name}' is another name there")
         if name in self._closed:
-            if is_enclosed_changing(function, name):
-                raise self._refused(node, f"'{name}' is set by a function")
+            if may_change_outside(function, name):
+                raise self._refused(node, f"'{name}' may be set again")
             try:
                 return self._closed[name].cell_contents
             except ValueError:
@@ -398,9 +421,10 @@ class _Body:
             if not (is_bound_once(function, name) if is_called else literal_of(function, name)):
                 raise self._refused(node, f"the global '{name}' may change")
             return function.__globals__[name]
-        if not hasattr(builtins, name):
-            raise self._refused(node, f"'{name}' is not there")
-        return getattr(builtins, name)
+        found = getattr(builtins, name, None)
+        if found is None or getattr(function, "__builtins__", {}).get(name) is not found:
+            raise self._refused(node, f"'{name}' is not Python's own")
+        return found
 
     def _attribute(self, node: ast.Attribute, known: Mapping[str, Expression]) -> Expression:
         owner = self.value(node.value, known)
@@ -525,6 +549,7 @@ class _Body:
                 if spec is not None and not all(isinstance(each, ast.Constant) for each in getattr(spec, "values", [])):
                     raise self._refused(node, "a format that depends on the record is not read")
                 written = "".join(str(each.value) for each in getattr(spec, "values", []))
+                self.fixed(node, written)
                 value = self.scalar(part.value, known)
                 if not _result(value).kinds <= PLAIN:
                     raise self._refused(part, f"it is not known how {ast.unparse(part.value)} is written")
@@ -574,7 +599,7 @@ class _Body:
         if isinstance(called, ast.Attribute):
             module = self._module(called.value, known)
             if module is not None:
-                return self._called(node, getattr(module, called.attr, None), known)
+                return self._called(node, self._of_module(node, module, called.attr), known)
             root: ast.expr = called.value
             while isinstance(root, ast.Attribute):
                 root = root.value
@@ -586,11 +611,23 @@ class _Body:
         raise self._refused(node, f"it calls {ast.unparse(called)}, which is not known")
 
     def _module(self, node: ast.expr, known: Mapping[str, Expression]) -> types.ModuleType | None:
-        if not isinstance(node, ast.Name) or node.id in known or node.id in self._closed:
+        code = self._function.__code__
+        bound = (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+        if not isinstance(node, ast.Name) or node.id in known or node.id in bound:
             return None
         found = self._function.__globals__.get(node.id)
         if not isinstance(found, types.ModuleType) or not is_bound_once(self._function, node.id):
             return None
+        return found
+
+    def _of_module(self, node: ast.Call, module: types.ModuleType, name: str) -> object:
+        """Return what a module has under a name: something of Python's own, or a function that it binds once."""
+        found = vars(module).get(name)
+        is_once = (
+            isinstance(found, types.FunctionType) and found.__globals__ is vars(module) and is_bound_once(found, name)
+        )
+        if not is_once and not is_installed(module.__name__):
+            raise self._refused(node, f"it calls {ast.unparse(node.func)}, which may change")
         return found
 
     def _called(self, node: ast.Call, called: Any, known: Mapping[str, Expression]) -> Expression:
@@ -655,7 +692,7 @@ class _Body:
         owner = self.value(called.value, known)
         if isinstance(_result(owner), Built):
             if called.attr == "_replace" and not node.args:
-                return self._replaced(node, [called.value], known)
+                return self._replaced(node, [called.value], known, of_tuple=True)
             raise self._refused(node, f"it calls {ast.unparse(called)}, which is not known")
         if isinstance(owner, Constant) and isinstance(owner.value, dict) and called.attr == "get":
             values = [self.scalar(argument, known) for argument in node.args]
@@ -680,10 +717,10 @@ class _Body:
 
     def _made(self, node: ast.Call, python: type, known: Mapping[str, Expression]) -> Expression:
         check_class(python)
-        names, defaults = _fields_of(python)
-        if len(node.args) > len(names):
-            raise self._refused(node, f"{python.__name__} has {len(names)} fields")
-        fields = {name: self.value(argument, known) for name, argument in zip(names, node.args, strict=False)}
+        names, by_place, defaults = _fields_of(python)
+        if len(node.args) > len(by_place):
+            raise self._refused(node, f"{python.__name__} takes {len(by_place)} fields by their place")
+        fields = {name: self.value(argument, known) for name, argument in zip(by_place, node.args, strict=False)}
         for keyword in node.keywords:
             if keyword.arg is None or keyword.arg in fields or keyword.arg not in names:
                 raise self._refused(node, f"{python.__name__} has no further field '{keyword.arg}'")
@@ -696,12 +733,16 @@ class _Body:
         built = self._built(python, fields)
         return self._in_order(built, names)
 
-    def _replaced(self, node: ast.Call, whole: Sequence[ast.expr], known: Mapping[str, Expression]) -> Expression:
+    def _replaced(
+        self, node: ast.Call, whole: Sequence[ast.expr], known: Mapping[str, Expression], of_tuple: bool = False
+    ) -> Expression:
+        """Return a record with other values: of a NamedTuple by its method, of a dataclass by `replace`."""
         if len(whole) != 1:
             raise self._refused(node, f"{ast.unparse(node)} is not read")
 
         def of(record: Expression) -> Expression:
-            if not isinstance(record, Built) or record.python is tuple:
+            is_record = isinstance(record, Built) and record.python is not tuple
+            if not isinstance(record, Built) or not is_record or issubclass(record.python, tuple) is not of_tuple:
                 raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
             new = {keyword.arg or "": self.value(keyword.value, known) for keyword in node.keywords}
             if not new.keys() <= record.fields.keys():
@@ -721,13 +762,25 @@ class _Body:
         return UnreadableError(why if line is None else f"{why} (line {line})")
 
 
-def _fields_of(python: Any) -> tuple[tuple[str, ...], Mapping[str, object]]:
-    """Return the fields of a record's class, and the constants that they are by default."""
+def _fields_of(python: Any) -> tuple[tuple[str, ...], tuple[str, ...], Mapping[str, object]]:
+    """Return the fields of a record's class, those that it takes by their place, and the constants they are by default.
+
+    Raises `UnreadableError` where it takes others than it declares.
+    """
     if issubclass(python, tuple):
-        return python._fields, python._field_defaults
-    fields = dataclasses.fields(python)
-    named = tuple(f.name for f in fields)
-    return named, {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+        names, declared = tuple(python._fields), dict(python._field_defaults)
+    else:
+        fields = dataclasses.fields(python)
+        names = tuple(f.name for f in fields)
+        declared = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    parameters = inspect.signature(python).parameters
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not inspect.Parameter.empty}
+    if parameters.keys() != set(names) or defaults.keys() != declared.keys():
+        raise UnreadableError(f"{python.__name__} takes other fields than it declares")
+    if any(defaults[name] is not value for name, value in declared.items()):
+        raise UnreadableError(f"{python.__name__} has other defaults than it declares")
+    by_place = tuple(n for n, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return names, by_place, defaults
 
 
 def _is_whole(text: str) -> bool:

@@ -16,7 +16,7 @@ from dagster_unified.graph.lowering.language import (
     Operation,
     kinds_of,
 )
-from dagster_unified.graph.lowering.reading import Reader, record_of
+from dagster_unified.graph.lowering.reading import Reader, check_class, record_of
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.operators.by_field import Way
 from dagster_unified.records import RecordType
@@ -36,8 +36,9 @@ def ways_of(function: Any, records: RecordType) -> tuple[Way, ...]:
         result = result.body
     if records.shape == "value":
         values = [result]
-    elif isinstance(result, Built) and (result.python is records.python or records.shape == "tuple"):
-        values = list(result.fields.values())
+    elif isinstance(result, Built) and result.python is (records.python if records.shape == "class" else tuple):
+        fields = result.fields
+        values = list(fields.values()) if result.python is tuple else [fields[name] for name in records.names]
     else:
         raise UnreadableError("it is not known which fields the record has that it returns")
     if len(values) != size:
@@ -56,6 +57,8 @@ def ways_of(function: Any, records: RecordType) -> tuple[Way, ...]:
 
 def ways_of_builtin(kind: str, field: str | int | None, records: RecordType) -> tuple[Way, ...]:
     """Return how `sum`, `min` or `max` over a field combines each field; raises `UnreadableError`."""
+    if records.shape == "class":
+        check_class(records.python)
     number = 0 if field is None else field if isinstance(field, int) else records.names.index(field)
     kinds = kinds_of(records.types[number])
     if kind == "sum" and kinds == INT:

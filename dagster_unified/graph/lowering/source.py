@@ -9,10 +9,14 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import os
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+
+_SETTING = frozenset(["globals", "exec", "eval"])
+"""Functions by which names may be set without saying so."""
 
 Definition = ast.Lambda | ast.FunctionDef
 
@@ -53,23 +57,29 @@ class Text:
 
     @cached_property
     def rebound(self) -> frozenset[str]:
-        """The globals that a function sets."""
-        return frozenset(name for node in ast.walk(self.tree) if isinstance(node, ast.Global) for name in node.names)
+        """The names that a function, or an expression that may run later, sets in another scope than its own."""
+        found = set[str]()
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.Global, ast.Nonlocal)):
+                found.update(node.names)
+            if isinstance(node, ast.NamedExpr):
+                found.add(node.target.id)
+        return frozenset(found)
 
     @cached_property
-    def enclosed(self) -> Mapping[str, frozenset[str]]:
-        """By qualified name of a function that is in no other, what functions in it set of what it holds."""
-        found: dict[str, frozenset[str]] = {}
-        pending: list[tuple[str, ast.AST]] = [("", self.tree)]
-        while pending:
-            prefix, node = pending.pop()
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                inside = (each for each in ast.walk(node) if isinstance(each, ast.Nonlocal))
-                names = frozenset(name for each in inside for name in each.names)
-                found[prefix + node.name] = found.get(prefix + node.name, frozenset()) | names
-                continue
-            inner = f"{prefix}{node.name}." if isinstance(node, ast.ClassDef) else prefix
-            pending += ((inner, child) for child in ast.iter_child_nodes(node))
+    def may_set_any(self) -> bool:
+        """Whether it uses a function by which any name may be set."""
+        return any(isinstance(node, ast.Name) and node.id in _SETTING for node in ast.walk(self.tree))
+
+    @cached_property
+    def generators(self) -> Sequence[tuple[int, int]]:
+        """The lines of functions that yield, or wait: they go on later, and may set what functions in them hold."""
+        found = []
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                inner = ast.walk(node)
+                if any(isinstance(each, (ast.Yield, ast.YieldFrom, ast.Await)) for each in inner):
+                    found.append((node.lineno, node.end_lineno or node.lineno))
         return found
 
     @cached_property
@@ -81,7 +91,10 @@ class Text:
             node = pending.pop()
             for name in _bound(node):
                 found.setdefault(name, []).append(node)
-            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+                pending += [*node.args.defaults, *(each for each in node.args.kw_defaults if each is not None)]
+                pending += getattr(node, "decorator_list", [])
+            else:
                 pending += ast.iter_child_nodes(node)
         return found
 
@@ -116,6 +129,8 @@ def definition_of(function: object) -> Definition:
         raise UnreadableError("it is a generator or a coroutine")
     if hasattr(function, "__wrapped__"):
         raise UnreadableError("it is decorated")
+    if vars(function):
+        raise UnreadableError(f"it has attributes, such as {next(iter(vars(function)))}")
     text = text_of(function)
     try:
         is_same = code in text.codes
@@ -124,9 +139,9 @@ def definition_of(function: object) -> Definition:
     if not is_same:
         raise UnreadableError("its source is not what runs: it was changed, decorated or generated")
     fitting = [node for node in text.definitions.get(code.co_firstlineno, ()) if _may_be(node, code)]
-    if not fitting:
-        raise UnreadableError("its source is not found")
-    return min(fitting, key=_extent)
+    if len(fitting) != 1:
+        raise UnreadableError("its source is not found" if not fitting else "its source may be one of several")
+    return fitting[0]
 
 
 def _may_be(node: Definition, code: types.CodeType) -> bool:
@@ -135,25 +150,30 @@ def _may_be(node: Definition, code: types.CodeType) -> bool:
     if arguments != list(code.co_varnames[: code.co_argcount]):
         return False
     first, last = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
-    places = ((line, column) for line, _, column, _ in code.co_positions() if line and column is not None)
+    places = [(line, column) for line, _, column, _ in code.co_positions() if line]
+    if any(column is None for _, column in places):  # PYTHONNODEBUGRANGES is set
+        raise UnreadableError("the interpreter keeps no columns of its code")
     return all(first <= place <= last for place in places if place != (code.co_firstlineno, 0))
 
 
-def _extent(node: Definition) -> tuple[int, int]:
-    return (node.end_lineno or 0) - node.lineno, (node.end_col_offset or 0) - node.col_offset
+def may_change_outside(function: types.FunctionType, name: str) -> bool:
+    """Whether what a function finds under this name in the one that it is in may be set again, later."""
+    text, line = text_of(function), function.__code__.co_firstlineno
+    return name in text.rebound or any(first < line <= last for first, last in text.generators)
 
 
-def is_enclosed_changing(function: types.FunctionType, name: str) -> bool:
-    """Whether a function sets what another one holds, under this name, that both are in."""
-    outermost = function.__qualname__.partition(".<locals>")[0]
-    return name in text_of(function).enclosed.get(outermost, ())
+def _is_all_of_module(function: types.FunctionType) -> bool:
+    """Whether a file has all of what sets the globals of a function: not so in a notebook."""
+    file = function.__globals__.get("__file__")
+    is_same = isinstance(file, str) and os.path.realpath(file) == os.path.realpath(function.__code__.co_filename)
+    return is_same and not text_of(function).may_set_any
 
 
 def literal_of(function: types.FunctionType, name: str) -> bool:
     """Whether a global of a function's module is set once, by the text that says its value."""
     text = text_of(function)
     stores = text.stored.get(name, [])
-    if name in text.rebound or len(stores) != 1:
+    if name in text.rebound or len(stores) != 1 or not _is_all_of_module(function):
         return False
     for statement in text.tree.body:
         if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
@@ -164,7 +184,10 @@ def literal_of(function: types.FunctionType, name: str) -> bool:
                 except ValueError:
                     return False
                 value = function.__globals__[name]
-                return type(said) is type(value) and repr(said) == repr(value)
+                try:
+                    return type(said) is type(value) and repr(said) == repr(value)
+                except ValueError:  # an integer of too many digits to be written
+                    return False
     return False
 
 
@@ -173,4 +196,5 @@ def is_bound_once(function: types.FunctionType, name: str) -> bool:
     text = text_of(function)
     stores = text.stored.get(name, [])
     kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-    return name not in text.rebound and len(stores) == 1 and isinstance(stores[0], kinds)
+    is_one = len(stores) == 1 and isinstance(stores[0], kinds)
+    return is_one and name not in text.rebound and _is_all_of_module(function)

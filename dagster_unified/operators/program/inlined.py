@@ -56,6 +56,15 @@ class Inlined:
     whole: tuple[str, ...] = ()
     """Names of integers, which as fields of a record have at most 64 bits."""
 
+    def compiles(self) -> bool:
+        """Whether Python takes the text: it is not nested too deeply."""
+        try:
+            for _, text in self.lines:
+                compile(text, "<inlined>", "eval")
+        except (SyntaxError, RecursionError, MemoryError):
+            return False
+        return True
+
 
 @dataclass(frozen=True)
 class _Code:

@@ -11,7 +11,7 @@ import math
 import random
 import sys
 import time
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -113,8 +113,8 @@ def noisy(amount):
     return amount
 
 
-def closing_over(value):
-    return lambda s: s.amount + 1 > value
+def closing_over(bound):
+    return lambda s: s.amount + 1 > bound
 
 
 def rebinding():
@@ -199,11 +199,11 @@ NOT_READ = {
     "a default may change": remembers,
     "it takes other arguments": lambda s, other: s.amount > 1,
     "it calls json.loads": lambda s: json.loads(s.shop) is None,
-    "value may change": closing_over(dt.datetime(2024, 1, 1, tzinfo=Own())),
+    "bound may change": closing_over(dt.datetime(2024, 1, 1, tzinfo=Own())),
     "a _lru_cache_wrapper is no plain function": cached,
     "[1] may change, or is of a class that is not known": closing_over([1]),
     "is of a class that is not known": closing_over(Answer(1)),
-    "'value' is set by a function": rebinding(),
+    "'value' may be set again": rebinding(),
     "a loop is not read": loops,
     "try is not read": tries,
     "'late' may not be set there": unset,
@@ -292,10 +292,9 @@ def test_two_functions_in_one_line_are_told_apart():
 
 
 def test_what_has_no_source_or_other_source_is_not_read(tmp_path):
-    made = {}
-    exec("def f(n):\n    return n > 1", made)
+    made = FunctionType(compile("def f(n):\n    return n > 1", "<string>", "exec").co_consts[0], {})
     with pytest.raises(UnreadableError, match="not there"):
-        inlined_filter(made["f"], record_type(int))
+        inlined_filter(made, record_type(int))
     text = "def double(f):\n    return lambda n: f(n) * 2\n\n@double\ndef f(n):\n    return n > 1\n"
     with pytest.raises(UnreadableError, match=r"may change|it calls f"):
         inlined_filter(loaded(tmp_path, text, "decorated").f, record_type(int))
