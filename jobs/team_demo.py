@@ -38,7 +38,7 @@ PORT = int(os.environ.get("TEAM_PORT", "3333"))
 BACKFILLED = [f"2024-03-0{day}" for day in (1, 2)]
 STREAMED = [f"2024-03-0{day}" for day in (3, 4)]
 LATE = "2024-03-03"
-DEADLINE = 600.0
+DEADLINE = 900.0
 SETTINGS = """
 telemetry: {enabled: false}
 nux: {enabled: false}

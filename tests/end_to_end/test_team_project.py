@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_dbt_and_polars_follow_batch_the_stream_and_a_late_order_by_automation_alone(tmp_path):
     environment = {**os.environ, "TEAM_HOME": str(tmp_path / "team"), "TEAM_PORT": str(free_port())}
     done = subprocess.run(
-        ["make", "demo-project"], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=1500
+        ["make", "demo-project"], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=2100
     )
     log = tmp_path / "team" / "dagster.log"
     assert done.returncode == 0, done.stdout + done.stderr + (log.read_text()[-5000:] if log.exists() else "")
