@@ -135,17 +135,13 @@ class RecordType:
 
     def plain_batch(self, records: Sequence[Any]) -> pa.RecordBatch | None:
         """As `to_batch`, of records that are plainly in normal form; None where that takes a look at each value."""
-        columns = _columns(self.python)
-        if not all(column.fit.has_one_form for column in columns):
+        if not all(column.fit.has_one_form for column in _columns(self.python)):
             return None
         if self.shape != "value" and not _shape_check(self.python).are_bare(records):
             return None
         arrays = []
-        for column, values, arrow in zip(columns, self.columns(records), self.schema.types, strict=True):
-            try:
-                array = column.plain(values, arrow)
-            except _REFUSED:
-                return None
+        for index, values in enumerate(self.columns(records)):
+            array = self.plain_column(index, values)
             if array is None:
                 return None
             arrays.append(array)

@@ -108,12 +108,7 @@ def declared_in(name: str) -> Declared:
 
     place, _, module = _module(name)
     values = list(vars(module).values())
-    streaming = {
-        deployment.pipeline.name: deployment
-        for value in values
-        if not isinstance(value, Pipeline)
-        for deployment in _deployments(value)
-    }
+    streaming = _declared_streams(module)
     batch = dict.fromkeys(pipeline for value in values for pipeline in _in_batch(value))
     if not streaming and not batch:
         for pipeline in (value for value in values if isinstance(value, Pipeline)):
@@ -164,8 +159,26 @@ def intermediates_of(name: str) -> str:
 
 def resources_of(name: str) -> dict[str, object]:
     """Return the resources of the `Definitions` in a module or file that is loaded, by key."""
+    return _resources(_loaded(name))
+
+
+def declared_stream_of(name: str, pipeline: str) -> StreamingDeployment | None:
+    """Return the streaming deployment of a pipeline that a module or file declares which is loaded, if it does."""
+    return _declared_streams(_loaded(name)).get(pipeline)
+
+
+def _loaded(name: str) -> ModuleType:
+    """Return a module or file that is loaded. Loading a file again would make its classes anew."""
     place = name.partition(":")[0]
-    return _resources(sys.modules[Path(place).stem if place.endswith(".py") else place])
+    return sys.modules[Path(place).stem if place.endswith(".py") else place]
+
+
+def _declared_streams(module: ModuleType) -> dict[str, StreamingDeployment]:
+    """Return the streaming deployments that a module declares, by pipeline; not those of pipelines by themselves."""
+    from dagster_unified.api.pipeline import Pipeline
+
+    declared = (value for value in vars(module).values() if not isinstance(value, Pipeline))
+    return {deployment.pipeline.name: deployment for value in declared for deployment in _deployments(value)}
 
 
 def _resources(module: ModuleType) -> dict[str, object]:

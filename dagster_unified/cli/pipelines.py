@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, validators
 
 from dagster_unified import settings
-from dagster_unified.cli.finding import declared_in, load, resources_of
+from dagster_unified.cli.finding import declared_stream_of, load, resources_of
 from dagster_unified.cli.terminal import AnyPipeline, Defines, Json, complain, err, out, say, table, write
 from dagster_unified.errors import ConfigurationError
 from dagster_unified.graph.options import option as option_of
@@ -219,14 +219,16 @@ def _warn_of_deployment(pipeline: str, planned: Plan) -> None:
     from dagster_unified.engine.streaming.checkpoint import CheckpointDirectory
     from dagster_unified.orchestration.deployments import directory_of
 
+    deployment = declared_stream_of(pipeline, planned.name)
+    if deployment is None:
+        return
     own = CheckpointDirectory(planned.execution.streaming.directory, planned.name).path
-    for deployment in declared_in(pipeline).streaming:
-        other = directory_of(deployment).path
-        if deployment.pipeline.name == planned.name and other != own:
-            _warn(
-                f"{planned.name}: this run takes no options of its StreamingDeployment, and keeps its state in {own};"
-                f" to go on from the deployment's, give -D execution.checkpointing.dir={other.parent}"
-            )
+    other = directory_of(deployment).path
+    if other != own:
+        _warn(
+            f"{planned.name}: this run takes no options of its StreamingDeployment, and keeps its state in {own};"
+            f" to go on from the deployment's, give -D execution.checkpointing.dir={other.parent}"
+        )
 
 
 def check_java_command() -> int:

@@ -102,7 +102,7 @@ def swap(pipeline: Deployed, /, *, accept_differences: bool = False, define: Def
         say(compared.describe())
     say(
         f"{deployment.pipeline.name} is to run the new code: its sensor upgrades it at its next tick; a job without a"
-        " sensor does when it is stopped and started again"
+        " sensor takes it when it is started again"
     )
     return 0
 

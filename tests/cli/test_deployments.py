@@ -159,11 +159,13 @@ def test_there_is_no_shadow_of_what_was_never_started(cli, tmp_path):
 
 
 def test_a_run_says_that_the_deployment_has_its_state_elsewhere(cli, tmp_path):
-    (tmp_path / "deployed_shops.py").write_text(PIPELINES + MODULES["its deployment"])
+    loaded = f"open({str(tmp_path / 'loaded')!r}, 'a').write('once ')\n"
+    (tmp_path / "deployed_shops.py").write_text(loaded + PIPELINES + MODULES["its deployment"])
     nobody, streaming = ("--master", "spark://127.0.0.1:9"), ("-D", "execution.runtime-mode=STREAMING")
     _, _, err = cli("run", "deployed_shops.py", *nobody, *streaming)
     assert "takes no options of its StreamingDeployment" in err
     assert f"give -D execution.checkpointing.dir={tmp_path}/elsewhere" in err
+    assert (tmp_path / "loaded").read_text() == "once ", "a file that is loaded again has other classes"
     _, _, err = cli("run", "deployed_shops.py", *nobody, *streaming, "-D", "execution.checkpointing.dir=elsewhere")
     assert "StreamingDeployment" not in err
 

@@ -42,7 +42,7 @@ def inlined_map(function: Any, taken: RecordType, made: RecordType) -> Inlined:
     writer = _Writer()
     result = writer.statements(Reader().read(function, _record(taken)))
     fields = _fields(result, made)
-    return writer.inlined(tuple(writer.field(value, taken, made, n) for n, value in enumerate(fields)), taken)
+    return writer.inlined(tuple(writer.field(value, taken, made, n) for n, value in enumerate(fields)))
 
 
 def inlined_filter(function: Any, taken: RecordType) -> Inlined:
@@ -54,7 +54,7 @@ def inlined_filter(function: Any, taken: RecordType) -> Inlined:
     if result.kinds & NONE:
         raise UnreadableError("it may return None")
     writer.keep(result)
-    return writer.inlined(tuple(f"F{number}" for number in range(len(taken.names))), taken)
+    return writer.inlined(tuple(f"F{number}" for number in range(len(taken.names))))
 
 
 def _record(taken: RecordType) -> Expression:
@@ -107,7 +107,8 @@ class _Writer:
             self._whole.append(name)
         return name
 
-    def inlined(self, fields: tuple[str, ...], taken: RecordType) -> Inlined:
+    def inlined(self, fields: tuple[str, ...]) -> Inlined:
+        """Return what was written; raises `UnreadableError` where that is too long."""
         inlined = Inlined(tuple(self._lines), fields, tuple(sorted(self._reads)), self._constants, tuple(self._whole))
         if sum(len(text) for _, text in self._lines) > _LONGEST or not inlined.compiles():
             raise UnreadableError("it is too long")

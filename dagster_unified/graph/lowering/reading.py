@@ -276,16 +276,14 @@ class Reader:
         if isinstance(no, Bound):
             value = Conditional(no.value.kinds, test, Constant(NONE, None), no.value)
             return Bound(ANY, no.number, value, self._choose_records(test, yes, no.body))
-        if not isinstance(yes, Built) or not isinstance(no, Built) or yes.python is not no.python:
-            raise UnreadableError("it returns records of several kinds")
-        if yes.fields.keys() != no.fields.keys():
-            raise UnreadableError("it returns records of several kinds")
-        fields = {name: self.choose(test, value, no.fields[name]) for name, value in yes.fields.items()}
-        return Built(ANY, yes.python, {n: _unless_same(yes.fields[n], no.fields[n], v) for n, v in fields.items()})
-
-
-def _unless_same(yes: Expression, no: Expression, chosen: Expression) -> Expression:
-    return yes if yes is no else chosen
+        refused = UnreadableError("it returns records of several kinds")
+        if not isinstance(yes, Built) or not isinstance(no, Built):
+            raise refused
+        if yes.python is not no.python or yes.fields.keys() != no.fields.keys():
+            raise refused
+        pairs = {name: (value, no.fields[name]) for name, value in yes.fields.items()}
+        fields = {name: one if one is other else self.choose(test, one, other) for name, (one, other) in pairs.items()}
+        return Built(ANY, yes.python, fields)
 
 
 def _result(value: Expression) -> Expression:

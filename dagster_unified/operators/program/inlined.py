@@ -197,11 +197,11 @@ def _compiled(chain: _Parts) -> _Code:
         [
             f"def run({', '.join(['size', *iterated[1:]])}):",
             *(f"    {name} = []" for name in lists),
-            f"    for {', '.join(variables)} in zip({', '.join(iterated)}):",
+            f"    for {', '.join(variables)}, in zip({', '.join(iterated)}):",
             *(f"        {line}" for line in body or ["pass"]),
             f"    return [{', '.join(lists)}]",
         ]
-    ).replace("for i in zip(range(size)):", "for i in range(size):")
+    )
     exec(compile(text, "<inlined chain>", "exec"), namespace)
     place = {name: number for number, name in enumerate(computed, start=int(drops))}
     return _Code(
