@@ -1,6 +1,6 @@
 import pytest
 
-from dagster_unified.cli import main
+from dagster_unified.cli import main, terminal
 
 
 @pytest.fixture
@@ -9,6 +9,8 @@ def cli(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
+        terminal.out.cache_clear()  # a console keeps the width that the terminal has when it is made
+        terminal.err.cache_clear()
         with pytest.raises(SystemExit) as ended:
             main(arguments)
         captured = capsys.readouterr()
