@@ -14,6 +14,7 @@ from dagster_unified.orchestration import (
     StreamingDeployment,
     unified_definitions,
 )
+from tests.orchestration.support import ticked
 from tests.ports import free_port
 
 OPTIONS = {"execution.runtime-mode": "STREAMING", "execution.checkpointing.dir": "s3://lake/checkpoints"}
@@ -50,7 +51,7 @@ def test_the_sensor_says_it_and_looks_again(away):
     deployment = StreamingDeployment(shops(), options=OPTIONS)
     sensor = unified_definitions(deployment).resolve_sensor_def("shops_streaming_sensor")
     with DagsterInstance.ephemeral() as instance:
-        said = sensor(build_sensor_context(instance)).skip_message
+        said = ticked(sensor, build_sensor_context(instance)).skip_message
     assert said.startswith("shops: the store of s3://lake/checkpoints/shops does not answer (")
     assert said.endswith("); once it does, the sensor looks again")
 
