@@ -100,6 +100,12 @@ class RecordType:
         rows = zip(*columns, strict=True)
         return list(rows) if self.shape == "tuple" else list(self._construct(rows))
 
+    def record(self, values: tuple[Any, ...]) -> Any:
+        """One record from the values of its fields."""
+        if self.shape == "value":
+            return values[0]
+        return values if self.shape == "tuple" else next(iter(self._construct((values,))))
+
     def _construct(self, rows: Iterable[tuple[Any, ...]]) -> Iterable[Any]:
         if issubclass(self.python, tuple):
             # The generated `_make` is a Python call per record; this stays in C.

@@ -106,8 +106,8 @@ class Windows(Generic[T, W]):
     # Building
 
     def _rolling(self, kind: str, field: str | int) -> Node:
-        combine = rolling(kind, self._stream._combined_field(kind, field))
-        return self._with(None, None, self._stream._records(kind), kind, reduce=combine)
+        combined = kind, self._stream._combined_field(kind, field)
+        return self._with(None, None, self._stream._records(kind), kind, reduce=rolling(*combined), built_in=combined)
 
     def _aggregates(self, columns: tuple[str | Column, ...], output_type: Any) -> Node:
         assigner, where = self._assigner, self._where("agg")

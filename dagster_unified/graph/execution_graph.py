@@ -31,8 +31,8 @@ def _step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
     assert node.step is not None
     lowering = plan.lowering(node)
     arguments = node.step_arguments()
-    if lowering is not None and isinstance(node, g.ReduceNode):
-        arguments["arguments"] = {**arguments["arguments"], "by_field": lowering.by_field}
+    if lowering is not None and isinstance(node, g.KeyedNode):
+        arguments["arguments"] = {**arguments["arguments"], "fold": lowering.fold}
     elif lowering is not None:
         arguments["inlined"] = lowering.inlined
     return node.step(

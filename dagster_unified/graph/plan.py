@@ -19,7 +19,18 @@ from dagster_unified.graph.iterations import check_iterations
 from dagster_unified.graph.lint import lint
 from dagster_unified.graph.lowering.deciding import Lowering, lowering_of
 from dagster_unified.graph.mode import Execution, resolve
-from dagster_unified.graph.nodes import Edge, Graph, Lineage, Naming, Node, Port, ReduceNode, SinkNode, SourceNode
+from dagster_unified.graph.nodes import (
+    Edge,
+    Graph,
+    Lineage,
+    Naming,
+    Node,
+    Port,
+    ReduceNode,
+    SinkNode,
+    SourceNode,
+    WindowNode,
+)
 from dagster_unified.graph.nodes.base import Finding
 from dagster_unified.graph.nodes.functions import AssignTimestampsNode, FusedNode
 from dagster_unified.graph.nodes.graph import edge_parts, own_parts
@@ -176,12 +187,13 @@ class Plan:
 
     def lowering(self, node: Node) -> Lowering | None:
         """How the function of an operator runs; None for an operator of another kind than those that are read."""
-        if not isinstance(node, FusedNode) and type(node) is not ReduceNode:
+        folds = type(node) is ReduceNode or (
+            type(node) is WindowNode and (node.function.reduce is not None or node.function.aggregate is not None)
+        )
+        if not isinstance(node, FusedNode) and not folds:
             return None
         if node not in self._lowerings:
             found = lowering_of(node, self.input_layout(node.id).records, self.execution)
-            if found.by_field is not None and any(port.node == node.id for r in self.regions for port in r.carried):
-                found = Lowering(why_not="its state goes on after the run")
             before = self._gives_records(node) if found.inlined is not None else None
             if before is not None:
                 found = Lowering(why_not=f"'{before.name}' before it gives records one by one")

@@ -228,12 +228,25 @@ class KeyedOperator:
     def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
         return layout.records.from_batch(batch.select(list(layout.records.names)))
 
-    def combined(self, batch: pa.RecordBatch, layout: StreamLayout, starts: Sequence[int]) -> Sequence[Any] | None:
-        """What stands for the records of each run of a batch, one for each, if something does.
+    def combined(
+        self, batch: pa.RecordBatch, layout: StreamLayout, starts: Sequence[int], goes_on: bool
+    ) -> Sequence[Any] | None:
+        """What each run of a batch becomes, to be processed instead of its records, if that is known.
 
-        The first run may go on with the current key.
+        The first run is of the current key where it goes on.
         """
         return None
+
+    def process_columns(
+        self,
+        keys: Sequence[Hashable],
+        starts: Sequence[int],
+        batch: pa.RecordBatch,
+        timestamps: Sequence[int | None],
+        after: Callable[[], None],
+    ) -> bool:
+        """Process runs as `process_runs` does, on columns; return False, and change nothing, where it needs records."""
+        return False
 
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         """Process a run of records of the current key, in order."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_unified.graph.lowering.inlining import inlined_filter, inlined_map
-from dagster_unified.graph.lowering.reducing import ways_of, ways_of_builtin
+from dagster_unified.graph.lowering.reducing import aggregated, built_in, reduced
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes.base import Node
 from dagster_unified.graph.nodes.functions import FilterNode, MapNode
-from dagster_unified.graph.nodes.keyed import ReduceNode
-from dagster_unified.operators.by_field import Way
+from dagster_unified.graph.nodes.keyed import ReduceNode, WindowNode
+from dagster_unified.operators.by_field import Fold
 from dagster_unified.operators.layout import ComputedKey
 from dagster_unified.operators.program.inlined import Inlined
+from dagster_unified.operators.windows.contents import Windowing
 from dagster_unified.records import RecordType, record_type
 
 
@@ -24,19 +25,19 @@ class Lowering:
     inlined: Inlined | None = None
     """What takes its place in a chain on columns."""
 
-    by_field: tuple[Way, ...] | None = None
-    """How a reduce function combines each field, so that runs of records are combined in columns."""
+    fold: Fold | None = None
+    """What a function that combines records does to each field, so that runs of records are folded in columns."""
 
     reads: tuple[str, ...] = ()
-    """The fields that it computes with."""
+    """The fields that it computes with, or those of what it folds records into."""
 
     why_not: str = ""
     """Why it is called for each record."""
 
     def describe(self) -> str:
         """Say it, for `explain`."""
-        if self.by_field is not None:
-            fields = [f"{name} {way}" for name, way in zip(self.reads, list[str](self.by_field), strict=True)]
+        if self.fold is not None:
+            fields = [f"{name} {way}" for name, way in zip(self.reads, list[str](self.fold.ways), strict=True)]
             return f"combined by field: {', '.join(fields)}"
         if self.inlined is None:
             return f"called for each record: {self.why_not}"
@@ -44,17 +45,17 @@ class Lowering:
 
 
 def lowering_of(node: Node, taken: RecordType, execution: Execution) -> Lowering:
-    """Return how the function of a map, a filter, a flat_map or a reduce runs on records of a type."""
+    """Return how the function of a map, a filter, a flat_map, a reduce or a window runs on records of a type."""
     if not execution.lowers:
         return Lowering(why_not="execution.lowering is OFF")
     if node.in_python:
         return Lowering(why_not="in_python() says so")
     try:
         if isinstance(node, ReduceNode):
-            if execution.incremental_updates:
-                return Lowering(why_not="it emits a result for each record")
-            ways = ways_of(node.function, taken) if node.rolling is None else ways_of_builtin(*node.rolling, taken)
-            return Lowering(by_field=ways, reads=taken.names)
+            fold = reduced(node.function, taken) if node.rolling is None else built_in(*node.rolling, taken)
+            return Lowering(fold=fold, reads=taken.names)
+        if isinstance(node, WindowNode):
+            return _windowed(node.function, taken)
         inlined = _inlined(node, taken)
     except UnreadableError as error:
         return Lowering(why_not=str(error))
@@ -71,6 +72,16 @@ def key_on_columns(key: ComputedKey, taken: RecordType) -> Inlined | None:
         return inlined_map(key.function, taken, record_type(key.python))
     except (UnreadableError, RecursionError):
         return None
+
+
+def _windowed(spec: Windowing, taken: RecordType) -> Lowering:
+    if not spec.takes_runs:
+        raise UnreadableError("its windows take elements one by one")
+    if spec.aggregate is None:
+        fold = reduced(spec.reduce, taken) if spec.built_in is None else built_in(*spec.built_in, taken)
+        return Lowering(fold=fold, reads=taken.names)
+    fold = aggregated(spec.aggregate, spec.accumulator_type, taken)
+    return Lowering(fold=fold, reads=record_type(spec.accumulator_type).names)
 
 
 def _inlined(node: Node, taken: RecordType) -> Inlined:

@@ -6,7 +6,7 @@ functions themselves, and these raise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -42,7 +42,24 @@ def inlined_map(function: Any, taken: RecordType, made: RecordType) -> Inlined:
     writer = _Writer()
     result = writer.statements(Reader().read(function, _record(taken)))
     fields = _fields(result, made)
-    return writer.inlined(tuple(writer.field(value, taken, made, n) for n, value in enumerate(fields)))
+    return writer.inlined(tuple(writer.field(value, taken.types, made, n) for n, value in enumerate(fields)))
+
+
+def fold_of(result: Expression, held: RecordType, taken: RecordType) -> tuple[list[Expression], Inlined]:
+    """Return what is made of the fields of a value and of a record, whose fields come after: by field, and as text.
+
+    Raises `UnreadableError`.
+    """
+    writer, known = _Writer(), dict[int, Expression]()
+    rest = result
+    while isinstance(rest, Bound):
+        known[rest.number] = rest.value
+        rest = rest.body
+    fields = _fields(writer.statements(result), held)
+    types = (*held.types, *taken.types)
+    inlined = writer.inlined(tuple(writer.field(value, types, held, n) for n, value in enumerate(fields)))
+    named = [known.get(value.number, value) if isinstance(value, Local) else value for value in fields]
+    return named, inlined
 
 
 def inlined_filter(function: Any, taken: RecordType) -> Inlined:
@@ -91,10 +108,10 @@ class _Writer:
         """Write that a record only goes on where this is true."""
         self._lines.append(("", self.text(test)))
 
-    def field(self, value: Expression, taken: RecordType, made: RecordType, number: int) -> str:
-        """Write a field of the result; return what stands for it."""
+    def field(self, value: Expression, types: Sequence[mi.Type], made: RecordType, number: int) -> str:
+        """Write a field of the result; return what stands for it. `types` are those of the fields that are given."""
         info = made.types[number]
-        if isinstance(value, Field) and taken.types[value.number] == info:
+        if isinstance(value, Field) and types[value.number] == info:
             return f"F{value.number}"
         optional, bare = _optional(info)
         allowed = {kind for kind, known in _MADE.items() if known == bare}

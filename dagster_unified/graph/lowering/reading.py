@@ -149,6 +149,11 @@ def record_of(python: Any, shape: str, names: Sequence[str], kinds: Sequence[Kin
     return Built(ANY, python if shape == "class" else tuple, dict(zip(names, fields, strict=True)))
 
 
+def unused() -> Expression:
+    """Return an argument of which nothing is known: a function that uses it is not read."""
+    return Operation(ANY, "", ())
+
+
 class _Plain(NamedTuple):
     field: int
 

@@ -1,90 +1,99 @@
-"""What a reduce function does to each field: of a run of records it can then be computed by field, in columns."""
+"""What a function that combines records does to each field: runs of records are then folded by field, in columns."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from dagster_unified.errors import UnifiedError
+from dagster_unified.graph.lowering.inlining import fold_of
 from dagster_unified.graph.lowering.language import (
+    ANY,
     INT,
     TEXT,
-    Bound,
     Built,
     Constant,
     Expression,
     Field,
-    Local,
     Operation,
     kinds_of,
 )
-from dagster_unified.graph.lowering.reading import Reader, check_class, record_of
+from dagster_unified.graph.lowering.reading import Reader, record_of, unused
 from dagster_unified.graph.lowering.source import UnreadableError
-from dagster_unified.operators.by_field import Way
-from dagster_unified.records import RecordType
+from dagster_unified.operators.by_field import Fold, Way
+from dagster_unified.operators.functions.base import AggregateFunction, ReduceFunction
+from dagster_unified.records import RecordType, record_type
 
 
-def ways_of(function: Any, records: RecordType) -> tuple[Way, ...]:
-    """Return how a reduce function combines each field of two records; raises `UnreadableError`.
-
-    Only what is the same however a run is cut: sums of floats are not, and so are left to the function.
-    """
-    kinds, size = [kinds_of(info) for info in records.types], len(records.names)
-    one = record_of(records.python, records.shape, records.names, kinds)
-    other = record_of(records.python, records.shape, records.names, kinds, size)
-    result, known = Reader().read(function, one, other), dict[int, Expression]()
-    while isinstance(result, Bound):
-        known[result.number] = result.value
-        result = result.body
-    if records.shape == "value":
-        values = [result]
-    elif isinstance(result, Built) and result.python is (records.python if records.shape == "class" else tuple):
-        fields = result.fields
-        values = list(fields.values()) if result.python is tuple else [fields[name] for name in records.names]
-    else:
-        raise UnreadableError("it is not known which fields the record has that it returns")
-    if len(values) != size:
-        raise UnreadableError("it returns a record with other fields")
-    ways: list[Way] = []
-    for number, value in enumerate(values):
-        way = _way(known.get(value.number, value) if isinstance(value, Local) else value, number, size)
-        if way is None:
-            raise UnreadableError(f"field '{records.names[number]}' is not combined with itself alone")
-        ways.append(way)
-    used = {n for value in values if isinstance(value, Local) for n in [value.number]}
-    if known.keys() - used:
-        raise UnreadableError("it computes more than the fields")
-    return tuple(ways)
+def reduced(function: Any, records: RecordType) -> Fold:
+    """Return what a reduce function does to each field of its first record; raises `UnreadableError`."""
+    one, other = _record(records), _record(records, len(records.names))
+    method = isinstance(function, ReduceFunction)
+    result = _read(function, "reduce", one, other) if method else Reader().read(function, one, other)
+    return _fold(result, records, records)
 
 
-def ways_of_builtin(kind: str, field: str | int | None, records: RecordType) -> tuple[Way, ...]:
-    """Return how `sum`, `min` or `max` over a field combines each field; raises `UnreadableError`."""
-    if records.shape == "class":
-        check_class(records.python)
+def aggregated(function: AggregateFunction[Any, Any, Any], accumulator: Any, records: RecordType) -> Fold:
+    """Return what `add` does to each field of an accumulator of a type; raises `UnreadableError`."""
+    try:
+        held = record_type(accumulator)
+    except UnifiedError:
+        raise UnreadableError("its accumulator has no fields") from None
+    return _fold(_read(function, "add", _record(records, len(held.names)), _record(held)), held, records)
+
+
+def built_in(kind: str, field: str | int | None, records: RecordType) -> Fold:
+    """Return what `sum`, `min` or `max` over a field does to each field; raises `UnreadableError`."""
     number = 0 if field is None else field if isinstance(field, int) else records.names.index(field)
     kinds = kinds_of(records.types[number])
+    own, other = Field(kinds, number), Field(kinds, number + len(records.names))
     if kind == "sum" and kinds == INT:
-        way: Way = "sum"
-    elif kind == "min" and kinds in (INT, TEXT):
-        way = "min"
-    elif kind == "max" and kinds in (INT, TEXT):
-        way = "max"
+        combined = Operation(kinds, "({} + {})", (own, other))
+    elif kind in ("min", "max") and kinds in (INT, TEXT):
+        combined = Operation(kinds, "{}({}, {})", (Constant(ANY, min if kind == "min" else max), own, other))
     else:
         raise UnreadableError(f"{kind} of '{records.names[number]}' depends on whole records, or on their order")
-    return tuple(way if position == number else "first" for position in range(len(records.names)))
+    whole = _record(records)
+    if not isinstance(whole, Built):
+        return _fold(combined, records, records)
+    fields = {**whole.fields, records.names[number]: combined}
+    return _fold(Built(ANY, whole.python, fields), records, records)
 
 
-def _way(value: Expression, number: int, size: int) -> Way | None:
-    if isinstance(value, Field) and value.number in (number, number + size):
+def _record(records: RecordType, first: int = 0) -> Expression:
+    return record_of(records.python, records.shape, records.names, [kinds_of(info) for info in records.types], first)
+
+
+def _read(function: Any, name: str, *arguments: Expression) -> Expression:
+    """Read a method of a function object that does not use the object."""
+    method, kind = getattr(type(function), name, None), type(function)
+    looked_up: object = kind.__getattribute__
+    if looked_up is not object.__getattribute__ or name in getattr(function, "__dict__", {}):
+        raise UnreadableError(f"it is not known what its {name} is")
+    return Reader().read(method, unused(), *arguments)
+
+
+def _fold(result: Expression, held: RecordType, taken: RecordType) -> Fold:
+    values, inlined = fold_of(result, held, taken)
+    ways = [_way(value, text, len(held.names)) for value, text in zip(enumerate(values), inlined.fields, strict=True)]
+    return Fold(tuple(ways), inlined)
+
+
+def _way(field: tuple[int, Expression], text: str, size: int) -> Way:
+    """Return how a field of a value is combined, which has so many; the fields of the record are counted after them."""
+    number, value = field
+    if isinstance(value, Field) and text.startswith("F") and (value.number == number or value.number >= size):
         return "first" if value.number == number else "last"
     if not isinstance(value, Operation):
-        return None
-    called, operands = None, value.operands
+        return "computed"
+    called: object = None
+    operands = value.operands
     if operands and isinstance(operands[0], Constant) and operands[0].value in (min, max):
         called, operands = operands[0].value, operands[1:]
     fields = {operand.number for operand in operands if isinstance(operand, Field)}
     if fields != {number, number + size} or len(operands) != 2:
-        return None
+        return "computed"
     if value.text == "({} + {})" and value.kinds == INT and all(operand.kinds == INT for operand in operands):
         return "sum"
     if called is None or value.kinds not in (INT, TEXT):
-        return None
+        return "computed"
     return "min" if called is min else "max"

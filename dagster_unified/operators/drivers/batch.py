@@ -324,7 +324,7 @@ def _keyed(running: RunningProgram, batches: Iterable[pa.RecordBatch]) -> Iterat
         if not size:
             continue
         keys, starts = runs(batch, keyed, layout, where)
-        combined = operator.combined(batch, layout, starts)
+        combined = operator.combined(batch, layout, starts, keys[0] == current)
         with placed(where):
             records = operator.read(batch, layout) if combined is None else combined
         timestamps = batch.column(TIMESTAMP).to_pylist() if layout.timestamped else [None] * size

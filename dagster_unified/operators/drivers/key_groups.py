@@ -76,6 +76,27 @@ class GroupedOperator:
             operator.state.keys, operator.state.column = {}, None
             self._group = None
 
+    def process_columns(
+        self,
+        group: Group,
+        keys: Sequence[Hashable],
+        starts: Sequence[int],
+        batch: pa.RecordBatch,
+        timestamps: Sequence[int | None],
+    ) -> bool:
+        """Process runs of several keys' records in columns; return False where `process` has to."""
+        if self.holds_back:
+            return False
+        self._load_runs(group, keys)
+        return self.operator.process_columns(keys, starts, batch, timestamps, self.after)
+
+    def _load_runs(self, group: Group, keys: Sequence[Hashable]) -> None:
+        name = self.operator.one_value
+        if name is not None and not self.holds_back and group.load_column(name, keys):
+            self.operator.state.column = group.column
+        else:
+            self._load(group, group.load(keys))
+
     def process(
         self,
         group: Group,
@@ -85,11 +106,7 @@ class GroupedOperator:
         timestamps: Sequence[int | None],
     ) -> None:
         """Process runs of several keys' records; each run starts where `starts` says."""
-        name = self.operator.one_value
-        if name is not None and not self.holds_back and group.load_column(name, keys):
-            self.operator.state.column = group.column
-        else:
-            self._load(group, group.load(keys))
+        self._load_runs(group, keys)
         if not self.holds_back:
             self.operator.process_runs(keys, starts, records, timestamps, self.after)
             return
@@ -359,7 +376,7 @@ class KeyGroups:
         """Process some of one key's records, of which more follow, so that its bundle is not over."""
         with self._opened(store, watermark) as group:
             (key,), _ = runs(batch, self.keyed, self.program.input, self.operator.where)
-            records, timestamps = self._read(batch)
+            timestamps, records = self._timestamps(batch), self._read(batch)
             self.grouped.process_unfinished(group, key, records, timestamps)
             self.running.drain()
             self.running.flush()
@@ -458,24 +475,31 @@ class KeyGroups:
             keys, starts = runs(batch, self.keyed, layout, where)
         else:
             batch, keys, starts = sorted_runs(batch, self.keyed, layout, where)
-        records, timestamps = self._read(batch)
         if micro_batch.epoch is not None:
             self._touched += keys
-        if type(keys[0]) in _PLAIN or len(set(keys)) == len(keys):
+        timestamps = self._timestamps(batch)
+        has_each_once = type(keys[0]) in _PLAIN or len(set(keys)) == len(keys)
+        columns = batch.select(list(layout.records.names))
+        if has_each_once and self.grouped.process_columns(group, keys, starts, columns, timestamps):
+            return
+        records = self._read(batch)
+        if has_each_once:
             self.grouped.process(group, keys, starts, records, timestamps)
             return
         for key, start, end in zip(keys, starts, (*starts[1:], len(records)), strict=True):
             self.grouped.process(group, [key], [0], records[start:end], timestamps[start:end])
 
-    def _read(self, batch: pa.RecordBatch) -> tuple[Sequence[Any], Sequence[int | None]]:
-        layout = self.program.input
+    def _read(self, batch: pa.RecordBatch) -> Sequence[Any]:
         with placed(self.operator.where):
-            records = self.operator.read(batch, layout)
-        timestamps: Sequence[int | None] = [None] * len(records)
-        if layout.timestamped:
-            timestamps = batch.column(TIMESTAMP).to_pylist()
+            return self.operator.read(batch, self.program.input)
+
+    def _timestamps(self, batch: pa.RecordBatch) -> Sequence[int | None]:
+        """The event times of a batch, of which late ones are counted."""
+        if not self.program.input.timestamped:
+            return [None] * batch.num_rows
+        timestamps: Sequence[int | None] = batch.column(TIMESTAMP).to_pylist()
         if self.operator.watermark > MIN_TIMESTAMP:
             late = sum(1 for t in timestamps if t is not None and t <= self.operator.watermark)
             if late:
                 self.running.metrics.count("late records", late)
-        return records, timestamps
+        return timestamps

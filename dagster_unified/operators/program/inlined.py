@@ -26,8 +26,11 @@ import pyarrow as pa
 from dagster_unified.operators.program.blocks import Block
 from dagster_unified.records import RecordType
 
-_FIRST, _LAST = -(1 << 63), (1 << 63) - 1
-_NAME = re.compile(r"\b[FLRC]\d+\b")
+FIRST, LAST = -(1 << 63), (1 << 63) - 1
+"""The integers that a column holds."""
+
+NAME = re.compile(r"\b[FLRC]\d+\b")
+"""What stands in the text of a function for a field, a local, a result or a constant."""
 
 
 def exactly(texts: list[str], count: int) -> list[str]:
@@ -145,10 +148,10 @@ class _Parts:
         return hash((tuple((part.lines, part.fields) for part in self.parts), self.fields))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Parts) and self.fields == other.fields and _alike(self.parts, other.parts)
+        return isinstance(other, _Parts) and self.fields == other.fields and alike(self.parts, other.parts)
 
 
-def _alike(some: Sequence[Inlined], others: Sequence[Inlined]) -> bool:
+def alike(some: Sequence[Inlined], others: Sequence[Inlined]) -> bool:
     """Whether two chains are the same text, on constants of the same classes and values."""
     if [(p.lines, p.fields, p.whole) for p in some] != [(p.lines, p.fields, p.whole) for p in others]:
         return False
@@ -174,7 +177,7 @@ def _compiled(chain: _Parts) -> _Code:
             namespace[known[name]] = value
 
         def written(text: str, known: dict[str, str] = known) -> str:
-            return _NAME.sub(lambda found: known.setdefault(found[0], f"w{next(names)}"), text)
+            return NAME.sub(lambda found: known.setdefault(found[0], f"w{next(names)}"), text)
 
         for target, text in part.lines:
             value = written(text)
@@ -182,7 +185,7 @@ def _compiled(chain: _Parts) -> _Code:
             drops = drops or not target
         if position < len(chain.parts) - 1:
             whole = (known[name] for name in part.whole)
-            body += [f"if not {_FIRST} <= ({name} or 0) <= {_LAST}: raise OverflowError" for name in whole]
+            body += [f"if not {FIRST} <= ({name} or 0) <= {LAST}: raise OverflowError" for name in whole]
         current = [known[name] for name in part.fields]
 
     computed = list(dict.fromkeys(name for name in current if name not in origin))

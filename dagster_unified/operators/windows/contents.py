@@ -10,6 +10,7 @@ from operator import length_hint
 from typing import Any, ClassVar
 
 from dagster_unified.errors import UnsupportedError
+from dagster_unified.operators.by_field import FieldFold, Rows
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import (
     AggregateFunction,
@@ -28,7 +29,11 @@ from dagster_unified.operators.state.columns import TypedColumn
 from dagster_unified.operators.state.descriptors import StateDescriptor
 from dagster_unified.operators.state.handles import MapStateDescriptor, State
 from dagster_unified.operators.time import TimeDomain
-from dagster_unified.operators.windows.assigners import WindowAssigner, WindowAssignerContext
+from dagster_unified.operators.windows.assigners import (
+    MergingWindowAssigner,
+    WindowAssigner,
+    WindowAssignerContext,
+)
 from dagster_unified.operators.windows.evictors import Evictor
 from dagster_unified.operators.windows.triggers import OnMergeContext, Trigger
 from dagster_unified.values import UnfitError
@@ -55,6 +60,8 @@ class Windowing:
     """Milliseconds for which a window stays after its end."""
     late_tag: OutputTag[Any] | None = None
     reduce: Any = None
+    built_in: tuple[str, str | int | None] | None = None
+    """The kind and the field of the library's combination that `reduce` is, if it is one."""
     aggregate: AggregateFunction[Any, Any, Any] | None = None
     accumulator_type: Any = None
     function: ProcessWindowFunction[Any, Any, Any, Any] | WindowFunction[Any, Any, Any, Any] | None = None
@@ -63,6 +70,15 @@ class Windowing:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "only_registers_end", self.trigger.only_registers_end)
+
+    @property
+    def takes_runs(self) -> bool:
+        """Whether elements that follow one another go into a window at once: nothing happens before its end."""
+        assigner = self.assigner
+        if self.evictor is not None or not self.only_registers_end:
+            return False
+        gap = assigner.fixed_gap() if isinstance(assigner, MergingWindowAssigner) else None
+        return assigner.panes() is not None or gap is not None
 
     def describe(self) -> str:
         """One line for plans."""
@@ -184,8 +200,17 @@ class Elements(Contents):
 class _OneValue(Contents):
     """One value that an author's function computes from the elements; it is state of a declared type."""
 
-    def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend, what: str, python: Any) -> None:
+    def __init__(
+        self,
+        spec: Windowing,
+        where: str,
+        state: KeyedStateBackend,
+        what: str,
+        python: Any,
+        by_field: FieldFold | None,
+    ) -> None:
         self.stored_type = python | None
+        self._by_field = by_field
         self._spec, self._where, self._look = spec, where, state.look
         self._declared = Declared(what, "", python)
         self._mutable = self._declared.fit.mutable
@@ -204,6 +229,13 @@ class _OneValue(Contents):
             self._look(self._declared, contents)
         return contents
 
+    def _folded(self, contents: Any, records: Sequence[Any]) -> Any:
+        """The contents with some more elements, folded in columns; None where the function has to."""
+        if self._by_field is None or not isinstance(records, Rows):
+            return None
+        folded = self._by_field.one(records, contents)
+        return None if folded is None else self._watched(folded)
+
     def _merged(self, function: Callable[[Any, Any], Any], parts: list[Any]) -> Any:
         return self._watched(self._merge(parts[0], parts[1:], function, self._normal)) if parts else None
 
@@ -220,8 +252,8 @@ class _OneValue(Contents):
 class Reduced(_OneValue):
     """The elements, reduced by a function."""
 
-    def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend) -> None:
-        super().__init__(spec, where, state, "the reduced value of a window", spec.element_type)
+    def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend, by_field: FieldFold | None) -> None:
+        super().__init__(spec, where, state, "the reduced value of a window", spec.element_type, by_field)
         self._reduce = getattr(spec.reduce, "reduce", spec.reduce)
 
     def add(self, contents: Any, record: Any, timestamp: int | None) -> Any:
@@ -230,6 +262,9 @@ class Reduced(_OneValue):
         )
 
     def add_all(self, contents: Any, records: Sequence[Any]) -> Any:
+        folded = self._folded(contents, records)
+        if folded is not None:
+            return folded
         rest = iter(records)
         try:
             return self._watched(
@@ -254,8 +289,8 @@ class Aggregated(_OneValue):
 
     starts_from_nothing = True
 
-    def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend) -> None:
-        super().__init__(spec, where, state, "the accumulator of a window", spec.accumulator_type)
+    def __init__(self, spec: Windowing, where: str, state: KeyedStateBackend, by_field: FieldFold | None) -> None:
+        super().__init__(spec, where, state, "the accumulator of a window", spec.accumulator_type, by_field)
         assert spec.aggregate is not None
         self._function = spec.aggregate
         self._add = self._declared.fit.fold("function(value, combined)")
@@ -269,6 +304,14 @@ class Aggregated(_OneValue):
         return self._watched(self._added(contents, (record,)))
 
     def add_all(self, contents: Any, records: Sequence[Any]) -> Any:
+        try:
+            if contents is None:
+                contents = self._normal(self._function.create_accumulator())
+        except RAISED as error:
+            raise self._failed(error, records[0]) from error
+        folded = self._folded(contents, records)
+        if folded is not None:
+            return folded
         rest = iter(records)
         try:
             return self._watched(self._added(contents, rest))
@@ -317,13 +360,13 @@ class Evicted(Elements):
         return self._value.folded(elements)
 
 
-def contents_of(spec: Windowing, where: str, state: KeyedStateBackend) -> Contents:
-    """The contents of a stream's windows."""
+def contents_of(spec: Windowing, where: str, state: KeyedStateBackend, by_field: FieldFold | None = None) -> Contents:
+    """The contents of a stream's windows; `by_field` folds elements that are read in columns."""
     value: Reduced | Aggregated | None = None
     if spec.aggregate is not None:
-        value = Aggregated(spec, where, state)
+        value = Aggregated(spec, where, state, by_field)
     elif spec.reduce is not None:
-        value = Reduced(spec, where, state)
+        value = Reduced(spec, where, state, by_field)
     if spec.evictor is not None:
         return Evicted(spec, value)
     return Elements(spec.element_type) if value is None else value

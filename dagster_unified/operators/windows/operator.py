@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from dagster_unified.errors import PipelineError, RecordTypeError
+from dagster_unified.operators.by_field import FieldFold, Fold, Rows
 from dagster_unified.operators.failures import RAISED, user_failure
 from dagster_unified.operators.functions.base import RuntimeContext
 from dagster_unified.operators.functions.windows import ProcessWindowFunction
 from dagster_unified.operators.keyed import KeyedProcessOperator
+from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator import OperatorContext
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.handles import MapStateDescriptor
@@ -30,6 +34,7 @@ from dagster_unified.operators.windows.contents import (
 )
 from dagster_unified.operators.windows.triggers import TriggerResult
 from dagster_unified.operators.windows.window import TimeWindow
+from dagster_unified.records import record_type
 
 
 class MergingWindows:
@@ -82,13 +87,18 @@ class WindowOperator(KeyedProcessOperator):
 
     _assigning: WindowAssignerContext
 
-    def __init__(self, spec: Windowing, context: OperatorContext) -> None:
+    def __init__(self, spec: Windowing, context: OperatorContext, fold: Fold | None = None) -> None:
+        """`fold` is what the function that combines elements does to each field, where that is known."""
         super().__init__(spec, context)  # type: ignore[arg-type]
         self.spec = spec
         self._copy = context.copy
         """Copies an element for each of several windows; None where it is immutable."""
 
-        self._contents = contents_of(spec, self.where, self.state)
+        by_field = None
+        if fold is not None and context.input is not None and context.copy is None:
+            value = record_type(spec.element_type if spec.aggregate is None else spec.accumulator_type)
+            by_field = FieldFold(fold, value, context.input)
+        self._contents = contents_of(spec, self.where, self.state, by_field)
         self._evicted = self._contents if isinstance(self._contents, Evicted) else None
         assigner = spec.assigner
         window: Any = assigner.window_type
@@ -100,6 +110,8 @@ class WindowOperator(KeyedProcessOperator):
         self._by_event_time = assigner.is_event_time
         self._many_at_once = self._fastest()
         """Puts elements that all have an event time into windows; None where they are taken one by one."""
+
+        self._by_field = None if self._many_at_once is None else by_field
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
         runtime_context = context(self.state)
@@ -118,6 +130,11 @@ class WindowOperator(KeyedProcessOperator):
 
     # Elements
 
+    def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
+        if self._by_field is None:
+            return super().read(batch, layout)
+        return Rows(layout.records, batch.select(list(layout.records.names)), self._by_field.reads)
+
     def process(self, records: Sequence[Any], timestamps: Sequence[int | None]) -> None:
         self._domain, self._generation = None, -1
         if self._many_at_once is None or None in timestamps:
@@ -128,7 +145,7 @@ class WindowOperator(KeyedProcessOperator):
     def _fastest(self) -> Callable[[Sequence[Any], Any], None] | None:
         """The fastest way to take elements that assigner, trigger and evictor allow."""
         assigner = self.spec.assigner
-        if self.spec.evictor is not None or not self.spec.only_registers_end:
+        if not self.spec.takes_runs:
             return None
         panes = assigner.panes()
         if panes is not None:
@@ -181,7 +198,7 @@ class WindowOperator(KeyedProcessOperator):
             pane, end = panes[start], start + 1
             while end < size and panes[end] == pane:
                 end += 1
-            windows: Sequence[Any] = assign(records[start], timestamps[start], self._assigning)
+            windows: Sequence[Any] = assign(None, timestamps[start], self._assigning)  # elements have no part in panes
             if windows and windows[0].max_timestamp() > self.watermark:
                 copy, run = self._copy if len(windows) > 1 else None, records[start:end]
                 for window in windows:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from dagster_unified.graph.lowering.inlining import inlined_filter, inlined_map
-from dagster_unified.graph.lowering.reducing import ways_of, ways_of_builtin
+from dagster_unified.graph.lowering.reducing import built_in, reduced
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.operators.program.blocks import Block
 from dagster_unified.operators.program.inlined import InlinedChain
@@ -174,10 +174,10 @@ def test_a_lambda_in_a_lambda_is_not_taken_for_it():
 
 def test_a_class_that_does_more_is_summed_by_its_function():
     with pytest.raises(UnreadableError, match="does more"):
-        ways_of_builtin("sum", "a", record_type(Capped))
+        built_in("sum", "a", record_type(Capped))
     with pytest.raises(UnreadableError):
-        ways_of(lambda p, q: Clamped(p.a + q.a), record_type(Clamped))
-    assert ways_of(lambda p, q: ByName(max(p.d, q.d), c=q.c), record_type(ByName)) == ("max", "last")
+        reduced(lambda p, q: Clamped(p.a + q.a), record_type(Clamped))
+    assert reduced(lambda p, q: ByName(max(p.d, q.d), c=q.c), record_type(ByName)).ways == ("max", "last")
 
 
 def module(folder, name, text):

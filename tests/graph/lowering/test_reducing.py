@@ -1,5 +1,6 @@
-"""Reduce functions that are combined by field: of which this is known, and that it is what the functions give."""
+"""Functions that combine records, folded by field: what is known of each, and that it is what the functions give."""
 
+from datetime import timedelta
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -8,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_unified.errors import RecordTypeError, UserFunctionError
-from dagster_unified.graph.lowering.reducing import ways_of, ways_of_builtin
+from dagster_unified.api import (
+    AggregateFunction,
+    EventTimeSessionWindows,
+    Pipeline,
+    ReduceFunction,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
+from dagster_unified.errors import UnifiedError
+from dagster_unified.graph.lowering.reducing import aggregated, built_in, reduced
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.operators.drivers.batch import run_batch
 from dagster_unified.operators.keyed import ReduceOperator
@@ -18,6 +28,8 @@ from dagster_unified.operators.layout import StreamLayout
 from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.step import KeyedStep, Output, Program
 from dagster_unified.records import record_type
+from dagster_unified.testing import run_pipeline
+from tests.support import MODES
 
 
 class Sale(NamedTuple):
@@ -43,62 +55,103 @@ LAYOUT = StreamLayout(SALES, timestamped=True)
         (combined, ("first", "sum", "min", "max", "last", "first")),
         (lambda a, b: b, ("last",) * 6),
         (lambda a, b: a._replace(amount=b.amount + a.amount), ("first", "sum", "first", "first", "first", "first")),
+        (lambda a, b: a._replace(rate=a.rate + b.rate), (*["first"] * 5, "computed")),
+        (lambda a, b: b._replace(shop=a.shop, least=a.amount), ("first", "last", "computed", "last", "last", "last")),
     ],
 )
-def test_functions_that_combine_each_field_with_itself(function, ways):
-    assert ways_of(function, SALES) == ways
+def test_functions_that_are_known_by_field(function, ways):
+    assert reduced(function, SALES).ways == ways
 
 
 def test_tuples_and_plain_values_are_combined_too():
-    assert ways_of(lambda a, b: (a[0], a[1] + b[1]), record_type(tuple[str, int])) == ("first", "sum")
-    assert ways_of(lambda a, b: a + b, record_type(int)) == ("sum",)
-    assert ways_of(lambda a, b: max(a, b), record_type(str)) == ("max",)
+    assert reduced(lambda a, b: (a[0], a[1] + b[1]), record_type(tuple[str, int])).ways == ("first", "sum")
+    assert reduced(lambda a, b: a + b, record_type(int)).ways == ("sum",)
+    assert reduced(lambda a, b: max(a, b), record_type(str)).ways == ("max",)
 
 
 def test_the_librarys_own_combinations():
-    assert ways_of_builtin("sum", "amount", SALES) == ("first", "sum", "first", "first", "first", "first")
-    assert ways_of_builtin("max", 1, record_type(tuple[str, str])) == ("first", "max")
-    assert ways_of_builtin("min", None, record_type(int)) == ("min",)
+    assert built_in("sum", "amount", SALES).ways == ("first", "sum", "first", "first", "first", "first")
+    assert built_in("max", 1, record_type(tuple[str, str])).ways == ("first", "max")
+    assert built_in("min", None, record_type(int)).ways == ("min",)
     for kind, field in (("sum", "rate"), ("min", "at"), ("min_by", "amount")):
         with pytest.raises(UnreadableError, match="depends on"):
-            ways_of_builtin(kind, field, SALES)
+            built_in(kind, field, SALES)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda a, b: a._replace(rate=a.rate + b.rate),
-        lambda a, b: a._replace(rate=max(a.rate, b.rate)),
-        lambda a, b: a._replace(amount=a.amount + b.least),
-        lambda a, b: a._replace(amount=a.amount - b.amount),
-        lambda a, b: a._replace(amount=a.amount + b.amount + 1),
-        lambda a, b: a._replace(name=a.name + b.name),
-        lambda a, b: a._replace(at=min(a.at, b.at)),
-        lambda a, b: a if a.amount > b.amount else b,
-        lambda a, b: Sale(b.name, a.amount, a.least, a.shop, a.at, a.rate),
-    ],
-)
-def test_what_depends_on_order_on_cuts_or_on_another_field_is_left_to_the_function(function):
-    with pytest.raises(UnreadableError):
-        ways_of(function, SALES)
+class Latest(ReduceFunction[Sale]):
+    """Uses nothing of its own."""
+
+    def reduce(self, a: Sale, b: Sale) -> Sale:
+        return a if a.amount > b.amount else b
 
 
-def test_a_function_that_computes_more_than_the_fields_is_called():
-    def fails(a: Sale, b: Sale) -> Sale:
-        _ = a.amount // b.amount
-        return a
+class Weighed(ReduceFunction[Sale]):
+    def __init__(self) -> None:
+        self.weight = 2
 
-    with pytest.raises(UnreadableError, match="computes more"):
-        ways_of(fails, SALES)
+    def reduce(self, a: Sale, b: Sale) -> Sale:
+        return a._replace(amount=a.amount + self.weight * b.amount)
 
 
-def reduced(batches, ways):
-    step = KeyedStep("op", combined, input=SALES, output=SALES, operator=ReduceOperator, arguments={"by_field": ways})
+class Mean(AggregateFunction[Sale, tuple[float, int, int], float]):
+    def create_accumulator(self) -> tuple[float, int, int]:
+        return 0.0, 0, 0
+
+    def add(self, value: Sale, accumulator: tuple[float, int, int]) -> tuple[float, int, int]:
+        return accumulator[0] + value.rate, accumulator[1] + 1, value.amount
+
+    def get_result(self, accumulator: tuple[float, int, int]) -> float:
+        return accumulator[0] / accumulator[1] + accumulator[2]
+
+    def merge(self, a: tuple[float, int, int], b: tuple[float, int, int]) -> tuple[float, int, int]:
+        return a[0] + b[0], a[1] + b[1], b[2]
+
+
+class Listed(Mean):
+    def add(self, value: Sale, accumulator: tuple[float, int, int]) -> tuple[float, int, int]:
+        print(value)
+        return accumulator
+
+
+def test_methods_are_read_that_use_nothing_of_their_object():
+    assert reduced(Latest(), SALES).ways == ("computed",) * 6
+    assert aggregated(Mean(), tuple[float, int, int], SALES).ways == ("computed", "computed", "last")
+    for read in (
+        lambda: reduced(Weighed(), SALES),
+        lambda: aggregated(Listed(), tuple[float, int, int], SALES),
+        lambda: aggregated(Mean(), list[int], SALES),
+    ):
+        with pytest.raises(UnreadableError):
+            read()
+    patched = Mean()
+    patched.add = lambda value, accumulator: accumulator
+    with pytest.raises(UnreadableError, match="not known what its add is"):
+        aggregated(patched, tuple[float, int, int], SALES)
+
+
+def divides(a: Sale, b: Sale) -> Sale:
+    """Raises where a name is empty, though no field depends on that."""
+    _ = 1 // len(b.name)
+    return a._replace(amount=a.amount + b.amount)
+
+
+def weighs(a: Sale, b: Sale) -> Sale:
+    total = a.rate * 2 + b.rate
+    if b.at is None:
+        return a._replace(rate=total, least=b.amount)
+    return Sale(b.shop, a.amount * 3 - b.least, a.least, a.name + b.name, b.at, total)
+
+
+FUNCTIONS = (combined, divides, weighs, Latest(), lambda a, b: a, lambda a, b: b)
+
+
+def in_batch(batches, function, fold):
+    step = KeyedStep("op", function, input=SALES, output=SALES, operator=ReduceOperator, arguments={"fold": fold})
     options = KeyedOptions(incremental_updates=False)
     program = Program("p", "s", LAYOUT, (step,), (Output(0, LAYOUT),), KeyedInput(("shop",), str), options)
     try:
         return [row for item in run_batch(program, batches) for row in item.batch.to_pylist()]
-    except (RecordTypeError, UserFunctionError) as error:
+    except UnifiedError as error:
         return str(error)
 
 
@@ -114,9 +167,9 @@ ROWS = st.lists(
 )
 
 
-@given(ROWS, st.lists(st.integers(0, 30), max_size=4))
-def test_runs_are_combined_as_the_function_combines_them_wherever_batches_are_cut(rows, cuts):
-    """Also where a sum needs more than 64 bits, at the end or on the way."""
+@given(ROWS, st.lists(st.integers(0, 30), max_size=4), st.sampled_from(FUNCTIONS))
+def test_runs_are_folded_as_the_function_does_wherever_batches_are_cut(rows, cuts, function):
+    """Also where a number needs more than 64 bits, at the end or on the way."""
     rows = sorted(rows, key=lambda row: row[0].shop)
     bounds = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})
     batches = []
@@ -124,5 +177,67 @@ def test_runs_are_combined_as_the_function_combines_them_wherever_batches_are_cu
         records, times = [row for row, _ in rows[start:end]], [time for _, time in rows[start:end]]
         columns = [*SALES.to_batch(records).columns, pa.array(times, pa.int64())]
         batches.append(pa.RecordBatch.from_arrays(columns, schema=LAYOUT.schema))
-    by_field, called = reduced(batches, ways_of(combined, SALES)), reduced(batches, None)
-    assert repr(by_field) == repr(called)
+    fold = reduced(function, SALES)
+    assert repr(in_batch(batches, function, fold)) == repr(in_batch(batches, function, None))
+
+
+OFF = {"execution.lowering": "OFF"}
+
+
+def outcome(build, rows, mode, options=None, **how):
+    pipeline = Pipeline("p")
+    build(pipeline.from_collection(rows, Sale)).print()
+    try:
+        return run_pipeline(pipeline, mode, options=options, **how).only()
+    except UnifiedError as error:
+        return str(error)
+
+
+@MODES
+@given(ROWS, st.sampled_from(FUNCTIONS), st.sampled_from([1, 4, None]))
+def test_each_update_is_that_of_the_function(mode, rows, function, micro_batch):
+    """Over several micro-batches, whose state goes on."""
+    options = {"execution.incremental-updates": True}
+    rows = [row for row, _ in rows]
+
+    def build(stream):
+        return stream.key_by("shop").reduce(function)
+
+    how = {"seed": 7, "micro_batch": micro_batch}
+    found = outcome(build, rows, mode, options, **how)
+    assert repr(found) == repr(outcome(build, rows, mode, {**options, **OFF}, **how))
+
+
+TIMED = st.lists(
+    st.builds(Sale, st.sampled_from("ab"), NUMBERS, NUMBERS, st.text(max_size=2), st.integers(0, 60), st.floats()),
+    min_size=1,
+    max_size=25,
+)
+WINDOWS = (
+    TumblingEventTimeWindows.of(timedelta(milliseconds=10)),
+    SlidingEventTimeWindows.of(timedelta(milliseconds=20), timedelta(milliseconds=10)),
+    EventTimeSessionWindows.with_gap(timedelta(milliseconds=5)),
+)
+
+
+@MODES
+@given(
+    TIMED,
+    st.sampled_from(WINDOWS),
+    st.sampled_from((*FUNCTIONS, Mean(), "sum")),
+    st.integers(0, 5),
+    st.sampled_from([1, 4, None]),
+)
+def test_windows_are_those_of_the_function(mode, rows, assigner, function, lateness, micro_batch):
+    """Also of records that are late, and of windows that fire once more."""
+
+    def build(stream):
+        strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+        windows = stream.assign_timestamps_and_watermarks(strategy).key_by("shop").window(assigner)
+        windows = windows.allowed_lateness(timedelta(milliseconds=lateness))
+        if function == "sum":
+            return windows.sum("amount")
+        return windows.aggregate(function) if isinstance(function, Mean) else windows.reduce(function)
+
+    how = {"seed": 7, "micro_batch": micro_batch, "watermark_interval": micro_batch}
+    assert repr(outcome(build, rows, mode, **how)) == repr(outcome(build, rows, mode, OFF, **how))
