@@ -1,73 +1,198 @@
 """Functions that are read, against the same functions called: what `execution.lowering` is worth.
 
-Three functions into Parquet, and three functions, `key_by` and a keyed reduce, both in one Spark job. The rounds of the
-variants are interleaved, since the machine is shared; the best round of each counts.
+In BATCH each case is one Spark job that writes Parquet; the rounds of the variants are interleaved, since the machine
+is shared, and the best round of each counts. In STREAMING micro-batches of two million records go nowhere; the first
+one, which starts workers, does not count, and neither does the first job. Rates are of records, or of words.
 """
 
 from __future__ import annotations
 
 import shutil
+import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from benchmarks.bars import Bar, Measurement, Options
-from benchmarks.batch import R, first, keep, last, numbers, pipeline, spark_session
-from dagster_unified.api import Pipeline
+from benchmarks.batch import PARTITIONS, R, combine, first, keep, last
+from benchmarks.stream import Nowhere, rates_of_batches, streaming_session
+from dagster_unified.api import (
+    AggregateFunction,
+    DataStream,
+    Pipeline,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.streaming.job import Start, StreamingJob
+
+FILES_AT_ONCE, FILE = 4, 500_000
+ROUNDS_OF_STREAMING = 2
 
 
-def three_functions(source: str, target: str) -> Pipeline:
-    """Return a pipeline without a key."""
-    p = Pipeline("functions")
-    stream = p.from_source(ParquetSource(source, R, name="numbers")).map(first).filter(keep).map(last)
-    stream.sink_to(FileSink(target, name="out"))
-    return p
+class Word(NamedTuple):
+    """Of a text."""
+
+    word: str
+    n: int
 
 
-CASES = {"three functions": three_functions, "three functions, keyed reduce": pipeline}
+def words(line: str) -> Iterator[Word]:
+    """Those of a line."""
+    for word in line.lower().split():
+        yield Word(word, 1)
+
+
+def counted(a: Word, b: Word) -> Word:
+    return Word(a.word, a.n + b.n)
+
+
+class Mean(AggregateFunction[R, tuple[int, int], float]):
+    """Of a sum and a count."""
+
+    def create_accumulator(self) -> tuple[int, int]:
+        return 0, 0
+
+    def add(self, value: R, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return accumulator[0] + value.v, accumulator[1] + 1
+
+    def get_result(self, accumulator: tuple[int, int]) -> float:
+        return accumulator[0] / accumulator[1]
+
+    def merge(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+        return a[0] + b[0], a[1] + b[1]
+
+
+def three_functions(numbers: DataStream[R]) -> DataStream[Any]:
+    return numbers.map(first).filter(keep).map(last)
+
+
+def keyed_reduce(numbers: DataStream[R]) -> DataStream[Any]:
+    """Three functions before it. In STREAMING it rolls."""
+    return three_functions(numbers).key_by(lambda r: r.k).reduce(combine).set_parallelism(PARTITIONS)
+
+
+def windows_of_ten(numbers: DataStream[R]) -> DataStream[Any]:
+    """Ten records of a key in each window."""
+    return _windows(numbers, timedelta(seconds=100))
+
+
+def windows_of_hundred(numbers: DataStream[R]) -> DataStream[Any]:
+    """A hundred records of a key in each window."""
+    return _windows(numbers, timedelta(seconds=1000))
+
+
+def _windows(numbers: DataStream[R], size: timedelta) -> DataStream[Any]:
+    by_ts = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).with_timestamp_assigner("ts")
+    timed = numbers.assign_timestamps_and_watermarks(by_ts).key_by("k")
+    return timed.window(TumblingEventTimeWindows.of(size)).aggregate(Mean())
+
+
+def word_count(lines: DataStream[str]) -> DataStream[Any]:
+    return lines.flat_map(words, Word).key_by("word").reduce(counted).set_parallelism(PARTITIONS)
+
+
+Case = Callable[[DataStream[Any]], DataStream[Any]]
+CASES: dict[str, tuple[str, Case, float]] = {
+    "three functions": ("BATCH", three_functions, 1.8),
+    "three functions, keyed reduce": ("BATCH", keyed_reduce, 1.8),
+    "word count": ("BATCH", word_count, 2),
+    "windows of 10 records": ("BATCH", windows_of_ten, 1.5),
+    "windows of 100 records": ("BATCH", windows_of_hundred, 1.5),
+    "three functions, rolling reduce": ("STREAMING", keyed_reduce, 1.8),
+    "windows of 10 records, STREAMING": ("STREAMING", windows_of_ten, 1.5),
+    "windows of 100 records, STREAMING": ("STREAMING", windows_of_hundred, 1.5),
+}
 
 
 def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
-    folder = tempfile.mkdtemp(prefix="bench")
+    folder = Path(tempfile.mkdtemp(prefix="bench"))
     try:
-        with spark_session() as spark:
-            rates = _rates(spark, folder, options)
+        with streaming_session() as spark:
+            numbers, lines = _numbers(spark, folder / "numbers", options), _lines(spark, folder / "lines", options)
+            rates = {
+                name: (_in_batch if mode == "BATCH" else _in_streaming)(
+                    spark, folder, lines if case is word_count else numbers, case, options
+                )
+                for name, (mode, case, _) in CASES.items()
+            }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    best = {m.name: m.best for m in rates}
-    bars = [
-        Bar(f"lowering.{case.replace(', ', '_').replace(' ', '_')}", best[f"{case}, AUTO"] / best[f"{case}, OFF"], 1.8)
-        for case in CASES
-    ]
-    return bars, rates
+    bars, measured = [], []
+    for name, (mode, _, bar) in CASES.items():
+        middle = max if mode == "BATCH" else statistics.median
+        best = {lowering: middle(found) for lowering, found in rates[name].items()}
+        bars.append(Bar(f"lowering.{name.replace(',', '').replace(' ', '_')}", best["AUTO"] / best["OFF"], bar))
+        measured += [
+            Measurement(f"{name}, {lowering}", best[lowering], found) for lowering, found in rates[name].items()
+        ]
+    return bars, measured
 
 
-def _rates(spark: SparkSession, folder: str, options: Options) -> list[Measurement]:
-    source = numbers(spark, folder, options)
-    seconds: dict[str, list[float]] = {}
+def _numbers(spark: SparkSession, path: Path, options: Options) -> str:
+    """Records in the order of their event time, each file a stretch of it; 10,000 keys follow one another."""
+    ids = spark.range(0, options.records, 1, max(1, options.records // FILE))
+    ids.select(
+        (F.col("id") % options.keys).cast("string").alias("k"), F.col("id").alias("v"), F.col("id").alias("ts")
+    ).write.parquet(str(path))
+    return str(path)
+
+
+def _lines(spark: SparkSession, path: Path, options: Options) -> str:
+    """Lines of ten words, of which there are 10,000."""
+    found = [F.concat(F.lit("Word"), F.pmod(F.hash("id", F.lit(n)), F.lit(10_000)).cast("string")) for n in range(10)]
+    spark.range(options.records // 10).select(F.concat_ws(" ", *found).alias("value")).write.parquet(str(path))
+    return str(path)
+
+
+def _pipeline(source: str, case: Case, sink: Any) -> Pipeline:
+    pipeline = Pipeline("lowering")
+    kind = str if case is word_count else R
+    files = ParquetSource(source, kind, name="records", max_files_per_trigger=FILES_AT_ONCE)
+    case(pipeline.from_source(files)).sink_to(sink)
+    return pipeline
+
+
+def _in_batch(
+    spark: SparkSession, folder: Path, source: str, case: Case, options: Options
+) -> dict[str, tuple[float, ...]]:
+    rates: dict[str, tuple[float, ...]] = {"AUTO": (), "OFF": ()}
     for number in range(options.rounds + 1):  # the first round warms up
-        for case, build in CASES.items():
-            for lowering in ("AUTO", "OFF"):
-                settings = {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED", "execution.lowering": lowering}
-                plan = build(source, f"{folder}/{lowering}").plan(settings)
-                run = Run(
-                    plan,
-                    spark,
-                    IntermediateStore(f"{folder}/store"),
-                    f"{list(CASES).index(case)}-{lowering}-{number}",
-                    "run",
-                )
-                begun = time.perf_counter()
-                run_all(run)
-                if number:
-                    seconds.setdefault(f"{case}, {lowering}", []).append(time.perf_counter() - begun)
-                shutil.rmtree(f"{folder}/{lowering}", ignore_errors=True)
-    return [
-        Measurement(n, options.records / min(s) / 1e6, tuple(round(options.records / x / 1e6, 3) for x in s))
-        for n, s in seconds.items()
-    ]
+        for lowering in rates:
+            settings = {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED", "execution.lowering": lowering}
+            plan = _pipeline(source, case, FileSink(str(folder / lowering), name="out")).plan(settings)
+            name = f"{case.__name__}-{lowering}-{number}"
+            begun = time.perf_counter()
+            run_all(Run(plan, spark, IntermediateStore(str(folder / "store")), name, "run"))
+            if number:
+                rates[lowering] += (round(options.records / (time.perf_counter() - begun) / 1e6, 3),)
+            shutil.rmtree(folder / lowering, ignore_errors=True)
+    return rates
+
+
+def _in_streaming(
+    spark: SparkSession, folder: Path, source: str, case: Case, options: Options
+) -> dict[str, tuple[float, ...]]:
+    rates: dict[str, tuple[float, ...]] = {"AUTO": (), "OFF": ()}
+    for number in range(ROUNDS_OF_STREAMING + 1):
+        for lowering in rates:
+            checkpoints = folder / "checkpoints"
+            settings = {
+                "execution.runtime-mode": "STREAMING",
+                "execution.checkpointing.dir": str(checkpoints),
+                "execution.lowering": lowering,
+            }
+            StreamingJob(_pipeline(source, case, Nowhere()).plan(settings), spark, Start("bench")).run()
+            shutil.rmtree(checkpoints)
+            if number:
+                rates[lowering] += tuple(round(rate, 3) for rate in rates_of_batches(options.records))
+    return rates

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dagster_unified.graph.lowering.inlining import inlined_filter, inlined_map
+from dagster_unified.graph.lowering.inlining import inlined_filter, inlined_flat_map, inlined_map
 from dagster_unified.graph.lowering.reducing import aggregated, built_in, reduced
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes.base import Node
-from dagster_unified.graph.nodes.functions import FilterNode, MapNode
+from dagster_unified.graph.nodes.functions import FilterNode, FlatMapNode, MapNode
 from dagster_unified.graph.nodes.keyed import ReduceNode, WindowNode
 from dagster_unified.operators.by_field import Fold
 from dagster_unified.operators.layout import ComputedKey
@@ -87,7 +87,7 @@ def _windowed(spec: Windowing, taken: RecordType) -> Lowering:
 def _inlined(node: Node, taken: RecordType) -> Inlined:
     if isinstance(node, FilterNode):
         return inlined_filter(node.function, taken)
-    if not isinstance(node, MapNode):
+    if not isinstance(node, (MapNode, FlatMapNode)):
         raise UnreadableError(f"a {node.kind} is not read")
     assert node.records is not None
-    return inlined_map(node.function, taken, node.records)
+    return (inlined_map if isinstance(node, MapNode) else inlined_flat_map)(node.function, taken, node.records)

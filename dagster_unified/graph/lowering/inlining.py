@@ -13,21 +13,24 @@ from typing import Any
 from msgspec import inspect as mi
 
 from dagster_unified.graph.lowering.language import (
+    ANY,
     INT,
     NONE,
     Bound,
     Built,
     Conditional,
     Constant,
+    Each,
     Expression,
     Field,
+    Kept,
     Local,
     Operation,
     kinds_of,
 )
-from dagster_unified.graph.lowering.reading import Reader, record_of
+from dagster_unified.graph.lowering.reading import read, record_of
 from dagster_unified.graph.lowering.source import UnreadableError
-from dagster_unified.operators.program.inlined import Inlined
+from dagster_unified.operators.program.inlined import Inlined, given
 from dagster_unified.records import RecordType
 
 _LONGEST = 5000
@@ -40,7 +43,15 @@ _MADE: dict[type, mi.Type] = {int: mi.IntType(), float: mi.FloatType(), str: mi.
 def inlined_map(function: Any, taken: RecordType, made: RecordType) -> Inlined:
     """Return what a function that makes a record of a record becomes; raises `UnreadableError`."""
     writer = _Writer()
-    result = writer.statements(Reader().read(function, _record(taken)))
+    result = writer.statements(read(function, "map", _record(taken)))
+    fields = _fields(result, made)
+    return writer.inlined(tuple(writer.field(value, taken.types, made, n) for n, value in enumerate(fields)))
+
+
+def inlined_flat_map(function: Any, taken: RecordType, made: RecordType) -> Inlined:
+    """Return what a function that emits some records for a record becomes; raises `UnreadableError`."""
+    writer = _Writer()
+    result = writer.emitted(read(function, "flat_map", _record(taken), emits=True))
     fields = _fields(result, made)
     return writer.inlined(tuple(writer.field(value, taken.types, made, n) for n, value in enumerate(fields)))
 
@@ -65,7 +76,7 @@ def fold_of(result: Expression, held: RecordType, taken: RecordType) -> tuple[li
 def inlined_filter(function: Any, taken: RecordType) -> Inlined:
     """Return what a function that says whether a record goes on becomes; raises `UnreadableError`."""
     writer = _Writer()
-    result = writer.statements(Reader().read(function, _record(taken)))
+    result = writer.statements(read(function, "filter", _record(taken)))
     if isinstance(result, Built) or not result.kinds:
         raise UnreadableError("it is not known whether what it returns is true")
     if result.kinds & NONE:
@@ -104,6 +115,19 @@ class _Writer:
             value = value.body
         return value
 
+    def emitted(self, value: Expression) -> Expression:
+        """Write for which records, and for which texts of them, something is emitted; return what it is."""
+        while True:
+            value = self.statements(value)
+            if isinstance(value, Kept):
+                self.keep(value.test)
+                value = value.value
+            elif isinstance(value, Each):
+                self._lines.append((f"*L{value.number}", self.text(value.texts)))
+                value = value.body
+            else:
+                return value
+
     def keep(self, test: Expression) -> None:
         """Write that a record only goes on where this is true."""
         self._lines.append(("", self.text(test)))
@@ -115,10 +139,13 @@ class _Writer:
             return f"F{value.number}"
         optional, bare = _optional(info)
         allowed = {kind for kind, known in _MADE.items() if known == bare}
-        if not value.kinds or not allowed or not value.kinds <= allowed | (NONE if optional else set()):
+        if not value.kinds - NONE or not allowed or not value.kinds <= allowed | NONE:
             raise UnreadableError(f"field '{made.names[number]}' may become of another type than its own")
-        name = f"L{value.number}" if isinstance(value, Local) else f"R{number}"
-        if not isinstance(value, Local):
+        is_checked = bool(value.kinds & NONE) and not optional
+        name = f"L{value.number}" if isinstance(value, Local) and not is_checked else f"R{number}"
+        if is_checked:
+            self._lines.append((name, f"{self._constant(Constant(ANY, given))}({self.text(value)})"))
+        elif not isinstance(value, Local):
             self._lines.append((name, self.text(value)))
         if value.kinds & INT:
             self._whole.append(name)

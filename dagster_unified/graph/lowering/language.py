@@ -99,6 +99,27 @@ class Built(Expression):
     fields: Mapping[str, Expression]
 
 
+@dataclass(frozen=True, eq=False)
+class Kept(Expression):
+    """What a function emits where a test is true; nothing elsewhere."""
+
+    test: Expression
+    value: Expression
+
+
+@dataclass(frozen=True, eq=False)
+class Each(Expression):
+    """What a function emits for each text of a list, which is the local of this number."""
+
+    number: int
+    texts: Expression
+    body: Expression
+
+
+NOTHING = Expression(ANY)
+"""What a function emits that emits nothing."""
+
+
 # What is made of classes
 
 _WHOLE = (bool, int)

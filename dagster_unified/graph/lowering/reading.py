@@ -17,7 +17,7 @@ from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from itertools import count
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
 from dagster_unified.graph.fingerprint import is_installed
@@ -29,14 +29,17 @@ from dagster_unified.graph.lowering.language import (
     INT,
     METHODS,
     NONE,
+    NOTHING,
     PLAIN,
     TEXT,
     Bound,
     Built,
     Conditional,
     Constant,
+    Each,
     Expression,
     Field,
+    Kept,
     Kinds,
     Local,
     Operation,
@@ -50,6 +53,7 @@ from dagster_unified.graph.lowering.source import (
     literal_of,
     may_change_outside,
 )
+from dagster_unified.operators.functions.base import Function
 from dagster_unified.operators.program.inlined import exactly
 
 _DEPTH, _PATHS, _STEPS = 8, 100, 1000
@@ -149,11 +153,6 @@ def record_of(python: Any, shape: str, names: Sequence[str], kinds: Sequence[Kin
     return Built(ANY, python if shape == "class" else tuple, dict(zip(names, fields, strict=True)))
 
 
-def unused() -> Expression:
-    """Return an argument of which nothing is known: a function that uses it is not read."""
-    return Operation(ANY, "", ())
-
-
 class _Plain(NamedTuple):
     field: int
 
@@ -208,6 +207,19 @@ def _is_slot(value: object) -> bool:
     return isinstance(value, types.MemberDescriptorType)
 
 
+def read(function: Any, method: str, *arguments: Expression, emits: bool = False) -> Expression:
+    """Return what a function, or this method of a function object, computes or emits; raises `UnreadableError`.
+
+    Of an object, only methods are read that do not use it.
+    """
+    if not isinstance(function, Function):
+        return Reader().read(function, *arguments, emits=emits)
+    found, looked_up = getattr(type(function), method, None), cast(object, type(function).__getattribute__)
+    if looked_up is not object.__getattribute__ or method in getattr(function, "__dict__", {}):
+        raise UnreadableError(f"it is not known what its {method} is")
+    return Reader().read(found, Operation(ANY, "", ()), *arguments, emits=emits)
+
+
 class Reader:
     """Reads functions; the locals that it numbers are of one operator."""
 
@@ -215,11 +227,11 @@ class Reader:
         self._numbers = count()
         self._paths, self._steps = _PATHS, _STEPS
 
-    def read(self, function: Any, *arguments: Expression, depth: int = 0) -> Expression:
-        """Return what a function computes of these arguments; raises `UnreadableError`."""
+    def read(self, function: Any, *arguments: Expression, depth: int = 0, emits: bool = False) -> Expression:
+        """Return what a function computes of these arguments, or what it emits; raises `UnreadableError`."""
         if depth > _DEPTH:
             raise UnreadableError("functions call each other too deeply")
-        definition = definition_of(function)
+        definition = definition_of(function, emits)
         taken = definition.args
         names = [argument.arg for argument in (*taken.posonlyargs, *taken.args)]
         missing = len(names) - len(arguments)
@@ -230,7 +242,10 @@ class Reader:
         by_default = [body.fixed(definition, value) for value in defaults]
         given = dict(zip(names, [*arguments, *by_default], strict=True))
         if isinstance(definition, ast.Lambda):
-            return body.value(definition.body, given)
+            return (body.each_of if emits else body.value)(definition.body, given)
+        if emits:
+            yields = function.__code__.co_flags & inspect.CO_GENERATOR
+            return (body.yielded if yields else body.returned)(definition.body, given)
         return body.block(definition.body, given)
 
     def bind(self, value: Expression, then: Callable[[Expression], Expression]) -> Expression:
@@ -255,6 +270,11 @@ class Reader:
             return then(Built(ANY, value.python, bound))
         name, field = fields[0]
         return self.bind(field, lambda known: self._bind_fields(value, fields[1:], {**bound, name: known}, then))
+
+    def each(self, texts: Expression, emitted: Callable[[Local], Expression]) -> Expression:
+        """Return what is emitted for each text of a list."""
+        local = Local(TEXT, next(self._numbers))
+        return Each(ANY, local.number, texts, emitted(local))
 
     def path(self) -> None:
         """Count a way through a function."""
@@ -334,6 +354,98 @@ class _Body:
             )
         raise self._refused(first, f"{_words(first)} is not read")
 
+    # What a function emits
+
+    def returned(self, statements: Sequence[ast.stmt], known: Mapping[str, Expression]) -> Expression:
+        """Return what a function emits that returns a list of it."""
+        self._reader.path()
+        first, rest = (statements[0], statements[1:]) if statements else (ast.Pass(), ())
+        if isinstance(first, ast.Return) and first.value is not None:
+            return self.each_of(first.value, known)
+        return self._before(first, rest, known, self.returned)
+
+    def yielded(self, statements: Sequence[ast.stmt], known: Mapping[str, Expression]) -> Expression:
+        """Return what a generator emits: for a record one value at most, or for each text of a list."""
+        self._reader.path()
+        if not statements:
+            return NOTHING
+        first, rest = statements[0], statements[1:]
+        if isinstance(first, ast.Return) and first.value is None:
+            return NOTHING
+        if isinstance(first, ast.For) and not rest and not first.orelse and isinstance(first.target, ast.Name):
+            name = first.target.id
+            return self._reader.each(
+                self._texts(first.iter, known), lambda text: self._of_text(first.body, {**known, name: text})
+            )
+        emitted = first.value if isinstance(first, ast.Expr) and not rest else None
+        if isinstance(emitted, ast.YieldFrom):
+            return self.each_of(emitted.value, known)
+        if isinstance(emitted, ast.Yield) and emitted.value is not None:
+            return self.value(emitted.value, known)
+        return self._before(first, rest, known, self.yielded)
+
+    def _of_text(self, statements: Sequence[ast.stmt], known: Mapping[str, Expression]) -> Expression:
+        """Return what the body of a loop emits."""
+        self._reader.path()
+        if not statements or isinstance(statements[0], ast.Continue):
+            return NOTHING
+        first, rest = statements[0], statements[1:]
+        emitted = first.value if isinstance(first, ast.Expr) and not rest else None
+        if isinstance(emitted, ast.Yield) and emitted.value is not None:
+            return self.value(emitted.value, known)
+        return self._before(first, rest, known, self._of_text)
+
+    def _before(
+        self,
+        first: ast.stmt,
+        rest: Sequence[ast.stmt],
+        known: Mapping[str, Expression],
+        read: Callable[[Sequence[ast.stmt], Mapping[str, Expression]], Expression],
+    ) -> Expression:
+        """Return what is emitted after a statement that emits nothing itself, or by one of its branches."""
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            return read(rest, known)
+        if isinstance(first, ast.Assign) and len(first.targets) == 1 and isinstance(first.targets[0], ast.Name):
+            name = first.targets[0].id
+            return self._reader.bind(self.value(first.value, known), lambda v: read(rest, {**known, name: v}))
+        if not isinstance(first, ast.If):
+            raise self._refused(first, f"{_words(first)} is not read")
+        test = self.scalar(first.test, known)
+        yes, no = read([*first.body, *rest], known), read([*first.orelse, *rest], known)
+        if no is NOTHING:
+            return yes if yes is NOTHING else Kept(ANY, test, yes)
+        if yes is NOTHING:
+            return Kept(ANY, Operation(BOOL, "(not {})", (test,)), no)
+        raise self._refused(first, "it emits other records in either branch")
+
+    def each_of(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
+        """Return what is emitted of a list of texts, or by a comprehension over one."""
+        if isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) < 2:
+            return self.value(node.elts[0], known) if node.elts else NOTHING
+        if not isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+            return self._reader.each(self._texts(node, known), lambda text: text)
+        loop = node.generators[0]
+        if len(node.generators) > 1 or loop.is_async or not isinstance(loop.target, ast.Name):
+            raise self._refused(node, "a comprehension over several lists is not read")
+        name = loop.target.id
+
+        def emitted(text: Local) -> Expression:
+            inner = {**known, name: text}
+            result = self.value(node.elt, inner)
+            for test in reversed(loop.ifs):
+                result = Kept(ANY, self.scalar(test, inner), result)
+            return result
+
+        return self._reader.each(self._texts(loop.iter, known), emitted)
+
+    def _texts(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
+        texts = self.scalar(node, known)
+        if _result(texts).kinds != frozenset([Texts]):
+            raise self._refused(node, f"it is not known what is in {ast.unparse(node)}")
+        return texts
+
+    # Assignments
+
     def _assigned(
         self, target: ast.expr, value: ast.expr, rest: Sequence[ast.stmt], known: Mapping[str, Expression]
     ) -> Expression:
@@ -411,7 +523,7 @@ class _Body:
         code = function.__code__
         if name in code.co_varnames or name in code.co_cellvars:
             raise self._refused(node, f"'{name}' may not be set there")
-        if name not in code.co_names and name not in code.co_freevars:
+        if name not in _names_of(code) and name not in code.co_freevars:
             raise self._refused(node, f"'{name}' is another name there")
         if name in self._closed:
             if may_change_outside(function, name):
@@ -784,6 +896,15 @@ def _fields_of(python: Any) -> tuple[tuple[str, ...], tuple[str, ...], Mapping[s
         raise UnreadableError(f"{python.__name__} has other defaults than it declares")
     by_place = tuple(n for n, p in parameters.items() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return names, by_place, defaults
+
+
+def _names_of(code: types.CodeType) -> set[str]:
+    """Return the names that a function looks up outside of it, those of its comprehensions included."""
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType) and each.co_name in _COMPREHENSIONS]
+    return {*code.co_names, *(name for each in inner for name in _names_of(each))}
+
+
+_COMPREHENSIONS = ("<listcomp>", "<genexpr>")
 
 
 def _is_whole(text: str) -> bool:

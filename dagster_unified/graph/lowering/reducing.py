@@ -17,19 +17,17 @@ from dagster_unified.graph.lowering.language import (
     Operation,
     kinds_of,
 )
-from dagster_unified.graph.lowering.reading import Reader, record_of, unused
+from dagster_unified.graph.lowering.reading import read, record_of
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.operators.by_field import Fold, Way
-from dagster_unified.operators.functions.base import AggregateFunction, ReduceFunction
+from dagster_unified.operators.functions.base import AggregateFunction
 from dagster_unified.records import RecordType, record_type
 
 
 def reduced(function: Any, records: RecordType) -> Fold:
     """Return what a reduce function does to each field of its first record; raises `UnreadableError`."""
     one, other = _record(records), _record(records, len(records.names))
-    method = isinstance(function, ReduceFunction)
-    result = _read(function, "reduce", one, other) if method else Reader().read(function, one, other)
-    return _fold(result, records, records)
+    return _fold(read(function, "reduce", one, other), records, records)
 
 
 def aggregated(function: AggregateFunction[Any, Any, Any], accumulator: Any, records: RecordType) -> Fold:
@@ -38,7 +36,7 @@ def aggregated(function: AggregateFunction[Any, Any, Any], accumulator: Any, rec
         held = record_type(accumulator)
     except UnifiedError:
         raise UnreadableError("its accumulator has no fields") from None
-    return _fold(_read(function, "add", _record(records, len(held.names)), _record(held)), held, records)
+    return _fold(read(function, "add", _record(records, len(held.names)), _record(held)), held, records)
 
 
 def built_in(kind: str, field: str | int | None, records: RecordType) -> Fold:
@@ -61,15 +59,6 @@ def built_in(kind: str, field: str | int | None, records: RecordType) -> Fold:
 
 def _record(records: RecordType, first: int = 0) -> Expression:
     return record_of(records.python, records.shape, records.names, [kinds_of(info) for info in records.types], first)
-
-
-def _read(function: Any, name: str, *arguments: Expression) -> Expression:
-    """Read a method of a function object that does not use the object."""
-    method, kind = getattr(type(function), name, None), type(function)
-    looked_up: object = kind.__getattribute__
-    if looked_up is not object.__getattribute__ or name in getattr(function, "__dict__", {}):
-        raise UnreadableError(f"it is not known what its {name} is")
-    return Reader().read(method, unused(), *arguments)
 
 
 def _fold(result: Expression, held: RecordType, taken: RecordType) -> Fold:

@@ -120,12 +120,13 @@ def text_of(function: types.FunctionType) -> Text:
 _text = lru_cache(maxsize=256)(Text)  # one for each text of a file, with what is found out about it
 
 
-def definition_of(function: object) -> Definition:
+def definition_of(function: object, may_yield: bool = False) -> Definition:
     """Return the definition that compiles to a function's code; raises `UnreadableError` where there is none."""
     if not isinstance(function, types.FunctionType):
         raise UnreadableError(f"a {type(function).__name__} is no plain function")
     code = function.__code__
-    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+    refused = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | (0 if may_yield else inspect.CO_GENERATOR)
+    if code.co_flags & refused:
         raise UnreadableError("it is a generator or a coroutine")
     if hasattr(function, "__wrapped__"):
         raise UnreadableError("it is decorated")
@@ -151,9 +152,10 @@ def _may_be(node: Definition, code: types.CodeType) -> bool:
         return False
     first, last = (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
     places = [(line, column) for line, _, column, _ in code.co_positions() if line]
-    if any(column is None for _, column in places):  # PYTHONNODEBUGRANGES is set
+    known = [(line, column) for line, column in places if column is not None]  # how a generator begins has none
+    if not known:  # PYTHONNODEBUGRANGES is set
         raise UnreadableError("the interpreter keeps no columns of its code")
-    return all(first <= place <= last for place in places if place != (code.co_firstlineno, 0))
+    return all(first <= place <= last for place in known if place != (code.co_firstlineno, 0))
 
 
 def may_change_outside(function: types.FunctionType, name: str) -> bool:

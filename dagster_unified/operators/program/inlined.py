@@ -40,12 +40,22 @@ def exactly(texts: list[str], count: int) -> list[str]:
     return texts
 
 
+def given(value: Any) -> Any:
+    """The value of a field that may not be None."""
+    if value is None:
+        raise ValueError("a field is None that may not be")
+    return value
+
+
 @dataclass(frozen=True)
 class Inlined:
     """One function, as text in which `F0`, … stand for the fields of its record, and other names for values."""
 
     lines: tuple[tuple[str, str], ...]
-    """In order: a name and the value that it gets, or no name and a condition without which no record goes on."""
+    """In order: a name and the value that it gets, or no name and a condition without which no record goes on.
+
+    With `*` before the name, it stands for each of the values: the lines after it are in that loop.
+    """
 
     fields: tuple[str, ...]
     """What stands for each field of the result."""
@@ -83,8 +93,8 @@ class _Code:
     carried: tuple[int | None, ...]
     """For each field that goes out, the field of the input that it is."""
 
-    drops: bool
-    """Whether records may be dropped; the first of what is computed is then the numbers of those that go on."""
+    chooses: bool
+    """Whether other records may come out than go in. The first of what is computed then is where each comes from."""
 
 
 class InlinedChain:
@@ -113,7 +123,7 @@ class InlinedChain:
             taken.check_readable(number, batch.column(number))
         columns = code.run(batch.num_rows, *(taken.values(number, batch.column(number)) for number in code.reads))
         kept: list[int] | None = None
-        if code.drops and len(columns[0]) < batch.num_rows:
+        if code.chooses and columns[0] != list(range(batch.num_rows)):
             kept = columns[0]
             timestamps = None if timestamps is None else [timestamps[number] for number in kept]
         arrays: list[pa.Array] = []
@@ -169,7 +179,7 @@ def _compiled(chain: _Parts) -> _Code:
     current = list(origin)
     body: list[str] = []
     namespace: dict[str, Any] = {}
-    drops = False
+    chooses, indent = False, ""
     for position, part in enumerate(chain.parts):
         known = {f"F{number}": name for number, name in enumerate(current)}
         for name, value in part.constants.items():
@@ -180,18 +190,22 @@ def _compiled(chain: _Parts) -> _Code:
             return NAME.sub(lambda found: known.setdefault(found[0], f"w{next(names)}"), text)
 
         for target, text in part.lines:
-            value = written(text)
-            body.append(f"{written(target)} = {value}" if target else f"if not {value}: continue")
-            drops = drops or not target
+            value, name = written(text), written(target)
+            if name.startswith("*"):
+                body.append(f"{indent}for {name[1:]} in {value}:")
+                indent += "    "
+            else:
+                body.append(indent + (f"{name} = {value}" if name else f"if not {value}: continue"))
+            chooses = chooses or not name or name.startswith("*")
         if position < len(chain.parts) - 1:
             whole = (known[name] for name in part.whole)
-            body += [f"if not {FIRST} <= ({name} or 0) <= {LAST}: raise OverflowError" for name in whole]
+            body += [f"{indent}if not {FIRST} <= ({name} or 0) <= {LAST}: raise OverflowError" for name in whole]
         current = [known[name] for name in part.fields]
 
     computed = list(dict.fromkeys(name for name in current if name not in origin))
-    lists = (["kept"] if drops else []) + [f"made_{name}" for name in computed]
-    body += ["kept.append(i)"] if drops else []
-    body += [f"made_{name}.append({name})" for name in computed]
+    lists = (["kept"] if chooses else []) + [f"made_{name}" for name in computed]
+    body += [f"{indent}kept.append(i)"] if chooses else []
+    body += [f"{indent}made_{name}.append({name})" for name in computed]
     used = set(re.findall(r"\bv\d+\b", " ".join(body)))
     read = [number for name, number in origin.items() if name in used]
     variables = ["i", *(f"v{number}" for number in read)]
@@ -206,11 +220,11 @@ def _compiled(chain: _Parts) -> _Code:
         ]
     )
     exec(compile(text, "<inlined chain>", "exec"), namespace)
-    place = {name: number for number, name in enumerate(computed, start=int(drops))}
+    place = {name: number for number, name in enumerate(computed, start=int(chooses))}
     return _Code(
         namespace["run"],
         tuple(read),
         tuple(place.get(name) for name in current),
         tuple(origin.get(name) for name in current),
-        drops,
+        chooses,
     )
