@@ -245,9 +245,12 @@ class RecordType:
             self.values(index, column)
 
     def plain_column(self, index: int, values: Sequence[Any]) -> pa.Array | None:
-        """A field's values in Arrow's form, where they are plainly in normal form; else None."""
+        """A field's values in Arrow's form, where all are of the very type, and so of it in normal form; else None.
+
+        Times have to be in UTC.
+        """
         column = _columns(self.python)[index]
-        if not column.fit.has_one_form:
+        if not column.fit.has_one_form and column.kind is not datetime:
             return None
         try:
             return column.plain(values, self.schema.types[index])

@@ -277,6 +277,14 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 _SHORTEST, _LONGEST = dt.timedelta(microseconds=_LEAST), dt.timedelta(microseconds=_MOST)
 _UTC = dt.timezone.utc
 
+
+def in_utc(value: dt.datetime) -> dt.datetime:
+    """The normal form of a time; one without a zone is of UTC."""
+    if value.tzinfo is _UTC and not value.fold:
+        return value
+    return (value.replace(tzinfo=_UTC) if value.tzinfo is None else value.astimezone(_UTC)).replace(fold=0)
+
+
 _DIGITS = Context(prec=38, traps=[Inexact, InvalidOperation])
 _UNIT = Decimal(1).scaleb(-18)
 _ZERO = Decimal(0).scaleb(-18)
@@ -498,7 +506,7 @@ class _MomentFit(_ScalarFit):
             (value,) = self._codec(self._info, [value])
         if self._aware is False:
             return value.replace(fold=0)
-        return (value.replace(tzinfo=_UTC) if value.tzinfo is None else value.astimezone(_UTC)).replace(fold=0)
+        return in_utc(value)
 
     def _misfit(self, values: Collection[Any], kinds: set[type]) -> Misfit | None:
         return super()._misfit(values, kinds) or self._unfit_moment(values)

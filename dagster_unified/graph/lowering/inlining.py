@@ -7,6 +7,7 @@ functions themselves, and these raise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
 from itertools import count
 from typing import Any
 
@@ -15,6 +16,7 @@ from msgspec import inspect as mi
 from dagster_unified.graph.lowering.language import (
     ANY,
     INT,
+    MOMENT,
     NONE,
     Bound,
     Built,
@@ -24,19 +26,28 @@ from dagster_unified.graph.lowering.language import (
     Expression,
     Field,
     Kept,
+    Kinds,
     Local,
     Operation,
     kinds_of,
 )
 from dagster_unified.graph.lowering.reading import read, record_of
 from dagster_unified.graph.lowering.source import UnreadableError
-from dagster_unified.operators.program.inlined import Inlined, given
+from dagster_unified.operators.program.inlined import Inlined, given, in_utc_or_none
 from dagster_unified.records import RecordType
+from dagster_unified.values import in_utc
 
 _LONGEST = 5000
 """Characters of what a function becomes: of many branches that make records, each asks all conditions again."""
 
-_MADE: dict[type, mi.Type] = {int: mi.IntType(), float: mi.FloatType(), str: mi.StrType(), bool: mi.BoolType()}
+_MADE: dict[type, mi.Type] = {
+    int: mi.IntType(),
+    float: mi.FloatType(),
+    str: mi.StrType(),
+    bool: mi.BoolType(),
+    date: mi.DateType(),
+    datetime: mi.DateTimeType(),
+}
 """The classes of computed values that go into a column as they are, and the type of such a column."""
 
 
@@ -139,12 +150,13 @@ class _Writer:
             return f"F{value.number}"
         optional, bare = _optional(info)
         allowed = {kind for kind, known in _MADE.items() if known == bare}
-        if not value.kinds - NONE or not allowed or not value.kinds <= allowed | NONE:
+        is_never = not value.kinds if optional else not value.kinds - NONE
+        if is_never or not allowed or not value.kinds <= allowed | NONE:
             raise UnreadableError(f"field '{made.names[number]}' may become of another type than its own")
-        is_checked = bool(value.kinds & NONE) and not optional
-        name = f"L{value.number}" if isinstance(value, Local) and not is_checked else f"R{number}"
-        if is_checked:
-            self._lines.append((name, f"{self._constant(Constant(ANY, given))}({self.text(value)})"))
+        form = _form(value.kinds, optional)
+        name = f"L{value.number}" if isinstance(value, Local) and form is None else f"R{number}"
+        if form is not None:
+            self._lines.append((name, f"{self._constant(Constant(ANY, form))}({self.text(value)})"))
         elif not isinstance(value, Local):
             self._lines.append((name, self.text(value)))
         if value.kinds & INT:
@@ -181,6 +193,13 @@ class _Writer:
         name = f"C{next(self._numbers)}"
         self._constants[name] = constant.value
         return name
+
+
+def _form(kinds: Kinds, optional: bool) -> Callable[[Any], Any] | None:
+    """Return what makes a field's value of a computed one, where these may differ; it raises where there is none."""
+    if kinds - NONE == MOMENT:
+        return in_utc_or_none if kinds & NONE and optional else in_utc
+    return given if kinds & NONE and not optional else None
 
 
 def _optional(info: mi.Type) -> tuple[bool, mi.Type]:

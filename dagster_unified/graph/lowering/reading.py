@@ -46,11 +46,10 @@ from dagster_unified.graph.lowering.language import (
     Texts,
     of_pair,
 )
+from dagster_unified.graph.lowering.module_globals import globals_of
 from dagster_unified.graph.lowering.source import (
     UnreadableError,
     definition_of,
-    is_bound_once,
-    literal_of,
     may_change_outside,
 )
 from dagster_unified.operators.functions.base import Function
@@ -506,7 +505,7 @@ class _Body:
     def fixed(self, node: ast.AST, value: object) -> Expression:
         """Return a value that is the same for all records; raises `UnreadableError` for one that may change."""
         members = value if isinstance(value, (tuple, frozenset)) else (value,)
-        if not all(type(member) in PLAIN and _zone(member) in _ZONES for member in members):
+        if not all((type(member) in PLAIN and _zone(member) in _ZONES) or type(member) in _ZONES for member in members):
             raise self._refused(node, f"{_shown(node)} may change, or is of a class that is not known")
         if not all(_is_whole(member) for member in members if isinstance(member, str)):
             raise self._refused(node, "a text with half a character is not read")
@@ -533,7 +532,8 @@ class _Body:
             except ValueError:
                 raise self._refused(node, f"'{name}' is not set yet") from None
         if name in function.__globals__:
-            if not (is_bound_once(function, name) if is_called else literal_of(function, name)):
+            known = globals_of(function)
+            if not (known.binds_once(name) if is_called else known.is_constant(name)):
                 raise self._refused(node, f"the global '{name}' may change")
             return function.__globals__[name]
         found = getattr(builtins, name, None)
@@ -542,6 +542,9 @@ class _Body:
         return found
 
     def _attribute(self, node: ast.Attribute, known: Mapping[str, Expression]) -> Expression:
+        name = node.value if isinstance(node.value, ast.Name) and node.value.id not in known else None
+        if name is not None and node.attr == "utc" and self._outside(name, is_called=True) is timezone:
+            return self.fixed(node, timezone.utc)
         owner = self.value(node.value, known)
 
         def of(whole: Expression) -> Expression:
@@ -731,7 +734,7 @@ class _Body:
         if not isinstance(node, ast.Name) or node.id in known or node.id in bound:
             return None
         found = self._function.__globals__.get(node.id)
-        if not isinstance(found, types.ModuleType) or not is_bound_once(self._function, node.id):
+        if not isinstance(found, types.ModuleType) or not globals_of(self._function).binds_once(node.id):
             return None
         return found
 
@@ -739,7 +742,9 @@ class _Body:
         """Return what a module has under a name: something of Python's own, or a function that it binds once."""
         found = vars(module).get(name)
         is_once = (
-            isinstance(found, types.FunctionType) and found.__globals__ is vars(module) and is_bound_once(found, name)
+            isinstance(found, types.FunctionType)
+            and found.__globals__ is vars(module)
+            and globals_of(found).binds_once(name)
         )
         if not is_once and not is_installed(module.__name__):
             raise self._refused(node, f"it calls {ast.unparse(node.func)}, which may change")
@@ -780,11 +785,27 @@ class _Body:
         values = [value.value for value in given if isinstance(value, Constant)]
         by_name = {name: value.value for name, value in named.items() if isinstance(value, Constant)}
         if len(values) < len(given) or len(by_name) < len(named):
-            raise self._refused(node, f"{ast.unparse(node)} is read for constants only")
+            return self._moment(node, called, given, named)
         try:
             return self.fixed(node, called(*values, **by_name))
         except (TypeError, ValueError, ArithmeticError):
             raise self._refused(node, f"{ast.unparse(node)} raises for each record") from None
+
+    def _moment(
+        self, node: ast.Call, called: Any, given: Sequence[Expression], named: Mapping[str, Expression]
+    ) -> Expression:
+        """Return a time, a day or a span, of numbers and of a constant zone."""
+        zone = named.get("tzinfo")
+        numbers = [*given, *(value for name, value in named.items() if name != "tzinfo")]
+        takes = _NUMBERS if called is timedelta else _NUMBERS - FLOAT
+        is_known = zone is None or (called is datetime and isinstance(zone, Constant))
+        if called is Decimal or not is_known or not all(_result(value).kinds - NONE <= takes for value in numbers):
+            raise self._refused(node, f"{ast.unparse(node)} is read for constants only")
+        if not all(_known(value) for value in numbers):
+            raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
+        arguments = ["{}" for _ in given] + [f"{name}={{}}" for name in named]
+        operands = (Constant(ANY, called), *given, *named.values())
+        return Operation(frozenset([called]), f"{{}}({', '.join(arguments)})", operands)
 
     def _read(self, node: ast.Call, called: Any, values: Sequence[Expression]) -> Expression:
         """Return what another function makes of its arguments."""
@@ -821,6 +842,8 @@ class _Body:
         if not made or None in made or node.keywords:
             raise self._refused(node, f"it calls {ast.unparse(called)}, which is not known")
         values = [self._argument(argument, known) for argument in node.args]
+        if any(_result(value).kinds & _OF_ZONES for value in values) and called.attr != "astimezone":
+            raise self._refused(node, f"{ast.unparse(node)} is not read")
         results = _union(each for each in made if each is not None)
         return Operation(results, f"{{}}.{called.attr}({', '.join(['{}'] * len(values))})", (owner, *values))
 
@@ -828,7 +851,8 @@ class _Body:
         """Return an argument of a method: a plain value, or a constant tuple, which `startswith` takes."""
         if isinstance(node, ast.Tuple):
             return self._container(node, known)
-        return self.scalar(node, known)
+        value = self.value(node, known)
+        return value if isinstance(value, Constant) and value.kinds <= _OF_ZONES else self.scalar(node, known)
 
     def _made(self, node: ast.Call, python: type, known: Mapping[str, Expression]) -> Expression:
         check_class(python)
@@ -917,6 +941,8 @@ def _is_whole(text: str) -> bool:
 
 _ZONES = (NoneType, timezone, ZoneInfo)
 """Classes of time zones that are not an author's."""
+
+_OF_ZONES: Kinds = frozenset([timezone, ZoneInfo])
 
 
 def _zone(value: object) -> type:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-import os
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,10 +113,10 @@ def text_of(function: types.FunctionType) -> Text:
     lines = linecache.getlines(function.__code__.co_filename, function.__globals__)
     if not lines:
         raise UnreadableError("its source is not there")
-    return _text(function.__code__.co_filename, "".join(lines))
+    return cached_text(function.__code__.co_filename, "".join(lines))
 
 
-_text = lru_cache(maxsize=256)(Text)  # one for each text of a file, with what is found out about it
+cached_text = lru_cache(maxsize=256)(Text)  # one for each text of a file, with what is found out about it
 
 
 def definition_of(function: object, may_yield: bool = False) -> Definition:
@@ -162,41 +161,3 @@ def may_change_outside(function: types.FunctionType, name: str) -> bool:
     """Whether what a function finds under this name in the one that it is in may be set again, later."""
     text, line = text_of(function), function.__code__.co_firstlineno
     return name in text.rebound or any(first < line <= last for first, last in text.generators)
-
-
-def _is_all_of_module(function: types.FunctionType) -> bool:
-    """Whether a file has all of what sets the globals of a function: not so in a notebook."""
-    file = function.__globals__.get("__file__")
-    is_same = isinstance(file, str) and os.path.realpath(file) == os.path.realpath(function.__code__.co_filename)
-    return is_same and not text_of(function).may_set_any
-
-
-def literal_of(function: types.FunctionType, name: str) -> bool:
-    """Whether a global of a function's module is set once, by the text that says its value."""
-    text = text_of(function)
-    stores = text.stored.get(name, [])
-    if name in text.rebound or len(stores) != 1 or not _is_all_of_module(function):
-        return False
-    for statement in text.tree.body:
-        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            if any(target is stores[0] for target in targets):
-                try:
-                    said = ast.literal_eval(statement.value)
-                except ValueError:
-                    return False
-                value = function.__globals__[name]
-                try:
-                    return type(said) is type(value) and repr(said) == repr(value)
-                except ValueError:  # an integer of too many digits to be written
-                    return False
-    return False
-
-
-def is_bound_once(function: types.FunctionType, name: str) -> bool:
-    """Whether a global of a function's module is bound by one definition or import, at its top level."""
-    text = text_of(function)
-    stores = text.stored.get(name, [])
-    kinds = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-    is_one = len(stores) == 1 and isinstance(stores[0], kinds)
-    return is_one and name not in text.rebound and _is_all_of_module(function)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -25,6 +26,7 @@ import pyarrow as pa
 
 from dagster_unified.operators.program.blocks import Block
 from dagster_unified.records import RecordType
+from dagster_unified.values import in_utc
 
 FIRST, LAST = -(1 << 63), (1 << 63) - 1
 """The integers that a column holds."""
@@ -45,6 +47,11 @@ def given(value: Any) -> Any:
     if value is None:
         raise ValueError("a field is None that may not be")
     return value
+
+
+def in_utc_or_none(value: datetime | None) -> datetime | None:
+    """The normal form of a time that may be None."""
+    return None if value is None else in_utc(value)
 
 
 @dataclass(frozen=True)
