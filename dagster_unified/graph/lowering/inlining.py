@@ -31,7 +31,8 @@ from dagster_unified.graph.lowering.language import (
     Operation,
     kinds_of,
 )
-from dagster_unified.graph.lowering.reading import read, record_of
+from dagster_unified.graph.lowering.reading import read
+from dagster_unified.graph.lowering.record_classes import record_of
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.operators.program.inlined import Inlined, given, in_utc_or_none
 from dagster_unified.records import RecordType

@@ -17,7 +17,8 @@ from dagster_unified.graph.lowering.language import (
     Operation,
     kinds_of,
 )
-from dagster_unified.graph.lowering.reading import read, record_of
+from dagster_unified.graph.lowering.reading import read
+from dagster_unified.graph.lowering.record_classes import record_of
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.operators.by_field import Fold, Way
 from dagster_unified.operators.functions.base import AggregateFunction
