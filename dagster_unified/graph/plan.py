@@ -194,11 +194,22 @@ class Plan:
             return None
         if node not in self._lowerings:
             found = lowering_of(node, self.input_layout(node.id).records, self.execution)
+            if isinstance(node, ReduceNode) and found.fold is not None:
+                found = self._folded(node, found)
             before = self._gives_records(node) if found.inlined is not None else None
             if before is not None:
                 found = Lowering(why_not=f"'{before.name}' before it gives records one by one")
             self._lowerings[node] = found
         return self._lowerings[node]
+
+    def _folded(self, node: ReduceNode, lowering: Lowering) -> Lowering:
+        """Return how a reduce runs: drivers that keep state fold updates, and the others what comes at the end."""
+        keeps = self.execution.mode == "STREAMING" or any(p.node == node.id for r in self.regions for p in r.carried)
+        if keeps and not self.execution.incremental_updates:
+            return Lowering(why_not="its state goes on after the run")
+        if not keeps and self.execution.incremental_updates:
+            return Lowering(why_not="it emits a result for each record")
+        return lowering
 
     def _gives_records(self, node: Node) -> Node | None:
         """Return the operator before a node, in its task, that leaves no columns; None where there is none."""

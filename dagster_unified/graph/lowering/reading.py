@@ -493,6 +493,8 @@ class _Body:
         return self._reader.bind(owner, of) if isinstance(_result(owner), Built) else of(owner)
 
     def _binop(self, node: ast.BinOp, known: Mapping[str, Expression]) -> Expression:
+        if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
+            return self._formatted(node, known)
         left, right = self.scalar(node.left, known), self.scalar(node.right, known)
         kinds = _result(left).kinds, _result(right).kinds
         if isinstance(node.op, ast.Pow):
@@ -505,6 +507,14 @@ class _Body:
         if not found:
             raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
         return Operation(found, f"({{}} {operator} {{}})", (left, right))
+
+    def _formatted(self, node: ast.BinOp, known: Mapping[str, Expression]) -> Expression:
+        """Return a text with values in it, by `%`."""
+        parts = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
+        values = [self.scalar(part, known) for part in parts]
+        if not all(_result(value).kinds <= PLAIN for value in values):
+            raise self._refused(node, f"it is not known how {ast.unparse(node.right)} is written")
+        return Operation(TEXT, f"({{}} % ({'{}, ' * len(values)}))", (self.value(node.left, known), *values))
 
     def _unaryop(self, node: ast.UnaryOp, known: Mapping[str, Expression]) -> Expression:
         value = self.scalar(node.operand, known)

@@ -64,15 +64,25 @@ def _record(records: RecordType, first: int = 0) -> Expression:
 
 def _fold(result: Expression, held: RecordType, taken: RecordType) -> Fold:
     values, inlined = fold_of(result, held, taken)
-    ways = [_way(value, text, len(held.names)) for value, text in zip(enumerate(values), inlined.fields, strict=True)]
+    size = len(held.names)
+    ways: list[Way] = []
+    for number, (value, text) in enumerate(zip(values, inlined.fields, strict=True)):
+        ends = {number + size} if held == taken else set(range(size, size + len(taken.names)))
+        ways.append(_way(value, number, size) if not text.startswith("F") else _way_of_field(text, number, ends))
     return Fold(tuple(ways), inlined)
 
 
-def _way(field: tuple[int, Expression], text: str, size: int) -> Way:
+def _way_of_field(text: str, number: int, ends: set[int]) -> Way:
+    """Return how a field is combined that is another one as it is; `ends` are those of the record that comes last.
+
+    The first record of a run is a value itself, so that only its own field is the same at the end of any run.
+    """
+    origin = int(text[1:])
+    return "first" if origin == number else "last" if origin in ends else "computed"
+
+
+def _way(value: Expression, number: int, size: int) -> Way:
     """Return how a field of a value is combined, which has so many; the fields of the record are counted after them."""
-    number, value = field
-    if isinstance(value, Field) and text.startswith("F") and (value.number == number or value.number >= size):
-        return "first" if value.number == number else "last"
     if not isinstance(value, Operation):
         return "computed"
     called: object = None
