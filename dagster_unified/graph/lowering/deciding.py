@@ -69,7 +69,7 @@ def key_on_columns(key: ComputedKey, taken: RecordType) -> Inlined | None:
     if key.python not in (str, int):  # others have several columns, or are equal in several forms
         return None
     try:
-        return inlined_map(key.function, taken, record_type(key.python))
+        return inlined_map(key.function, taken, record_type(key.python), "get_key")
     except (UnreadableError, RecursionError):
         return None
 

@@ -52,10 +52,13 @@ _MADE: dict[type, mi.Type] = {
 """The classes of computed values that go into a column as they are, and the type of such a column."""
 
 
-def inlined_map(function: Any, taken: RecordType, made: RecordType) -> Inlined:
-    """Return what a function that makes a record of a record becomes; raises `UnreadableError`."""
+def inlined_map(function: Any, taken: RecordType, made: RecordType, method: str = "map") -> Inlined:
+    """Return what a function, or this method of an object, that makes a record of a record becomes.
+
+    Raises `UnreadableError`.
+    """
     writer = _Writer()
-    result = writer.statements(read(function, "map", _record(taken)))
+    result = writer.statements(read(function, method, _record(taken)))
     fields = _fields(result, made)
     return writer.inlined(tuple(writer.field(value, taken.types, made, n) for n, value in enumerate(fields)))
 

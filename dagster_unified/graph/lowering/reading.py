@@ -12,12 +12,12 @@ import dataclasses
 import inspect
 import math
 import types
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from itertools import count
 from types import NoneType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 from dagster_unified.graph.fingerprint import is_installed
@@ -143,14 +143,22 @@ _CONSTANTS = (timedelta, datetime, date, Decimal)
 def read(function: Any, method: str, *arguments: Expression, emits: bool = False) -> Expression:
     """Return what a function, or this method of a function object, computes or emits; raises `UnreadableError`.
 
-    Of an object, only methods are read that do not use it.
+    Of an object, only methods are read that do not use it, and that nothing can replace before they are called.
     """
     if not isinstance(function, Function):
         return Reader().read(function, *arguments, emits=emits)
-    found, looked_up = getattr(type(function), method, None), cast(object, type(function).__getattribute__)
-    if looked_up is not object.__getattribute__ or method in getattr(function, "__dict__", {}):
+    python = type(function)
+    found = inspect.getattr_static(python, method, None)
+    is_plain = all(getattr(python, name) is getattr(object, name) for name in _LOOKED_UP)
+    if not is_plain or not isinstance(found, types.FunctionType) or method in getattr(function, "__dict__", {}):
         raise UnreadableError(f"it is not known what its {method} is")
+    if python.open is not Function.open:
+        raise UnreadableError("its open() may change it")
     return Reader().read(found, Operation(ANY, "", ()), *arguments, emits=emits)
+
+
+_LOOKED_UP = ("__getattribute__", "__reduce__", "__reduce_ex__")
+"""Methods by which an object could have other methods than its class."""
 
 
 class Reader:
@@ -307,6 +315,10 @@ class _Body:
             return NOTHING
         if isinstance(first, ast.For) and not rest and not first.orelse and isinstance(first.target, ast.Name):
             name = first.target.id
+            stored = {each.id for each in _names(first.body) if not isinstance(each.ctx, ast.Load)}
+            again = sorted(stored & (known.keys() - {name}))
+            if again:
+                raise self._refused(first, f"a loop that sets '{again[0]}' again is not read")
             return self._reader.each(
                 self._texts(first.iter, known), lambda text: self._of_text(first.body, {**known, name: text})
             )
@@ -345,8 +357,10 @@ class _Body:
             raise self._refused(first, f"{_words(first)} is not read")
         test = self.scalar(first.test, known)
         yes, no = read([*first.body, *rest], known), read([*first.orelse, *rest], known)
+        if yes is NOTHING and no is NOTHING:
+            raise self._refused(first, "a condition with nothing in either branch is not read")
         if no is NOTHING:
-            return yes if yes is NOTHING else Kept(ANY, test, yes)
+            return Kept(ANY, test, yes)
         if yes is NOTHING:
             return Kept(ANY, Operation(BOOL, "(not {})", (test,)), no)
         raise self._refused(first, "it emits other records in either branch")
@@ -843,6 +857,11 @@ class _Body:
     def _refused(self, node: ast.AST, why: str) -> UnreadableError:
         line = getattr(node, "lineno", None)
         return UnreadableError(why if line is None else f"{why} (line {line})")
+
+
+def _names(statements: Sequence[ast.stmt]) -> Iterator[ast.Name]:
+    """Return the names in some statements."""
+    return (each for statement in statements for each in ast.walk(statement) if isinstance(each, ast.Name))
 
 
 def _names_of(code: types.CodeType) -> set[str]:

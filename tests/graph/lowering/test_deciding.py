@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from dagster_unified.api import KeyedProcessFunction, Pipeline, WatermarkStrategy
+from dagster_unified.api import KeyedProcessFunction, KeySelector, MapFunction, Pipeline, WatermarkStrategy
 from dagster_unified.connectors import CollectionSource, CsvSource, PrintSink
 from dagster_unified.graph.explain import as_text
 from dagster_unified.operators.program import inlined
@@ -120,3 +120,25 @@ def test_explain_says_how_a_reduce_combines_each_field():
     assert explained(lambda s: s.key_by("shop").reduce(lambda a, b: b), streaming) == [
         "combined by field: shop last, amount last, at last"
     ]
+
+
+class ByName(MapFunction[Sale, str], KeySelector[Sale, str]):
+    """Its keys are not what it maps to."""
+
+    def get_key(self, value: Sale) -> str:
+        return value.shop
+
+    def map(self, value: Sale) -> str:
+        return "all"
+
+
+@MODES
+def test_a_key_selector_gives_keys_by_its_own_method(mode):
+    def totals(lowering):
+        pipeline = Pipeline("p")
+        sales = pipeline.from_collection([Sale("a", 1, 1), Sale("b", 2, 1), Sale("a", 3, 1)])
+        sales.key_by(ByName()).sum("amount").print()
+        return run_pipeline(pipeline, mode, options={"execution.lowering": lowering}).only()
+
+    assert totals("AUTO") == totals("OFF")
+    assert {sale.shop: sale.amount for sale in totals("AUTO")} == {"a": 4, "b": 2}

@@ -112,6 +112,94 @@ def other_branches(line: Line):
         yield Word(line.text, 2)
 
 
+def counts(line: Line):
+    n = 0
+    for word in line.text.split():
+        n = n + 1
+        yield Word(word, n)
+
+
+def repeats(line: Line):
+    before = ""
+    for word in line.text.split():
+        is_same = before == word
+        before = word
+        if not is_same:
+            yield Word(word, 1)
+
+
+def rebinds(line: Line):
+    for word in line.text.split():
+        line = Line(word + line.text, 1, None)
+        yield Word(line.text, 1)
+
+
+def fails_for_nothing(line: Line):
+    if line.number > 5:
+        yield Word(line.text, 1)
+    elif int(line.text) > 3:
+        return
+
+
+def fails_for_no_word(line: Line):
+    for word in line.text.split():
+        if word == "a":
+            yield Word(word, 1)
+        elif int(word) > 3:
+            continue
+
+
+def fails_for_no_list(line: Line):
+    if line.number > 5:
+        return [Word(line.text, 1)]
+    if int(line.text) > 3:
+        return []
+    return []
+
+
+class Opened(FlatMapFunction[Line, Word]):
+    def open(self, context):
+        self.flat_map = listed
+
+    def flat_map(self, value: Line):
+        yield Word(value.text, 3)
+
+
+def by_default(value: Line, other: Line = None):
+    yield Word(value.text, 3)
+
+
+class Static(FlatMapFunction[Line, Word]):
+    flat_map = staticmethod(by_default)
+
+
+class Shipped(FlatMapFunction[Line, Word]):
+    def __reduce__(self):
+        return (Split, ())
+
+    def flat_map(self, value: Line):
+        yield Word(value.text, 3)
+
+
+CALLED = (
+    two,
+    nested,
+    broken,
+    sent,
+    other_branches,
+    lambda line: line.text,
+    counts,
+    repeats,
+    rebinds,
+    fails_for_nothing,
+    fails_for_no_word,
+    fails_for_no_list,
+    Opened(),
+    Static(),
+    Shipped(),
+)
+
+
 @pytest.mark.parametrize("function", READ, ids=lambda f: getattr(f, "__name__", "object"))
 def test_functions_that_are_read(function):
     inlined_flat_map(function, LINES, WORDS)
@@ -121,7 +209,7 @@ def test_a_list_of_texts_is_emitted_text_by_text():
     assert InlinedChain([inlined_flat_map(lambda line: line.split(), TEXTS, TEXTS)], TEXTS, TEXTS)
 
 
-@pytest.mark.parametrize("function", [two, nested, broken, sent, other_branches, lambda line: line.text])
+@pytest.mark.parametrize("function", CALLED, ids=lambda f: getattr(f, "__name__", type(f).__name__))
 def test_functions_that_are_called(function):
     with pytest.raises(UnreadableError):
         inlined_flat_map(function, LINES, WORDS)
