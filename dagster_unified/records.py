@@ -18,7 +18,7 @@ import struct
 import textwrap
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -243,6 +243,13 @@ class RecordType:
             column.validate(full=True)
         elif not any(is_such(column.type) for is_such in _ALWAYS_READABLE):
             self.values(index, column)
+
+    def check_others(self, batch: pa.RecordBatch, read: Collection[int]) -> None:
+        """Raise an error where reading a batch raises one, but for values of the fields that are read besides."""
+        self.check_nulls(batch)
+        for index, column in enumerate(batch.columns):
+            if index not in read:
+                self.check_readable(index, column)
 
     def plain_column(self, index: int, values: Sequence[Any]) -> pa.Array | None:
         """A field's values in Arrow's form, where all are of the very type, and so of it in normal form; else None.

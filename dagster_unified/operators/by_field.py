@@ -60,10 +60,7 @@ class Rows(Sequence[Any]):
 
     def __init__(self, records: RecordType, batch: pa.RecordBatch, fields: Sequence[int]) -> None:
         """Raise `RecordTypeError` where the records cannot be read."""
-        records.check_nulls(batch)
-        for number, column in enumerate(batch.columns):
-            if number not in fields:
-                records.check_readable(number, column)
+        records.check_others(batch, fields)
         self.columns = [records.values(number, batch.column(number)) for number in fields]
         """The fields that are read, of all records of the batch."""
 
@@ -144,12 +141,6 @@ class FieldFold:
             return value
         return (value,) if self._value.shape == "value" else [getattr(value, name) for name in self._value.names]
 
-    def _check(self, batch: pa.RecordBatch, read: Sequence[int]) -> None:
-        self._taken.check_nulls(batch)
-        for number, column in enumerate(batch.columns):
-            if number not in read:
-                self._taken.check_readable(number, column)
-
     def _ends(self, batch: pa.RecordBatch, starts: Sequence[int], way: Way, number: int) -> list[Any]:
         """The values of a field at one end of each run."""
         ends = starts if way == "first" else [end - 1 for end in [*starts[1:], batch.num_rows]]
@@ -157,7 +148,7 @@ class FieldFold:
 
     def _at_once(self, batch: pa.RecordBatch, starts: Sequence[int], held: Any) -> list[Any] | None:
         """As `combined`, where each field is combined with itself alone."""
-        self._check(batch, [number for number, way in enumerate(self._ways) if way in _COMBINE])
+        self._taken.check_others(batch, [number for number, way in enumerate(self._ways) if way in _COMBINE])
         ends = [*starts[1:], batch.num_rows]
         columns: list[list[Any]] = []
         before = None if held is None else self._fields(held)
@@ -179,7 +170,7 @@ class FieldFold:
 
     def _one_by_one(self, batch: pa.RecordBatch, starts: Sequence[int], held: Any) -> list[Any]:
         """As `combined`, record by record."""
-        self._check(batch, self.reads)
+        self._taken.check_others(batch, self.reads)
         columns = [self._taken.values(number, batch.column(number)) for number in self.reads]
         ends = [*starts[1:], batch.num_rows]
         befores = [None if held is None else self._fields(held), *[None] * (len(starts) - 1)]
@@ -191,7 +182,7 @@ class FieldFold:
         self, batch: pa.RecordBatch, starts: Sequence[int], held: Sequence[Any]
     ) -> tuple[pa.RecordBatch, list[Any]] | None:
         code = self._rolls
-        self._check(batch, code.columns)
+        self._taken.check_others(batch, code.columns)
         columns = [self._taken.values(number, batch.column(number)) for number in code.columns]
         before = [None if value is None else self._fields(value) for value in held]
         ends = [*starts[1:], batch.num_rows]

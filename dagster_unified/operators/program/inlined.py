@@ -110,8 +110,6 @@ class InlinedChain:
     def __init__(self, parts: Sequence[Inlined], taken: RecordType, made: RecordType) -> None:
         self._code = _compiled(_Parts(tuple(parts), len(taken.names)))
         self._taken, self._made = taken, made
-        read = set(self._code.reads)
-        self._unread = tuple(number for number in range(len(taken.names)) if number not in read)
 
     def run(self, block: Block) -> Block | None:
         """The records that go on, in Arrow's form; None where only the functions themselves can say."""
@@ -125,9 +123,7 @@ class InlinedChain:
 
     def _run(self, batch: pa.RecordBatch, timestamps: Sequence[int | None] | None) -> Block | None:
         code, taken = self._code, self._taken
-        taken.check_nulls(batch)
-        for number in self._unread:
-            taken.check_readable(number, batch.column(number))
+        taken.check_others(batch, code.reads)
         columns = code.run(batch.num_rows, *(taken.values(number, batch.column(number)) for number in code.reads))
         kept: list[int] | None = None
         if code.chooses and columns[0] != list(range(batch.num_rows)):

@@ -231,7 +231,8 @@ class WindowOperator(KeyedProcessOperator):
         windows = self._windows()
         windows[window] = self._contents.add_all(windows.get(window), records)
         self._timers.register(window, window.max_timestamp(), TimeDomain.EVENT_TIME)
-        self._register_cleanup(window)
+        if self.spec.lateness:  # else it is removed as it fires
+            self._register_cleanup(window)
 
     def _windows(self) -> Any:
         return self.state.current.setdefault(CONTENTS, {})
