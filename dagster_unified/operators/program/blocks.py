@@ -38,8 +38,9 @@ class Block:
 
     @property
     def columns(self) -> pa.RecordBatch | None:
-        """As Arrow, unless they were converted to Python records."""
-        return self._batch if self._records is None else None
+        """As Arrow, unless they were converted to Python records that may have been changed since."""
+        is_same = self._records is None or (self._kind is not None and not self._kind.fit.mutable)
+        return self._batch if is_same else None
 
     def at(self, timestamps: Sequence[int | None] | None) -> Block:
         """The same records with these event times."""

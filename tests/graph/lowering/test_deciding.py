@@ -142,3 +142,22 @@ def test_a_key_selector_gives_keys_by_its_own_method(mode):
 
     assert totals("AUTO") == totals("OFF")
     assert {sale.shop: sale.amount for sale in totals("AUTO")} == {"a": 4, "b": 2}
+
+
+@MODES
+def test_a_reader_is_inlined_behind_another_one_that_was_given_records(mode, monkeypatch):
+    ran = []
+
+    class Chain(inlined.InlinedChain):
+        def run(self, block):
+            ran.append(super().run(block))
+            return ran[-1]
+
+    monkeypatch.setattr("dagster_unified.operators.program.run.InlinedChain", Chain)
+    pipeline = Pipeline("p")
+    sales = pipeline.from_source(CollectionSource([Sale("a", 6, 1), Sale("b", 1, 2)], Sale, "sales")).map(doubled)
+    sales.map(shown).sink_to(PrintSink(name="shown"))
+    sales.filter(large).sink_to(PrintSink(name="large"))
+    assert run_pipeline(pipeline, mode).sinks["large"] == [Sale("a", 12, 1)]
+    assert ran
+    assert None not in ran
