@@ -60,6 +60,15 @@ _SCALARS: dict[type, pa.DataType] = {
 }
 
 
+class _NotRead:
+    def __repr__(self) -> str:
+        return "(not read)"
+
+
+NOT_READ = _NotRead()
+"""The value of a field that nobody looks at."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordType:
     """A record's Python type and its Arrow schema.
@@ -224,6 +233,13 @@ class RecordType:
         self.check_nulls(batch)
         columns = [self.values(number, batch.column(number)) for number in range(len(self.names))]
         return self.records(columns)
+
+    def partly_read(self, batch: pa.RecordBatch, fields: Collection[int]) -> list[Any]:
+        """As `from_batch`, for one who looks at no other fields than these."""
+        self.check_others(batch, fields)
+        unread = [NOT_READ] * batch.num_rows
+        columns = enumerate(batch.columns)
+        return self.records([self.values(number, column) if number in fields else unread for number, column in columns])
 
     def values(self, index: int, column: pa.Array) -> list[Any]:
         """The values of a field from its column, whose nulls are checked."""

@@ -31,7 +31,9 @@ def _step(plan: Plan, node: g.Node, parent: int, tag: str | None) -> Step:
     assert node.step is not None
     lowering = plan.lowering(node)
     arguments = node.step_arguments()
-    if lowering is not None and isinstance(node, g.KeyedNode):
+    if lowering is not None and type(node) is g.KeyedProcessNode:
+        arguments["arguments"] = {**arguments["arguments"], "fields": lowering.fields}
+    elif lowering is not None and isinstance(node, g.KeyedNode):
         arguments["arguments"] = {**arguments["arguments"], "fold": lowering.fold}
     elif lowering is not None:
         arguments["inlined"] = lowering.inlined

@@ -22,6 +22,7 @@ from dagster_unified.graph.mode import Execution, resolve
 from dagster_unified.graph.nodes import (
     Edge,
     Graph,
+    KeyedProcessNode,
     Lineage,
     Naming,
     Node,
@@ -190,6 +191,9 @@ class Plan:
         folds = type(node) is ReduceNode or (
             type(node) is WindowNode and (node.function.reduce is not None or node.function.aggregate is not None)
         )
+        if type(node) is KeyedProcessNode:
+            read = lowering_of(node, self.input_layout(node.id).records, self.execution)
+            return None if read.fields is None else read
         if not isinstance(node, FusedNode) and not folds:
             return None
         if node not in self._lowerings:

@@ -28,14 +28,23 @@ from dagster_unified.operators.program.blocks import Emitting, tell
 from dagster_unified.operators.state.backend import KeyedStateBackend
 from dagster_unified.operators.state.handles import ValueStateDescriptor
 from dagster_unified.operators.time import TimeDomain
+from dagster_unified.records import RecordType
 from dagster_unified.values import FOLD
 
 
 class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[Any], TimerService):
     """Runs a `KeyedProcessFunction`; is itself the function's context and timer service."""
 
-    def __init__(self, function: KeyedProcessFunction[Any, Any, Any], context: OperatorContext) -> None:
+    def __init__(
+        self,
+        function: KeyedProcessFunction[Any, Any, Any],
+        context: OperatorContext,
+        fields: tuple[int, ...] | None = None,
+    ) -> None:
+        """`fields` are those that the function reads of its records, where that is known and they are not all."""
         super().__init__(function, context)
+        self._fields = None if self.time_sorted else fields  # elements that wait for the watermark are state
+        self._partly_read: tuple[list[Any], pa.RecordBatch, RecordType] | None = None
         self.metrics = context.metrics
         self._timestamp: int | None = None
         self._domain: TimeDomain | None = None
@@ -62,7 +71,24 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
                 self._timestamp = timestamp
                 emit(process(record, self), timestamp)
         except RAISED as error:
-            raise user_failure(error, self.where, self.function.process_element, record) from error
+            raise user_failure(error, self.where, self.function.process_element, self._whole(record)) from error
+
+    def read(self, batch: pa.RecordBatch, layout: StreamLayout) -> Sequence[Any]:
+        if self._fields is None:
+            return super().read(batch, layout)
+        columns = batch.select(list(layout.records.names))
+        records = layout.records.partly_read(columns, self._fields)
+        self._partly_read = records, columns, layout.records
+        return records
+
+    def _whole(self, record: Any) -> Any:
+        """A record that was given to the function, with all its fields."""
+        if self._partly_read is not None:
+            records, batch, kind = self._partly_read
+            for number, read in enumerate(records):
+                if read is record:
+                    return kind.from_batch(batch.slice(number, 1))[0]
+        return record
 
     @property
     def listeners(self) -> Sequence[IterationListener[Any]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dagster_unified.graph.lowering.fields_read import fields_read
 from dagster_unified.graph.lowering.inlining import inlined_filter, inlined_flat_map, inlined_map
 from dagster_unified.graph.lowering.reducing import aggregated, built_in, reduced
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes.base import Node
 from dagster_unified.graph.nodes.functions import FilterNode, FlatMapNode, MapNode
-from dagster_unified.graph.nodes.keyed import ReduceNode, WindowNode
+from dagster_unified.graph.nodes.keyed import KeyedProcessNode, ReduceNode, WindowNode
 from dagster_unified.operators.by_field import Fold
 from dagster_unified.operators.layout import ComputedKey
 from dagster_unified.operators.program.inlined import Inlined
@@ -28,8 +29,11 @@ class Lowering:
     fold: Fold | None = None
     """What a function that combines records does to each field, so that runs of records are folded in columns."""
 
+    fields: tuple[int, ...] | None = None
+    """The fields that it reads of records that it is given, where these are not all."""
+
     reads: tuple[str, ...] = ()
-    """The fields that it computes with, or those of what it folds records into."""
+    """The names of the fields that it reads, or of those that it folds records into."""
 
     why_not: str = ""
     """Why it is called for each record."""
@@ -39,6 +43,8 @@ class Lowering:
         if self.fold is not None:
             fields = [f"{name} {way}" for name, way in zip(self.reads, list[str](self.fold.ways), strict=True)]
             return f"combined by field: {', '.join(fields)}"
+        if self.fields is not None:
+            return f"called for each record, of which it reads {', '.join(self.reads) or 'no field'}"
         if self.inlined is None:
             return f"called for each record: {self.why_not}"
         return f"inlined, reads {', '.join(self.reads)}" if self.reads else "inlined, reads no field"
@@ -51,11 +57,16 @@ def lowering_of(node: Node, taken: RecordType, execution: Execution) -> Lowering
     if node.in_python:
         return Lowering(why_not="in_python() says so")
     try:
+        if isinstance(node, WindowNode):
+            return _windowed(node.function, taken)
+        if isinstance(node, KeyedProcessNode):
+            fields = fields_read(node.function, "process_element", taken)
+            if len(fields) == len(taken.names):
+                return Lowering(why_not="it reads all fields")
+            return Lowering(fields=fields, reads=tuple(taken.names[number] for number in fields))
         if isinstance(node, ReduceNode):
             fold = reduced(node.function, taken) if node.rolling is None else built_in(*node.rolling, taken)
             return Lowering(fold=fold, reads=taken.names)
-        if isinstance(node, WindowNode):
-            return _windowed(node.function, taken)
         inlined = _inlined(node, taken)
     except UnreadableError as error:
         return Lowering(why_not=str(error))

@@ -52,6 +52,7 @@ from dagster_unified.graph.lowering.source import (
     UnreadableError,
     definition_of,
     may_change_outside,
+    method_of,
 )
 from dagster_unified.operators.functions.base import Function
 from dagster_unified.operators.program.inlined import exactly
@@ -147,18 +148,10 @@ def read(function: Any, method: str, *arguments: Expression, emits: bool = False
     """
     if not isinstance(function, Function):
         return Reader().read(function, *arguments, emits=emits)
-    python = type(function)
-    found = inspect.getattr_static(python, method, None)
-    is_plain = all(getattr(python, name) is getattr(object, name) for name in _LOOKED_UP)
-    if not is_plain or not isinstance(found, types.FunctionType) or method in getattr(function, "__dict__", {}):
-        raise UnreadableError(f"it is not known what its {method} is")
-    if python.open is not Function.open:
+    found = method_of(function, method)
+    if type(function).open is not Function.open:
         raise UnreadableError("its open() may change it")
     return Reader().read(found, Operation(ANY, "", ()), *arguments, emits=emits)
-
-
-_LOOKED_UP = ("__getattribute__", "__reduce__", "__reduce_ex__")
-"""Methods by which an object could have other methods than its class."""
 
 
 class Reader:

@@ -144,6 +144,20 @@ def definition_of(function: object, may_yield: bool = False) -> Definition:
     return fitting[0]
 
 
+_LOOKED_UP = ("__getattribute__", "__reduce__", "__reduce_ex__")
+"""Methods by which an object could have other methods than its class."""
+
+
+def method_of(function: object, name: str) -> types.FunctionType:
+    """Return the method of its class that an object calls by a name; raises `UnreadableError` if that may differ."""
+    python = type(function)
+    found = inspect.getattr_static(python, name, None)
+    is_plain = all(getattr(python, looked_up) is getattr(object, looked_up) for looked_up in _LOOKED_UP)
+    if not is_plain or not isinstance(found, types.FunctionType) or name in getattr(function, "__dict__", {}):
+        raise UnreadableError(f"it is not known what its {name} is")
+    return found
+
+
 def _may_be(node: Definition, code: types.CodeType) -> bool:
     """Whether a definition has the arguments of a code object, and spans all places that it names."""
     arguments = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]

@@ -1,0 +1,85 @@
+"""Which fields of its record a function reads, also where it is not known what it computes with them."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from typing import Any
+
+from dagster_unified.graph.fingerprint import is_installed
+from dagster_unified.graph.lowering.record_classes import check_class
+from dagster_unified.graph.lowering.source import Definition, UnreadableError, cached_text, definition_of, method_of
+from dagster_unified.records import RecordType
+
+_SEES_ALL = frozenset(["locals", "vars", "eval", "exec", "dir", "globals"])
+"""Functions that see a record without naming it."""
+
+_SETS_ANY = frozenset(["setattr", "delattr", "exec", "eval", "globals", "vars"])
+"""Functions that may set an attribute without naming it."""
+
+
+def fields_read(function: Any, method: str, records: RecordType) -> tuple[int, ...]:
+    """Return the fields that a method of an object reads of its record, which it uses for nothing else.
+
+    Raises `UnreadableError` where that is not known.
+    """
+    if records.shape == "class":
+        check_class(records.python)
+    definition = definition_of(method_of(function, method), may_yield=True)
+    for python in type(function).__mro__:
+        if not is_installed(python.__module__):
+            _check_sets(python, method)
+    taken = [*definition.args.posonlyargs, *definition.args.args]
+    if len(taken) < 2 or definition.args.vararg is not None:
+        raise UnreadableError("it takes other arguments")
+    return _of_argument(definition, taken[1].arg, records)
+
+
+def _of_argument(definition: Definition, name: str, records: RecordType) -> tuple[int, ...]:
+    read, known = set[int](), set[int]()
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Name) and node.id in _SEES_ALL:
+            raise UnreadableError(f"it calls {node.id}()")
+        number = _field(node, name, records)
+        if number is not None and isinstance(node, (ast.Attribute, ast.Subscript)):
+            read.add(number)
+            known.add(id(node.value))
+    if any(node.id == name and id(node) not in known for node in ast.walk(definition) if isinstance(node, ast.Name)):
+        raise UnreadableError("it uses a whole record")
+    return tuple(sorted(read))
+
+
+def _field(node: ast.AST, name: str, records: RecordType) -> int | None:
+    """Return the field that a part of the text reads of the record of this name, if it does that."""
+    if not isinstance(node, (ast.Attribute, ast.Subscript)) or not isinstance(node.ctx, ast.Load):
+        return None
+    if not isinstance(node.value, ast.Name) or node.value.id != name:
+        return None
+    if isinstance(node, ast.Attribute):
+        is_field = records.shape == "class" and node.attr in records.names
+        return records.names.index(node.attr) if is_field else None
+    index = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    is_tuple = records.shape == "tuple" or (records.shape == "class" and issubclass(records.python, tuple))
+    return index if is_tuple and type(index) is int and 0 <= index < len(records.names) else None
+
+
+def _check_sets(python: type, method: str) -> None:
+    """Raise `UnreadableError` where the file of a class may replace a method of its objects."""
+    file = getattr(sys.modules.get(python.__module__), "__file__", None)
+    if file is None:
+        raise UnreadableError(f"the source of {python.__name__} is not there")
+    try:
+        nodes = ast.walk(cached_text(file, "".join(linecache.getlines(file))).tree)
+        if any(_may_set(node, method) for node in nodes):
+            raise UnreadableError(f"{method} may be set again")
+    except SyntaxError:
+        raise UnreadableError(f"the source of {python.__name__} is not Python") from None
+
+
+def _may_set(node: ast.AST, method: str) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in _SETS_ANY
+    if not isinstance(node, ast.Attribute):
+        return False
+    return node.attr == "__dict__" or (node.attr in (method, "__class__") and not isinstance(node.ctx, ast.Load))
