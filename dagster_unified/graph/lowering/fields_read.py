@@ -24,6 +24,8 @@ def fields_read(function: Any, method: str, records: RecordType) -> tuple[int, .
 
     Raises `UnreadableError` where that is not known.
     """
+    if records.shape == "value":
+        raise UnreadableError("its record is a value")
     if records.shape == "class":
         check_class(records.python)
     definition = definition_of(method_of(function, method), may_yield=True)

@@ -135,6 +135,11 @@ def test_a_record_that_is_used_otherwise_is_read_as_a_whole(python):
         fields_read(python(), "process_element", record_type(Sale))
 
 
+def test_a_value_is_no_record():
+    with pytest.raises(UnreadableError, match="is a value"):
+        fields_read(Nothing(), "process_element", record_type(int))
+
+
 def test_a_method_that_is_replaced_is_not_read(tmp_path, monkeypatch):
     (tmp_path / "replacing.py").write_text(
         "from dagster_unified.api import KeyedProcessFunction\n"
